@@ -1,0 +1,13 @@
+"""The errors that end a command, each with the exit code of the published contract (0 and 1 are verdicts)."""
+
+
+class UsageError(Exception):
+    """The target, an option or a file is wrong; the message is one line that says which and how to mend it."""
+
+    exit_code = 2
+
+
+class Inconclusive(Exception):
+    """Infrastructure failed, so nothing was learned about the implementation; never a pass, never a violation."""
+
+    exit_code = 3

@@ -1,0 +1,228 @@
+"""The plug-in contract: what an implementation declares, and what it is handed when it is called.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ringref.problem import DTYPES, Dilation, DtypeName, HeadMode, Problem
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed
+
+    from ringref.sharding import Sharding
+
+TensorLayout = Literal["bshd", "bhsd"]
+CausalSupport = Literal["both", "always", "never"]
+SHARDING_NAMES = ("contiguous", "zigzag", "striped", "replicated_query")
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCall:
+    """Everything but the tensors that one rank is told about the attention it takes part in.
+
+    Attributes:
+        group: the process group that is the ring.
+        rank: this rank, within the group.
+        world_size: the number of ranks in the group.
+        problem: what all ranks compute together; lengths are global.
+        sharding: the sharding in force, one of those declared.
+        positions: global positions of this rank's queries, int64, shape `(n_local,)`, in the order of q's rows.
+        key_positions: the same for keys and values.
+    """
+
+    group: torch.distributed.ProcessGroup
+    rank: int
+    world_size: int
+    problem: Problem
+    sharding: Sharding
+    positions: torch.Tensor
+    key_positions: torch.Tensor
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask is causal, bottom-right aligned."""
+        return self.problem.causal
+
+    @property
+    def scale(self) -> float:
+        """The factor on q.k, a number: `D ** -0.5` where the problem names none."""
+        return self.problem.scale_value
+
+    @property
+    def window(self) -> tuple[int | None, int | None] | None:
+        """`(left, right)`, both inclusive, `None` unbounded; or no window."""
+        return self.problem.window
+
+    @property
+    def dilation(self) -> Dilation | None:
+        """The dilation, or none."""
+        return self.problem.dilation
+
+    @property
+    def documents(self) -> tuple[int, ...] | None:
+        """Cumulative document lengths over the global sequence, or none."""
+        return self.problem.documents
+
+    @property
+    def key_lengths(self) -> tuple[int, ...] | None:
+        """Number of valid keys of each batch element, or none."""
+        return self.problem.key_lengths
+
+    @property
+    def softcap(self) -> float | None:
+        """c of `c * tanh(s / c)`, or none."""
+        return self.problem.softcap
+
+
+def _capability(default: Any, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What an implementation declares. One table: it drives which cases are drawn, what is reported and the docs.
+
+    An undeclared capability is reported as `unsupported`, never as a pass; a declared one that raises or is wrong
+    is a `fail`.
+    """
+
+    sharding: Sharding | tuple[Sharding, ...] = _capability(
+        "contiguous", "contiguous, zigzag, striped, replicated_query, a function, or a tuple of these"
+    )
+    tensor_layout: TensorLayout = _capability("bshd", "order of the axes of q, k, v and out: bshd or bhsd")
+    dtypes: tuple[DtypeName, ...] = _capability(("float32",), "float64, float32, bfloat16, float16")
+    devices: tuple[str, ...] = _capability(("cpu",), "devices that it runs on")
+    causal: CausalSupport = _capability("both", "both, always or never")
+    gradients: bool = _capability(True, "differentiable in q, k and v")
+    lse: bool = _capability(False, "returns (out, lse)")
+    lse_gradient: bool = _capability(False, "differentiable through lse as well")
+    gqa: bool = _capability(False, "fewer key heads than query heads")
+    value_dim: bool = _capability(False, "value_dim other than head_dim")
+    scale: bool = _capability(False, "honours a scale other than head_dim ** -0.5")
+    window: bool = _capability(False, "window (left, right)")
+    documents: bool = _capability(False, "packed documents (cu_seqlens)")
+    key_lengths: bool = _capability(False, "key lengths by batch element")
+    cross_lengths: bool = _capability(False, "query and key lengths that differ")
+    softcap: bool = _capability(False, "softcap c: s becomes c * tanh(s / c)")
+    dilation: tuple[HeadMode, ...] = _capability((), "dilation with heads split, shared, or both")
+    uneven: bool = _capability(False, "lengths that the world size (zigzag: twice it) does not divide")
+    empty_shards: bool = _capability(False, "fewer positions than ranks; a rank may hold nothing")
+    subgroups: bool = _capability(False, "group may be smaller than the world, offset or strided")
+    accumulates: DtypeName = _capability("float32", "dtype of scores and running sums for inputs no wider than it")
+    probabilities: Literal["accumulates", "input"] = _capability(
+        "accumulates", '"input" if probabilities are rounded to the input dtype before they meet the values'
+    )
+    memory: Literal["sharded", "streaming"] | None = _capability(None, "claims on a rank's peak memory")
+    traffic: Literal["neighbours"] | None = _capability(None, "claims that only ring neighbours exchange")
+    deterministic: bool = _capability(False, "claims the same bits twice, on any schedule")
+    processes: bool = _capability(False, "cannot share a process with other ranks")
+    world_sizes: tuple[int, ...] | None = _capability(None, "world sizes that it runs on; None is any")
+
+    def __post_init__(self) -> None:
+        names = self.shardings
+        if not names:
+            raise ValueError("sharding=(): expected at least one")
+        for sharding in names:
+            if not callable(sharding) and sharding not in SHARDING_NAMES:
+                raise ValueError(f"sharding={sharding!r}: expected one of {', '.join(SHARDING_NAMES)}, or a function")
+        self._choice("tensor_layout", get_args(TensorLayout))
+        self._choice("causal", get_args(CausalSupport))
+        self._choice("accumulates", DTYPES)
+        self._choice("probabilities", ("accumulates", "input"))
+        self._choice("memory", (None, "sharded", "streaming"))
+        self._choice("traffic", (None, "neighbours"))
+        self._choices("dtypes", DTYPES)
+        self._choices("dilation", get_args(HeadMode), may_be_empty=True)
+        self._choices("devices", None)
+        if self.world_sizes is not None:
+            sizes = self.world_sizes
+            if isinstance(sizes, str) or not isinstance(sizes, Collection) or not sizes:
+                raise ValueError(f"world_sizes={sizes!r}: expected a collection of positive integers, or None for any")
+            if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+                raise ValueError(f"world_sizes={sizes!r}: expected positive integers")
+            object.__setattr__(self, "world_sizes", tuple(sorted(set(sizes))))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise ValueError(f"{field.name}={value!r}: expected True or False")
+        if self.lse_gradient and not self.lse:
+            raise ValueError("lse_gradient=True needs lse=True: only a returned lse can be differentiated")
+        if self.lse_gradient and not self.gradients:
+            raise ValueError("lse_gradient=True contradicts gradients=False")
+
+    def _choice(self, name: str, allowed: tuple[Any, ...]) -> None:
+        if (value := getattr(self, name)) not in allowed:
+            raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, allowed))}")
+
+    def _choices(self, name: str, allowed: tuple[str, ...] | None, *, may_be_empty: bool = False) -> None:
+        values = getattr(self, name)
+        hint = ", ".join(allowed) if allowed else "names of devices"
+        if isinstance(values, str) or not isinstance(values, Collection) or not (values or may_be_empty):
+            raise ValueError(f"{name}={values!r}: expected a tuple of {hint}")
+        for value in values:
+            if not isinstance(value, str) or (allowed is not None and value not in allowed):
+                raise ValueError(f"{name} contains {value!r}: expected {hint}")
+        object.__setattr__(self, name, tuple(values))
+
+    @property
+    def shardings(self) -> tuple[Sharding, ...]:
+        """The declared shardings, always as a tuple."""
+        return self.sharding if isinstance(self.sharding, tuple) else (self.sharding,)
+
+
+AttendFunction = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """A function under test with what it declares.
+
+    Attributes:
+        function: `attend(q, k, v, call)`, called once a rank; returns out, or `(out, lse)` if it declares lse.
+        name: how reports call it.
+        capabilities: what it declares.
+    """
+
+    function: AttendFunction
+    name: str
+    capabilities: Capabilities
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> Any:
+        """Call the function: the decorated name stays usable as before."""
+        return self.function(q, k, v, call)
+
+
+def implementation(*, name: str | None = None, **capabilities: Any) -> Callable[[AttendFunction], Implementation]:
+    """Declare a function as an implementation of sequence-parallel attention.
+
+    Args:
+        name: how reports call it; the function's dotted name by default.
+        **capabilities: the fields of `Capabilities`.
+
+    Raises:
+        TypeError: an unknown capability, or a function that cannot be called as `attend(q, k, v, call)`.
+        ValueError: a capability has an impossible value.
+    """
+    known = [field.name for field in dataclasses.fields(Capabilities)]
+    if unknown := sorted(set(capabilities) - set(known)):
+        raise TypeError(f"unknown capability {unknown[0]!r}; known: {', '.join(known)}")
+    declared = Capabilities(**capabilities)
+
+    def declare(function: AttendFunction) -> Implementation:
+        dotted = f"{function.__module__}.{function.__qualname__}"
+        try:
+            inspect.signature(function).bind("q", "k", "v", "call")
+        except TypeError as error:
+            raise TypeError(
+                f"{dotted}{inspect.signature(function)} cannot be called as attend(q, k, v, call): {error}"
+            ) from None
+        return Implementation(function, name or dotted, declared)
+
+    return declare

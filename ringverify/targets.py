@@ -1,0 +1,108 @@
+"""From what a user types to an implementation: a built-in name, `module:attribute` or `path/to/file.py:attribute`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.implementation import Implementation
+
+BUILT_IN: dict[str, str] = {
+    "ring": "ringverify.ring.declared:ring",
+    "allgather": "ringverify.ring.declared:allgather",
+    "peer:ring-attention-pytorch": "ringverify.peers.ring_attention_pytorch:attend",
+}
+"""Built-in names and where they live; data, so that listing them imports nothing."""
+
+
+def load(target: str) -> Implementation:
+    """The implementation that `target` names.
+
+    Raises:
+        UsageError: the target has no such form, does not import, or is not an implementation.
+        Inconclusive: the target is a peer whose package is not installed.
+    """
+    location = BUILT_IN.get(target, target)
+    module_name, separator, attribute = location.rpartition(":")
+    if not separator or not module_name or not attribute or location.startswith("peer:"):
+        close = difflib.get_close_matches(target, BUILT_IN, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"built in are {', '.join(BUILT_IN)}"
+        raise UsageError(
+            f"unknown target {target!r}: expected a built-in name, module:attribute or path/to/file.py:attribute; {hint}"
+        )
+    module = _load_file(module_name) if module_name.endswith(".py") else _load_module(module_name)
+    found: Any = module
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise UsageError(f"target {target!r}: {module_name} has no attribute {part!r}{_offer(module)}") from None
+    if not isinstance(found, Implementation):
+        raise UsageError(
+            f"target {target!r} is a {type(found).__name__}, not an implementation: decorate the function with "
+            f"@ringverify.implementation(...){_offer(module)}"
+        )
+    return found
+
+
+def _offer(module: ModuleType) -> str:
+    names = [name for name, value in vars(module).items() if isinstance(value, Implementation)]
+    return f"; implementations there: {', '.join(names)}" if names else ""
+
+
+def _load_module(name: str) -> ModuleType:
+    # A console script does not have the user's directory on its path, `python -m` has; both should find the package.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except Inconclusive:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(f"no module named {error.name!r}: is it installed, or on PYTHONPATH?") from None
+        raise UsageError(f"{name} does not import: {_one_line(error)}") from error
+    except BaseException as error:
+        raise _not_importable(name, error) from error
+
+
+def _load_file(path: str) -> ModuleType:
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"no file {path!r}")
+    resolved = file.resolve()
+    name = f"_ringverify_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path!r} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    # A file's own directory is importable while it runs as a script; the same is expected here.
+    if str(resolved.parent) not in sys.path:
+        sys.path.insert(0, str(resolved.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        raise _not_importable(path, error) from error
+    return module
+
+
+def _not_importable(name: str, error: BaseException) -> BaseException:
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    return UsageError(f"{name} does not import: {_one_line(error)}")
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
