@@ -35,7 +35,8 @@ def load(target: str) -> Implementation:
         close = difflib.get_close_matches(target, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"built in are {', '.join(BUILT_IN)}"
         raise UsageError(
-            f"unknown target {target!r}: expected a built-in name, module:attribute or path/to/file.py:attribute; {hint}"
+            f"unknown target {target!r}: expected a built-in name, module:attribute or path/to/file.py:attribute; "
+            f"{hint}"
         )
     module = _load_file(module_name) if module_name.endswith(".py") else _load_module(module_name)
     found: Any = module
