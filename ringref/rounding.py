@@ -1,0 +1,253 @@
+r"""What error is allowed, derived. The only place of the project that holds a tolerance.
+
+**Model.** Every operation of a pipeline with unit roundoff u returns the exact result times (1 + d), |d| <= u
+(Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed. 2002, eq. 2.4); n of them in a row or a sum of n
+terms in any order cost at most gamma_n = n u / (1 - n u) (ibid., lemma 3.1). Inputs are exact: the oracle is given the
+very numbers that the implementation was given. u is that of the wider of the declared `accumulates` and the input
+dtype; results are rounded once more, to the dtype in which they are returned.
+
+**Forward.** For a query i, a key j with multiplicity m_ij > 0 and A_ij = scale * sum_d |q_id| |k_jd|:
+
+1. *Scores.* D products and their sum, the scale, which may be a rounded factor on q, on k or on both, the softcap
+   (slope at most 1), a change to base 2:  |ds_ij| <= u ((D + c_score) A_ij + c_score |s_ij|) =: delta_ij.
+2. *Weights.* p_ij = m_ij exp(s_ij - lse_i). Shifting before the exponential makes the error of exp relative to the
+   shifted argument rather than to the score (Blanchard, Higham & Higham 2021, *Accurately computing the log-sum-exp
+   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|). Rescaling by a running maximum
+   telescopes to the same. Each of M merges of partial results rounds a log-sum-exp, whose size is at most
+   L_i = max_j |s_ij| + log sum_j m_ij, and three or four factors. So p_ij is relatively wrong by at most
+   exp(eta_ij) - 1,  eta_ij = delta_ij + u (c_exp + |s_ij - lse_i| + (M + 1)(c_merge + 2 L_i) + K_i), K_i keys summed.
+3. *lse* is wrong by at most the weighted mean  etabar_i = sum_j p_ij eta_ij, and its rounding.
+4. *out* = sum_j p_ij v_j / (sum of weights):
+   |e_id| <= sum_j p_ij |v_jd| (exp(eta_ij + etabar_i) - 1 + u (K_i + c_merge (M + 1))).
+
+**Gradients.** With g_ij = dout_i . v_j and D_i = sum_j p_ij g_ij, ds_ij = p_ij (g_ij - D_i + dlse_i) * slope_ij.
+g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so errors are relative to
+W_ij = sum_d |dout_id| |v_jd| + its weighted mean over j + |dlse_i|. D_i may be computed from out as returned, that
+is rounded to its dtype: u_out sum_d |dout_id| |out_id|. dq, dk and dv are sums of such terms.
+
+**Probabilities in the input dtype** (`probabilities="input"`) add u_input to every weight and to every ds.
+
+The bounds are first order made safe by exp(x) - 1; they hold for every order of summation, so they never reject a
+pipeline that does what it declares. Random errors reach a small part of them (Higham & Mary 2019, *A new approach to
+probabilistic rounding error analysis*, SIAM J. Sci. Comput. 41: about sqrt(n) u), which is what a margin of 0.1 means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ringref.attention import Answer
+    from ringref.problem import DtypeName, Problem
+
+Array = NDArray[np.float64]
+
+UNIT_ROUNDOFF: dict[DtypeName, float] = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+"""Half the distance from 1 to the next number, which bounds the relative error of rounding to nearest."""
+
+UNDERFLOW: dict[DtypeName, float] = {
+    "float64": 2.0**-1022,
+    "float32": 2.0**-126,
+    "float16": 2.0**-24,
+    "bfloat16": 2.0**-126,
+}
+"""The absolute error below which a result may vanish: the smallest normal number, since units may flush subnormals;
+for float16, whose subnormals every unit keeps, the smallest of these."""
+
+LARGEST: dict[DtypeName, float] = {
+    "float64": float(np.finfo(np.float64).max),
+    "float32": float(np.finfo(np.float32).max),
+    "float16": 65504.0,
+    "bfloat16": float(np.finfo(np.float32).max) * (1 - 2.0**-8) / (1 - 2.0**-24),
+}
+
+SCORE_ROUNDINGS = 8
+"""c_score: a factor on q, one on k, their representation, the division, tanh and product of a softcap, log2(e), 1."""
+
+EXP_ROUNDINGS = 4
+"""c_exp: a vectorised exp or exp2 is within 2 ulp of the result (4 u), the shift included."""
+
+MERGE_ROUNDINGS = 8
+"""c_merge: two weights within 2 ulp each, two products, a sum, a normalisation."""
+
+PARTIALS_PER_BLOCK = 2
+"""Partial results that a rank may form of one block and merge: its tiles, or the halves of a zigzag block."""
+
+TANH_SLOPE_CHANGE = 0.77
+"""max |d/dx (1 - tanh(x)^2)| = 4 / (3 sqrt 3) = 0.7698…, rounded up."""
+
+LARGEST_EXPONENT = 700.0
+"""exp(700) is finite in float64; a bound that large allows everything anyway."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """How an implementation says it computes.
+
+    Attributes:
+        dtype: of q, k, v, out and their gradients.
+        accumulates: of scores and running sums, for inputs no wider than it.
+        probabilities: "input" if weights are rounded to `dtype` before they meet the values.
+        lse_dtype: of the returned log-sum-exp.
+        blocks: blocks of keys whose partial results are merged: the world size.
+    """
+
+    dtype: DtypeName
+    accumulates: DtypeName = "float32"
+    probabilities: Literal["accumulates", "input"] = "accumulates"
+    lse_dtype: DtypeName = "float32"
+    blocks: int = 1
+
+    @property
+    def unit(self) -> float:
+        """u of the running sums, the oracle's own error in float64 included."""
+        return min(UNIT_ROUNDOFF[self.dtype], UNIT_ROUNDOFF[self.accumulates]) + UNIT_ROUNDOFF["float64"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """The largest componentwise error of each result, shaped like it; gradients are `None` where there are none."""
+
+    out: Array
+    lse: Array
+    dq: Array | None
+    dk: Array | None
+    dv: Array | None
+
+
+def allowed_error(
+    problem: Problem,
+    answer: Answer,
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array | None,
+    dlse: Array | None,
+    pipeline: Pipeline,
+) -> Allowed:
+    """The bound of this module's derivation, for one problem on given inputs.
+
+    Args:
+        problem: what was computed.
+        answer: the oracle's answer on the same inputs, with its intermediates.
+        q: queries `(B, Nq, Hq, D)`, float64 values of the numbers that the implementation was given.
+        k: keys `(B, Nk, Hk, D)`.
+        v: values `(B, Nk, Hk, Dv)`.
+        dout: cotangent of out `(B, Nq, Hq, Dv)`, or `None` for no gradients.
+        dlse: cotangent of lse `(B, Hq, Nq)`, or `None` for zero.
+        pipeline: how the implementation says it computes.
+    """
+    u = pipeline.unit
+    u_out = UNIT_ROUNDOFF[pipeline.dtype]
+    u_weight = u_out if pipeline.probabilities == "input" else 0.0
+    inner = answer.intermediates
+    p, m = inner.probabilities, inner.multiplicity
+    attended = m > 0
+    branches = 1 if problem.dilation is None else len(problem.dilation.branches)
+    merges = PARTIALS_PER_BLOCK * pipeline.blocks * branches
+    scale = abs(problem.scale_value)
+
+    q_BHQD, k_BHKD, v_BHKD = _by_head(q), _by_head(k, problem.group_size), _by_head(v, problem.group_size)
+    magnitude = scale * (np.abs(q_BHQD) @ np.abs(k_BHKD).swapaxes(2, 3))  # A_ij
+    score = np.where(attended, np.abs(inner.scores), 0.0)
+    score_error = u * ((problem.head_dim + SCORE_ROUNDINGS) * magnitude + SCORE_ROUNDINGS * score)  # delta_ij
+    keys = m.sum(axis=3)  # K_i
+    lse = np.where(keys > 0, answer.lse, 0.0)
+    largest = score.max(axis=3, initial=0.0) + np.log(np.maximum(keys, 1))  # L_i
+    row = EXP_ROUNDINGS + (merges + 1) * (MERGE_ROUNDINGS + 2 * largest) + keys
+    shift = np.where(attended, np.abs(inner.scores - lse[..., None]), 0.0)
+    eta = np.where(attended, score_error + u * (shift + row[..., None]), 0.0)
+    eta_mean = (p * eta).sum(axis=3)
+    weight_error = np.expm1(np.minimum(eta + eta_mean[..., None], LARGEST_EXPONENT)) + u_weight
+
+    merge_cost = MERGE_ROUNDINGS * (merges + 1)
+    summing = (u * (keys + merge_cost))[..., None]
+    out_error = (p * (weight_error + summing)) @ np.abs(v_BHKD)
+    lse_error = np.where(keys > 0, eta_mean + 2 * u * largest + UNIT_ROUNDOFF[pipeline.lse_dtype] * np.abs(lse), 0.0)
+    out_allowed = _rounded(_from_head(out_error), answer.out, pipeline.dtype)
+    if dout is None or answer.dq is None or answer.dk is None or answer.dv is None:
+        return Allowed(out_allowed, lse_error, None, None, None)
+
+    dout_BHQD, out_BHQD = np.abs(_by_head(dout)), np.abs(_by_head(answer.out))
+    product = dout_BHQD @ np.abs(v_BHKD).swapaxes(2, 3)
+    around = (p * product).sum(axis=3)
+    if dlse is not None:
+        around = around + np.where(keys > 0, np.abs(dlse), 0.0)
+    w = product + around[..., None]  # W_ij
+    from_out = u_out * (dout_BHQD * out_BHQD).sum(axis=3)
+    slope: Any = 1.0
+    slope_error: Any = 0.0
+    if problem.softcap is not None:
+        slope = np.where(attended, 1 - (inner.scores / problem.softcap) ** 2, 0.0)
+        slope_error = SCORE_ROUNDINGS * u + TANH_SLOPE_CHANGE * score_error / problem.softcap
+    per_score = weight_error + u_weight + u * (2 * problem.dv + merge_cost) + summing
+    ds_error = p * (w * (slope * per_score + slope_error) + slope * from_out[..., None])
+    ds_size = p * w * slope
+    queries = problem.nq * problem.group_size
+    q_sum, k_sum = summing, u * (queries + merge_cost)
+    dq_error = scale * ((ds_error + q_sum * ds_size) @ np.abs(k_BHKD))
+    dk_error = scale * ((ds_error + k_sum * ds_size).swapaxes(2, 3) @ np.abs(q_BHQD))
+    dv_error = (p * (weight_error + k_sum)).swapaxes(2, 3) @ dout_BHQD
+    return Allowed(
+        out_allowed,
+        lse_error,
+        _rounded(_from_head(dq_error), answer.dq, pipeline.dtype),
+        _rounded(_from_head(dk_error, problem.group_size), answer.dk, pipeline.dtype),
+        _rounded(_from_head(dv_error, problem.group_size), answer.dv, pipeline.dtype),
+    )
+
+
+def witness_bound(dtype: DtypeName, terms: int) -> float:
+    """Relative difference allowed between two computations of `terms` roundings each: 2 gamma_terms.
+
+    Raises:
+        ValueError: so many terms that nothing could be said.
+    """
+    nu = terms * UNIT_ROUNDOFF[dtype]
+    if nu >= 1:
+        raise ValueError(f"{terms} roundings in {dtype} leave no digit to compare")
+    return 2 * nu / (1 - nu)
+
+
+def margins(actual: Array, expected: Array, allowed: Array, dtype: DtypeName) -> Array:
+    """Error over allowed error of each component; 1.0 is the line, inf where no error is allowed or a NaN came back.
+
+    Equal infinities agree. Where the exact result, give or take the allowed error, passes the largest number of
+    `dtype`, the infinity of its sign is right too.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        error = np.abs(actual - expected)
+        margin = np.where(error == 0, 0.0, error / allowed)
+    overflow = (np.abs(expected) + allowed > LARGEST[dtype]) & np.isinf(actual) & (np.sign(actual) == np.sign(expected))
+    agree = (actual == expected) | overflow
+    return np.where(agree, 0.0, np.where(np.isnan(margin), np.inf, margin))
+
+
+def _rounded(error: Array, exact: Array, dtype: DtypeName) -> Array:
+    """`error` and one more rounding of the result, to the dtype in which it is returned."""
+    rounded: Array = error + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error) + UNDERFLOW[dtype] * (error > 0)
+    return rounded
+
+
+def _by_head(tensor_BNHD: Array, group_size: int = 1) -> Array:
+    """(B, N, H, D) to (B, H * group_size, N, D): each key head once for every query head that reads it."""
+    tensor: Array = tensor_BNHD.transpose(0, 2, 1, 3)
+    return tensor if group_size == 1 else np.repeat(tensor, group_size, axis=1)
+
+
+def _from_head(tensor_BHND: Array, group_size: int = 1) -> Array:
+    """The adjoint of `_by_head`: back to (B, N, H, D), summed over the query heads that read a key head."""
+    if group_size > 1:
+        b, h, n, d = tensor_BHND.shape
+        tensor_BHND = tensor_BHND.reshape(b, h // group_size, group_size, n, d).sum(axis=2)
+    tensor: Array = tensor_BHND.transpose(0, 2, 1, 3)
+    return tensor
