@@ -1,0 +1,241 @@
+"""The oracle: out, lse and their gradients of any problem, in closed form and in float64, vectorised.
+
+    s   = scale · q·k                    softcap c: s ← c · tanh(s / c)
+    lse = log Σ_j m · exp(s)
+    p   = m · exp(s − lse)
+    out = Σ_j p · v
+
+and, for cotangents dout of out and dlse of lse,
+
+    dv = Σ_i p · dout                    dp = dout · v
+    ds = p · (dp − Σ_j p · dp + dlse)    softcap: ds ← ds · sech²(s / c), s before the cap
+    dq = scale · Σ_j ds · k              dk = scale · Σ_i ds · q
+
+`ringref.attention_loops` says the same one number at a time; the two must agree.
+
+What the pattern excludes cannot matter. NaN and infinity in a key, a value or a cotangent stay with those that attend
+it, although `0 · NaN` is NaN: wherever something not finite is summed over, the sum runs over attended pairs only.
+
+Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy.typing import NDArray
+
+from ringref.pattern import multiplicity
+from ringref.problem import Problem
+
+Float = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Intermediates:
+    """What lies between the inputs and the answer. A pair that is not attended has scores 0 and probability 0.
+
+    Attributes:
+        m: multiplicity, int64.
+        raw_scores: `scale · q·k`, before softcap.
+        scores: after softcap; the same array where there is no softcap.
+        probabilities: `m · exp(scores − lse)`; rows sum to 1, or to 0 where a query attends nothing.
+        lse: natural logarithm; −inf where a query attends nothing.
+    """
+
+    m: Int64[np.ndarray, "B H N M"]
+    raw_scores: Float64[np.ndarray, "B H N M"]
+    scores: Float64[np.ndarray, "B H N M"]
+    probabilities: Float64[np.ndarray, "B H N M"]
+    lse: Float64[np.ndarray, "B H N"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answer:
+    """The oracle's answer to a problem on given inputs; gradients are `None` where no cotangent was given."""
+
+    out: Float64[np.ndarray, "B N H E"]
+    lse: Float64[np.ndarray, "B H N"]
+    dq: Float64[np.ndarray, "B N H D"] | None
+    dk: Float64[np.ndarray, "B M K D"] | None
+    dv: Float64[np.ndarray, "B M K E"] | None
+    intermediates: Intermediates
+
+
+def attention(
+    problem: Problem,
+    q: Float64[np.ndarray, "B N H D"],
+    k: Float64[np.ndarray, "B M K D"],
+    v: Float64[np.ndarray, "B M K E"],
+    dout: Float64[np.ndarray, "B N H E"] | None = None,
+    dlse: Float64[np.ndarray, "B H N"] | None = None,
+) -> Answer:
+    """The whole answer, computing the intermediates once.
+
+    Args:
+        problem: what to compute; its dtype is not looked at, the oracle is always float64.
+        q: queries.
+        k: keys.
+        v: values.
+        dout: cotangent of out; without it the answer has no gradients.
+        dlse: cotangent of lse, by default zero; what it says of an empty row is ignored.
+
+    Raises:
+        ValueError: an array is not float64, has another shape than the problem says, or dlse comes without dout.
+    """
+    if dout is None and dlse is not None:
+        raise ValueError("dlse without dout: give a dout of zeros for the gradient of lse alone")
+    known = intermediates(problem, q, k)
+    out, lse = forward(problem, q, k, v, known=known)
+    if dout is None:
+        return Answer(out, lse, None, None, None, known)
+    dq, dk, dv = backward(problem, q, k, v, dout, dlse, known=known)
+    return Answer(out, lse, dq, dk, dv, known)
+
+
+def forward(
+    problem: Problem,
+    q: Float64[np.ndarray, "B N H D"],
+    k: Float64[np.ndarray, "B M K D"],
+    v: Float64[np.ndarray, "B M K E"],
+    *,
+    known: Intermediates | None = None,
+) -> tuple[Float64[np.ndarray, "B N H E"], Float64[np.ndarray, "B H N"]]:
+    """`(out, lse)`. An empty row has out 0 and lse −inf.
+
+    Args:
+        problem: what to compute.
+        q: queries.
+        k: keys.
+        v: values.
+        known: `intermediates(problem, q, k)` where the caller has them already.
+
+    Raises:
+        ValueError: an array is not float64 or has another shape than the problem says.
+    """
+    known = intermediates(problem, q, k) if known is None else known
+    _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
+    with np.errstate(all="ignore"):
+        out_BHNE = _sum_attended(known.probabilities, _per_query_head(problem, v), known.m)
+    return np.ascontiguousarray(out_BHNE.swapaxes(1, 2)), known.lse
+
+
+def backward(
+    problem: Problem,
+    q: Float64[np.ndarray, "B N H D"],
+    k: Float64[np.ndarray, "B M K D"],
+    v: Float64[np.ndarray, "B M K E"],
+    dout: Float64[np.ndarray, "B N H E"],
+    dlse: Float64[np.ndarray, "B H N"] | None = None,
+    *,
+    known: Intermediates | None = None,
+) -> tuple[Float64[np.ndarray, "B N H D"], Float64[np.ndarray, "B M K D"], Float64[np.ndarray, "B M K E"]]:
+    """`(dq, dk, dv)`: the cotangents dout of out and dlse of lse pulled back. An empty row contributes nothing.
+
+    Args:
+        problem: what to compute.
+        q: queries.
+        k: keys.
+        v: values.
+        dout: cotangent of out.
+        dlse: cotangent of lse; `None` means zero.
+        known: `intermediates(problem, q, k)` where the caller has them already.
+
+    Raises:
+        ValueError: an array is not float64 or has another shape than the problem says.
+    """
+    known = intermediates(problem, q, k) if known is None else known
+    _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
+    _check("dout", dout, (problem.batch, problem.nq, problem.heads, problem.dv))
+    m, p = known.m, known.probabilities
+    m_transposed, p_transposed = m.swapaxes(2, 3), p.swapaxes(2, 3)
+    q_BHND, dout_BHNE = q.swapaxes(1, 2), dout.swapaxes(1, 2)
+    k_BHMD, v_BHME = _per_query_head(problem, k), _per_query_head(problem, v)
+
+    with np.errstate(all="ignore"):
+        dv_BHME = _sum_attended(p_transposed, dout_BHNE, m_transposed)
+
+        dp = np.where(m > 0, dout_BHNE @ v_BHME.swapaxes(2, 3), 0.0)
+        towards = dp - (p * dp).sum(axis=-1, keepdims=True)
+        if dlse is not None:
+            _check("dlse", dlse, (problem.batch, problem.heads, problem.nq))
+            towards += dlse[..., None]
+        ds = p * towards
+        if problem.softcap is not None:
+            # sech² rather than 1 − tanh², which has no correct digit left where the cap saturates.
+            ds /= np.cosh(known.raw_scores / problem.softcap) ** 2
+        # `towards` may be NaN in the row of a NaN cotangent; what that row does not attend stays out of it.
+        ds = np.where(m > 0, ds, 0.0) * problem.scale_value
+
+        dq_BHND = _sum_attended(ds, k_BHMD, m)
+        dk_BHMD = _sum_attended(ds.swapaxes(2, 3), q_BHND, m_transposed)
+    return (
+        np.ascontiguousarray(dq_BHND.swapaxes(1, 2)),
+        _per_key_head(problem, dk_BHMD),
+        _per_key_head(problem, dv_BHME),
+    )
+
+
+def intermediates(
+    problem: Problem,
+    q: Float64[np.ndarray, "B N H D"],
+    k: Float64[np.ndarray, "B M K D"],
+) -> Intermediates:
+    """Multiplicities, scores, probabilities and lse.
+
+    Raises:
+        ValueError: q or k is not float64 or has another shape than the problem says.
+    """
+    _check("q", q, (problem.batch, problem.nq, problem.heads, problem.head_dim))
+    _check("k", k, (problem.batch, problem.nk, problem.hk, problem.head_dim))
+    m = multiplicity(problem)
+    attended = m > 0
+    with np.errstate(all="ignore"):
+        products = q.swapaxes(1, 2) @ _per_query_head(problem, k).swapaxes(2, 3)
+        raw_scores = np.where(attended, products * problem.scale_value, 0.0)
+        scores = raw_scores
+        if problem.softcap is not None:
+            scores = problem.softcap * np.tanh(raw_scores / problem.softcap)
+
+        row_max = np.max(scores, axis=-1, keepdims=True, where=attended, initial=-np.inf)
+        # Where nothing is attended the shift would be −inf, and −inf − (−inf) is NaN: any finite one will do.
+        # m · exp overflows where no pair is attended, so those are zeroed by selection, not by multiplication.
+        shift = np.where(row_max == -np.inf, 0.0, row_max)
+        weights = np.where(attended, m * np.exp(scores - shift), 0.0)
+        row_sum = weights.sum(axis=-1, keepdims=True)
+        lse = (shift + np.log(row_sum))[..., 0]
+        # p = m · exp(s − lse) as a quotient: lse carries an absolute error of u · |lse|, the quotient none of it.
+        probabilities = weights / np.where(row_sum == 0.0, 1.0, row_sum)
+    return Intermediates(m, raw_scores, scores, probabilities, lse)
+
+
+def _sum_attended(weights: Float, values: Float, m: NDArray[np.int64]) -> Float:
+    """`Σ_c weights[..., a, c] · values[..., c, e]` over the pairs with `m[..., a, c] > 0`; weights are 0 elsewhere."""
+    if np.isfinite(values).all():
+        product: Float = weights @ values
+        return product
+    terms: Float = weights[..., :, :, None] * values[..., None, :, :]
+    total: Float = np.where((m > 0)[..., None], terms, 0.0).sum(axis=-2)
+    return total
+
+
+def _per_query_head(problem: Problem, x: Float) -> Float:
+    """`(B, M, K, D)` to `(B, H, M, D)`: query head h reads key head h // (H // K)."""
+    by_head = x.swapaxes(1, 2)
+    return by_head if problem.group_size == 1 else np.repeat(by_head, problem.group_size, axis=1)
+
+
+def _per_key_head(problem: Problem, dx: Float) -> Float:
+    """The transpose of `_per_query_head`: `(B, H, M, D)` to `(B, M, K, D)`, summed over the heads that read one."""
+    batch, _, length, width = dx.shape
+    by_group = dx.reshape(batch, problem.hk, problem.group_size, length, width)
+    return np.ascontiguousarray(by_group.sum(axis=2).swapaxes(1, 2))
+
+
+def _check(name: str, x: NDArray[np.generic], shape: tuple[int, ...]) -> None:
+    if x.dtype != np.float64:
+        raise ValueError(f"{name} has dtype {x.dtype}: the oracle computes in float64; widen it first")
+    if x.shape != shape:
+        raise ValueError(f"{name} has shape {x.shape}: the problem says {shape}")
