@@ -12,7 +12,7 @@ dtype; results are rounded once more, to the dtype in which they are returned.
    (slope at most 1), a change to base 2:  |ds_ij| <= u ((D + c_score) A_ij + c_score |s_ij|) =: delta_ij.
 2. *Weights.* p_ij = m_ij exp(s_ij - lse_i). Shifting before the exponential makes the error of exp relative to the
    shifted argument rather than to the score (Blanchard, Higham & Higham 2021, *Accurately computing the log-sum-exp
-   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|). Rescaling by a running maximum
+   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|). Rescaling by a running max
    telescopes to the same. Each of M merges of partial results rounds a log-sum-exp, whose size is at most
    L_i = max_j |s_ij| + log sum_j m_ij, and three or four factors. So p_ij is relatively wrong by at most
    exp(eta_ij) - 1,  eta_ij = delta_ij + u (c_exp + |s_ij - lse_i| + (M + 1)(c_merge + 2 L_i) + K_i), K_i keys summed.
@@ -150,7 +150,7 @@ def allowed_error(
     u_out = UNIT_ROUNDOFF[pipeline.dtype]
     u_weight = u_out if pipeline.probabilities == "input" else 0.0
     inner = answer.intermediates
-    p, m = inner.probabilities, inner.multiplicity
+    p, m = inner.probabilities, inner.m
     attended = m > 0
     branches = 1 if problem.dilation is None else len(problem.dilation.branches)
     merges = PARTIALS_PER_BLOCK * pipeline.blocks * branches

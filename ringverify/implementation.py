@@ -176,6 +176,22 @@ class Capabilities:
         """The declared shardings, always as a tuple."""
         return self.sharding if isinstance(self.sharding, tuple) else (self.sharding,)
 
+    def sharding_named(self, name: str) -> Sharding:
+        """The declared sharding of that name.
+
+        Raises:
+            ValueError: none is declared under it.
+        """
+        for sharding in self.shardings:
+            if sharding_name(sharding) == name:
+                return sharding
+        raise ValueError(f"sharding {name!r} is not declared: {', '.join(map(sharding_name, self.shardings))}")
+
+
+def sharding_name(sharding: Sharding) -> str:
+    """How cases and reports call a sharding: its name, or the qualified name of the user's function."""
+    return sharding if isinstance(sharding, str) else str(getattr(sharding, "__qualname__", repr(sharding)))
+
 
 AttendFunction = Callable[..., Any]
 

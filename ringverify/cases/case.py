@@ -1,0 +1,170 @@
+"""A case as data: a problem, a sharding, a world size, how inputs are made, and the seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from ringref.problem import Problem
+from ringverify.implementation import Capabilities, sharding_name
+
+Values = Literal[
+    "integers",
+    "normal",
+    "zero_queries",
+    "unit_values",
+    "dominating_key",
+    "large_scores",
+    "rising_blocks",
+    "falling_blocks",
+    "float16_limits",
+]
+"""Families of input values, simplest first; see `ringverify.cases.inputs`."""
+
+Memory = Literal["contiguous", "transposed", "strided", "offset", "packed", "expanded"]
+"""How input tensors lie in memory, simplest first; see `ringverify.cases.inputs`."""
+
+Cotangent = Literal["out", "lse", "both"]
+
+VALUES: tuple[Values, ...] = get_args(Values)
+MEMORY: tuple[Memory, ...] = get_args(Memory)
+COTANGENTS: tuple[Cotangent, ...] = get_args(Cotangent)
+SEEDS = 2**16
+"""Seeds are drawn below this: plenty of inputs, and short enough to be read."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One example, complete: the same case gives the same bits.
+
+    Attributes:
+        problem: what all ranks compute together.
+        sharding: name of one of the implementation's declared shardings.
+        world_size: ranks in the ring.
+        values: family of input values.
+        memory: how the input tensors lie in memory.
+        cotangent: which results have a (random) cotangent when gradients are taken.
+        seed: seed of the input values.
+        schedule: seed of the order in which a simulated world lets its ranks run.
+    """
+
+    problem: Problem
+    sharding: str = "contiguous"
+    world_size: int = 1
+    values: Values = "normal"
+    memory: Memory = "contiguous"
+    cotangent: Cotangent = "out"
+    seed: int = 0
+    schedule: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("values", VALUES), ("memory", MEMORY), ("cotangent", COTANGENTS)):
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+        for name, minimum in (("world_size", 1), ("seed", 0), ("schedule", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                raise ValueError(f"{name}={value!r}: expected an integer of at least {minimum}")
+        if not isinstance(self.sharding, str):
+            raise ValueError(f"sharding={self.sharding!r}: expected the name of a sharding")
+
+    def replace(self, **changes: Any) -> Case:
+        """A copy with some fields changed; a field of the problem may be named directly."""
+        own = {field.name for field in dataclasses.fields(self)}
+        inner = {name: value for name, value in changes.items() if name not in own}
+        outer = {name: value for name, value in changes.items() if name in own}
+        if inner:
+            outer["problem"] = outer.get("problem", self.problem).replace(**inner)
+        return dataclasses.replace(self, **outer)
+
+    def to_json(self) -> dict[str, Any]:
+        """The case as JSON values, every field present."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "problem": self.problem.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Case:
+        """The case that `to_json` wrote.
+
+        Raises:
+            ValueError: a field is unknown, missing or out of range.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(data, Mapping) or set(data) != known:
+            raise ValueError(f"a case has exactly the fields {', '.join(sorted(known))}")
+        return cls(**{**data, "problem": Problem.from_json(data["problem"])})
+
+    @property
+    def identity(self) -> str:
+        """Eight hexadecimal digits that name the case."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+
+    def describe(self) -> str:
+        """The case in one line for a person: what differs from the plainest."""
+        p = self.problem
+        lengths = f"n={p.nq}" if p.nq == p.nk else f"nq={p.nq} nk={p.nk}"
+        heads = f"heads={p.heads}" if p.hk == p.heads else f"heads={p.heads}/{p.hk}"
+        dims = f"dim={p.head_dim}" if p.dv == p.head_dim else f"dim={p.head_dim}/{p.dv}"
+        words = [
+            f"{self.world_size} rank{'s' if self.world_size > 1 else ''}",
+            lengths,
+            f"batch={p.batch}",
+            heads,
+            dims,
+        ]
+        words += [p.dtype, self.sharding]
+        if p.causal:
+            words.append("causal")
+        for name in ("window", "documents", "key_lengths", "scale", "softcap"):
+            if (value := getattr(p, name)) is not None:
+                words.append(f"{name}={value}".replace(" ", ""))
+        if p.dilation is not None:
+            d = p.dilation
+            mode = d.heads if d.heads == "split" else f"{d.heads}/{d.head_offset}"
+            words.append(f"dilation={mode}" + "".join(f"({w},{r})" for w, r in d.branches))
+        words.append(f"values={self.values}")
+        if self.memory != "contiguous":
+            words.append(f"memory={self.memory}")
+        if self.cotangent != "out":
+            words.append(f"cotangent={self.cotangent}")
+        return " ".join([*words, f"seed={self.seed}", f"schedule={self.schedule}"])
+
+
+def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
+    """Why a case asks for more than an implementation declares, or `None` if it does not."""
+    p, c = case.problem, capabilities
+    if case.sharding not in {sharding_name(sharding) for sharding in c.shardings}:
+        return f"sharding {case.sharding} is not declared"
+    if p.dtype not in c.dtypes:
+        return f"dtype {p.dtype} is not declared"
+    if c.world_sizes is not None and case.world_size not in c.world_sizes:
+        return f"world size {case.world_size} is not declared"
+    if (p.causal and c.causal == "never") or (not p.causal and c.causal == "always"):
+        return f"causal={p.causal} is not declared"
+    wanted = {
+        "gqa": p.hk != p.heads,
+        "value_dim": p.dv != p.head_dim,
+        "scale": p.scale is not None,
+        "window": p.window is not None,
+        "documents": p.documents is not None,
+        "key_lengths": p.key_lengths is not None,
+        "cross_lengths": p.nq != p.nk,
+        "softcap": p.softcap is not None,
+        "lse_gradient": case.cotangent != "out",
+        "uneven": any(length % even_multiple(case.sharding, case.world_size) for length in (p.nq, p.nk)),
+        "empty_shards": min(p.nq, p.nk) < case.world_size,
+    }
+    for name, asked in wanted.items():
+        if asked and not getattr(c, name):
+            return f"{name} is not declared"
+    if p.dilation is not None and p.dilation.heads not in c.dilation:
+        return f"dilation with heads={p.dilation.heads!r} is not declared"
+    return None
+
+
+def even_multiple(sharding: str, world_size: int) -> int:
+    """The number that has to divide a length for all shards to be even: zigzag cuts twice as many pieces."""
+    return 2 * world_size if sharding == "zigzag" else world_size

@@ -1,0 +1,162 @@
+"""What a run should have returned, and where what it returned differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.attention import Answer, attention
+from ringref.rounding import Allowed, Pipeline, allowed_error, margins
+from ringverify.cases.case import Case
+from ringverify.cases.inputs import make_inputs
+from ringverify.cases.running import Observation, shards
+from ringverify.implementation import Capabilities
+
+Array = NDArray[np.float64]
+TensorName = Literal["out", "lse", "dq", "dk", "dv"]
+GRADIENTS: tuple[TensorName, ...] = ("dq", "dk", "dv")
+AXES: dict[TensorName, tuple[str, ...]] = {
+    "out": ("batch", "query", "head", "dim"),
+    "lse": ("batch", "head", "query"),
+    "dq": ("batch", "query", "head", "dim"),
+    "dk": ("batch", "key", "head", "dim"),
+    "dv": ("batch", "key", "head", "dim"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The worst element of a run.
+
+    Attributes:
+        tensor: which result.
+        rank: on which rank.
+        index: its place in that rank's tensor, canonical layout.
+        position: the global position of its row.
+        actual: what came back.
+        expected: what should have.
+        error: their difference, absolute.
+        allowed: how much of it is allowed.
+        margin: error over allowed; above 1 is a violation.
+        wrong: for each rank with a wrong element of this tensor, how many.
+        of: elements of this tensor on all ranks.
+    """
+
+    tensor: TensorName
+    rank: int
+    index: tuple[int, ...]
+    position: int
+    actual: float
+    expected: float
+    error: float
+    allowed: float
+    margin: float
+    wrong: dict[int, int]
+    of: int
+
+
+@functools.lru_cache(maxsize=8)
+def answer(case: Case) -> Answer:
+    """The oracle's answer to a case, gradients included."""
+    x = make_inputs(case)
+    return attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse)
+
+
+@functools.lru_cache(maxsize=8)
+def allowed(case: Case, pipeline: Pipeline) -> Allowed:
+    """What error is allowed on a case."""
+    x = make_inputs(case)
+    return allowed_error(case.problem, answer(case), x.q, x.k, x.v, x.dout, x.dlse, pipeline)
+
+
+def pipeline_of(case: Case, capabilities: Capabilities, observation: Observation) -> Pipeline:
+    """How the implementation says that it computes this case."""
+    returned = observation.ranks[0].lse_dtype if observation.ranks else ""
+    return Pipeline(
+        dtype=case.problem.dtype,
+        accumulates=capabilities.accumulates,
+        probabilities=capabilities.probabilities,
+        lse_dtype="float64" if returned == "float64" else "float32",
+        blocks=case.world_size,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RankComparison:
+    """One result on one rank beside what it should be; arrays of one shape."""
+
+    tensor: TensorName
+    rank: int
+    positions: NDArray[np.int64]
+    actual: Array
+    expected: Array
+    allowed: Array
+
+
+def side_by_side(
+    case: Case, capabilities: Capabilities, observation: Observation, tensors: tuple[TensorName, ...]
+) -> Iterator[RankComparison]:
+    """Each of `tensors` on every rank that returned it, beside the oracle's and the error allowed."""
+    bound = allowed(case, pipeline_of(case, capabilities, observation))
+    truth = answer(case)
+    queries, keys = shards(case, capabilities)
+    for name in tensors:
+        exact, limit = getattr(truth, name), getattr(bound, name)
+        for rank, result in enumerate(observation.ranks):
+            if (actual := getattr(result, name)) is None:
+                continue
+            rows = keys[rank] if name in ("dk", "dv") else queries[rank]
+            where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
+            yield RankComparison(name, rank, rows, actual, exact[where], limit[where])
+
+
+def worst(
+    case: Case, capabilities: Capabilities, observation: Observation, tensors: tuple[TensorName, ...]
+) -> tuple[float, Finding | None]:
+    """The largest margin of a run, and the worst element where that is a violation."""
+    largest, finding = 0.0, None
+    wrong: dict[TensorName, dict[int, int]] = {}
+    sizes: dict[TensorName, int] = {}
+    for pair in side_by_side(case, capabilities, observation, tensors):
+        if not pair.actual.size:
+            continue
+        sizes[pair.tensor] = sizes.get(pair.tensor, 0) + pair.actual.size
+        # Where lse comes back wider than the inputs, its range is that of float32 at least: it cannot overflow here.
+        dtype = "float32" if pair.tensor == "lse" and case.problem.dtype != "float64" else case.problem.dtype
+        margin = margins(pair.actual, pair.expected, pair.allowed, dtype)
+        top = float(margin.max())
+        if top > 1:
+            wrong.setdefault(pair.tensor, {})[pair.rank] = int((margin > 1).sum())
+        if top > largest:
+            largest = top
+            if top > 1:
+                finding = _finding(pair, margin)
+    if finding is not None:
+        finding = dataclasses.replace(finding, wrong=wrong[finding.tensor], of=sizes[finding.tensor])
+    return largest, finding
+
+
+def _finding(pair: RankComparison, margin: Array) -> Finding:
+    index = tuple(int(i) for i in np.unravel_index(int(margin.argmax()), margin.shape))
+    row = index[2] if pair.tensor == "lse" else index[1]
+    actual, expected = float(pair.actual[index]), float(pair.expected[index])
+    with np.errstate(invalid="ignore"):
+        error = float(np.abs(np.float64(actual) - expected))
+    return Finding(
+        tensor=pair.tensor,
+        rank=pair.rank,
+        index=index,
+        position=int(pair.positions[row]),
+        actual=actual,
+        expected=expected,
+        error=error,
+        allowed=float(pair.allowed[index]),
+        margin=float(margin[index]),
+        wrong={},
+        of=0,
+    )

@@ -1,0 +1,146 @@
+"""Input values by family, and how tensors lie in memory. A case decides every bit of them.
+
+Values are drawn with numpy, rounded to the problem's dtype, and kept as float64: the oracle is given the very numbers
+that the implementation is given. Arrays are `(batch, sequence, heads, dim)`; lse and its cotangent `(batch, heads,
+sequence)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ringref.problem import DtypeName
+from ringverify.cases.case import Case, Memory
+
+Array = NDArray[np.float64]
+
+GAP = 100.0
+"""Score difference between neighbouring quarters of the keys: exp(88.8) is the largest float32, so it must be more."""
+
+DTYPE: dict[DtypeName, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Global inputs of a case, read-only float64 arrays of values representable in the problem's dtype.
+
+    Attributes:
+        q: `(B, Nq, Hq, D)`.
+        k: `(B, Nk, Hk, D)`.
+        v: `(B, Nk, Hk, Dv)`.
+        dout: cotangent of out `(B, Nq, Hq, Dv)`; zero if the case has none.
+        dlse: cotangent of lse `(B, Hq, Nq)`, float32 values; zero if the case has none.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    dout: Array
+    dlse: Array
+
+
+@functools.lru_cache(maxsize=8)
+def make_inputs(case: Case) -> Inputs:
+    """The inputs of a case."""
+    p = case.problem
+    rng = np.random.default_rng(case.seed)
+    q = rng.standard_normal((p.batch, p.nq, p.heads, p.head_dim))
+    k = rng.standard_normal((p.batch, p.nk, p.hk, p.head_dim))
+    v = rng.standard_normal((p.batch, p.nk, p.hk, p.dv))
+    dout = rng.standard_normal((p.batch, p.nq, p.heads, p.dv))
+    dlse = rng.standard_normal((p.batch, p.heads, p.nq))
+    scale = math.copysign(max(abs(p.scale_value), 0.05), p.scale_value)
+    quarter = np.arange(p.nk) * 4 // max(p.nk, 1)
+    match case.values:
+        case "integers":
+            q, k, v, dout, dlse = (np.clip(np.round(2 * x), -3, 3) for x in (q, k, v, dout, dlse))
+        case "normal":
+            pass
+        case "zero_queries":
+            q = np.zeros_like(q)
+        case "unit_values":
+            v = np.ones_like(v)
+        case "dominating_key":
+            q[..., 0] = 4.0
+            if p.nk:
+                chosen = rng.integers(p.nk, size=(p.batch, 1, p.hk))
+                np.put_along_axis(k[..., 0], chosen, 60 / (4 * scale), axis=1)
+        case "large_scores":
+            factor = math.sqrt(100 / (abs(scale) * math.sqrt(p.head_dim)))
+            q, k = q * factor, k * factor
+        case "rising_blocks" | "falling_blocks":
+            q[..., 0] = 8.0
+            level = quarter if case.values == "rising_blocks" else 3 - quarter
+            k[..., 0] = (level * GAP / (8 * scale))[None, :, None]
+        case "float16_limits":
+            # q.k passes 65504, the largest float16, before and after the scale; values reach it; cotangents are
+            # small so that the gradients themselves stay in range.
+            q, k = np.sign(q) * 240 + np.round(4 * q), np.sign(k) * 240 + np.round(4 * k)
+            v, dout = 60000 * np.tanh(v), dout / 1024
+    if case.cotangent == "lse":
+        dout = np.zeros_like(dout)
+    if case.cotangent == "out":
+        dlse = np.zeros_like(dlse)
+    if case.memory == "expanded":
+        q, k, v, dout = (np.broadcast_to(x[:1, :, :1], x.shape) for x in (q, k, v, dout))
+        dlse = np.broadcast_to(dlse[:1, :1], dlse.shape)
+    lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
+    return Inputs(*(round_to(x, p.dtype) for x in (q, k, v, dout)), round_to(dlse, lse_dtype))
+
+
+def round_to(values: Array, dtype: DtypeName) -> Array:
+    """Values rounded to nearest in `dtype`, as read-only float64."""
+    rounded: Array = torch.from_numpy(np.ascontiguousarray(values)).to(DTYPE[dtype]).to(torch.float64).numpy()
+    rounded.setflags(write=False)
+    return rounded
+
+
+def lay_out(values: Array, dtype: torch.dtype, memory: Memory, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor with these values that lies in memory as asked, and the whole buffer that it is a view of.
+
+    contiguous: alone. transposed: axes 1 and 2 swapped in memory. strided: every second row of a longer buffer.
+    offset: at an odd place of a longer buffer. packed: a slice of the last axis of a wider buffer, as q, k and v of
+    one projection are. expanded: stride 0 over batch and heads, so values must not vary along them.
+    What the tensor does not cover is NaN, so that reading it shows.
+    """
+    source = torch.from_numpy(np.array(values)).to(device=device, dtype=dtype)
+    nan = math.nan
+    match memory:
+        case "contiguous":
+            return source, source
+        case "transposed":
+            buffer = source.transpose(1, 2).contiguous()
+            return buffer.transpose(1, 2), buffer
+        case "strided":
+            shape = list(source.shape)
+            buffer = source.new_full((shape[0], 2 * shape[1] + 1, *shape[2:]), nan)
+            view = buffer[:, 1 : 2 * shape[1] + 1 : 2]
+        case "offset":
+            buffer = source.new_full((source.numel() + 12,), nan)
+            view = buffer[7 : 7 + source.numel()].view(source.shape)
+        case "packed":
+            buffer = source.new_full((*source.shape[:-1], source.shape[-1] + 3), nan)
+            view = buffer[..., 1:-2]
+        case "expanded":
+            axes = [
+                axis
+                for axis, size in enumerate(source.shape)
+                if size and bool((source == source.narrow(axis, 0, 1)).all())
+            ]
+            for axis in axes:
+                source = source.narrow(axis, 0, 1)
+            buffer = source.contiguous()
+            return buffer.expand(values.shape), buffer
+    view.copy_(source)
+    return view, buffer
