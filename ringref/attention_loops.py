@@ -1,0 +1,111 @@
+"""The oracle, one number at a time: the definition in loops, to be read beside the design's section 3.
+
+Nothing is arranged for speed and nothing is shared with `ringref.attention`, which must agree with it. A key that a
+query does not attend is skipped, so nothing it holds can matter.
+
+Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float64
+
+from ringref.pattern import multiplicity_at
+from ringref.problem import Problem
+
+
+def forward(
+    problem: Problem,
+    q: Float64[np.ndarray, "B N H D"],
+    k: Float64[np.ndarray, "B M K D"],
+    v: Float64[np.ndarray, "B M K E"],
+) -> tuple[Float64[np.ndarray, "B N H E"], Float64[np.ndarray, "B H N"]]:
+    """`(out, lse)`. An empty row has out 0 and lse −inf."""
+    out = np.zeros((problem.batch, problem.nq, problem.heads, problem.dv))
+    lse = np.full((problem.batch, problem.heads, problem.nq), -math.inf)
+    for b, h, i in np.ndindex(problem.batch, problem.heads, problem.nq):
+        kh = h // (problem.heads // problem.hk)
+        row = attended(problem, b, h, i)
+        if not row:
+            continue
+        s = {j: score(problem, q[b, i, h], k[b, j, kh]) for j in row}
+        lse[b, h, i] = log_sum_exp(row, s)
+        for j, p in probabilities(row, s).items():
+            for e in range(problem.dv):
+                out[b, i, h, e] += p * v[b, j, kh, e]
+    return out, lse
+
+
+def backward(
+    problem: Problem,
+    q: Float64[np.ndarray, "B N H D"],
+    k: Float64[np.ndarray, "B M K D"],
+    v: Float64[np.ndarray, "B M K E"],
+    dout: Float64[np.ndarray, "B N H E"],
+    dlse: Float64[np.ndarray, "B H N"] | None = None,
+) -> tuple[Float64[np.ndarray, "B N H D"], Float64[np.ndarray, "B M K D"], Float64[np.ndarray, "B M K E"]]:
+    """`(dq, dk, dv)` by the chain rule through `dp[j] = dout · v[j]` and `ds[j] = p[j] (dp[j] − Σ p dp + dlse)`."""
+    dq = np.zeros((problem.batch, problem.nq, problem.heads, problem.head_dim))
+    dk = np.zeros((problem.batch, problem.nk, problem.hk, problem.head_dim))
+    dv = np.zeros((problem.batch, problem.nk, problem.hk, problem.dv))
+    for b, h, i in np.ndindex(problem.batch, problem.heads, problem.nq):
+        kh = h // (problem.heads // problem.hk)
+        row = attended(problem, b, h, i)
+        if not row:
+            continue
+        s = {j: score(problem, q[b, i, h], k[b, j, kh]) for j in row}
+        p = probabilities(row, s)
+        dp = {j: sum(float(dout[b, i, h, e]) * float(v[b, j, kh, e]) for e in range(problem.dv)) for j in row}
+        mean_dp = sum(p[j] * dp[j] for j in row)
+        for j in row:
+            ds = p[j] * (dp[j] - mean_dp + (0.0 if dlse is None else float(dlse[b, h, i])))
+            draw = ds * softcap_slope(problem, q[b, i, h], k[b, j, kh])
+            for d in range(problem.head_dim):
+                dq[b, i, h, d] += draw * problem.scale_value * k[b, j, kh, d]
+                dk[b, j, kh, d] += draw * problem.scale_value * q[b, i, h, d]
+            for e in range(problem.dv):
+                dv[b, j, kh, e] += p[j] * dout[b, i, h, e]
+    return dq, dk, dv
+
+
+def attended(problem: Problem, b: int, h: int, i: int) -> dict[int, int]:
+    """The keys that query i attends in head h, each with its multiplicity, which is at least 1."""
+    every = {j: multiplicity_at(problem, b, h, i, j) for j in range(problem.nk)}
+    return {j: m for j, m in every.items() if m > 0}
+
+
+def score(problem: Problem, q_D: Float64[np.ndarray, " D"], k_D: Float64[np.ndarray, " D"]) -> float:
+    """`scale · q·k`, softcapped."""
+    s = raw_score(problem, q_D, k_D)
+    return s if problem.softcap is None else problem.softcap * math.tanh(s / problem.softcap)
+
+
+def softcap_slope(problem: Problem, q_D: Float64[np.ndarray, " D"], k_D: Float64[np.ndarray, " D"]) -> float:
+    """d(c · tanh(s / c)) / ds = sech²(s / c); 1 without softcap."""
+    if problem.softcap is None:
+        return 1.0
+    # 1 / cosh, written so that it underflows rather than overflows.
+    e = math.exp(-abs(raw_score(problem, q_D, k_D) / problem.softcap))
+    return (2.0 * e / (1.0 + e * e)) ** 2
+
+
+def raw_score(problem: Problem, q_D: Float64[np.ndarray, " D"], k_D: Float64[np.ndarray, " D"]) -> float:
+    """`scale · q·k`."""
+    return problem.scale_value * sum(float(a) * float(b) for a, b in zip(q_D, k_D, strict=True))
+
+
+def log_sum_exp(row: dict[int, int], s: dict[int, float]) -> float:
+    """`log Σ_j m[j] · exp(s[j])`, shifted by the largest score so that nothing overflows."""
+    top = max(s.values())
+    return top + math.log(sum(m * math.exp(s[j] - top) for j, m in row.items()))
+
+
+def probabilities(row: dict[int, int], s: dict[int, float]) -> dict[int, float]:
+    """`m[j] · exp(s[j] − lse)`, as a quotient: lse would add its own rounding, u · |lse|, to every exponent."""
+    top = max(s.values())
+    weights = {j: m * math.exp(s[j] - top) for j, m in row.items()}
+    total = sum(weights.values())
+    return {j: weight / total for j, weight in weights.items()}
