@@ -38,14 +38,14 @@ class Intermediates:
     """What lies between the inputs and the answer. A pair that is not attended has scores 0 and probability 0.
 
     Attributes:
-        multiplicity: how often a query attends a key, int64.
+        m: multiplicity, int64.
         raw_scores: `scale · q·k`, before softcap.
         scores: after softcap; the same array where there is no softcap.
         probabilities: `m · exp(scores − lse)`; rows sum to 1, or to 0 where a query attends nothing.
         lse: natural logarithm; −inf where a query attends nothing.
     """
 
-    multiplicity: Int64[np.ndarray, "B H N M"]
+    m: Int64[np.ndarray, "B H N M"]
     raw_scores: Float64[np.ndarray, "B H N M"]
     scores: Float64[np.ndarray, "B H N M"]
     probabilities: Float64[np.ndarray, "B H N M"]
@@ -118,7 +118,7 @@ def forward(
     known = intermediates(problem, q, k) if known is None else known
     _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
     with np.errstate(all="ignore"):
-        out_BHNE = _sum_attended(known.probabilities, _per_query_head(problem, v), known.multiplicity)
+        out_BHNE = _sum_attended(known.probabilities, _per_query_head(problem, v), known.m)
     return np.ascontiguousarray(out_BHNE.swapaxes(1, 2)), known.lse
 
 
@@ -149,7 +149,7 @@ def backward(
     known = intermediates(problem, q, k) if known is None else known
     _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
     _check("dout", dout, (problem.batch, problem.nq, problem.heads, problem.dv))
-    m, p = known.multiplicity, known.probabilities
+    m, p = known.m, known.probabilities
     m_transposed, p_transposed = m.swapaxes(2, 3), p.swapaxes(2, 3)
     q_BHND, dout_BHNE = q.swapaxes(1, 2), dout.swapaxes(1, 2)
     k_BHMD, v_BHME = _per_query_head(problem, k), _per_query_head(problem, v)
