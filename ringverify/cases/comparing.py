@@ -135,28 +135,38 @@ def worst(
         if top > largest:
             largest = top
             if top > 1:
-                finding = _finding(pair, margin)
+                finding = finding_at(
+                    pair.tensor, pair.rank, pair.positions, pair.actual, pair.expected, pair.allowed, margin
+                )
     if finding is not None:
         finding = dataclasses.replace(finding, wrong=wrong[finding.tensor], of=sizes[finding.tensor])
     return largest, finding
 
 
-def _finding(pair: RankComparison, margin: Array) -> Finding:
+def finding_at(
+    tensor: TensorName,
+    rank: int,
+    positions: NDArray[np.int64],
+    actual: Array,
+    expected: Array,
+    allowed: Array,
+    margin: Array,
+) -> Finding:
+    """The element of one rank's tensor with the largest margin, `wrong` counting that rank alone."""
     index = tuple(int(i) for i in np.unravel_index(int(margin.argmax()), margin.shape))
-    row = index[2] if pair.tensor == "lse" else index[1]
-    actual, expected = float(pair.actual[index]), float(pair.expected[index])
+    row = index[AXES[tensor].index("key" if tensor in ("dk", "dv") else "query")]
     with np.errstate(invalid="ignore"):
-        error = float(np.abs(np.float64(actual) - expected))
+        error = float(np.abs(actual[index] - expected[index]))
     return Finding(
-        tensor=pair.tensor,
-        rank=pair.rank,
+        tensor=tensor,
+        rank=rank,
         index=index,
-        position=int(pair.positions[row]),
-        actual=actual,
-        expected=expected,
+        position=int(positions[row]),
+        actual=float(actual[index]),
+        expected=float(expected[index]),
         error=error,
-        allowed=float(pair.allowed[index]),
+        allowed=float(allowed[index]),
         margin=float(margin[index]),
-        wrong={},
-        of=0,
+        wrong={rank: int((margin > 1).sum())},
+        of=actual.size,
     )

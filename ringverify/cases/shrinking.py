@@ -1,0 +1,206 @@
+"""From a failing case to a small one that fails for the same reason.
+
+Greedy descent in the order in which a person reads a case: fewer ranks, then shorter, fewer heads, smaller dimensions,
+no constraints, float32, simpler values, plain memory, the first seeds. Each step proposes a simpler case, keeps it if
+it is within the declared capabilities and still fails in the same way, and starts over until no step helps. Steps are
+on the case rather than on the random choices behind it, so that "the same, on two ranks" is one step, a sweep's case
+shrinks like a drawn one, and a slow world is asked few times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+from ringref.problem import Dilation, Problem
+from ringverify.cases.case import MEMORY, VALUES, Case, why_unsupported
+from ringverify.implementation import Capabilities, sharding_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrunk:
+    """The smallest case found.
+
+    Attributes:
+        case: it.
+        tried: cases run on the way.
+        complete: whether no step could make it smaller; otherwise the budget ended first.
+    """
+
+    case: Case
+    tried: int
+    complete: bool
+
+
+def shrink(
+    case: Case,
+    still_fails: Callable[[Case], bool],
+    capabilities: Capabilities,
+    *,
+    budget: int = 400,
+    seconds: float = 20.0,
+) -> Shrunk:
+    """Shrink a failing case.
+
+    Args:
+        case: it fails.
+        still_fails: whether another case fails for the same reason.
+        capabilities: what may be asked of the implementation.
+        budget: cases to try at most.
+        seconds: time to take at most.
+    """
+    tried: set[Case] = {case}
+    until = time.monotonic() + seconds
+    moved = True
+    while moved:
+        moved = False
+        for candidate in _simpler(case, capabilities):
+            if candidate in tried or why_unsupported(candidate, capabilities) is not None:
+                continue
+            if len(tried) > budget or time.monotonic() > until:
+                return Shrunk(case, len(tried) - 1, complete=False)
+            tried.add(candidate)
+            if still_fails(candidate):
+                case, moved = candidate, True
+                break
+    return Shrunk(case, len(tried) - 1, complete=True)
+
+
+def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
+    """Cases simpler than this one, the greatest simplification first."""
+    p = case.problem
+    for size in range(1, case.world_size):
+        yield from _resized(case, world_size=size)
+    if p.nq != p.nk:
+        for length in (min(p.nq, p.nk), max(p.nq, p.nk)):
+            yield from _with_lengths(case, length, length)
+        for length in _below(p.nk):
+            yield from _with_lengths(case, p.nq, length)
+        for length in _below(p.nq):
+            yield from _with_lengths(case, length, p.nk)
+    for length in _below(p.nq):
+        yield from _with_lengths(case, length, length)
+    yield from _smaller_shapes(case)
+    yield from _fewer_constraints(case)
+    for sharding in capabilities.shardings:
+        if (name := sharding_name(sharding)) == case.sharding:
+            break
+        yield case.replace(sharding=name)
+    if p.dtype != "float32":
+        yield case.replace(dtype="float32")
+    for values in VALUES[: VALUES.index(case.values)]:
+        yield case.replace(values=values)
+    for memory in MEMORY[: MEMORY.index(case.memory)]:
+        yield case.replace(memory=memory)
+    if case.cotangent == "both":
+        yield case.replace(cotangent="out")
+        yield case.replace(cotangent="lse")
+    if case.schedule:
+        yield case.replace(schedule=0)
+    for seed in range(min(case.seed, 4)):
+        yield case.replace(seed=seed)
+
+
+def _resized(case: Case, world_size: int) -> Iterator[Case]:
+    """Fewer ranks: with as many positions, with as many a rank, and with other inputs, which the failure may need."""
+    p = case.problem
+    kept = [case.replace(world_size=world_size)]
+    lengths = (p.nq * world_size // case.world_size, p.nk * world_size // case.world_size)
+    kept += list(_with_lengths(kept[0], *lengths))
+    yield from kept
+    yield kept[0].replace(seed=case.seed + 1)
+
+
+def _below(value: int) -> Iterator[int]:
+    """Smaller lengths: the smallest few, halves, and one and two less."""
+    yield from sorted({*range(min(value, 5)), value // 2, value - value // 4, value - 2, value - 1} - {value, -1, -2})
+
+
+def _with_lengths(case: Case, nq: int, nk: int) -> Iterator[Case]:
+    """The case with other lengths, and what refers to positions cut or scaled to fit."""
+    p = case.problem
+    if (nq, nk) == (p.nq, p.nk):
+        return
+    changes: dict[str, object] = {"query_length": nq, "key_length": None if nq == nk else nk}
+    if p.documents is not None:
+        if nq != nk:
+            return
+        changes["documents"] = tuple(min(offset, nq) for offset in p.documents)
+    if p.key_lengths is not None:
+        changes["key_lengths"] = tuple(min(length, nk) for length in p.key_lengths)
+    if p.dilation is not None and nq != nk:
+        return
+    shorter = case.replace(**changes)
+    yield shorter
+    if p.documents is not None and p.nq:
+        yield case.replace(**{**changes, "documents": tuple(offset * nq // p.nq for offset in p.documents)})
+    if p.key_lengths is not None and p.nk:
+        yield case.replace(**{**changes, "key_lengths": tuple(length * nk // p.nk for length in p.key_lengths)})
+
+
+def _smaller_shapes(case: Case) -> Iterator[Case]:
+    p = case.problem
+    if p.batch > 1:
+        lengths = p.key_lengths
+        for kept in range(p.batch) if lengths is not None else (0,):
+            yield case.replace(batch=1, key_lengths=None if lengths is None else (lengths[kept],))
+        yield case.replace(batch=p.batch - 1, key_lengths=None if lengths is None else lengths[:-1])
+    if p.heads > 1 or p.hk > 1:
+        for heads, key_heads in sorted({(1, 1), (2, 1), (2, 2), (p.hk, p.hk), (p.group_size, 1), (p.heads - 1, 1)}):
+            if (heads, key_heads) < (p.heads, p.hk) and key_heads and heads % key_heads == 0 and key_heads <= p.hk:
+                yield case.replace(heads=heads, key_heads=None if heads == key_heads else key_heads)
+    if p.dv != p.head_dim:
+        yield case.replace(value_dim=None)
+        for dim in (1, 2, 3, 4):
+            if dim < p.dv:
+                yield case.replace(value_dim=dim)
+    for dim in (1, 2, 3, 4, 8):
+        if dim < p.head_dim:
+            yield case.replace(head_dim=dim, value_dim=None if p.dv == p.head_dim else p.dv)
+    plain = Problem(query_length=0)
+    if p.key_heads is not None and p.key_heads == p.heads:
+        yield case.replace(key_heads=plain.key_heads)
+    if p.value_dim is not None and p.value_dim == p.head_dim:
+        yield case.replace(value_dim=plain.value_dim)
+    if p.key_length is not None and p.key_length == p.query_length:
+        yield case.replace(key_length=plain.key_length)
+
+
+def _fewer_constraints(case: Case) -> Iterator[Case]:
+    p = case.problem
+    for name in ("dilation", "documents", "window", "key_lengths", "softcap", "scale"):
+        if getattr(p, name) is not None:
+            yield case.replace(**{name: None})
+    if p.causal:
+        yield case.replace(causal=False)
+    if p.window is not None:
+        left, right = p.window
+        for side in (0, 1, 2):
+            if left is None or side < left:
+                yield case.replace(window=(side, right))
+            if right is None or side < right:
+                yield case.replace(window=(left, side))
+        if left is not None:
+            yield case.replace(window=(None, right))
+        if right is not None:
+            yield case.replace(window=(left, None))
+    if p.documents is not None and len(p.documents) > 2:
+        for drop in range(len(p.documents)):
+            yield case.replace(documents=p.documents[:drop] + p.documents[drop + 1 :])
+    if p.dilation is not None:
+        for dilation in _simpler_dilation(p.dilation):
+            yield case.replace(dilation=dilation)
+
+
+def _simpler_dilation(dilation: Dilation) -> Iterator[Dilation]:
+    branches = dilation.branches
+    if len(branches) > 1:
+        for drop in range(len(branches)):
+            yield dataclasses.replace(dilation, branches=branches[:drop] + branches[drop + 1 :])
+    if dilation.head_offset != "cyclic":
+        yield dataclasses.replace(dilation, head_offset="cyclic")
+    for place, (segment, rate) in enumerate(branches):
+        for smaller in sorted({(s, r) for s in (1, 2, 3, segment - 1, segment) for r in (1, 2, rate)}):
+            if smaller != (segment, rate) and 1 <= smaller[0] <= segment and smaller[1] <= rate:
+                yield dataclasses.replace(dilation, branches=(*branches[:place], smaller, *branches[place + 1 :]))

@@ -1,0 +1,1 @@
+"""What must hold of an implementation, one file a property or a family; `catalogue` lists them."""

@@ -1,0 +1,52 @@
+"""`inputs_untouched`, `strided_inputs`: inputs are read where they lie, and only read."""
+
+from __future__ import annotations
+
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.properties.property import (
+    Judgement,
+    Property,
+    Violation,
+    all_tensors,
+    always,
+    judge_values,
+    violation_of,
+)
+
+
+def _judge_untouched(case: Case, runner: Runner) -> Judgement:
+    """Without gradients first: autograd itself refuses some changes of what it tracks, and would hide the others."""
+    for gradients in (False, True) if runner.capabilities.gradients else (False,):
+        observation = runner.run(case, gradients=gradients)
+        if observation.failure is not None:
+            return Judgement(0.0, violation_of(observation), observation.digest)
+        for rank, result in enumerate(observation.ranks):
+            if result.changed:
+                during = "forward and backward" if gradients else "forward"
+                summary = f"rank {rank} changed its input {', '.join(result.changed)} during {during}"
+                return Judgement(0.0, Violation(("changed", *result.changed), rank, summary), observation.digest)
+    return Judgement(0.0, None, observation.digest)
+
+
+def _judge_strided(case: Case, runner: Runner) -> Judgement:
+    return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
+
+
+INPUTS_UNTOUCHED = Property(
+    id="inputs_untouched",
+    meaning="q, k, v and the cotangents keep every bit, and so does the memory around them",
+    examples=100,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c), memory=("contiguous", "offset", "packed", "strided"))),
+    judge=_judge_untouched,
+    unsupported=always,
+)
+STRIDED_INPUTS = Property(
+    id="strided_inputs",
+    meaning="transposed, strided, offset, packed and expanded inputs and cotangents give the same answer",
+    examples=150,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c), memory=("transposed", "strided", "offset", "packed", "expanded"))),
+    judge=_judge_strided,
+    unsupported=always,
+)

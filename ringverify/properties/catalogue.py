@@ -1,0 +1,50 @@
+"""Every property there is, in the order in which a verdict is told."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from ringverify.errors import UsageError
+from ringverify.properties.buffers import INPUTS_UNTOUCHED, STRIDED_INPUTS
+from ringverify.properties.chunk_boundaries import CHUNK_BOUNDARIES
+from ringverify.properties.extremes import DTYPES, MASKED_ROWS, OVERFLOW
+from ringverify.properties.property import Property
+from ringverify.properties.values import FORWARD, GRADIENTS_OF_LSE, GRADIENTS_OF_OUT, LSE
+from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
+
+PROPERTIES: dict[str, Property] = {
+    property.id: property
+    for property in (
+        FORWARD,
+        LSE,
+        GRADIENTS_OF_OUT,
+        GRADIENTS_OF_LSE,
+        MASKED_ROWS,
+        OVERFLOW,
+        DTYPES,
+        CHUNK_BOUNDARIES,
+        WORLD_SIZE_INVARIANCE,
+        INPUTS_UNTOUCHED,
+        STRIDED_INPUTS,
+    )
+}
+
+
+def select(only: Iterable[str] | None, skip: Iterable[str]) -> list[Property]:
+    """The properties named by `only` (all, if `None`) without those named by `skip`, in catalogue order.
+
+    Raises:
+        UsageError: a name is unknown, or nothing is left.
+    """
+    skipped = set(skip)
+    wanted = set(PROPERTIES if only is None else only)
+    for name in sorted(wanted | skipped):
+        if name not in PROPERTIES:
+            close = difflib.get_close_matches(name, PROPERTIES, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PROPERTIES)}"
+            raise UsageError(f"unknown property {name!r}; {hint}")
+    chosen = [property for name, property in PROPERTIES.items() if name in wanted - skipped]
+    if not chosen:
+        raise UsageError("no property is left: --skip leaves out all that --only names")
+    return chosen

@@ -1,0 +1,82 @@
+"""`chunk_boundaries`: a dense sweep of small lengths, worlds, windows, documents, segments and rates.
+
+Bugs of chunking live where a shard, a segment or a document ends. Small sizes put such an edge everywhere, and there
+are few enough of them to list: the sweep is that list, and a suite tries a seeded part of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from ringref.problem import Dilation, Problem
+from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.running import Runner
+from ringverify.cases.strategies import declared_world_sizes, widest
+from ringverify.implementation import Capabilities, sharding_name
+from ringverify.properties.property import Judgement, Property, all_tensors, always, judge_values
+
+WORLD_SIZES = (1, 2, 3, 4, 5)
+LONGEST = 13
+SEGMENTS = (1, 2, 3, 4, 5, 7)
+RATES = (1, 2, 3, 4)
+
+
+def sweep(c: Capabilities) -> list[Case]:
+    """Every small case at the edges of chunks that an implementation declares it can do."""
+    found = []
+    dtype = widest(c)[0]
+    causals = {"both": (False, True), "always": (True,), "never": (False,)}[c.causal]
+    for size in declared_world_sizes(c, WORLD_SIZES):
+        for sharding, n, causal in itertools.product(c.shardings, range(LONGEST + 1), causals):
+            for fields in _patterns(c, n, size):
+                heads = 3 if "dilation" in fields else 1
+                problem = Problem(query_length=n, heads=heads, head_dim=2, dtype=dtype, causal=causal, **fields)
+                case = Case(problem=problem, sharding=sharding_name(sharding), world_size=size)
+                if why_unsupported(case, c) is None:
+                    found.append(case)
+    return found
+
+
+def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
+    """No constraint, then windows and documents around the shard's length, then segments and rates."""
+    shard = -(-n // size)
+    yield {}
+    edges = sorted({edge for edge in (1, shard - 1, shard, shard + 1, 2 * shard) if 0 <= edge <= n})
+    if c.window:
+        for edge in edges:
+            yield {"window": (edge, 0)}
+            yield {"window": (edge, edge)}
+            yield {"window": (None, edge)}
+    if c.documents:
+        for edge in edges:
+            yield {"documents": (0, edge, n)}
+        yield {"documents": tuple(range(n + 1))}
+    if c.key_lengths:
+        for edge in edges:
+            yield {"key_lengths": (edge,)}
+    for mode in c.dilation:
+        for w, r in itertools.product(SEGMENTS, RATES):
+            if w > n + 1:
+                continue
+            wider = (2 * w + 1, max(1, r - 1))
+            if mode == "split":
+                yield {"dilation": Dilation(((w, r), wider))}
+            else:
+                yield {"dilation": Dilation(((w, r),), "shared", "cyclic")}
+                yield {"dilation": Dilation(((w, r), wider), "shared", "block")}
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
+
+
+CHUNK_BOUNDARIES = Property(
+    id="chunk_boundaries",
+    meaning="results are right wherever shards, segments, windows and documents end: a dense sweep of small sizes",
+    examples=300,
+    cases=sweep,
+    judge=_judge,
+    unsupported=always,
+)

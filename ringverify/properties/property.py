@@ -1,0 +1,120 @@
+"""What a property is, and what judging one case of it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from hypothesis.strategies import SearchStrategy
+
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import Finding, TensorName, worst
+from ringverify.cases.running import Observation, Runner
+from ringverify.implementation import Capabilities
+
+Suite = Literal["quick", "full", "nightly"]
+Reason = tuple[str, ...]
+"""Why a case fails, coarsely: shrinking keeps it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """A case that breaks a property.
+
+    Attributes:
+        reason: kind of failure: the tensor that is wrong, or how the run ended.
+        rank: the rank that shows it, if it is one rank's.
+        summary: one line.
+        detail: further lines, such as a rank's traceback; may be empty.
+        finding: the worst element, where values are wrong.
+    """
+
+    reason: Reason
+    rank: int | None
+    summary: str
+    detail: str = ""
+    finding: Finding | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """What one case says of one property.
+
+    Attributes:
+        margin: largest error over allowed error; 0 where nothing numeric was compared.
+        violation: how the property is broken, or `None`.
+        digest: SHA-256 of the bits that came back.
+        applies: False if the case could not put the property to the test, and does not count.
+    """
+
+    margin: float
+    violation: Violation | None
+    digest: str = ""
+    applies: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Property:
+    """One thing that must hold.
+
+    Attributes:
+        id: how users name it.
+        meaning: what must hold, in a sentence.
+        examples: cases tried in the quick suite.
+        cases: a strategy that draws cases within declared capabilities, or a sweep that lists them.
+        judge: runs a case and says whether the property holds on it.
+        unsupported: why it does not apply to an implementation, or `None` if it does.
+    """
+
+    id: str
+    meaning: str
+    examples: int
+    cases: Callable[[Capabilities], SearchStrategy[Case] | list[Case]]
+    judge: Callable[[Case, Runner], Judgement]
+    unsupported: Callable[[Capabilities], str | None]
+
+    def examples_in(self, suite: Suite) -> int:
+        """How many cases a suite tries: `full` ten times, `nightly` a hundred times those of `quick`."""
+        return self.examples * {"quick": 1, "full": 10, "nightly": 100}[suite]
+
+
+def always(capabilities: Capabilities) -> str | None:
+    """For properties that every implementation must have."""
+    return None
+
+
+def judge_values(case: Case, runner: Runner, tensors: tuple[TensorName, ...], *, gradients: bool) -> Judgement:
+    """Run a case and hold the named results, on every rank, to the oracle within the error allowed."""
+    observation = runner.run(case, gradients=gradients)
+    if observation.failure is not None:
+        return Judgement(0.0, violation_of(observation), observation.digest)
+    margin, finding = worst(case, runner.capabilities, observation, tensors)
+    violation = None
+    if finding is not None:
+        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding)
+    return Judgement(margin, violation, observation.digest)
+
+
+def violation_of(observation: Observation) -> Violation:
+    """The violation that a run without results is."""
+    failure = observation.failure
+    assert failure is not None
+    what = failure.message.split(":")[0].split(" ", 2)[-1] if failure.kind == "raised" else ""
+    return Violation((failure.kind, what), failure.rank, failure.message, failure.detail)
+
+
+def where(finding: Finding) -> str:
+    """One line on which ranks a result is wrong, and how much of it."""
+    ranks = sorted(finding.wrong)
+    total = sum(finding.wrong.values())
+    listed = ", ".join(map(str, ranks))
+    return (
+        f"{finding.tensor} is wrong on rank{'s' if len(ranks) > 1 else ''} {listed}: {total} of {finding.of} elements"
+    )
+
+
+def all_tensors(capabilities: Capabilities) -> tuple[TensorName, ...]:
+    """Every result that an implementation declares."""
+    tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
+    return (*tensors, "dq", "dk", "dv") if capabilities.gradients else tensors

@@ -1,0 +1,68 @@
+"""`forward`, `lse`, `gradients`, `lse_gradient`: each result equals the oracle's on every rank."""
+
+from __future__ import annotations
+
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import GRADIENTS
+from ringverify.cases.running import Runner
+from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.implementation import Capabilities
+from ringverify.properties.property import Judgement, Property, always, judge_values
+
+
+def _judge_out(case: Case, runner: Runner) -> Judgement:
+    return judge_values(case, runner, ("out",), gradients=False)
+
+
+def _judge_lse(case: Case, runner: Runner) -> Judgement:
+    return judge_values(case, runner, ("lse",), gradients=False)
+
+
+def _judge_gradients(case: Case, runner: Runner) -> Judgement:
+    return judge_values(case, runner, GRADIENTS, gradients=True)
+
+
+def _without_lse(c: Capabilities) -> str | None:
+    return None if c.lse else "lse=True is not declared"
+
+
+def _without_gradients(c: Capabilities) -> str | None:
+    return None if c.gradients else "gradients=False is declared"
+
+
+def _without_lse_gradient(c: Capabilities) -> str | None:
+    return None if c.lse_gradient else "lse_gradient=True is not declared"
+
+
+FORWARD = Property(
+    id="forward",
+    meaning="out equals the oracle's on every rank",
+    examples=200,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c))),
+    judge=_judge_out,
+    unsupported=always,
+)
+LSE = Property(
+    id="lse",
+    meaning="the log-sum-exp is the natural one, of all keys, and -inf where there are none",
+    examples=150,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c))),
+    judge=_judge_lse,
+    unsupported=_without_lse,
+)
+GRADIENTS_OF_OUT = Property(
+    id="gradients",
+    meaning="dq, dk and dv equal the oracle's on every rank, for a random cotangent of out",
+    examples=350,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c))),
+    judge=_judge_gradients,
+    unsupported=_without_gradients,
+)
+GRADIENTS_OF_LSE = Property(
+    id="lse_gradient",
+    meaning="dq, dk and dv equal the oracle's for a random cotangent of lse, alone and with one of out",
+    examples=250,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c), cotangents=("both", "lse"))),
+    judge=_judge_gradients,
+    unsupported=_without_lse_gradient,
+)

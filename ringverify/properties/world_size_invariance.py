@@ -1,0 +1,97 @@
+"""`world_size_invariance`: the same problem on another number of ranks has the same answer.
+
+The oracle has no part in it, so an error of the oracle cannot hide here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.rounding import margins
+from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.comparing import Finding, TensorName, allowed, finding_at, pipeline_of
+from ringverify.cases.running import Observation, Runner, shards
+from ringverify.cases.strategies import WORLD_SIZES, Scope, cases, declared_world_sizes, widest
+from ringverify.implementation import Capabilities
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, violation_of
+
+Array = NDArray[np.float64]
+
+
+def other_world(case: Case, c: Capabilities) -> Case | None:
+    """The same problem on the smallest other world that the implementation declares, or `None`."""
+    for size in declared_world_sizes(c, WORLD_SIZES):
+        other = case.replace(world_size=size)
+        if size != case.world_size and why_unsupported(other, c) is None:
+            return other
+    return None
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    c = runner.capabilities
+    other = other_world(case, c)
+    if other is None:
+        return Judgement(0.0, None, applies=False)
+    here, there = (runner.run(x, gradients=c.gradients) for x in (case, other))
+    for observation in (here, there):
+        if observation.failure is not None:
+            return Judgement(0.0, violation_of(observation), here.digest)
+    bounds = [allowed(x, pipeline_of(x, c, seen)) for x, seen in ((case, here), (other, there))]
+    queries, keys = shards(case, c)
+    largest, finding = 0.0, None
+    for name in all_tensors(c):
+        whole = _gathered(other, c, there, name)
+        limit = getattr(bounds[0], name) + getattr(bounds[1], name)
+        for rank, result in enumerate(here.ranks):
+            actual = getattr(result, name)
+            rows = keys[rank] if name in ("dk", "dv") else queries[rank]
+            where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
+            margin = margins(actual, whole[where], limit[where], case.problem.dtype)
+            top = float(margin.max(initial=0.0))
+            if top > largest:
+                largest = top
+                found = finding_at(name, rank, rows, actual, whole[where], limit[where], margin)
+                finding = found if top > 1 else None
+    return Judgement(largest, _violation(case, other, finding), here.digest)
+
+
+def _violation(case: Case, other: Case, finding: Finding | None) -> Violation | None:
+    if finding is None:
+        return None
+    summary = (
+        f"{finding.tensor} on {case.world_size} ranks differs from {finding.tensor} on {other.world_size}, "
+        "shown as expected"
+    )
+    return Violation(("differs", finding.tensor), finding.rank, summary, "", finding)
+
+
+def _gathered(case: Case, c: Capabilities, observation: Observation, name: TensorName) -> Array:
+    """One result of all ranks, at its global positions."""
+    queries, keys = shards(case, c)
+    rows_of = keys if name in ("dk", "dv") else queries
+    p = case.problem
+    length = p.nk if name in ("dk", "dv") else p.nq
+    axis = 2 if name == "lse" else 1
+    first = getattr(observation.ranks[0], name)
+    shape = list(first.shape)
+    shape[axis] = length
+    whole = np.zeros(shape)
+    for rank, result in enumerate(observation.ranks):
+        whole[(slice(None),) * axis + (rows_of[rank],)] = getattr(result, name)
+    return whole
+
+
+def _one_world(c: Capabilities) -> str | None:
+    sizes = declared_world_sizes(c, WORLD_SIZES)
+    return None if len(sizes) > 1 else f"runs on world size {', '.join(map(str, sizes))} only"
+
+
+WORLD_SIZE_INVARIANCE = Property(
+    id="world_size_invariance",
+    meaning="the same problem on another number of ranks has the same answer",
+    examples=80,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c))),
+    judge=_judge,
+    unsupported=_one_world,
+)
