@@ -1,0 +1,100 @@
+"""The gloo world: every rank a process of its own, with `torch.distributed` over gloo on the loopback interface.
+
+Ranks are forked from a server that has imported torch, join their group once and are kept warm for many runs; a case
+is sent to them as data. A rank that raises, exits, aborts or hangs costs its pool of processes and nothing else: the
+next run gets fresh ones. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from ringverify.worlds.gloo_pool import Pool
+from ringverify.worlds.world import Failure, Run
+
+MOST_POOLS = 3
+"""How many world sizes are kept warm at once; a process costs tens of megabytes."""
+
+
+class GlooWorld:
+    """A `World` of processes. One run at a time: a second thread waits for the first."""
+
+    name = "gloo"
+
+    def __init__(self) -> None:
+        self._pools: OrderedDict[int, Pool] = OrderedDict()
+        self._lock = threading.Lock()
+        # Also at interpreter exit, and for a world that nobody closed.
+        self._finalizer = weakref.finalize(self, _end_all, self._pools)
+
+    def run(self, program: Callable[[Any], Any], argument: Any, *, world_size: int, seed: int, deadline: float) -> Run:
+        """Run `program(argument)` on ranks 0 … world_size − 1, `torch.distributed` initialised in each.
+
+        A rank has one thread for torch, the seeds and settings of a fresh process, and the variables that torchrun
+        sets (`RANK`, `WORLD_SIZE`, …). The default group is the same in run after run, as in a training job, unless a
+        run has left it damaged, out of step or with messages that nobody received.
+
+        Args:
+            program: a function that is importable by name, outside `__main__`.
+            argument: anything picklable; numpy arrays travel faster than tensors.
+            world_size: number of ranks, at least 1.
+            seed: not used; processes run as the system schedules them.
+            deadline: seconds after which a run that has not ended is a failure, starting the processes not counted.
+
+        Raises:
+            WorldUnavailable: the ranks could not be started.
+            TypeError: the program or its argument cannot be sent to a process.
+            ValueError: an impossible world size or deadline.
+        """
+        if world_size < 1:
+            raise ValueError(f"world_size={world_size}: expected at least 1")
+        if not deadline > 0:
+            raise ValueError(f"deadline={deadline}: expected a positive number of seconds")
+        began = time.monotonic()
+        body = _packed(program, argument)
+        with self._lock:
+            pool = self._pool(world_size)
+            try:
+                outcome = pool.run(body, deadline)
+            finally:
+                if not pool.usable:
+                    del self._pools[world_size]
+                    pool.end()
+        if isinstance(outcome, Failure):
+            return Run((None,) * world_size, outcome, time.monotonic() - began)
+        results = tuple(pickle.loads(result) for result in outcome)
+        return Run(results, None, time.monotonic() - began)
+
+    def _pool(self, world_size: int) -> Pool:
+        if world_size not in self._pools:
+            while len(self._pools) >= MOST_POOLS:
+                self._pools.popitem(last=False)[1].end()
+            self._pools[world_size] = Pool(world_size)
+        self._pools.move_to_end(world_size)
+        return self._pools[world_size]
+
+    def close(self) -> None:
+        """End all processes. The world may be used again and then starts new ones."""
+        with self._lock:
+            _end_all(self._pools)
+
+
+def _end_all(pools: OrderedDict[int, Pool]) -> None:
+    while pools:
+        pools.popitem()[1].end()
+
+
+def _packed(program: Callable[[Any], Any], argument: Any) -> bytes:
+    name = f"{getattr(program, '__module__', '?')}.{getattr(program, '__qualname__', repr(program))}"
+    if getattr(program, "__module__", None) == "__main__":
+        raise TypeError(f"program {name} cannot be sent to a process: move it out of the main script into a module")
+    with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+        return pickle.dumps((program, argument), protocol=5)
+    raise TypeError(f"program {name} or its argument cannot be sent to a process: both have to be picklable")

@@ -1,0 +1,127 @@
+"""From how the ranks of a run ended to one failure: which rank it began with, and what it says.
+
+When one rank goes, its neighbours' connections break and they fail too; the reader wants the first cause.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import sysconfig
+from collections.abc import Sequence
+
+from ringverify.worlds.gloo_wire import Raised
+from ringverify.worlds.world import Failure
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+_TORCH = f"{os.sep}torch{os.sep}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Died:
+    """A rank's process ended: `exit_code` as `multiprocessing` has it, negative for a signal; `at` as in `Raised`."""
+
+    exit_code: int
+    at: float
+
+    @property
+    def what(self) -> str:
+        """How it ended, to stand after "rank 1's process"."""
+        if self.exit_code >= 0:
+            return f"ended with exit code {self.exit_code}"
+        try:
+            name = signal.Signals(-self.exit_code).name
+        except ValueError:
+            name = str(-self.exit_code)
+        return f"was ended by signal {name}"
+
+    @property
+    def consequence(self) -> bool:
+        """gloo may abort a process whose neighbour has gone."""
+        return self.exit_code == -signal.SIGABRT
+
+
+def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failure:
+    """The failure of a run in which the ranks in `ends` raised or died; `outputs` is what each rank printed."""
+    rank, end = min(ends.items(), key=lambda item: (item[1].consequence, item[1].at))
+    others = [
+        f"rank {other} then {end.what}" if isinstance(end, Raised) else f"rank {other}'s process then {end.what}"
+        for other, end in sorted(ends.items())
+        if other != rank
+    ]
+    match end:
+        case Raised(what=what, detail=detail):
+            return Failure("raised", rank, f"rank {rank} {what}", _detail([detail, *others], rank, outputs))
+        case Died(what=what):
+            message = f"rank {rank}'s process {what}"
+            return Failure("died", rank, message, _detail([message, *others], rank, outputs))
+
+
+def out_of_time(
+    deadline: float, returned: Sequence[int], stacks: dict[int, str | None], outputs: Sequence[str]
+) -> Failure:
+    """The failure of a run in which the ranks in `stacks` had not ended in time; a stack may not be known."""
+    where = []
+    for rank, stack in sorted(stacks.items()):
+        place = None if stack is None else _place(stack)
+        where.append(f"rank {rank} {'at an unknown place' if place is None else place}")
+    message = f"after {deadline:g} s {_ranks(sorted(stacks))} had not returned: {', '.join(where)}"
+    if returned:
+        message += f"; {_ranks(sorted(returned))} had"
+    parts = [message]
+    parts += [f"rank {rank}:\n{stack}" for rank, stack in sorted(stacks.items()) if stack is not None]
+    only = next(iter(stacks)) if len(stacks) == 1 else None
+    return Failure("deadline", only, message, _detail(parts, None, outputs))
+
+
+def main_thread(dump: str) -> str | None:
+    """The stack of the thread that runs programs, innermost frame first, from what `faulthandler` wrote."""
+    for block in dump.split("\n\n"):
+        if any(os.path.join(_HERE, "gloo_worker.py") in line and " in serve" in line for line in block.splitlines()):
+            frames = [line for line in block.splitlines() if _FRAME.match(line)]
+            inner = [line for line in frames if os.path.join(_HERE, "gloo_worker.py") not in line]
+            # multiprocessing's own frames below `serve` are the same in every stack.
+            outermost = next(at for at, line in enumerate(frames) if "gloo_worker.py" in line)
+            return "\n".join(line for line in inner if line in frames[:outermost])
+    return None
+
+
+def _place(stack: str) -> str | None:
+    """ "at ring.py:41 in attend, inside recv": the innermost line that is neither torch's nor Python's."""
+    inside = None
+    for line in stack.splitlines():
+        frame = _FRAME.match(line)
+        if frame is None:
+            continue
+        if _is_users(frame["file"]):
+            place = f"at {os.path.basename(frame['file'])}:{frame['line']} in {frame['function']}"
+            return place if inside is None else f"{place}, inside {inside}"
+        # The function that the user's line calls: the outermost of torch's frames, less its logging wrapper.
+        if frame["function"] != "wrapper":
+            inside = frame["function"]
+    return None
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith("<") or _TORCH in file or file.startswith(_HERE + os.sep):
+        return False
+    return not file.startswith(_LIBRARY + os.sep) or "site-packages" in file or "dist-packages" in file
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _detail(parts: Sequence[str], rank: int | None, outputs: Sequence[str]) -> str:
+    """What is known, and below it what the rank printed, or every rank if it is not one rank's failure."""
+    shown = list(parts)
+    for printed_by, text in enumerate(outputs):
+        if text.strip() and rank in (None, printed_by):
+            shown.append(f"rank {printed_by} printed:\n{text.rstrip()}")
+    return "\n".join(part.rstrip() for part in shown) + "\n"
+
+

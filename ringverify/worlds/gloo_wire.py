@@ -1,0 +1,114 @@
+"""What the gloo world and its rank processes tell one another, and what a rank leaves behind after a run.
+
+Everything here is a pickle between processes of one run of the tool, never a file. Importing this module does not
+import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+MessageKey = tuple[str, int | None, int, int]
+"""(name of the group, source or `None` for any, destination, tag); ranks are those within the group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One program to run.
+
+    Attributes:
+        path: the module search path of the tool at this moment; a target may have extended it since the worker started.
+        directory: the working directory.
+        body: `pickle.dumps((program, argument))`, apart so that a program that does not import is told from a
+            broken pipe.
+    """
+
+    path: tuple[str, ...]
+    directory: str
+    body: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """The worker has joined its process group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NotReady:
+    """The worker could not set its process group up."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Residue:
+    """What one rank's process group looks like after a run; all ranks' together tell whether it can be used again.
+
+    Attributes:
+        intact: the default group is still the one that the worker made, and torch told all that was asked.
+        groups: number of process groups made so far.
+        collectives: collectives started on each group so far, by the group's name.
+        messages: sends minus receives posted during the run, for each message key where that is not zero.
+    """
+
+    intact: bool
+    groups: int
+    collectives: dict[str, int]
+    messages: dict[MessageKey, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """The program returned; `result` is a pickle of what it returned."""
+
+    result: bytes
+    residue: Residue
+
+
+@dataclasses.dataclass(frozen=True)
+class Raised:
+    """The program raised.
+
+    Attributes:
+        what: "raised ValueError: no such thing" or "called sys.exit(3)": the message but for the rank.
+        detail: the rank's traceback.
+        at: `time.monotonic()` of that moment, comparable between processes of one machine.
+        consequence: it looks like what a rank meets when another has gone, and is rarely the cause.
+    """
+
+    what: str
+    detail: str
+    at: float
+    consequence: bool
+
+
+Report = Ready | NotReady | Returned | Raised
+
+
+def is_clean(residues: Sequence[Residue], *, most_groups: int) -> bool:
+    """Whether the next run can use the same process group: nothing is under way and all ranks are in step.
+
+    A message that nobody received would be the next run's first; a rank that has started one collective more than
+    another would meet the next run's in the wrong order.
+    """
+    collectives: defaultdict[str, set[int]] = defaultdict(set)
+    precise: defaultdict[MessageKey, int] = defaultdict(int)
+    for residue in residues:
+        if not residue.intact or residue.groups != residues[0].groups or residue.groups > most_groups:
+            return False
+        for group, count in residue.collectives.items():
+            collectives[group].add(count)
+        for key, surplus in residue.messages.items():
+            precise[key] += surplus
+    if any(len(counts) > 1 for counts in collectives.values()):
+        return False
+    # A receive from any source matches a send from whichever: such messages are only counted by destination.
+    loose = {(group, destination, tag) for group, source, destination, tag in precise if source is None}
+    sums: defaultdict[Any, int] = defaultdict(int)
+    for key, surplus in precise.items():
+        group, _, destination, tag = key
+        sums[(group, destination, tag) if (group, destination, tag) in loose else key] += surplus
+    return not any(sums.values())

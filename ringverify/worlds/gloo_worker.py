@@ -1,0 +1,184 @@
+"""One rank of the gloo world: a process that joins a gloo group once and then runs programs until it is told to stop.
+
+Nothing that a program does is trusted to leave this process usable: the other end of the pipe decides that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import gc
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from types import TracebackType
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+# Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
+import torch.distributed._functional_collectives  # noqa: F401
+
+from ringverify.worlds.gloo_residue import Ledger
+from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned
+
+LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+FOREVER = datetime.timedelta(days=1)
+"""The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
+
+_PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
+"""How an error reads that a rank meets because another one has gone (lower case)."""
+
+
+def serve(rank: int, world_size: int, directory: str, jobs: Connection, output: Connection, lifeline: Connection) -> None:
+    """Run programs as one rank until `jobs` closes.
+
+    Args:
+        rank: this process's rank.
+        world_size: how many there are.
+        directory: a private directory of the pool; the ranks meet there, and stacks are written there on request.
+        jobs: `Job`s come in here, one `Report` goes back for each, after a first one that says the rank is ready.
+        output: what becomes standard output and standard error.
+        lifeline: closes when the tool ends, however it ends.
+    """
+    _settle(rank, world_size, jobs, output, lifeline)
+    with open(stacks_file(directory, rank), "w") as stacks:
+        ledger = Ledger()
+        try:
+            store = dist.FileStore(os.path.join(directory, "store"), world_size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=FOREVER)
+            # Connections are made here, not in the first run, where an interface that does not work would look
+            # like the implementation's fault.
+            dist.barrier()
+        except Exception as error:
+            _send(jobs, NotReady(one_line(error)))
+            os._exit(0)
+        _send(jobs, Ready())
+        while True:
+            try:
+                job = pickle.loads(jobs.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)
+            faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+            _send(jobs, _run(job, ledger))
+
+
+def stacks_file(directory: str, rank: int) -> str:
+    """Where a rank writes the stacks of its threads when it gets SIGUSR1."""
+    return os.path.join(directory, f"stacks-{rank}")
+
+
+def one_line(error: BaseException) -> str:
+    """`ValueError: no such thing`, or the name alone if the error says nothing or cannot be printed."""
+    name = type(error).__name__
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        return f"{name} (which cannot be printed)"
+    return f"{name}: {lines[0]}" if lines else name
+
+
+def _settle(rank: int, world_size: int, jobs: Connection, output: Connection, lifeline: Connection) -> None:
+    """Cut this process loose from the terminal and tie it to the life of the tool."""
+    # Children that a program forks share this process group and end with it; Ctrl-C is the tool's to handle.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    for name in ("stdout", "stderr"):
+        # Line by line, so that what a rank printed before it died is not lost with its buffers.
+        setattr(sys, name, open(1 if name == "stdout" else 2, "w", buffering=1, errors="replace", closefd=False))
+    faulthandler.enable(file=2)
+    threading.Thread(target=_end_with, args=(lifeline,), name="ringverify-lifeline", daemon=True).start()
+    # A forked child must hold no end of the pipes: the tool would take it for the rank.
+    os.register_at_fork(after_in_child=lambda: (jobs.close(), lifeline.close()))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # workers are expendable, the harness is not
+    # What torchrun would set; plain scripts read it.
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    gc.freeze()  # pages shared with the fork server stay shared
+
+
+def _end_with(lifeline: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os._exit(0)
+
+
+def _run(job: Job, ledger: Ledger) -> Report:
+    process = os.getpid()
+    _reset(job)
+    ledger.begin()
+    try:
+        program, argument = pickle.loads(job.body)
+        result = program(argument)
+    except BaseException as error:
+        _only_in(process)
+        return _raised(error)
+    _only_in(process)
+    try:
+        body = pickle.dumps(result, protocol=5)
+    except Exception as error:
+        what = f"returned a {type(result).__name__} that cannot be pickled: {one_line(error)}"
+        return Raised(what, what, time.monotonic(), consequence=False)
+    return Returned(body, ledger.residue())
+
+
+def _only_in(process: int) -> None:
+    """End a child that the program forked and let return: only the rank itself reports."""
+    if os.getpid() != process:
+        os._exit(0)
+
+
+def _reset(job: Job) -> None:
+    """Give the program the process-wide settings that a fresh process has, whatever the program before it did."""
+    sys.path[:] = job.path
+    with contextlib.suppress(OSError):
+        os.chdir(job.directory)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+def _raised(error: BaseException) -> Raised:
+    at = time.monotonic()
+    if isinstance(error, SystemExit):
+        what = f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    else:
+        what = f"raised {one_line(error)}"
+    try:
+        detail = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
+    except Exception:
+        detail = what
+    text = one_line(error).lower()
+    gone = isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _PEER_IS_GONE)
+    return Raised(what, detail, at, consequence=gone)
+
+
+def _own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback without this module's frame, which says nothing to the reader."""
+    if frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
+        return frames.tb_next
+    return frames
+
+
+def _send(jobs: Connection, report: Report) -> None:
+    try:
+        jobs.send_bytes(pickle.dumps(report, protocol=5))
+    except (OSError, ValueError):
+        os._exit(0)
