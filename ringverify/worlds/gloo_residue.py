@@ -24,7 +24,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._messages: Counter[MessageKey] = Counter()
-        self._sent: Counter[str] = Counter()
+        self._posted: Counter[str] = Counter()
         self._default: Any = None
         self._complete = all(hasattr(dist.ProcessGroup, name) for name in ("send", "recv", "recv_anysource"))
         if self._complete:
@@ -38,17 +38,19 @@ class Ledger:
         def counted_send(group: Any, tensors: Any, dstRank: int, tag: int) -> Any:
             work = send(group, tensors, dstRank, tag)
             self._messages[group.group_name, group.rank(), dstRank, tag] += 1
-            self._sent[group.group_name] += 1
+            self._posted[group.group_name] += 1
             return work
 
         def counted_recv(group: Any, tensors: Any, srcRank: int, tag: int) -> Any:
             work = recv(group, tensors, srcRank, tag)
             self._messages[group.group_name, srcRank, group.rank(), tag] -= 1
+            self._posted[group.group_name] += 1
             return work
 
         def counted_recv_anysource(group: Any, tensors: Any, tag: int) -> Any:
             work = recv_anysource(group, tensors, tag)
             self._messages[group.group_name, None, group.rank(), tag] -= 1
+            self._posted[group.group_name] += 1
             return work
 
         group_class.send, group_class.recv, group_class.recv_anysource = counted_send, counted_recv, counted_recv_anysource
@@ -64,9 +66,10 @@ class Ledger:
         try:
             intact = self._complete and self._default is not None and dist.group.WORLD is self._default
             world = distributed_c10d._world
-            # gloo numbers the collectives and the sends of a group in one sequence, and receives not at all.
+            # gloo numbers a group's collectives, sends and receives in one sequence.
             collectives = {
-                name: group._get_sequence_number_for_group() - self._sent[name] for group, name in world.pg_names.items()
+                name: group._get_sequence_number_for_group() - self._posted[name]
+                for group, name in world.pg_names.items()
             }
             return Residue(intact, world.group_count, collectives, messages)
         except Exception:
