@@ -1,0 +1,15 @@
+"""What every test runs under: shapes checked at run time, examples that repeat, one thread."""
+
+import hypothesis
+import torch
+from jaxtyping import install_import_hook
+
+# Only the modules whose signatures carry shapes: those that validate at the door must reach their own messages.
+install_import_hook(
+    ["ringref.attention", "ringref.attention_loops", "ringref.pattern", "ringref.ladder"], "beartype.beartype"
+)
+
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("ci")
+
+torch.set_num_threads(1)
