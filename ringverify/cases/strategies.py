@@ -74,9 +74,11 @@ def cases(capabilities: Capabilities, scope: Scope) -> st.SearchStrategy[Case]:
 
 
 def declared_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The wanted world sizes that an implementation runs on."""
+    """The wanted world sizes that an implementation runs on; all that it declares, if none of them is wanted."""
     declared = capabilities.world_sizes
-    return wanted if declared is None else tuple(size for size in wanted if size in declared)
+    if declared is None:
+        return wanted
+    return tuple(size for size in wanted if size in declared) or declared
 
 
 def _case(draw: Draw, c: Capabilities, scope: Scope) -> Case:

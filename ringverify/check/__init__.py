@@ -1,0 +1,1 @@
+"""One run of the suite: implementations, properties and cases in, events out."""

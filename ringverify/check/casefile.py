@@ -1,0 +1,139 @@
+"""A counterexample as a file: JSON, sealed, enough to show the same failure again.
+
+The seal is the SHA-256 of the file's other fields. It does not protect against malice; it tells a person that what
+they replay is not what was recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ringverify
+from ringverify.cases.case import Case
+from ringverify.check.hunting import Counterexample
+from ringverify.errors import UsageError
+from ringverify.reports.jsonl import finite, write_whole
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseFile:
+    """What a case file says.
+
+    Attributes:
+        target: what to type to get the implementation.
+        property: id of the property.
+        world: name of the world it was run in.
+        device: device of the tensors.
+        case: the case.
+        digest: SHA-256 of the bits that were seen.
+        summary: what was wrong, in one line.
+        made_with: versions and platform of the recording.
+    """
+
+    target: str
+    property: str
+    world: str
+    device: str
+    case: Case
+    digest: str
+    summary: str
+    made_with: str
+
+
+def environment() -> str:
+    """Versions and platform in one line; bits may differ where this differs."""
+    return (
+        f"ringverify {ringverify.__version__}, torch {torch.__version__}, python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}"
+    )
+
+
+def save(folder: Path, *, target: str, property: str, world: str, device: str, counterexample: Counterexample) -> Path:
+    """Write a counterexample, whole or not at all, and say where.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "made_with": environment(),
+        "target": target,
+        "property": property,
+        "world": world,
+        "device": device,
+        "case": counterexample.case.to_json(),
+        "digest": counterexample.digest,
+        "summary": counterexample.violation.summary,
+    }
+    if (finding := counterexample.violation.finding) is not None:
+        content["finding"] = finite({k: v for k, v in dataclasses.asdict(finding).items() if k != "wrong"})
+    content["seal"] = _seal(content)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", target).strip("-")
+    path = folder / f"{name}-{property}-{counterexample.case.identity}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write case {path}: {error.strerror}; name another folder with --cases") from None
+    return path
+
+
+def read(path: Path, *, edited: bool = False) -> CaseFile:
+    """Read a case file.
+
+    Args:
+        path: the file.
+        edited: accept a file that was changed after it was written.
+
+    Raises:
+        UsageError: there is no such file, or it is truncated, edited, from a newer schema or not a case.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read case {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a case file: it is not UTF-8 text") from None
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"case {path} is truncated or not JSON (line {error.lineno}): get the whole file, or run check again"
+        ) from None
+    if not isinstance(content, Mapping) or "schema" not in content:
+        raise UsageError(f"{path} is not a case file: it names no schema")
+    if content["schema"] != SCHEMA:
+        raise UsageError(
+            f"case {path} has schema {content['schema']!r}, and ringverify {ringverify.__version__} reads schema "
+            f"{SCHEMA}: upgrade ringverify"
+        )
+    content = dict(content)
+    if content.pop("seal", None) != _seal(content) and not edited:
+        raise UsageError(f"case {path} was edited after it was recorded: pass --edited to run it as it is now")
+    try:
+        case = Case.from_json(content["case"])
+        texts = {name: content[name] for name in ("target", "property", "world", "device", "digest", "summary")}
+        made_with = content["made_with"]
+    except KeyError as error:
+        raise UsageError(f"case {path} lacks the field {error.args[0]!r}") from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"case {path} does not describe a case: {error}") from None
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise UsageError(f"case {path}: {name}={value!r}, expected text")
+    return CaseFile(case=case, made_with=str(made_with), **texts)
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

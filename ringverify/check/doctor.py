@@ -1,0 +1,59 @@
+"""What this machine can run: versions, worlds, devices, peers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from ringverify.check.casefile import environment
+from ringverify.check.run import open_world
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.targets import BUILT_IN, load
+from ringverify.worlds.world import WorldUnavailable
+
+
+def examine(say: Callable[[str], None]) -> int:
+    """Try what a check needs, say what works, and return 0 if checks can run here, else 3."""
+    say(environment())
+    say(f"processors      {os.cpu_count()}, torch uses {torch.get_num_threads()} threads")
+    cuda = torch.cuda.is_available()
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if cuda else []
+    say(f"cuda            {', '.join(devices) if devices else 'no device: GPU checks end with exit code 3'}")
+    works = True
+    for name in ("simulated", "gloo"):
+        problem = _try_world(name)
+        works = works and problem is None
+        say(f"world {name:<10}{problem or 'works'}")
+    say("world nccl      not built yet")
+    for name in BUILT_IN:
+        try:
+            load(name)
+            say(f"{name}: can be checked")
+        except (Inconclusive, UsageError) as error:
+            say(f"{name}: {error}")
+    return 0 if works else Inconclusive.exit_code
+
+
+def _try_world(name: str) -> str | None:
+    """Why two ranks cannot add a number in that world, or `None` if they can."""
+    try:
+        world = open_world("simulated" if name == "simulated" else "gloo")
+        try:
+            run = world.run(sum_of_ranks, None, world_size=2, seed=0, deadline=30.0)
+        finally:
+            world.close()
+    except (WorldUnavailable, Inconclusive) as error:
+        return str(error)
+    if run.failure is not None:
+        return run.failure.message
+    return None if run.results == (1.0, 1.0) else f"two ranks add up to {run.results}"
+
+
+def sum_of_ranks(_: object) -> float:
+    """The sum of all ranks' numbers, as every rank sees it."""
+    number = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(number)
+    return float(number)

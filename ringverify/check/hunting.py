@@ -1,0 +1,185 @@
+"""Looking for a case that breaks a property, and for the smallest such case."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis.strategies import SearchStrategy
+
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.cases.shrinking import shrink
+from ringverify.errors import Inconclusive
+from ringverify.properties.property import Judgement, Property, Violation
+
+HUNG_DEADLINE = 2.0
+"""Seconds a run may take once one has hung: small cases take milliseconds, so this is still generous."""
+
+HUNG_SHRINKING = 6.0
+"""Seconds for shrinking a case that hangs, where every attempt may cost the deadline."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counterexample:
+    """The smallest case found that violates a property.
+
+    Attributes:
+        case: the case.
+        violation: what is wrong on it.
+        digest: SHA-256 of the bits that came back.
+        first: the case that was found first.
+        tried: cases run while shrinking.
+        smallest: whether shrinking ended by itself rather than by its budget.
+        repeats: whether the case failed in the same way, bit for bit, when it was run again.
+    """
+
+    case: Case
+    violation: Violation
+    digest: str
+    first: Case
+    tried: int
+    smallest: bool
+    repeats: bool
+
+
+@dataclasses.dataclass
+class Hunt:
+    """What became of looking for a violation of one property.
+
+    Attributes:
+        examples: cases that put the property to the test.
+        margin: largest error over allowed error among those that held.
+        seconds: wall-clock time, shrinking included.
+        counterexample: what was found, if anything.
+        out_of_time: whether the time budget ended the search.
+    """
+
+    examples: int = 0
+    margin: float = 0.0
+    seconds: float = 0.0
+    counterexample: Counterexample | None = None
+    out_of_time: bool = False
+
+
+class _Stop(BaseException):
+    """Ends the drawing of examples; not an `Exception`, so that Hypothesis lets it through."""
+
+
+def hunt(
+    property: Property,
+    runner: Runner,
+    *,
+    examples: int,
+    seed: int,
+    until: float,
+    progress: Callable[[int], None],
+) -> Hunt:
+    """Try `examples` cases of a property, stop at the first violation, and shrink it.
+
+    Args:
+        property: what must hold.
+        runner: the implementation in its world.
+        examples: cases to try at most.
+        seed: decides which.
+        until: `time.monotonic()` after which no further case is started.
+        progress: called with the number of cases tried so far.
+
+    Raises:
+        WorldUnavailable: the world could not be set up.
+        Inconclusive: the machine, not the implementation, gave up (out of memory).
+    """
+    started = time.monotonic()
+    hunt = Hunt()
+    found: list[tuple[Case, Judgement]] = []
+
+    def visit(case: Case) -> None:
+        if time.monotonic() > until:
+            hunt.out_of_time = True
+            raise _Stop
+        judgement = _judge(property, case, runner)
+        if not judgement.applies:
+            return
+        hunt.examples += 1
+        progress(hunt.examples)
+        if judgement.violation is None:
+            hunt.margin = max(hunt.margin, judgement.margin)
+            return
+        found.append((case, judgement))
+        raise _Stop
+
+    source = property.cases(runner.capabilities)
+    try:
+        if isinstance(source, list):
+            for case in random.Random(seed).sample(source, min(examples, len(source))):
+                visit(case)
+        else:
+            _draw(source, examples, seed, visit)
+    except _Stop:
+        pass
+    if found:
+        hunt.counterexample = _smallest(property, runner, *found[0])
+        hunt.margin = max(hunt.margin, found[0][1].margin)
+    hunt.seconds = time.monotonic() - started
+    return hunt
+
+
+def _draw(strategy: SearchStrategy[Case], examples: int, seed: int, visit: Callable[[Case], None]) -> None:
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        print_blob=False,
+    )
+    @hypothesis.given(strategy)
+    def example(case: Case) -> None:
+        visit(case)
+
+    example()
+
+
+def _judge(property: Property, case: Case, runner: Runner) -> Judgement:
+    judgement = property.judge(case, runner)
+    violation = judgement.violation
+    if violation is not None and violation.reason in (("raised", "MemoryError"), ("raised", "OutOfMemoryError")):
+        raise Inconclusive(f"out of memory on {case.describe()}")
+    return judgement
+
+
+def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgement) -> Counterexample:
+    violation = judgement.violation
+    assert violation is not None
+    reason, seconds = violation.reason, 20.0
+    if violation.reason[0] == "deadline":
+        runner.deadline, seconds = min(runner.deadline, HUNG_DEADLINE), HUNG_SHRINKING
+    best = (first, judgement)
+
+    def still_fails(case: Case) -> bool:
+        nonlocal best
+        seen = _judge(property, case, runner)
+        if seen.violation is None or seen.violation.reason != reason:
+            return False
+        best = (case, seen)
+        return True
+
+    shrunk = shrink(first, still_fails, runner.capabilities, seconds=seconds)
+    case, judgement = best
+    again = _judge(property, case, runner)
+    assert judgement.violation is not None
+    return Counterexample(
+        case=case,
+        violation=judgement.violation,
+        digest=judgement.digest,
+        first=first,
+        tried=shrunk.tried,
+        smallest=shrunk.complete,
+        repeats=again.violation is not None and again.digest == judgement.digest,
+    )

@@ -1,0 +1,71 @@
+"""Running a recorded counterexample again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ringverify import targets
+from ringverify.cases.case import why_unsupported
+from ringverify.cases.running import Runner
+from ringverify.check import casefile
+from ringverify.check.hunting import Counterexample
+from ringverify.check.run import open_world, told
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.properties.catalogue import select
+from ringverify.reports.jsonl import Event
+from ringverify.worlds.world import WorldUnavailable
+
+
+def replay(
+    path: Path, *, edited: bool, target: str | None, say: Callable[[str], None], show: Callable[[Event], None]
+) -> int:
+    """Run the case of a file, show what is wrong, and say whether it is the same, bit for bit.
+
+    Args:
+        path: a case file.
+        edited: accept a file that was changed after it was written.
+        target: another implementation than the recorded one.
+        say: takes a line of text.
+        show: takes a counterexample event.
+
+    Returns:
+        1 if the property is violated, 0 if it holds now.
+
+    Raises:
+        UsageError: the file or the target is wrong.
+        Inconclusive: the world could not be set up.
+    """
+    recorded = casefile.read(path, edited=edited)
+    (property,) = select((recorded.property,), ())
+    name = recorded.target if target is None else target
+    implementation = targets.load(name)
+    if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
+        raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
+    match recorded.world:
+        case "simulated" | "gloo" as world_name:
+            world = open_world(world_name)
+        case other:
+            raise UsageError(f"case {path} names the unknown world {other!r}")
+    try:
+        runner = Runner(
+            implementation, world, target=None if world.name == "simulated" else name, device=recorded.device
+        )
+        judgement = property.judge(recorded.case, runner)
+    except WorldUnavailable as error:
+        raise Inconclusive(str(error)) from None
+    finally:
+        world.close()
+    say(f"{name}: {property.id} on {recorded.case.describe()}")
+    if judgement.violation is None:
+        say(f"the property holds: what was recorded ({recorded.summary}) does not happen")
+        return 0
+    again = Counterexample(
+        recorded.case, judgement.violation, judgement.digest, recorded.case, tried=0, smallest=True, repeats=True
+    )
+    show({"event": "counterexample", **told(again)})
+    if judgement.digest == recorded.digest:
+        say("the same bits as recorded")
+    else:
+        say(f"fails, with other bits than recorded (by {recorded.made_with}; this is {casefile.environment()})")
+    return 1

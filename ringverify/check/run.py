@@ -1,0 +1,335 @@
+"""The run itself: every property of every implementation, told as events."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+import ringverify
+from ringverify.cases.running import Runner
+from ringverify.check import casefile
+from ringverify.check.hunting import Counterexample, Hunt, hunt
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.implementation import Capabilities, Implementation
+from ringverify.properties.property import Property, Suite
+from ringverify.reports.jsonl import SCHEMA, Event
+from ringverify.worlds.world import World, WorldUnavailable
+
+WorldName = Literal["simulated", "gloo", "nccl"]
+
+EXIT_CODES = {"conformant": 0, "violations": 1, "inconclusive": 3}
+
+PROCESS_WORLD_SIZES = (1, 2, 3, 4)
+"""World sizes tried with a process a rank: enough for every bug of direction and order, and few enough to keep warm."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user asked of a run.
+
+    Attributes:
+        suite: how many examples.
+        world: where ranks run; `None` chooses by what an implementation declares.
+        world_sizes: world sizes to use; `None` means all that suit.
+        device: device of the tensors.
+        seed: decides which cases are tried.
+        max_examples: examples of each property at most.
+        time_budget: seconds for the whole run, or `None`.
+        deadline: seconds for one run of one case.
+        cases: folder for counterexamples.
+        stop_early: stop at the first violation.
+    """
+
+    suite: Suite = "quick"
+    world: WorldName | None = None
+    world_sizes: tuple[int, ...] | None = None
+    device: str = "cpu"
+    seed: int = 0
+    max_examples: int | None = None
+    time_budget: float | None = None
+    deadline: float = 10.0
+    cases: Path = Path(".ringverify")
+    stop_early: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An implementation to check, and what to type to get it."""
+
+    target: str
+    implementation: Implementation
+
+
+class Watch(Protocol):
+    """Is told how far a run has come."""
+
+    def start(self, implementation: str, property: str, examples: int) -> None:
+        """A property is about to be tried."""
+        ...
+
+    def step(self, done: int) -> None:
+        """So many of its cases have been tried."""
+        ...
+
+    def stop(self) -> None:
+        """It is done."""
+        ...
+
+
+def check(
+    subjects: Sequence[Subject],
+    properties: Sequence[Property],
+    options: Options,
+    tell: Callable[[Event], None],
+    watch: Watch,
+) -> int:
+    """Check implementations, tell what is found event by event, and return the exit code.
+
+    Raises:
+        UsageError: options that contradict what an implementation declares.
+        Inconclusive: the device or the world asked for does not exist here.
+    """
+    names = [subject.implementation.name for subject in subjects]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two implementations are named {name!r}: give one of them another name=")
+    _find_device(options.device)
+    plans = [(subject, _world_of(subject.implementation, options), _narrowed(subject, options)) for subject in subjects]
+    until = time.monotonic() + (float("inf") if options.time_budget is None else options.time_budget)
+    tell(
+        {
+            "event": "header",
+            "schema": SCHEMA,
+            "ringverify": ringverify.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "device": options.device,
+            "suite": options.suite,
+            "seed": options.seed,
+        }
+    )
+    verdicts = []
+    for subject, world_name, implementation in plans:
+        world = open_world(world_name)
+        try:
+            run = _ImplementationRun(subject.target, implementation, world, options, until, tell, watch)
+            verdicts.append(run.verdict(properties))
+        finally:
+            world.close()
+        if options.stop_early and verdicts[-1] == "violations":
+            break
+    verdict = next((v for v in ("violations", "inconclusive") if v in verdicts), "conformant")
+    tell({"event": "footer", "verdict": verdict, "exit_code": EXIT_CODES[verdict]})
+    return EXIT_CODES[verdict]
+
+
+@dataclasses.dataclass
+class _ImplementationRun:
+    target: str
+    implementation: Implementation
+    world: World
+    options: Options
+    until: float
+    tell: Callable[[Event], None]
+    watch: Watch
+
+    def verdict(self, properties: Sequence[Property]) -> str:
+        runner = Runner(
+            self.implementation,
+            self.world,
+            target=None if self.world.name == "simulated" else self.target,
+            device=self.options.device,
+            deadline=self.options.deadline,
+        )
+        started, seen, examples = time.monotonic(), [], 0
+        for property in properties:
+            verdict, tried = self._property(property, runner)
+            seen.append(verdict)
+            examples += tried
+            if verdict == "fail" and self.options.stop_early:
+                break
+        verdict = "violations" if "fail" in seen else "inconclusive"
+        if verdict != "violations" and "inconclusive" not in seen and "pass" in seen:
+            verdict = "conformant"
+        self.tell(
+            {
+                "event": "implementation",
+                "implementation": self.implementation.name,
+                "verdict": verdict,
+                "world": self.world.name,
+                "undeclared": undeclared(self.implementation.capabilities),
+                "properties": {kind: seen.count(kind) for kind in ("pass", "fail", "unsupported", "inconclusive")},
+                "not_run": len(properties) - len(seen),
+                "examples": examples,
+                "runs": runner.runs,
+                "seconds": round(time.monotonic() - started, 3),
+                "seconds_inside": round(runner.seconds_inside, 3),
+            }
+        )
+        return verdict
+
+    def _property(self, property: Property, runner: Runner) -> tuple[str, int]:
+        capabilities, options = self.implementation.capabilities, self.options
+        event: Event = {
+            "event": "property",
+            "implementation": self.implementation.name,
+            "property": property.id,
+            "verdict": "unsupported",
+            "examples": 0,
+            "seconds": 0.0,
+            "margin": None,
+        }
+        reason = property.unsupported(capabilities)
+        device = torch.device(options.device).type
+        if device not in capabilities.devices:
+            reason = f"device {device} is not declared"
+        if reason is not None:
+            self.tell({**event, "reason": reason})
+            return "unsupported", 0
+        examples = property.examples_in(options.suite)
+        if options.max_examples is not None:
+            examples = min(examples, options.max_examples)
+        self.watch.start(self.implementation.name, property.id, examples)
+        try:
+            found = hunt(
+                property, runner, examples=examples, seed=options.seed, until=self.until, progress=self.watch.step
+            )
+        except (WorldUnavailable, Inconclusive) as error:
+            self.tell({**event, "verdict": "inconclusive", "reason": str(error)})
+            return "inconclusive", 0
+        finally:
+            self.watch.stop()
+        event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
+        if found.counterexample is not None:
+            event["verdict"] = "fail"
+        elif found.examples:
+            event["verdict"] = "pass"
+        else:
+            event["verdict"] = "inconclusive"
+            event["reason"] = "the time budget ended first" if found.out_of_time else "no case puts it to the test"
+        if found.out_of_time and found.examples:
+            event["reason"] = f"the time budget ended after {found.examples} of {examples} examples"
+        self.tell(event)
+        if found.counterexample is not None:
+            self.tell(self._counterexample(property, found, found.counterexample))
+        return event["verdict"], found.examples
+
+    def _counterexample(self, property: Property, found: Hunt, shown: Counterexample) -> Event:
+        path = casefile.save(
+            self.options.cases,
+            target=self.target,
+            property=property.id,
+            world=self.world.name,
+            device=self.options.device,
+            counterexample=shown,
+        )
+        return {
+            "event": "counterexample",
+            "implementation": self.implementation.name,
+            "property": property.id,
+            "case": shown.case.to_json(),
+            **told(shown),
+            "shrunk_from": shown.first.describe(),
+            "tried": shown.tried,
+            "smallest": shown.smallest,
+            "repeats": shown.repeats,
+            "file": str(path),
+            "replay": f"ringverify replay {path}",
+        }
+
+
+def told(shown: Counterexample) -> dict[str, Any]:
+    """A counterexample's violation as the fields of an event."""
+    violation, finding = shown.violation, shown.violation.finding
+    fields: dict[str, Any] = {
+        "case_text": shown.case.describe(),
+        "rank": violation.rank,
+        "hop": None,
+        "tensor": None,
+        "index": None,
+        "error": None,
+        "allowed": None,
+        "diagnosis": None,
+        "summary": violation.summary,
+        "detail": violation.detail,
+    }
+    if finding is not None:
+        fields |= {name: getattr(finding, name) for name in ("tensor", "position", "actual", "expected", "error")}
+        fields |= {name: getattr(finding, name) for name in ("allowed", "margin", "of")}
+        fields |= {"index": list(finding.index), "wrong": {str(r): n for r, n in finding.wrong.items()}}
+    return fields
+
+
+def undeclared(capabilities: Capabilities) -> list[str]:
+    """Optional features that an implementation does not declare, which were therefore not tested."""
+    names = [
+        "gradients", "lse", "lse_gradient", "gqa", "value_dim", "scale", "window", "documents", "key_lengths",
+        "cross_lengths", "softcap", "dilation", "uneven", "empty_shards",
+    ]  # fmt: skip
+    return [name for name in names if not getattr(capabilities, name)]
+
+
+def open_world(name: WorldName) -> World:
+    """The world of that name.
+
+    Raises:
+        Inconclusive: it is not available here.
+    """
+    match name:
+        case "simulated":
+            from ringverify.worlds.simulated import SimulatedWorld
+
+            return SimulatedWorld()
+        case "gloo":
+            from ringverify.worlds.gloo import GlooWorld
+
+            return GlooWorld()
+        case "nccl":
+            raise Inconclusive("the nccl world is not built yet: use --world gloo or --world simulated")
+
+
+def _find_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise UsageError(f"unknown device {device!r}: expected cpu, cuda or cuda:N") from None
+    if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
+        raise Inconclusive(f"no {kind} device here: run on a machine that has one, or use --device cpu")
+
+
+def _world_of(implementation: Implementation, options: Options) -> WorldName:
+    if options.world is None:
+        return "gloo" if implementation.capabilities.processes else "simulated"
+    if options.world == "simulated" and implementation.capabilities.processes:
+        raise UsageError(
+            f"{implementation.name} declares processes=True, so its ranks cannot be threads of one process: "
+            "use --world gloo, or leave --world out"
+        )
+    if options.world == "nccl":
+        raise Inconclusive("the nccl world is not built yet: use --world gloo or --world simulated")
+    return options.world
+
+
+def _narrowed(subject: Subject, options: Options) -> Implementation:
+    """The implementation on the world sizes of this run."""
+    implementation = subject.implementation
+    declared = implementation.capabilities.world_sizes
+    wanted = options.world_sizes
+    if wanted is None:
+        if _world_of(implementation, options) == "simulated":
+            return implementation
+        wanted = PROCESS_WORLD_SIZES if declared is None else declared
+    sizes = wanted if declared is None else tuple(size for size in wanted if size in declared)
+    if not sizes:
+        raise UsageError(
+            f"{implementation.name} declares world sizes {declared}, none of --world-sizes {','.join(map(str, wanted))}"
+        )
+    capabilities = dataclasses.replace(implementation.capabilities, world_sizes=sizes)
+    return dataclasses.replace(implementation, capabilities=capabilities)

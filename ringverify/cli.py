@@ -1,0 +1,216 @@
+"""The command line: `ringverify check | replay | list | doctor`, and the exit codes of the published contract."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+import ringverify
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.reports.jsonl import Event, ReportError, ReportWriter
+from ringverify.reports.terminal import ProgressBar, Terminal
+
+INTERRUPTED = 130
+"""Exit status of a command ended by Ctrl-C, as shells have it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+    except (UsageError, Inconclusive) as error:
+        print(f"ringverify: {error}", file=sys.stderr)
+        return error.exit_code
+    except ReportError as error:
+        print(f"ringverify: {error}", file=sys.stderr)
+        return UsageError.exit_code
+    except KeyboardInterrupt:
+        print("ringverify: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        print(
+            "ringverify: this is an error of ringverify itself, nothing was learned about the implementation; "
+            "please report it with the lines above",
+            file=sys.stderr,
+        )
+        return Inconclusive.exit_code
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ringverify",
+        description="Does this ring attention compute attention?",
+        epilog="Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive.",
+    )
+    parser.add_argument("--version", action="version", version=f"ringverify {ringverify.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_check(commands.add_parser("check", help="give a verdict on implementations"))
+    replay = commands.add_parser("replay", help="run a recorded counterexample again")
+    replay.add_argument("case", type=Path, metavar="CASE", help="a file that check wrote")
+    replay.add_argument("--edited", action="store_true", help="accept a file that was changed by hand")
+    replay.add_argument("--target", help="run the case on another implementation")
+    replay.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    replay.set_defaults(command=_replay)
+    listing = commands.add_parser("list", help="list what there is")
+    listing.add_argument("what", choices=("implementations", "properties", "peers"))
+    listing.set_defaults(command=_list)
+    doctor = commands.add_parser("doctor", help="say what this machine can run")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "targets",
+        nargs="+",
+        metavar="TARGET",
+        help="a built-in name (ringverify list implementations), module:attribute or path/to/file.py:attribute",
+    )
+    parser.add_argument(
+        "--world", choices=("simulated", "gloo", "nccl"), help="where ranks run (default: what the target declares)"
+    )
+    parser.add_argument("--world-sizes", type=_sizes, metavar="1,2,3", help="numbers of ranks")
+    parser.add_argument("--device", default="cpu", help="device of the tensors (default: cpu)")
+    parser.add_argument("--suite", choices=("quick", "full", "nightly"), default="quick", help="how many examples")
+    parser.add_argument("--only", type=_names, metavar="ID,…", help="these properties only")
+    parser.add_argument("--skip", type=_names, metavar="ID,…", default=(), help="not these properties")
+    parser.add_argument(
+        "--seed", type=_count, default=0, metavar="N", help="decides which cases are tried (default: 0)"
+    )
+    parser.add_argument("--max-examples", type=_positive, metavar="N", help="examples of each property, at most")
+    parser.add_argument("--time-budget", type=_seconds, metavar="SECONDS", help="time for the whole run")
+    parser.add_argument(
+        "--deadline", type=_seconds, default=10.0, metavar="SECONDS", help="time for one run of a case (default: 10)"
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write events as JSON lines")
+    parser.add_argument(
+        "--cases", type=Path, default=Path(".ringverify"), metavar="DIR", help="folder for counterexamples"
+    )
+    parser.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first violation")
+    parser.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    parser.set_defaults(command=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from ringverify import targets
+    from ringverify.check.run import Options, Subject, check
+    from ringverify.properties.catalogue import select
+
+    properties = select(options.only, options.skip)
+    subjects = [Subject(target, targets.load(target)) for target in options.targets]
+    console = Console()
+    terminal = Terminal(console, verbose=options.verbose)
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
+
+        def tell(event: Event) -> None:
+            terminal.tell(event)
+            if writer is not None:
+                writer.write(event)
+
+        return check(
+            subjects,
+            properties,
+            Options(
+                suite=options.suite,
+                world=options.world,
+                world_sizes=options.world_sizes,
+                device=options.device,
+                seed=options.seed,
+                max_examples=options.max_examples,
+                time_budget=options.time_budget,
+                deadline=options.deadline,
+                cases=options.cases,
+                stop_early=options.exitfirst,
+            ),
+            tell,
+            ProgressBar(console),
+        )
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from ringverify.check.replaying import replay
+
+    console = Console()
+    return replay(
+        options.case,
+        edited=options.edited,
+        target=options.target,
+        say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
+        show=Terminal(console, verbose=options.verbose).counterexample,
+    )
+
+
+def _list(options: argparse.Namespace) -> int:
+    from ringverify.targets import BUILT_IN
+
+    match options.what:
+        case "properties":
+            from ringverify.properties.catalogue import PROPERTIES
+
+            for property in PROPERTIES.values():
+                print(f"{property.id:<24}{property.meaning}")
+        case "peers":
+            for name in BUILT_IN:
+                if name.startswith("peer:"):
+                    print(name)
+        case _:
+            for name in BUILT_IN:
+                print(name)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from ringverify.check.doctor import examine
+
+    return examine(print)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected names separated by commas")
+    return names
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected world sizes of at least 1, separated by commas")
+    return sizes
+
+
+def _count(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _whole(text: str, minimum: int) -> int:
+    if not text.isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {minimum}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number of seconds")
+    return seconds

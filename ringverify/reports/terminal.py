@@ -1,0 +1,175 @@
+"""A run on the terminal: a line a property as it ends, and for a failure what to look at first."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from ringverify.reports.jsonl import Event
+
+STYLES = {
+    "pass": "green",
+    "fail": "bold red",
+    "unsupported": "dim",
+    "inconclusive": "yellow",
+    "conformant": "bold green",
+    "violations": "bold red",
+}
+AXES = {
+    "out": ("batch", "query", "head", "dim"),
+    "lse": ("batch", "head", "query"),
+    "dq": ("batch", "query", "head", "dim"),
+    "dk": ("batch", "key", "head", "dim"),
+    "dv": ("batch", "key", "head", "dim"),
+}
+TRACEBACK_LINES = 14
+
+
+class Terminal:
+    """Tells events as text. Colour and progress appear only where the console is a terminal."""
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        self.console = console
+        self.verbose = verbose
+        self._named = ""
+
+    def tell(self, event: Event) -> None:
+        """Print what one event says."""
+        match event["event"]:
+            case "header":
+                self._line(
+                    f"ringverify {event['ringverify']}, torch {event['torch']}, python {event['python']}, "
+                    f"{event['device']}, suite {event['suite']}, seed {event['seed']}"
+                )
+            case "property":
+                self._property(event)
+            case "counterexample":
+                self.counterexample(event)
+            case "implementation":
+                self._implementation(event)
+            case "footer":
+                pass
+
+    def counterexample(self, event: Event) -> None:
+        """Print a violation: what, the case, the worst element, how to see it again."""
+        rows = [("", event["summary"]), ("case", event["case_text"])]
+        if event["tensor"] is not None:
+            rows.append(("worst", worst_element(event)))
+            rows.append(("", worst_numbers(event)))
+        if event.get("tried"):
+            rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
+        if not event.get("repeats", True):
+            rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
+        if "replay" in event:
+            rows.append(("replay", event["replay"]))
+        for label, text in rows:
+            self.console.print(f"        [dim]{label:<8}[/]{escape(text)}", highlight=False, soft_wrap=True)
+        if event["detail"]:
+            lines = event["detail"].rstrip().splitlines()
+            shown = lines if self.verbose else lines[-TRACEBACK_LINES:]
+            if len(shown) < len(lines):
+                self._line(f"        … {len(lines) - len(shown)} more lines with -v", "dim")
+            for line in shown:
+                self._line(f"        | {line}", "dim")
+
+    def _property(self, event: Event) -> None:
+        if event["implementation"] != self._named:
+            self._named = event["implementation"]
+            self._line(f"\n{self._named}", "bold")
+        verdict = event["verdict"]
+        if verdict in ("unsupported", "inconclusive"):
+            numbers = event.get("reason", "")
+        else:
+            numbers = (
+                f"{event['examples']:>6} examples {event['seconds']:>7.1f} s   margin {margin_text(event['margin'])}"
+            )
+            if "reason" in event:
+                numbers += f"   ({event['reason']})"
+        self.console.print(
+            f"  [{STYLES[verdict]}]{verdict:<13}[/]{event['property']:<23}{escape(numbers)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _implementation(self, event: Event) -> None:
+        seconds = max(event["seconds"], 1e-9)
+        counts = ", ".join(f"{count} {kind}" for kind, count in event["properties"].items() if count)
+        text = f"[{STYLES[event['verdict']]}]{event['verdict']}[/]: {counts}"
+        if event["not_run"]:
+            text += f", {event['not_run']} not run (-x)"
+        self.console.print(f"  {text}", highlight=False, soft_wrap=True)
+        if event["examples"]:
+            inside = 100 * event["seconds_inside"] / seconds
+            self._line(
+                f"  {event['examples']} examples in {event['runs']} runs of the {event['world']} world, "
+                f"{seconds:.1f} s: {event['examples'] / seconds:.0f} examples a second; "
+                f"{inside:.0f} % of the time inside the implementation",
+                "dim",
+            )
+        if event["undeclared"]:
+            self._line(f"  not declared, so not tested: {', '.join(event['undeclared'])}", "dim")
+
+    def _line(self, text: str, style: str = "") -> None:
+        self.console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+
+
+def worst_element(event: Event) -> str:
+    """Where the worst element is, by axis."""
+    axes = AXES[event["tensor"]]
+    places = [f"{axis} {place}" for axis, place in zip(axes, event["index"], strict=True)]
+    row = axes.index("key" if "key" in axes else "query")
+    places[row] += f" (position {event['position']})"
+    return f"{event['tensor']}[{', '.join(places)}] on rank {event['rank']}"
+
+
+def worst_numbers(event: Event) -> str:
+    """The worst element's value beside what it should be."""
+    text = f"is {float(event['actual']):.6g}, should be {float(event['expected']):.6g}: "
+    error, allowed = float(event["error"]), float(event["allowed"])
+    if error != error:
+        return text + f"no number, allowed error {allowed:.2g}"
+    if allowed == 0:
+        return text + f"error {error:.3g} where none is allowed"
+    return text + f"error {error:.3g}, {error / allowed:.3g} times the allowed {allowed:.2g}"
+
+
+def margin_text(margin: float | str | None) -> str:
+    """A margin for a table."""
+    if margin is None:
+        return "-"
+    number = float(margin)
+    return f"{number:.2f}" if number < 100 else f"{number:.1e}"
+
+
+class ProgressBar:
+    """A bar for the property under way; nothing at all where the console is not a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def start(self, implementation: str, property: str, examples: int) -> None:
+        """Show a bar."""
+        self._progress.start()
+        self._task = self._progress.add_task(f"{implementation} {property}", total=examples)
+
+    def step(self, done: int) -> None:
+        """Move it."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=done)
+
+    def stop(self) -> None:
+        """Take it away."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+        self._progress.stop()
