@@ -1,0 +1,246 @@
+"""The baton: of all ranks one runs at a time, and the seed decides which.
+
+Each rank has a lock of its own and sleeps on it; who holds the baton opens the lock of the next and goes to sleep. The
+baton moves only at communication, so a program that repeats itself between communications repeats altogether.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import sys
+import threading
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from ringverify.worlds.stacks import frames_of_user
+from ringverify.worlds.world import Failure
+
+_POLLS_WITHOUT_PROGRESS = 1000
+"""How often a rank may ask `is_completed()` while nothing happens anywhere before that counts as waiting."""
+
+
+class Unwound(BaseException):
+    """Raised inside a rank whose run is over, wherever it waits. No `except Exception` catches it."""
+
+
+class Awaited(Protocol):
+    """Something that a rank can wait for."""
+
+    done: bool
+
+    def describe(self) -> str:
+        """What is waited for, as the end of "rank 0 waits for …"."""
+        ...
+
+
+class _Seat:
+    """One rank's place: its lock, its thread, and what it waits for."""
+
+    __slots__ = ("awaited", "finished", "rank", "thread", "turn")
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.thread: int = 0
+        self.awaited: Awaited | None = None
+        self.finished = False
+
+
+class Baton:
+    """Who runs, who may run next, and how the run ends.
+
+    All methods but `start`, `news`, `stop`, `release_everyone`, `holder` and `where` are called by the thread of the
+    rank that holds the baton.
+
+    Attributes:
+        failure: what ended the run before every rank had returned.
+        over: no rank may go on; whoever communicates is unwound.
+    """
+
+    def __init__(self, world_size: int, seed: int) -> None:
+        self.failure: Failure | None = None
+        self.over = False
+        self.explain: Callable[[], str] = str
+        self._random = random.Random(seed).random
+        self._seats = [_Seat(rank) for rank in range(world_size)]
+        self._ready = list(range(world_size))
+        self._polls = 0
+        self._holder = 0
+        self._news: queue.SimpleQueue[Literal["failed", "ended"]] = queue.SimpleQueue()
+        self._failing = threading.Lock()
+
+    # -- called by the thread that started the run ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Give the baton to the first rank. Every rank's thread has been started or will be."""
+        self._hand(self._draw())
+
+    def news(self, timeout: float) -> Literal["failed", "ended"] | None:
+        """Wait until a failure is recorded or all ranks have ended; `None` if neither happens within `timeout` s."""
+        try:
+            return self._news.get(timeout=max(0.0, timeout))
+        except queue.Empty:
+            return None
+
+    def stop(self, failure: Failure | None) -> None:
+        """End the run from outside: whoever communicates next is unwound."""
+        self._record(failure)
+
+    def release_everyone(self) -> None:
+        """Wake all ranks at once, because the one whose turn it is does not come back."""
+        for seat in self._seats:
+            if not seat.finished and seat.rank != self._holder:
+                self._open(seat)
+
+    @property
+    def holder(self) -> int:
+        """The rank whose turn it is, or was last."""
+        return self._holder
+
+    def unfinished(self) -> list[int]:
+        """The ranks that have not ended."""
+        return [seat.rank for seat in self._seats if not seat.finished]
+
+    def thread_of(self, rank: int) -> int:
+        """The identifier of a rank's thread."""
+        return self._seats[rank].thread
+
+    def where(self, rank: int) -> list[str]:
+        """Where a rank is, as lines `file:line in function`, innermost last; nothing of this package."""
+        frame = sys._current_frames().get(self._seats[rank].thread)
+        return frames_of_user(frame)
+
+    # -- called by a rank ----------------------------------------------------------------------------------------------
+
+    def enter(self, rank: int) -> bool:
+        """Wait for this rank's first turn. False if the run is over before it came."""
+        seat = self._seats[rank]
+        seat.thread = threading.get_ident()
+        seat.turn.acquire()
+        return not self.over
+
+    def belongs(self, rank: int) -> bool:
+        """Whether the calling thread is this rank's."""
+        return self._seats[rank].thread == threading.get_ident()
+
+    def check(self) -> None:
+        """Raise if the run is over.
+
+        Raises:
+            Unwound: it is.
+        """
+        if self.over:
+            raise Unwound
+
+    def pause(self, rank: int) -> None:
+        """A point at which another rank may go on first."""
+        self._polls = 0
+        self._move(rank)
+
+    def poll(self, rank: int) -> None:
+        """A rank asks whether something has completed, and it has not: let others go on.
+
+        Raises:
+            Unwound: the run is over, or nobody has done anything but ask for a long time.
+        """
+        self._polls += 1
+        if self._polls > _POLLS_WITHOUT_PROGRESS * len(self._seats):
+            self._deadlock(polling=[*self._ready, rank])
+        self._move(rank)
+
+    def wait(self, rank: int, awaited: Awaited) -> None:
+        """Let others run until `awaited.done`.
+
+        Raises:
+            Unwound: the run is over, or it ends here because no rank can go on.
+        """
+        seat = self._seats[rank]
+        while not awaited.done:
+            self.check()
+            seat.awaited = awaited
+            if not self._ready:
+                self._deadlock(polling=[])
+            self._hand(self._draw())
+            seat.turn.acquire()
+            seat.awaited = None
+        self.check()
+
+    def wake(self, rank: int, awaited: Awaited) -> None:
+        """Say that `awaited` is done: its rank, if it waits for that, may run again."""
+        self._polls = 0
+        if self._seats[rank].awaited is awaited:
+            self._ready.append(rank)
+
+    def fail(self, failure: Failure) -> None:
+        """Record why the run ends, if nothing has ended it before; from now on every rank is unwound."""
+        self._record(failure)
+
+    def leave(self, rank: int) -> None:
+        """This rank has returned, raised or been unwound: pass the baton on, for good."""
+        self._seats[rank].finished = True
+        left = self.unfinished()
+        if not left:
+            self._news.put("ended")
+        elif self.over:
+            self._hand(left[0])
+        elif self._ready:
+            self._hand(self._draw())
+        else:
+            try:
+                self._deadlock(polling=[])
+            except Unwound:
+                self._hand(left[0])
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _draw(self) -> int:
+        ready = self._ready
+        chosen = int(self._random() * len(ready))
+        ready[chosen], ready[-1] = ready[-1], ready[chosen]
+        return ready.pop()
+
+    def _move(self, rank: int) -> None:
+        self.check()
+        ready = self._ready
+        chosen = int(self._random() * (len(ready) + 1))
+        if chosen < len(ready):
+            next_rank, ready[chosen] = ready[chosen], rank
+            self._hand(next_rank)
+            self._seats[rank].turn.acquire()
+            self.check()
+
+    def _hand(self, rank: int) -> None:
+        self._holder = rank
+        self._open(self._seats[rank])
+
+    @staticmethod
+    def _open(seat: _Seat) -> None:
+        # Open already only while a run is being torn down, where the starter and a late rank may both wake a third.
+        if seat.turn.locked():
+            seat.turn.release()
+
+    def _record(self, failure: Failure | None) -> None:
+        with self._failing:
+            if self.failure is None:
+                self.failure = failure
+            if not self.over:
+                self.over = True
+                self._news.put("failed")
+
+    def _deadlock(self, polling: list[int]) -> None:
+        waits, places = [], []
+        for seat in self._seats:
+            if seat.awaited is not None:
+                waits.append(f"rank {seat.rank} waits for {seat.awaited.describe()}")
+            elif seat.finished:
+                waits.append(f"rank {seat.rank} has returned")
+            elif seat.rank in polling:
+                waits.append(f"rank {seat.rank} asks again and again whether an operation has completed")
+            if not seat.finished:
+                places.append(f"rank {seat.rank} at")
+                places += [f"  {line}" for line in self.where(seat.rank)]
+        detail = "\n".join([*waits, *places, self.explain()]).rstrip()
+        self._record(Failure("deadlock", None, "deadlock: " + "; ".join(waits), detail))
+        raise Unwound

@@ -1,0 +1,278 @@
+"""What travels between the ranks of a run: messages, receives and collectives, and how they find one another.
+
+Every operation of every rank passes `Exchange._posted` when its rank asks for it, `Exchange._done` when it can be
+finished, and `Exchange._finished` when its rank has waited for it. Sends are buffered: the data is copied when the send
+is posted. A receive writes its buffer, and a collective its outputs, when the rank waits for it (or asks whether it has
+completed, and it has), never earlier: whoever forgets to wait reads what was there before, on every run.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Hashable
+
+import torch
+
+from ringverify.worlds.baton import Baton
+from ringverify.worlds.operations import (
+    Collective,
+    Combine,
+    Joining,
+    Mailbox,
+    Operation,
+    Pieces,
+    Receive,
+    Send,
+    snapshot,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreceived:
+    """A message that nobody received, or a receive that nothing met.
+
+    Attributes:
+        kind: "message" or "receive".
+        source: global rank of the sender; `None` for a receive from any rank.
+        destination: global rank of the receiver.
+        tag: the tag.
+        group: global ranks of the group it was posted on.
+        shape: shape of the tensor, at the side that posted.
+        dtype: its dtype, without "torch.".
+    """
+
+    kind: str
+    source: int | None
+    destination: int
+    tag: int
+    group: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+    def describe(self) -> str:
+        """One line."""
+        source = "any rank" if self.source is None else f"rank {self.source}"
+        what = "a message nobody received" if self.kind == "message" else "a receive nothing met"
+        return (
+            f"{what}: from {source} to rank {self.destination}, tag {self.tag}, group {list(self.group)}, "
+            f"{list(self.shape)} {self.dtype}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One operation at one moment, for whoever observes a run.
+
+    Attributes:
+        moment: "posted" or "finished".
+        rank: global rank of the one who does it.
+        operation: what it is, in words.
+    """
+
+    moment: str
+    rank: int
+    operation: str
+
+
+class Exchange:
+    """Everything that the ranks of one run say to one another.
+
+    Attributes:
+        observe: called with an `Event` at every post and every finish, if set.
+    """
+
+    def __init__(self, baton: Baton, world_size: int) -> None:
+        self.baton = baton
+        self.observe: Callable[[Event], None] | None = None
+        self._world_size = world_size
+        self._mailboxes: dict[tuple[str, tuple[int, ...]], Mailbox] = {}
+        self._sent = 0
+
+    def mailbox(self, name: str, ranks: tuple[int, ...]) -> Mailbox:
+        """The mailbox of a group. Ranks that make groups in different orders get different ones, as in processes."""
+        found = self._mailboxes.get((name, ranks))
+        if found is None:
+            found = Mailbox(name, ranks, is_world=len(ranks) == self._world_size)
+            self._mailboxes[name, ranks] = found
+        return found
+
+    def send(self, mailbox: Mailbox, source: int, destination: int, tag: int, tensor: torch.Tensor) -> Send:
+        """Copy `tensor` and put it on its way. Ranks are group ranks."""
+        self._check(mailbox, source, destination)
+        message = Send(mailbox, source, destination, tag, snapshot(tensor))
+        message.order = self._sent = self._sent + 1
+        waiting = mailbox.receives[destination]
+        for receive in waiting:
+            if receive.takes(message):
+                waiting.remove(receive)
+                self._match(receive, message)
+                break
+        else:
+            mailbox.messages.setdefault((source, destination, tag), collections.deque()).append(message)
+        self._posted(message, may_pause=True)
+        return message
+
+    def receive(
+        self, mailbox: Mailbox, destination: int, source: int | None, tag: int, buffer: torch.Tensor
+    ) -> Receive:
+        """Offer `buffer` to the next message from `source` (`None`: anyone) with this tag. Ranks are group ranks."""
+        self._check(mailbox, destination, source)
+        receive = Receive(mailbox, destination, source, tag, buffer)
+        arrived = [
+            queue
+            for (sender, receiver, its_tag), queue in mailbox.messages.items()
+            if receiver == destination and its_tag == tag and source in (None, sender) and queue
+        ]
+        if arrived:
+            self._match(receive, min(arrived, key=lambda queue: queue[0].order).popleft())
+        else:
+            mailbox.receives[destination].append(receive)
+        self._posted(receive, may_pause=False)
+        return receive
+
+    def join(
+        self,
+        mailbox: Mailbox,
+        place: int,
+        name: str,
+        agreed: Hashable,
+        inputs: Pieces,
+        combine: Combine,
+        write: Callable[[Pieces], None],
+        *,
+        may_pause: bool,
+    ) -> Joining:
+        """Take part in the group's next collective.
+
+        Args:
+            mailbox: the group's.
+            place: group rank.
+            name: what the rank calls, with what all ranks must agree about, for messages.
+            agreed: what all ranks must agree about.
+            inputs: what this rank puts in; already copied.
+            combine: computes what each rank takes out, when the last has joined.
+            write: writes what this rank takes out into its buffers.
+            may_pause: whether another rank may go on before this one does.
+
+        Raises:
+            RuntimeError: another rank of the group calls something else here.
+        """
+        self._check(mailbox, place, None)
+        number = mailbox.numbers[place]
+        mailbox.numbers[place] += 1
+        collective = mailbox.collectives.get(number)
+        if collective is None:
+            collective = mailbox.collectives[number] = Collective(mailbox, number, name, agreed)
+        elif collective.agreed != agreed:
+            others = [mailbox.ranks[at] for at, one in enumerate(collective.joined) if one is not None]
+            raise RuntimeError(
+                f"collective mismatch on group {list(mailbox.ranks)}, collective #{number}: "
+                f"rank {mailbox.ranks[place]} calls {name}, but "
+                f"rank {', '.join(map(str, others))} called {collective.name}"
+            )
+        part = Joining(collective, place, write)
+        collective.inputs[place] = inputs
+        collective.joined[place] = part
+        if all(collective.joined):
+            del mailbox.collectives[number]
+            self._combine(collective, combine)
+        self._posted(part, may_pause=may_pause or part.done)
+        return part
+
+    def finish(self, operation: Operation) -> None:
+        """Wait until an operation is done and write its buffers.
+
+        Raises:
+            RuntimeError: sizes do not fit, or the calling thread is not the operation's rank.
+        """
+        if not self.baton.belongs(operation.rank):
+            raise RuntimeError(_NOT_THIS_RANK.format(operation.rank))
+        if operation.done:
+            self.baton.check()
+        else:
+            self.baton.wait(operation.rank, operation)
+        if not operation.finished:
+            operation.finished = True
+            try:
+                if operation.error is None:
+                    operation.deliver()
+            except Exception as error:
+                operation.error = error
+            self._finished(operation)
+        if operation.error is not None:
+            raise operation.error
+
+    def poll(self, operation: Operation) -> bool:
+        """Whether an operation is done, after letting others go on if it is not; if it is, its buffers are written."""
+        if not self.baton.belongs(operation.rank):
+            raise RuntimeError(_NOT_THIS_RANK.format(operation.rank))
+        if not operation.done:
+            self.baton.poll(operation.rank)
+        if operation.done and not operation.finished and operation.error is None:
+            self.finish(operation)
+        return operation.done
+
+    def unreceived(self) -> tuple[Unreceived, ...]:
+        """Messages that nobody received and receives that nothing met, in the order of groups, then of posting."""
+        left: list[Unreceived] = []
+        for mailbox in self._mailboxes.values():
+            messages = sorted((one for queue in mailbox.messages.values() for one in queue), key=lambda one: one.order)
+            for one in messages:
+                assert one.source is not None
+                ends = mailbox.ranks[one.source], mailbox.ranks[one.destination]
+                left.append(Unreceived("message", *ends, one.tag, mailbox.ranks, *_form(one.payload)))
+            for receive in (one for waiting in mailbox.receives for one in waiting):
+                source = None if receive.wanted is None else mailbox.ranks[receive.wanted]
+                form = _form(receive.buffer)
+                left.append(Unreceived("receive", source, receive.rank, receive.tag, mailbox.ranks, *form))
+        return tuple(left)
+
+    # -- the one place that every operation passes ---------------------------------------------------------------------
+
+    def _posted(self, operation: Operation, *, may_pause: bool) -> None:
+        if self.observe is not None:
+            self.observe(Event("posted", operation.rank, operation.describe()))
+        if may_pause:
+            self.baton.pause(operation.rank)
+
+    def _finished(self, operation: Operation) -> None:
+        if self.observe is not None:
+            self.observe(Event("finished", operation.rank, operation.describe()))
+
+    def _done(self, operation: Operation) -> None:
+        operation.done = True
+        self.baton.wake(operation.rank, operation)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _check(self, mailbox: Mailbox, place: int, peer: int | None) -> None:
+        if not self.baton.belongs(mailbox.ranks[place]):
+            raise RuntimeError(_NOT_THIS_RANK.format(mailbox.ranks[place]))
+        self.baton.check()
+        if peer is not None and not 0 <= peer < len(mailbox.ranks):
+            raise RuntimeError(f"group rank {peer} is not in group {list(mailbox.ranks)} of {len(mailbox.ranks)} ranks")
+
+    def _match(self, receive: Receive, message: Send) -> None:
+        receive.message = message
+        receive.source = message.source
+        self._done(receive)
+
+    def _combine(self, collective: Collective, combine: Combine) -> None:
+        error: Exception | None = None
+        try:
+            collective.outputs = combine(collective.inputs)
+        except Exception as failed:
+            error = RuntimeError(f"{collective.describe()}: {failed}")
+        collective.inputs = []
+        for part in collective.joined:
+            assert part is not None
+            part.error = error
+            self._done(part)
+
+
+_NOT_THIS_RANK = "only the thread of rank {0} may use the groups of rank {0}, and only during its run"
+
+
+def _form(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,173 @@
+"""One rank's part in a communication, and the mailbox that the ranks of a group share."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+Pieces = Sequence[torch.Tensor]
+"""What one rank puts into a collective, or takes out of it."""
+Combine = Callable[[Sequence[Pieces]], Sequence[Pieces]]
+"""From what every rank of the group puts in, in group order, to what each takes out."""
+
+
+class Operation:
+    """One rank's part in a communication.
+
+    Attributes:
+        rank: global rank.
+        done: it can be finished without waiting.
+        finished: the rank has waited for it, and its buffers are written.
+        error: what its rank is told instead.
+        source: group rank of the sender, once a receive is matched.
+    """
+
+    __slots__ = ("done", "error", "finished", "rank", "source")
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.done = False
+        self.finished = False
+        self.error: Exception | None = None
+        self.source: int | None = None
+
+    def describe(self) -> str:
+        """What it is, so that it can follow "waits for"."""
+        raise NotImplementedError
+
+    def deliver(self) -> None:
+        """Write the buffers of its rank."""
+
+
+class Send(Operation):
+    """A message under way. It is done when posted, and finds its receive whenever that comes."""
+
+    __slots__ = ("destination", "mailbox", "order", "payload", "tag")
+
+    def __init__(self, mailbox: Mailbox, source: int, destination: int, tag: int, payload: torch.Tensor) -> None:
+        super().__init__(mailbox.ranks[source])
+        self.mailbox, self.source, self.destination, self.tag = mailbox, source, destination, tag
+        self.payload = payload
+        self.order = 0
+        self.done = True
+
+    def describe(self) -> str:
+        """Destination and tag."""
+        return f"a send to rank {self.mailbox.ranks[self.destination]}, tag {self.tag}{self.mailbox.suffix}"
+
+
+class Receive(Operation):
+    """A buffer that waits for a message."""
+
+    __slots__ = ("buffer", "destination", "mailbox", "message", "tag", "wanted")
+
+    def __init__(self, mailbox: Mailbox, destination: int, wanted: int | None, tag: int, buffer: torch.Tensor) -> None:
+        super().__init__(mailbox.ranks[destination])
+        self.mailbox, self.destination, self.wanted, self.tag = mailbox, destination, wanted, tag
+        self.buffer = buffer
+        self.message: Send | None = None
+
+    def describe(self) -> str:
+        """Source and tag."""
+        source = "any rank" if self.wanted is None else f"rank {self.mailbox.ranks[self.wanted]}"
+        return f"a receive from {source}, tag {self.tag}{self.mailbox.suffix}"
+
+    def takes(self, message: Send) -> bool:
+        """Whether it is this message that it waits for."""
+        return self.tag == message.tag and self.wanted in (None, message.source)
+
+    def deliver(self) -> None:
+        """Write the message into the buffer.
+
+        Raises:
+            RuntimeError: it is longer or shorter.
+        """
+        assert self.message is not None
+        payload, buffer = self.message.payload, self.buffer
+        if payload.nbytes != buffer.nbytes:
+            raise RuntimeError(
+                f"rank {self.rank} receives into {shown(buffer)}, tag {self.tag}{self.mailbox.suffix}, but rank "
+                f"{self.message.rank} sent {shown(payload)}: {buffer.nbytes} bytes for a message of {payload.nbytes}"
+            )
+        write(buffer, payload)
+
+
+class Joining(Operation):
+    """One rank's part in a collective."""
+
+    __slots__ = ("collective", "place", "write")
+
+    def __init__(self, collective: Collective, place: int, write: Callable[[Pieces], None]) -> None:
+        super().__init__(collective.mailbox.ranks[place])
+        self.collective, self.place, self.write = collective, place, write
+
+    def describe(self) -> str:
+        """The collective, and which ranks have not joined it."""
+        missing = [
+            rank for rank, one in zip(self.collective.mailbox.ranks, self.collective.joined, strict=True) if not one
+        ]
+        size = len(self.collective.joined)
+        return f"{self.collective.describe()} ({len(missing)} of {size} ranks missing: {', '.join(map(str, missing))})"
+
+    def deliver(self) -> None:
+        """Write what this rank takes out into its buffers."""
+        assert self.collective.outputs is not None
+        self.write(self.collective.outputs[self.place])
+
+
+class Collective:
+    """One collective of one group: what each rank put in, and, when all have joined, what each takes out."""
+
+    __slots__ = ("agreed", "inputs", "joined", "mailbox", "name", "number", "outputs")
+
+    def __init__(self, mailbox: Mailbox, number: int, name: str, agreed: Hashable) -> None:
+        self.mailbox, self.number, self.name, self.agreed = mailbox, number, name, agreed
+        self.inputs: list[Pieces] = [()] * len(mailbox.ranks)
+        self.joined: list[Joining | None] = [None] * len(mailbox.ranks)
+        self.outputs: Sequence[Pieces] | None = None
+
+    def describe(self) -> str:
+        """The operation, its number on the group (from 0) and the group."""
+        return f"{self.name} #{self.number} of group {list(self.mailbox.ranks)}"
+
+
+class Mailbox:
+    """What the ranks of one group have posted on it and nobody has taken yet. All ranks of the group share it.
+
+    Attributes:
+        name: the name that the group has on every rank.
+        ranks: global ranks, in group order.
+        suffix: names the group in a message, if it is not the world.
+    """
+
+    def __init__(self, name: str, ranks: tuple[int, ...], *, is_world: bool) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.suffix = "" if is_world else f", group {list(ranks)}"
+        self.messages: dict[tuple[int, int, int], collections.deque[Send]] = {}
+        self.receives: list[list[Receive]] = [[] for _ in ranks]
+        self.collectives: dict[int, Collective] = {}
+        self.numbers = [0] * len(ranks)
+
+
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy that belongs to nobody's autograd graph."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Write the bytes of `value` into `buffer`, of as many bytes. Like a real transport, it leaves autograd out of it.
+
+    `.data` keeps the buffer's version counter where it is: a real receive does not tell autograd either.
+    """
+    if buffer.dtype == value.dtype:
+        buffer.data.copy_(value.view(buffer.shape))
+    else:
+        buffer.data.view(torch.uint8).view(-1).copy_(value.view(torch.uint8).view(-1))
+
+
+def shown(tensor: torch.Tensor) -> str:
+    """Shape and dtype."""
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,309 @@
+"""The process group of a rank that is a thread: torch's methods, translated into operations of the exchange.
+
+It accepts what torch's gloo backend accepts (a send or a receive wants contiguous memory; so does `all_to_all_single`)
+and what the documentation of `torch.distributed` promises beyond that: a message to oneself, the stacked form of
+`all_gather_into_tensor` and `reduce_scatter_tensor`, lists of tensors of different shapes in `all_to_all`. It departs
+from gloo in these points:
+
+1. A message that is shorter than the buffer of its receive is an error. Gloo fills the front of the buffer, silently.
+2. Every collective waits for all ranks of the group. With gloo, the root of a broadcast may go ahead.
+3. Timeouts are ignored: time does not pass in a deadlock, which is reported at once.
+4. `reduce` leaves the tensors of the other ranks alone. Gloo leaves partial sums in them.
+
+Torch calls these methods from Python by either the old or the new name of an operation, and from C++ (functional
+collectives) by one of them; each has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringverify.worlds import collectives
+from ringverify.worlds.exchange import Exchange
+from ringverify.worlds.operations import Combine, Pieces, shown, snapshot, write
+from ringverify.worlds.work import SimulatedWork
+
+Tensors = list[torch.Tensor]
+
+
+# Untyped: the stubs of its methods differ between versions of torch, and none is how torch itself calls them.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a type, see above
+    """One rank's handle of a group."""
+
+    supports_splitting = False
+    supports_coalescing = False
+
+    def __init__(self, exchange: Exchange, name: str, ranks: tuple[int, ...], rank: int, description: str) -> None:
+        place = ranks.index(rank)
+        super().__init__(place, len(ranks))
+        self._exchange = exchange
+        self._mailbox = exchange.mailbox(name, ranks)
+        self._place = place
+        self._size = len(ranks)
+        self._description = description
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # torch's name
+        """What it behaves like."""
+        return "gloo"
+
+    def name(self) -> str:
+        """What it behaves like."""
+        return "gloo"
+
+    @property
+    def group_name(self) -> Any:
+        """The name by which functional collectives find it."""
+        return self._mailbox.name
+
+    @property
+    def group_desc(self) -> str:
+        """What its maker called it."""
+        return self._description
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def _get_backend_name(self) -> str:
+        return "gloo"
+
+    def __repr__(self) -> str:
+        return f"SimulatedGroup(ranks={list(self._mailbox.ranks)}, rank={self._place})"
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> SimulatedWork:
+        """Send to a group rank."""
+        tensor = _single_contiguous(tensors)
+        message = self._exchange.send(self._mailbox, self._place, dst, tag, tensor)
+        return SimulatedWork(self._exchange, message, [])
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> SimulatedWork:
+        """Receive from a group rank."""
+        return self._receive(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> SimulatedWork:
+        """Receive from whoever sends first."""
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Tensors, source: int | None, tag: int) -> SimulatedWork:
+        tensor = _single_contiguous(tensors)
+        receive = self._exchange.receive(self._mailbox, self._place, source, tag, tensor)
+        return SimulatedWork(self._exchange, receive, [tensor])
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
+        """Reduce in place, on every rank."""
+        operator, reduce = collectives.reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        return self._join(f"all_reduce({operator})", tensors, tensors, collectives.all_reduce(reduce), opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
+        """Reduce several tensors in place, on every rank."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> SimulatedWork:
+        """Reduce in place, on the root."""
+        operator, reduce = collectives.reduction(opts.reduceOp)
+        root = opts.rootRank
+        outputs = tensors if self._place == root else []
+        name = f"reduce({operator}, to {self._global(root)})"
+        return self._join(name, tensors, outputs, collectives.reduce_to(root, reduce), opts)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> SimulatedWork:
+        """Overwrite with the root's tensors."""
+        root = opts.rootRank
+        name = f"broadcast(from {self._global(root)})"
+        if self._place == root:
+            return self._join(name, tensors, [], collectives.broadcast_from(root), opts)
+        return self._join(name, tensors, tensors, collectives.broadcast_from(root), opts, copy=False)
+
+    def allgather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> SimulatedWork:
+        """Collect each input of every rank in a list.
+
+        Raises:
+            ValueError: a list has not one tensor a rank, or not all of its input's shape and dtype.
+        """
+        if len(output_lists) != len(inputs):
+            raise ValueError(f"all_gather: {len(inputs)} tensors to gather into {len(output_lists)} lists")
+        for outputs, tensor in zip(output_lists, inputs, strict=True):
+            self._one_each("all_gather", "output", outputs)
+            for output in outputs:
+                if output.shape != tensor.shape or output.dtype != tensor.dtype:
+                    raise ValueError(f"all_gather: an output is {shown(output)}, but the input is {shown(tensor)}")
+        flat = [output for outputs in output_lists for output in outputs]
+        return self._join("all_gather", inputs, flat, collectives.all_gather, opts)
+
+    def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> SimulatedWork:
+        """Collect each of several inputs in a list a rank: `output_lists[rank][input]`."""
+        self._one_each("all_gather_coalesced", "output list", output_lists)
+        return self.allgather([list(column) for column in zip(*output_lists, strict=True)], inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> SimulatedWork:
+        """Collect the tensor of every rank in one, concatenated or stacked."""
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
+        """The same for several tensors."""
+        size = self._size
+        for output, tensor in zip(outputs, inputs, strict=True):
+            if output.numel() != tensor.numel() * size or output.dtype != tensor.dtype:
+                raise ValueError(
+                    f"all_gather_into_tensor: the output is {shown(output)}, but the input is {shown(tensor)} on each "
+                    f"of {size} ranks"
+                )
+
+        def write_all(pieces: Pieces) -> None:
+            for at, output in enumerate(outputs):
+                write(output, torch.cat([piece.view(-1) for piece in pieces[at * size : (at + 1) * size]]))
+
+        return self._join("all_gather_into_tensor", inputs, outputs, collectives.all_gather, opts, write_all)
+
+    def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> SimulatedWork:
+        """Collect the tensor of every rank in a list, on the root."""
+        root = opts.rootRank
+        outputs = output_lists[0] if self._place == root else []
+        if self._place == root:
+            self._one_each("gather", "gather_list", outputs)
+        name = f"gather(to {self._global(root)})"
+        return self._join(name, inputs, outputs, collectives.gather_to(root), opts)
+
+    def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> SimulatedWork:
+        """Give each rank one tensor of the root's list."""
+        root = opts.rootRank
+        inputs = input_lists[0] if self._place == root else []
+        if self._place == root:
+            self._one_each("scatter", "scatter_list", inputs)
+        name = f"scatter(from {self._global(root)})"
+        return self._join(name, inputs, outputs, collectives.scatter_from(root), opts)
+
+    def reduce_scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any = None) -> SimulatedWork:
+        """Reduce the i-th tensors of all lists onto rank i."""
+        operator, reduce = collectives.reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        for inputs in input_lists:
+            self._one_each("reduce_scatter", "input_list", inputs)
+        flat = [tensor for inputs in input_lists for tensor in inputs]
+        return self._join(f"reduce_scatter({operator})", flat, outputs, collectives.reduce_scatter(reduce), opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> SimulatedWork:
+        """Reduce the i-th part of one tensor onto rank i."""
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
+        """The same for several tensors."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            if tensor.numel() != output.numel() * self._size or output.dtype != tensor.dtype:
+                raise ValueError(
+                    f"reduce_scatter_tensor: the input is {shown(tensor)}, but the output is {shown(output)} on each "
+                    f"of {self._size} ranks"
+                )
+        lists = [
+            list(tensor.reshape(self._size, *output.shape)) for output, tensor in zip(outputs, inputs, strict=True)
+        ]
+        return self.reduce_scatter(outputs, lists, opts)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
+        """Give rank i the i-th tensor."""
+        self._one_each("all_to_all", "input_tensor_list", inputs)
+        self._one_each("all_to_all", "output_tensor_list", outputs)
+        return self._join("all_to_all", inputs, outputs, collectives.all_to_all, opts)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: list[int], sizes: list[int], opts: Any = None
+    ) -> SimulatedWork:
+        """Give rank i the i-th part of one tensor, cut along its first dimension.
+
+        Raises:
+            ValueError: not contiguous, or the sizes do not add up.
+        """
+        if not (tensor.is_contiguous() and output.is_contiguous()):
+            raise ValueError("Tensors must be contiguous")
+        outputs, inputs = self._cut("output", output, output_sizes), self._cut("input", tensor, sizes)
+        return self._join("all_to_all_single", inputs, outputs, collectives.all_to_all, opts, result=[output])
+
+    def barrier(self, opts: Any = None) -> SimulatedWork:
+        """Wait for all ranks."""
+        return self._join("barrier", [], [], collectives.nothing, opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks. Who is missing is said by the report of the deadlock."""
+        self._join("monitored_barrier", [], [], collectives.nothing, None).wait()
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _join(
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        combine: Combine,
+        opts: Any,
+        write_all: Callable[[Pieces], None] | None = None,
+        *,
+        copy: bool = True,
+        result: Tensors | None = None,
+    ) -> SimulatedWork:
+        def write_each(pieces: Pieces) -> None:
+            for output, piece in zip(outputs, pieces, strict=False):  # the root of a broadcast keeps what it has
+                if output.nbytes != piece.nbytes:
+                    raise RuntimeError(
+                        f"{name}: rank {self._global(self._place)} has {shown(output)} for {shown(piece)}"
+                    )
+                write(output, piece)
+
+        agreed: Hashable = name
+        pieces = [snapshot(tensor) for tensor in inputs] if copy else [tensor.detach() for tensor in inputs]
+        operation = self._exchange.join(
+            self._mailbox,
+            self._place,
+            name,
+            agreed,
+            pieces,
+            combine,
+            write_all or write_each,
+            # A blocking call lets others run when it waits; there is no need to do so twice.
+            may_pause=getattr(opts, "asyncOp", True),
+        )
+        return SimulatedWork(self._exchange, operation, result if result is not None else list(outputs))
+
+    def _global(self, place: int) -> int:
+        return self._mailbox.ranks[place]
+
+    def _one_each(self, operation: str, what: str, tensors: Sequence[Any]) -> None:
+        if len(tensors) != self._size:
+            raise ValueError(f"{operation}: {what} has {len(tensors)} entries for a group of {self._size} ranks")
+
+    def _cut(self, what: str, tensor: torch.Tensor, sizes: list[int]) -> Tensors:
+        length = tensor.shape[0] if tensor.dim() else 1
+        if not sizes:
+            if length % self._size:
+                raise ValueError(
+                    f"all_to_all_single: the {what}, {shown(tensor)}, cannot be cut in {self._size} equal parts"
+                )
+            sizes = [length // self._size] * self._size
+        self._one_each("all_to_all_single", f"{what}_split_sizes", sizes)
+        if sum(sizes) != length:
+            raise ValueError(f"all_to_all_single: {what}_split_sizes {list(sizes)} do not add up to {shown(tensor)}")
+        return list(torch.split(tensor, list(sizes)))
+
+
+def _single_contiguous(tensors: Tensors) -> torch.Tensor:
+    (tensor,) = tensors
+    if not tensor.is_contiguous():
+        raise RuntimeError(f"input tensor has to be contiguous: {shown(tensor)} with strides {list(tensor.stride())}")
+    return tensor

@@ -1,0 +1,241 @@
+"""The simulated world: ranks are threads of one process that run unmodified `torch.distributed` code, one at a time.
+
+Ranks take turns at communication only, and the seed decides whose turn it is, so a run repeats bit for bit. When no
+rank can go on, that is known at once, and who waits for whom is said.
+
+What ranks share as threads of one process, and would not share as processes: torch's random generator (which a run
+leaves as its ranks leave it), its default dtype (restored after a run), and all module state of the packages they use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ringverify.worlds.baton import Baton, Unwound
+from ringverify.worlds.exchange import Event, Exchange, Unreceived
+from ringverify.worlds.process_group import SimulatedGroup
+from ringverify.worlds.stacks import one_line, traceback_of_user
+from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, make_store
+from ringverify.worlds.world import Failure, Run, WorldUnavailable
+
+_GRACE = 0.5
+"""Seconds that ranks are given to unwind before their threads are abandoned."""
+
+_ONE_AT_A_TIME = threading.Lock()
+"""A run changes what `torch.distributed` means to the process; two at once would undo one another's changes."""
+
+_RANK_THREADS = RankThreads()
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatedRun(Run):
+    """What came of a program, and what was left in the mail.
+
+    Attributes:
+        unreceived: messages that nobody received and receives that nothing met, whether the run failed or not.
+    """
+
+    unreceived: tuple[Unreceived, ...] = ()
+
+
+class SimulatedWorld:
+    """Ranks as threads. See the module.
+
+    Args:
+        observe: called, on the rank's thread, at every post and every finish of an operation.
+    """
+
+    name = "simulated"
+
+    def __init__(self, observe: Callable[[Event], None] | None = None) -> None:
+        self._observe = observe
+
+    def run(
+        self, program: Callable[[Any], Any], argument: Any, *, world_size: int, seed: int, deadline: float
+    ) -> SimulatedRun:
+        """Run `program(argument)` on `world_size` ranks, `torch.distributed` initialised in each.
+
+        The calling thread waits. Its own `torch.distributed`, initialised or not, is as before when the call returns.
+
+        Args:
+            program: called once a rank, each in a thread of its own that is new for this run.
+            argument: the same object for every rank.
+            world_size: number of ranks, at least 1.
+            seed: decides the order in which ranks run.
+            deadline: seconds, more than 0.
+
+        Raises:
+            ValueError: no ranks, or no time.
+            WorldUnavailable: this version of torch lacks what is needed, or the caller is itself a rank.
+        """
+        if world_size < 1:
+            raise ValueError(f"world_size is {world_size}; a world has at least 1 rank")
+        if not deadline > 0:
+            raise ValueError(f"deadline is {deadline}; it is a number of seconds, more than 0")
+        if _RANK_THREADS.mine() is not None:
+            raise WorldUnavailable("a rank of a simulated world cannot start another one")
+        started = time.perf_counter()
+        with _ONE_AT_A_TIME:
+            ranks = _Ranks(program, argument, world_size, seed, self._observe)
+            failure = ranks.run(deadline)
+        results = (None,) * world_size if failure is not None else tuple(ranks.results)
+        return SimulatedRun(results, failure, time.perf_counter() - started, ranks.exchange.unreceived())
+
+    def close(self) -> None:
+        """Nothing is kept running between runs."""
+
+
+class _Ranks:
+    """The ranks of one run."""
+
+    def __init__(
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        world_size: int,
+        seed: int,
+        observe: Callable[[Event], None] | None,
+    ) -> None:
+        self._program, self._argument, self._size = program, argument, world_size
+        self._baton = Baton(world_size, seed)
+        self._baton.explain = self._mail
+        self.exchange = Exchange(self._baton, world_size)
+        self.exchange.observe = observe
+        self._store = make_store()
+        self._unavailable: WorldUnavailable | None = None
+        self.results: list[Any] = [None] * world_size
+        self._threads = [
+            threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(world_size)
+        ]
+
+    def run(self, deadline: float) -> Failure | None:
+        """Start the ranks, wait for them, and put everything back."""
+        until = time.perf_counter() + deadline
+        dtype = torch.get_default_dtype()
+        _RANK_THREADS.install()
+        _intercept_exit()
+        try:
+            for thread in self._threads:
+                thread.start()
+            self._baton.start()
+            news = self._baton.news(until - time.perf_counter())
+            if news is None:
+                self._baton.stop(self._too_late(deadline))
+        finally:
+            self._end()
+            torch.set_default_dtype(dtype)
+            _ABANDONED[:] = [thread for thread in [*_ABANDONED, *self._threads] if thread.is_alive()]
+            _RANK_THREADS.remove(keep=bool(_ABANDONED))
+            if not _ABANDONED:
+                os._exit = _REAL_EXIT
+        if self._unavailable is not None:
+            raise self._unavailable
+        return self._baton.failure
+
+    # -- the thread of a rank ------------------------------------------------------------------------------------------
+
+    def _rank(self, rank: int) -> None:
+        try:
+            if self._baton.enter(rank):
+                self._turn(rank)
+            self._baton.leave(rank)
+        except Unwound:
+            pass  # sent to a thread that was late, and has arrived after all
+
+    def _turn(self, rank: int) -> None:
+        def make_group(name: str, ranks: tuple[int, ...], description: str) -> SimulatedGroup:
+            return SimulatedGroup(self.exchange, name, ranks, rank, description)
+
+        def exited(how: str) -> None:
+            message = f"rank {rank} called {how}"
+            self._baton.fail(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
+
+        bookkeeping = RankBookkeeping(rank, self._size, make_group, exited)
+        try:
+            _RANK_THREADS.enter(bookkeeping, self._store)
+            self.results[rank] = self._program(self._argument)
+        except Unwound:
+            pass
+        except WorldUnavailable as error:
+            self._unavailable = error
+            self._baton.stop(None)
+        except SystemExit as error:
+            code = "" if error.code is None else repr(error.code)
+            message = f"rank {rank} called sys.exit({code})"
+            self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
+        except BaseException as error:
+            message = f"rank {rank} raised {one_line(error)}"
+            self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
+        finally:
+            _RANK_THREADS.leave()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Unwind whoever is left. Ranks unwind one after another; if one does not come back, the rest do so at once."""
+        baton = self._baton
+        if not baton.unfinished():
+            return self._join()
+        baton.stop(None)
+        if self._ended():
+            return None
+        _raise_in(baton.thread_of(baton.holder))
+        if self._ended():
+            return None
+        baton.release_everyone()
+        self._ended()
+        return None
+
+    def _ended(self) -> bool:
+        until = time.perf_counter() + _GRACE
+        while self._baton.unfinished():
+            if self._baton.news(until - time.perf_counter()) is None:
+                return False
+        self._join()
+        return True
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join(_GRACE)
+
+    def _too_late(self, deadline: float) -> Failure:
+        rank = self._baton.holder
+        places = self._baton.where(rank)
+        place = places[-1] if places else "a place without a Python stack"
+        detail = "\n".join([f"rank {rank} at", *(f"  {line}" for line in places), self._mail()]).rstrip()
+        return Failure("deadline", rank, f"rank {rank} was still at work after {deadline:g} s, at {place}", detail)
+
+    def _mail(self) -> str:
+        return "\n".join(one.describe() for one in self.exchange.unreceived())
+
+
+_ABANDONED: list[threading.Thread] = []
+"""Threads of earlier runs that would not end. While one lives, it must not find the outer world, nor a real exit."""
+
+_REAL_EXIT = os._exit
+
+
+def _intercept_exit() -> None:
+    os._exit = _exit  # type: ignore[assignment] # it returns only on a rank's thread, by raising
+
+
+def _exit(status: int) -> None:
+    bookkeeping = _RANK_THREADS.mine()
+    if bookkeeping is None:
+        _REAL_EXIT(status)
+    bookkeeping.exited(f"os._exit({status})")
+    raise Unwound
+
+
+def _raise_in(thread: int) -> None:
+    """Raise `Unwound` in a thread as soon as it runs Python again."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Unwound))

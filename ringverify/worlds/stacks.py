@@ -1,0 +1,51 @@
+"""Stacks and tracebacks as the writer of a program wants them: their own frames, none of the world that runs them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+import torch
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_THREADING = os.path.abspath(threading.__file__)
+
+
+def frames_of_user(frame: FrameType | None) -> list[str]:
+    """A running frame's stack as lines `file:line in function`, outermost first.
+
+    Frames of worlds and of threads are left out, and so are those of torch, unless there are no others.
+    """
+    stack = [entry for entry in traceback.extract_stack(frame) if not _ours(entry.filename)] if frame else []
+    return _lines([entry for entry in stack if not entry.filename.startswith(_TORCH)] or stack)
+
+
+def traceback_of_user(error: BaseException) -> str:
+    """A traceback, chained causes included, without frames of worlds or threads."""
+    summary = traceback.TracebackException.from_exception(error)
+    pending: list[traceback.TracebackException | None] = [summary]
+    while pending:
+        entry = pending.pop()
+        if entry is not None:
+            entry.stack[:] = [frame for frame in entry.stack if not _ours(frame.filename)]
+            pending += [entry.__cause__, entry.__context__]
+    return "".join(summary.format()).rstrip()
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and the first line of its text."""
+    text = str(error).strip()
+    name = type(error).__name__
+    return f"{name}: {text.splitlines()[0]}" if text else name
+
+
+def _lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:
+    return [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in stack]
+
+
+def _ours(filename: str) -> bool:
+    return filename.startswith(_HERE) or filename == _THREADING
