@@ -82,10 +82,11 @@ def cotangents(
         dlse_BHS: cotangent of lse.
     """
     largest, total = merged
+    dout_BHSE = dout_BHSE.contiguous()  # a sum over it must not depend on how the caller laid it out
     delta = (dout_BHSE * out_BHSE).sum(dim=-1, keepdim=True) - dlse_BHS[..., None]
     none = total == 0
     # The cotangent of an empty row may be anything, the derivative of an lse of −inf say; nothing depends on that row.
-    dout = torch.where(none, 0.0, dout_BHSE / total).contiguous()
+    dout = torch.where(none, 0.0, dout_BHSE / total)
     delta = torch.where(none, 0.0, delta / total).contiguous()
     return Cotangents(shift(largest), dout, delta, all_finite(queries.q_BHSD, dout, delta))
 

@@ -42,6 +42,8 @@ class Neighbours:
     def of(cls, plan: Plan) -> Neighbours:
         """The neighbours of a plan's rank."""
         group, rank, size = plan.group, plan.rank, plan.world_size
+        if size == 1:  # no messages, so that no process group is needed either
+            return cls(group, rank, size, rank, rank)
         left, right = (dist.get_global_rank(group, (rank + step) % size) for step in (-1, 1))
         return cls(group, rank, size, left, right)
 

@@ -15,6 +15,7 @@ from ringverify.ring.plan import Held
 
 
 def held(positions):
+    """What a rank that holds these positions knows of them."""
     positions = torch.as_tensor(positions, dtype=torch.int64)
     low, high = (int(positions.min()), int(positions.max())) if len(positions) else (0, 0)
     return Held(positions, len(positions), low, high)

@@ -19,12 +19,14 @@ def partial_of(scores, values):
 
 
 def drawn(dtype, factor=1.0):
+    """Scores (rows, keys) and values (keys, dim)."""
     generator = torch.Generator().manual_seed(3)
     scores = factor * torch.randn(5, KEYS, generator=generator, dtype=torch.float64)
     return scores.to(dtype), torch.randn(KEYS, DIM, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def same_bits(first, second):
+    """Whether two partials are equal in every bit that counts."""
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
