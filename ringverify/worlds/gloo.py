@@ -19,8 +19,8 @@ from typing import Any
 from ringverify.worlds.gloo_pool import Pool
 from ringverify.worlds.world import Failure, Run
 
-MOST_POOLS = 3
-"""How many world sizes are kept warm at once; a process costs tens of megabytes."""
+MOST_PROCESSES = 16
+"""How many ranks of all world sizes are kept warm at once, the most recently used sizes first."""
 
 
 class GlooWorld:
@@ -73,8 +73,10 @@ class GlooWorld:
         return Run(results, None, time.monotonic() - began)
 
     def _pool(self, world_size: int) -> Pool:
+        if world_size in self._pools and not self._pools[world_size].is_alive():
+            self._pools.pop(world_size).end()
         if world_size not in self._pools:
-            while len(self._pools) >= MOST_POOLS:
+            while self._pools and sum(self._pools) + world_size > MOST_PROCESSES:
                 self._pools.popitem(last=False)[1].end()
             self._pools[world_size] = Pool(world_size)
         self._pools.move_to_end(world_size)

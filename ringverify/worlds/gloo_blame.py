@@ -6,6 +6,7 @@ When one rank goes, its neighbours' connections break and they fail too; the rea
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import signal
@@ -17,8 +18,12 @@ from ringverify.worlds.world import Failure
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_LIBRARY = sysconfig.get_paths()["stdlib"]
-_TORCH = f"{os.sep}torch{os.sep}"
+_WORKER = os.path.join(_HERE, "gloo_worker.py")
+_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_TORCH = importlib.util.find_spec("torch")
+_NOT_THE_USERS = tuple(
+    os.path.dirname(file) + os.sep for file in (__file__, _TORCH and _TORCH.origin) if isinstance(file, str)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +44,22 @@ class Died:
             name = str(-self.exit_code)
         return f"was ended by signal {name}"
 
-    @property
-    def consequence(self) -> bool:
-        """gloo may abort a process whose neighbour has gone."""
-        return self.exit_code == -signal.SIGABRT
+
+def doubt(end: Raised | Died) -> int:
+    """How likely an end is to be the consequence of another: 0 not likely, 2 very.
+
+    A lost connection is what the neighbours of a failed rank meet, and gloo may abort a process for it.
+    """
+    match end:
+        case Raised(consequence=consequence):
+            return 2 if consequence else 0
+        case Died(exit_code=exit_code):
+            return 1 if exit_code == -signal.SIGABRT else 0
 
 
 def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failure:
     """The failure of a run in which the ranks in `ends` raised or died; `outputs` is what each rank printed."""
-    rank, end = min(ends.items(), key=lambda item: (item[1].consequence, item[1].at))
+    rank, end = min(ends.items(), key=lambda item: (doubt(item[1]), item[1].at))
     others = [
         f"rank {other} then {end.what}" if isinstance(end, Raised) else f"rank {other}'s process then {end.what}"
         for other, end in sorted(ends.items())
@@ -81,17 +93,15 @@ def out_of_time(
 def main_thread(dump: str) -> str | None:
     """The stack of the thread that runs programs, innermost frame first, from what `faulthandler` wrote."""
     for block in dump.split("\n\n"):
-        if any(os.path.join(_HERE, "gloo_worker.py") in line and " in serve" in line for line in block.splitlines()):
-            frames = [line for line in block.splitlines() if _FRAME.match(line)]
-            inner = [line for line in frames if os.path.join(_HERE, "gloo_worker.py") not in line]
-            # multiprocessing's own frames below `serve` are the same in every stack.
-            outermost = next(at for at, line in enumerate(frames) if "gloo_worker.py" in line)
-            return "\n".join(line for line in inner if line in frames[:outermost])
+        frames = [line for line in block.splitlines() if _FRAME.match(line)]
+        own = [at for at, line in enumerate(frames) if _WORKER in line]
+        if own and frames[own[-1]].endswith(" in serve"):
+            return "\n".join(frames[: own[0]])
     return None
 
 
 def _place(stack: str) -> str | None:
-    """ "at ring.py:41 in attend, inside recv": the innermost line that is neither torch's nor Python's."""
+    """ "at ring.py:41 in attend (recv)": the innermost line that is neither torch's nor Python's."""
     inside = None
     for line in stack.splitlines():
         frame = _FRAME.match(line)
@@ -99,7 +109,7 @@ def _place(stack: str) -> str | None:
             continue
         if _is_users(frame["file"]):
             place = f"at {os.path.basename(frame['file'])}:{frame['line']} in {frame['function']}"
-            return place if inside is None else f"{place}, inside {inside}"
+            return place if inside is None else f"{place} ({inside})"
         # The function that the user's line calls: the outermost of torch's frames, less its logging wrapper.
         if frame["function"] != "wrapper":
             inside = frame["function"]
@@ -107,9 +117,10 @@ def _place(stack: str) -> str | None:
 
 
 def _is_users(file: str) -> bool:
-    if file.startswith("<") or _TORCH in file or file.startswith(_HERE + os.sep):
+    if file.startswith(("<", *_NOT_THE_USERS)):
         return False
-    return not file.startswith(_LIBRARY + os.sep) or "site-packages" in file or "dist-packages" in file
+    # Installed packages may lie below the standard library's directory.
+    return not file.startswith(_LIBRARY) or "site-packages" in file or "dist-packages" in file
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -123,5 +134,3 @@ def _detail(parts: Sequence[str], rank: int | None, outputs: Sequence[str]) -> s
         if text.strip() and rank in (None, printed_by):
             shown.append(f"rank {printed_by} printed:\n{text.rstrip()}")
     return "\n".join(part.rstrip() for part in shown) + "\n"
-
-

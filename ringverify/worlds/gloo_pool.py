@@ -22,18 +22,20 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
-from ringverify.worlds.gloo_blame import Died, first_cause, main_thread, out_of_time
+from ringverify.worlds.gloo_blame import Died, doubt, first_cause, main_thread, out_of_time
 from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, is_clean
 from ringverify.worlds.world import Failure, WorldUnavailable
 
 START_SECONDS = 120.0
 """How long the ranks may take to meet; on a loaded machine importing torch alone takes many seconds."""
-SETTLE_SECONDS = 0.1
+SETTLE_SECONDS = 0.05
 """After a rank has failed: how long to wait for a cause that happened earlier but is reported later."""
-CONSEQUENCE_SECONDS = 1.0
+CONSEQUENCE_SECONDS = 0.5
 """The same, where what is known so far looks like the consequence of something else."""
 STACK_SECONDS = 1.0
-GRACE_SECONDS = 0.5
+"""How long a stuck rank may take to say where it is."""
+GRACE_SECONDS = 5.0
+"""How long the system may take to bury a process that was killed."""
 OUTPUT_BYTES = 32_768
 """How much of the end of a rank's output is kept."""
 MOST_GROUPS = 64
@@ -119,6 +121,7 @@ class Pool:
                     case NotReady(reason=reason):
                         raise WorldUnavailable(f"the gloo world could not start: rank {rank}: {reason}")
                     case Died():
+                        self._drain()
                         last = "".join(self._text(rank).strip().splitlines()[-1:])
                         raise WorldUnavailable(
                             f"the gloo world could not start: rank {rank}'s process {event.what}{last and f': {last}'}"
@@ -138,15 +141,13 @@ class Pool:
         assert usable, "a pool that failed is not run again"
         for rank in self._ranks:
             rank.printed.clear()
-        job = pickle.dumps(Job(tuple(sys.path), os.getcwd(), body), protocol=5)
+        job = pickle.dumps(Job(tuple(sys.path), _working_directory(), body), protocol=5)
         until = time.monotonic() + deadline
         returned: dict[int, Returned] = {}
         failed: dict[int, Raised | Died] = {}
-        for number, rank in enumerate(self._ranks):
-            try:
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):  # it has just died; its sentinel says how
                 rank.jobs.send_bytes(job)
-            except OSError:  # it died since the last run; its sentinel says how
-                continue
         settled = False
         while len(returned) + len(failed) < self.world_size and time.monotonic() < until:
             for number, event in self._events(until):
@@ -156,7 +157,7 @@ class Pool:
                     case Raised() | Died():
                         failed.setdefault(number, event)
             if failed and not settled:
-                certain = not all(end.consequence for end in failed.values())
+                certain = not all(map(doubt, failed.values()))
                 until = min(until, time.monotonic() + (SETTLE_SECONDS if certain else CONSEQUENCE_SECONDS))
                 settled = certain
         if failed:
@@ -238,29 +239,34 @@ class Pool:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, number)
 
+    def is_alive(self) -> bool:
+        """Whether every rank is still there; one may have been ended since the last run by what that left behind."""
+        return all(rank.process.exitcode is None for rank in self._ranks)
+
     def end(self) -> None:
         """End the processes, and the children that programs left in their process groups."""
         self.usable = False
+        for rank in self._ranks:
+            # Also where the rank itself has ended: a process group outlives its leader.
+            if rank.process.pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.process.pid, signal.SIGKILL)
+            rank.process.kill()  # it may not have had the time to make its process group
+        for rank in self._ranks:
+            rank.process.join(GRACE_SECONDS)
+            rank.jobs.close()
+            rank.output.close()
         if self._lifeline is not None:
             self._lifeline.close()
-        for rank in self._ranks:
-            rank.jobs.close()  # an idle rank ends by itself
-        until = time.monotonic() + GRACE_SECONDS
-        for rank in self._ranks:
-            rank.process.join(max(0.0, until - time.monotonic()))
-        for rank in self._ranks:
-            pid = rank.process.pid
-            if pid is not None:
-                # Alive or not: a process group outlives its leader, and its number is not given away while it does.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-            rank.process.join(GRACE_SECONDS)
-            if rank.process.exitcode is None:
-                rank.process.kill()
-                rank.process.join(GRACE_SECONDS)
-            rank.output.close()
         self._selector.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager

@@ -53,7 +53,9 @@ class Ledger:
             self._posted[group.group_name] += 1
             return work
 
-        group_class.send, group_class.recv, group_class.recv_anysource = counted_send, counted_recv, counted_recv_anysource
+        group_class.send = counted_send
+        group_class.recv = counted_recv
+        group_class.recv_anysource = counted_recv_anysource
 
     def begin(self) -> None:
         """Start counting a run's messages."""
@@ -65,7 +67,7 @@ class Ledger:
         messages = {key: surplus for key, surplus in self._messages.items() if surplus}
         try:
             intact = self._complete and self._default is not None and dist.group.WORLD is self._default
-            world = distributed_c10d._world
+            world: Any = distributed_c10d._world
             # gloo numbers a group's collectives, sends and receives in one sequence.
             collectives = {
                 name: group._get_sequence_number_for_group() - self._posted[name]

@@ -21,13 +21,13 @@ class Job:
 
     Attributes:
         path: the module search path of the tool at this moment; a target may have extended it since the worker started.
-        directory: the working directory.
+        directory: the working directory, if it still exists.
         body: `pickle.dumps((program, argument))`, apart so that a program that does not import is told from a
             broken pipe.
     """
 
     path: tuple[str, ...]
-    directory: str
+    directory: str | None
     body: bytes
 
 

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import faulthandler
 import gc
+import importlib
 import os
 import pickle
 import random
@@ -16,19 +17,18 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from multiprocessing.connection import Connection
-from types import TracebackType
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
-import torch.distributed._functional_collectives  # noqa: F401
+import torch.distributed._functional_collectives
 
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned
+from ringverify.worlds.stacks import one_line, traceback_of_user
 
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 FOREVER = datetime.timedelta(days=1)
@@ -38,7 +38,9 @@ _PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "conne
 """How an error reads that a rank meets because another one has gone (lower case)."""
 
 
-def serve(rank: int, world_size: int, directory: str, jobs: Connection, output: Connection, lifeline: Connection) -> None:
+def serve(
+    rank: int, world_size: int, directory: str, jobs: Connection, output: Connection, lifeline: Connection
+) -> None:
     """Run programs as one rank until `jobs` closes.
 
     Args:
@@ -53,13 +55,14 @@ def serve(rank: int, world_size: int, directory: str, jobs: Connection, output: 
     with open(stacks_file(directory, rank), "w") as stacks:
         ledger = Ledger()
         try:
-            store = dist.FileStore(os.path.join(directory, "store"), world_size)
+            path = os.path.join(directory, "store")
+            store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]  # documented, but not in __all__
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=FOREVER)
             # Connections are made here, not in the first run, where an interface that does not work would look
             # like the implementation's fault.
             dist.barrier()
         except Exception as error:
-            _send(jobs, NotReady(one_line(error)))
+            _send(jobs, NotReady(_said(error)))
             os._exit(0)
         _send(jobs, Ready())
         while True:
@@ -76,16 +79,6 @@ def stacks_file(directory: str, rank: int) -> str:
     return os.path.join(directory, f"stacks-{rank}")
 
 
-def one_line(error: BaseException) -> str:
-    """`ValueError: no such thing`, or the name alone if the error says nothing or cannot be printed."""
-    name = type(error).__name__
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:
-        return f"{name} (which cannot be printed)"
-    return f"{name}: {lines[0]}" if lines else name
-
-
 def _settle(rank: int, world_size: int, jobs: Connection, output: Connection, lifeline: Connection) -> None:
     """Cut this process loose from the terminal and tie it to the life of the tool."""
     # Children that a program forks share this process group and end with it; Ctrl-C is the tool's to handle.
@@ -94,13 +87,14 @@ def _settle(rank: int, world_size: int, jobs: Connection, output: Connection, li
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     output.close()
-    for name in ("stdout", "stderr"):
-        # Line by line, so that what a rank printed before it died is not lost with its buffers.
-        setattr(sys, name, open(1 if name == "stdout" else 2, "w", buffering=1, errors="replace", closefd=False))
+    # Line by line, so that what a rank printed before it died is not lost with its buffers.
+    sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
     faulthandler.enable(file=2)
     threading.Thread(target=_end_with, args=(lifeline,), name="ringverify-lifeline", daemon=True).start()
     # A forked child must hold no end of the pipes: the tool would take it for the rank.
-    os.register_at_fork(after_in_child=lambda: (jobs.close(), lifeline.close()))
+    os.register_at_fork(after_in_child=jobs.close)
+    os.register_at_fork(after_in_child=lifeline.close)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # workers are expendable, the harness is not
     # What torchrun would set; plain scripts read it.
@@ -130,7 +124,7 @@ def _run(job: Job, ledger: Ledger) -> Report:
     try:
         body = pickle.dumps(result, protocol=5)
     except Exception as error:
-        what = f"returned a {type(result).__name__} that cannot be pickled: {one_line(error)}"
+        what = f"returned a {type(result).__name__} that cannot be pickled: {_said(error)}"
         return Raised(what, what, time.monotonic(), consequence=False)
     return Returned(body, ledger.residue())
 
@@ -144,11 +138,13 @@ def _only_in(process: int) -> None:
 def _reset(job: Job) -> None:
     """Give the program the process-wide settings that a fresh process has, whatever the program before it did."""
     sys.path[:] = job.path
-    with contextlib.suppress(OSError):
-        os.chdir(job.directory)
+    importlib.invalidate_caches()
+    if job.directory is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(job.directory)
     random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global generator is what a program may have used
+    torch.default_generator.manual_seed(0)
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
     if torch.get_num_threads() != 1:
@@ -157,24 +153,23 @@ def _reset(job: Job) -> None:
 
 def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
+    said = _said(error)
+    what = f"raised {said}"
     if isinstance(error, SystemExit):
         what = f"called sys.exit({'' if error.code is None else repr(error.code)})"
-    else:
-        what = f"raised {one_line(error)}"
     try:
-        detail = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
+        detail = traceback_of_user(error)
     except Exception:
         detail = what
-    text = one_line(error).lower()
-    gone = isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _PEER_IS_GONE)
+    gone = isinstance(error, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
     return Raised(what, detail, at, consequence=gone)
 
 
-def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback without this module's frame, which says nothing to the reader."""
-    if frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
-        return frames.tb_next
-    return frames
+def _said(error: BaseException) -> str:
+    try:
+        return one_line(error)
+    except Exception:
+        return f"{type(error).__name__} (which cannot be printed)"
 
 
 def _send(jobs: Connection, report: Report) -> None:
