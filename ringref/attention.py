@@ -207,7 +207,8 @@ def intermediates(
         row_sum = weights.sum(axis=-1, keepdims=True)
         lse = (shift + np.log(row_sum))[..., 0]
         # p = m · exp(s − lse) as a quotient: lse carries an absolute error of u · |lse|, the quotient none of it.
-        probabilities = weights / np.where(row_sum == 0.0, 1.0, row_sum)
+        # Selected again, since a row that attends a NaN has a NaN sum and 0 / NaN is NaN.
+        probabilities = np.where(attended, weights / np.where(row_sum == 0.0, 1.0, row_sum), 0.0)
     return Intermediates(m, raw_scores, scores, probabilities, lse)
 
 

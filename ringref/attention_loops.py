@@ -1,7 +1,8 @@
 """The oracle, one number at a time: the definition in loops, to be read beside the design's section 3.
 
 Nothing is arranged for speed and nothing is shared with `ringref.attention`, which must agree with it. A key that a
-query does not attend is skipped, so nothing it holds can matter.
+query does not attend is skipped, so nothing it holds can matter; NaN and infinity in one that it does attend travel
+as IEEE 754 has them, without warnings.
 
 Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -9,6 +10,7 @@ Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_di
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64
@@ -17,6 +19,7 @@ from ringref.pattern import multiplicity_at
 from ringref.problem import Problem
 
 
+@np.errstate(all="ignore")
 def forward(
     problem: Problem,
     q: Float64[np.ndarray, "B N H D"],
@@ -24,6 +27,7 @@ def forward(
     v: Float64[np.ndarray, "B M K E"],
 ) -> tuple[Float64[np.ndarray, "B N H E"], Float64[np.ndarray, "B H N"]]:
     """`(out, lse)`. An empty row has out 0 and lse −inf."""
+    q_BNHD, k_BMKD, v_BMKE = q.tolist(), k.tolist(), v.tolist()
     out = np.zeros((problem.batch, problem.nq, problem.heads, problem.dv))
     lse = np.full((problem.batch, problem.heads, problem.nq), -math.inf)
     for b, h, i in np.ndindex(problem.batch, problem.heads, problem.nq):
@@ -31,14 +35,15 @@ def forward(
         row = attended(problem, b, h, i)
         if not row:
             continue
-        s = {j: score(problem, q[b, i, h], k[b, j, kh]) for j in row}
+        s = {j: score(problem, q_BNHD[b][i][h], k_BMKD[b][j][kh]) for j in row}
+        p = probabilities(row, s)
         lse[b, h, i] = log_sum_exp(row, s)
-        for j, p in probabilities(row, s).items():
-            for e in range(problem.dv):
-                out[b, i, h, e] += p * v[b, j, kh, e]
+        for e in range(problem.dv):
+            out[b, i, h, e] = sum(p[j] * v_BMKE[b][j][kh][e] for j in row)
     return out, lse
 
 
+@np.errstate(all="ignore")
 def backward(
     problem: Problem,
     q: Float64[np.ndarray, "B N H D"],
@@ -48,6 +53,8 @@ def backward(
     dlse: Float64[np.ndarray, "B H N"] | None = None,
 ) -> tuple[Float64[np.ndarray, "B N H D"], Float64[np.ndarray, "B M K D"], Float64[np.ndarray, "B M K E"]]:
     """`(dq, dk, dv)` by the chain rule through `dp[j] = dout · v[j]` and `ds[j] = p[j] (dp[j] − Σ p dp + dlse)`."""
+    q_BNHD, k_BMKD, v_BMKE, dout_BNHE = q.tolist(), k.tolist(), v.tolist(), dout.tolist()
+    dlse_BHN = np.zeros((problem.batch, problem.heads, problem.nq)).tolist() if dlse is None else dlse.tolist()
     dq = np.zeros((problem.batch, problem.nq, problem.heads, problem.head_dim))
     dk = np.zeros((problem.batch, problem.nk, problem.hk, problem.head_dim))
     dv = np.zeros((problem.batch, problem.nk, problem.hk, problem.dv))
@@ -56,18 +63,18 @@ def backward(
         row = attended(problem, b, h, i)
         if not row:
             continue
-        s = {j: score(problem, q[b, i, h], k[b, j, kh]) for j in row}
-        p = probabilities(row, s)
-        dp = {j: sum(float(dout[b, i, h, e]) * float(v[b, j, kh, e]) for e in range(problem.dv)) for j in row}
+        q_D, dout_E, dlse_row = q_BNHD[b][i][h], dout_BNHE[b][i][h], dlse_BHN[b][h][i]
+        p = probabilities(row, {j: score(problem, q_D, k_BMKD[b][j][kh]) for j in row})
+        dp = {j: dot(dout_E, v_BMKE[b][j][kh]) for j in row}
         mean_dp = sum(p[j] * dp[j] for j in row)
         for j in row:
-            ds = p[j] * (dp[j] - mean_dp + (0.0 if dlse is None else float(dlse[b, h, i])))
-            draw = ds * softcap_slope(problem, q[b, i, h], k[b, j, kh])
+            ds = p[j] * (dp[j] - mean_dp + dlse_row)
+            ds_raw = ds * softcap_slope(problem, q_D, k_BMKD[b][j][kh]) * problem.scale_value
             for d in range(problem.head_dim):
-                dq[b, i, h, d] += draw * problem.scale_value * k[b, j, kh, d]
-                dk[b, j, kh, d] += draw * problem.scale_value * q[b, i, h, d]
+                dq[b, i, h, d] += ds_raw * k_BMKD[b][j][kh][d]
+                dk[b, j, kh, d] += ds_raw * q_D[d]
             for e in range(problem.dv):
-                dv[b, j, kh, e] += p[j] * dout[b, i, h, e]
+                dv[b, j, kh, e] += p[j] * dout_E[e]
     return dq, dk, dv
 
 
@@ -77,24 +84,24 @@ def attended(problem: Problem, b: int, h: int, i: int) -> dict[int, int]:
     return {j: m for j, m in every.items() if m > 0}
 
 
-def score(problem: Problem, q_D: Float64[np.ndarray, " D"], k_D: Float64[np.ndarray, " D"]) -> float:
+def score(problem: Problem, q_D: Sequence[float], k_D: Sequence[float]) -> float:
     """`scale · q·k`, softcapped."""
-    s = raw_score(problem, q_D, k_D)
+    s = problem.scale_value * dot(q_D, k_D)
     return s if problem.softcap is None else problem.softcap * math.tanh(s / problem.softcap)
 
 
-def softcap_slope(problem: Problem, q_D: Float64[np.ndarray, " D"], k_D: Float64[np.ndarray, " D"]) -> float:
-    """d(c · tanh(s / c)) / ds = sech²(s / c); 1 without softcap."""
+def softcap_slope(problem: Problem, q_D: Sequence[float], k_D: Sequence[float]) -> float:
+    """`d (c · tanh(s / c)) / ds = sech²(s / c)`; 1 without softcap."""
     if problem.softcap is None:
         return 1.0
     # 1 / cosh, written so that it underflows rather than overflows.
-    e = math.exp(-abs(raw_score(problem, q_D, k_D) / problem.softcap))
+    e = math.exp(-abs(problem.scale_value * dot(q_D, k_D) / problem.softcap))
     return (2.0 * e / (1.0 + e * e)) ** 2
 
 
-def raw_score(problem: Problem, q_D: Float64[np.ndarray, " D"], k_D: Float64[np.ndarray, " D"]) -> float:
-    """`scale · q·k`."""
-    return problem.scale_value * sum(float(a) * float(b) for a, b in zip(q_D, k_D, strict=True))
+def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    """`Σ a · b`."""
+    return sum(x * y for x, y in zip(a, b, strict=True))
 
 
 def log_sum_exp(row: dict[int, int], s: dict[int, float]) -> float:

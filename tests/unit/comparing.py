@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from drawing import Inputs
 
+from ringref import attention_loops
 from ringref.attention import attention
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import UNDERFLOW, witness_bound
@@ -25,7 +26,14 @@ ELEMENTARY_ROUNDINGS = 32
 
 def oracle(problem: Problem, inputs: Inputs) -> dict[str, np.ndarray]:
     """The answer under test, by name."""
-    return results(*_all_of(attention(problem, *inputs.arrays())))
+    answer = attention(problem, *inputs.arrays())
+    return results(answer.out, answer.lse, answer.dq, answer.dk, answer.dv)
+
+
+def loops(problem: Problem, inputs: Inputs) -> dict[str, np.ndarray]:
+    """The scalar oracle's answer."""
+    out, lse = attention_loops.forward(problem, inputs.q, inputs.k, inputs.v)
+    return results(out, lse, *attention_loops.backward(problem, *inputs.arrays()))
 
 
 def results(*arrays: np.ndarray) -> dict[str, np.ndarray]:
@@ -100,7 +108,3 @@ def _probabilities(problem: Problem, inputs: Inputs, m: np.ndarray) -> np.ndarra
     weights = np.exp(s - np.where(np.isinf(top), 0.0, top))
     total = weights.sum(axis=3, keepdims=True)
     return weights / np.where(total == 0, 1.0, total)
-
-
-def _all_of(answer) -> tuple[np.ndarray, ...]:
-    return answer.out, answer.lse, answer.dq, answer.dk, answer.dv
