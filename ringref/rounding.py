@@ -150,7 +150,7 @@ def allowed_error(
     u_out = UNIT_ROUNDOFF[pipeline.dtype]
     u_weight = u_out if pipeline.probabilities == "input" else 0.0
     inner = answer.intermediates
-    p, m = inner.probabilities, inner.multiplicity
+    p, m = inner.probabilities, inner.m
     attended = m > 0
     branches = 1 if problem.dilation is None else len(problem.dilation.branches)
     merges = PARTIALS_PER_BLOCK * pipeline.blocks * branches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +102,8 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from hypothesis.configuration import set_hypothesis_home_dir
+
     from ringverify import targets
     from ringverify.check.run import Options, Subject, check
     from ringverify.properties.catalogue import select
@@ -110,6 +113,8 @@ def _check(options: argparse.Namespace) -> int:
     console = Console()
     terminal = Terminal(console, verbose=options.verbose)
     with contextlib.ExitStack() as stack:
+        # Hypothesis keeps a cache under the current directory, which is the user's.
+        set_hypothesis_home_dir(stack.enter_context(tempfile.TemporaryDirectory()))
         writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
 
         def tell(event: Event) -> None:

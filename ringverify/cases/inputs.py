@@ -102,7 +102,7 @@ def make_inputs(case: Case) -> Inputs:
 
 def round_to(values: Array, dtype: DtypeName) -> Array:
     """Values rounded to nearest in `dtype`, as read-only float64."""
-    rounded: Array = torch.from_numpy(np.ascontiguousarray(values)).to(DTYPE[dtype]).to(torch.float64).numpy()
+    rounded: Array = torch.from_numpy(np.array(values)).to(DTYPE[dtype]).to(torch.float64).numpy()
     rounded.setflags(write=False)
     return rounded
 

@@ -1,0 +1,35 @@
+# make verify: set up, then the verdict on our ring and, as a demonstration, on a published package.
+# make test:   the same, then lint, strict types and every test.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.PHONY: verify test lint install clean
+
+verify: install
+	@$(BIN)/ringverify check ring --report .ringverify/ring.jsonl; status=$$?; \
+	echo; echo "--- demonstration: a published package; its verdict does not decide this command's exit status ---"; \
+	$(BIN)/ringverify check peer:ring-attention-pytorch --max-examples 40 --time-budget 120 \
+	  --report .ringverify/peer.jsonl; \
+	echo; echo "make verify: exit status of our ring's verdict is $$status"; exit $$status
+
+test: verify lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,peers]'
+	@mkdir -p .ringverify
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .ringverify build *.egg-info
