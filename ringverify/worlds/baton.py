@@ -91,8 +91,7 @@ class Baton:
     def release_everyone(self) -> None:
         """Wake all ranks at once, because the one whose turn it is does not come back."""
         for seat in self._seats:
-            if not seat.finished and seat.rank != self._holder:
-                self._open(seat)
+            self._open(seat)
 
     @property
     def holder(self) -> int:

@@ -112,6 +112,7 @@ class _Ranks:
         self._store = make_store()
         self._unavailable: WorldUnavailable | None = None
         self.results: list[Any] = [None] * world_size
+        self._bookkeeping: dict[int, RankBookkeeping] = {}
         self._threads = [
             threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(world_size)
@@ -122,19 +123,23 @@ class _Ranks:
         until = time.perf_counter() + deadline
         dtype = torch.get_default_dtype()
         _RANK_THREADS.install()
-        _intercept_exit()
+        os._exit = _exit  # type: ignore[assignment] # it returns only on a rank's thread, by raising
+        in_time = False
         try:
-            for thread in self._threads:
-                thread.start()
+            try:
+                for thread in self._threads:
+                    thread.start()
+            except RuntimeError as error:
+                raise WorldUnavailable(f"no thread could be started for one of {self._size} ranks: {error}") from error
             self._baton.start()
-            news = self._baton.news(until - time.perf_counter())
-            if news is None:
+            in_time = self._baton.news(until - time.perf_counter()) is not None
+            if not in_time:
                 self._baton.stop(self._too_late(deadline))
         finally:
-            self._end()
+            self._end(patient=in_time)
             torch.set_default_dtype(dtype)
             _ABANDONED[:] = [thread for thread in [*_ABANDONED, *self._threads] if thread.is_alive()]
-            _RANK_THREADS.remove(keep=bool(_ABANDONED))
+            _RANK_THREADS.remove(self._bookkeeping.values(), keep=bool(_ABANDONED))
             if not _ABANDONED:
                 os._exit = _REAL_EXIT
         if self._unavailable is not None:
@@ -159,7 +164,7 @@ class _Ranks:
             message = f"rank {rank} called {how}"
             self._baton.fail(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
 
-        bookkeeping = RankBookkeeping(rank, self._size, make_group, exited)
+        bookkeeping = self._bookkeeping[rank] = RankBookkeeping(rank, self._size, make_group, exited)
         try:
             _RANK_THREADS.enter(bookkeeping, self._store)
             self.results[rank] = self._program(self._argument)
@@ -180,32 +185,33 @@ class _Ranks:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
-        """Unwind whoever is left. Ranks unwind one after another; if one does not come back, the rest do so at once."""
-        baton = self._baton
-        if not baton.unfinished():
-            return self._join()
-        baton.stop(None)
-        if self._ended():
-            return None
-        _raise_in(baton.thread_of(baton.holder))
-        if self._ended():
-            return None
-        baton.release_everyone()
-        self._ended()
-        return None
+    def _end(self, *, patient: bool) -> None:
+        """See every thread end, or give up on it.
 
-    def _ended(self) -> bool:
+        Ranks unwind one after another, as they ran. If one does not come back, the rest do so at once.
+
+        Args:
+            patient: let the rank whose turn it is come to its next communication by itself.
+        """
+        baton = self._baton
+        if baton.unfinished():
+            baton.stop(None)
+            if not patient:
+                _raise_in(baton.thread_of(baton.holder))
+            if not self._ended(_GRACE):
+                _raise_in(baton.thread_of(baton.holder))
+                baton.release_everyone()
         until = time.perf_counter() + _GRACE
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.perf_counter()))
+
+    def _ended(self, timeout: float) -> bool:
+        until = time.perf_counter() + timeout
         while self._baton.unfinished():
             if self._baton.news(until - time.perf_counter()) is None:
                 return False
-        self._join()
         return True
-
-    def _join(self) -> None:
-        for thread in self._threads:
-            thread.join(_GRACE)
 
     def _too_late(self, deadline: float) -> Failure:
         rank = self._baton.holder
@@ -215,17 +221,13 @@ class _Ranks:
         return Failure("deadline", rank, f"rank {rank} was still at work after {deadline:g} s, at {place}", detail)
 
     def _mail(self) -> str:
-        return "\n".join(one.describe() for one in self.exchange.unreceived())
+        return "\n".join(one.describe() for one in self.exchange.unreceived() if one.kind == "message")
 
 
 _ABANDONED: list[threading.Thread] = []
 """Threads of earlier runs that would not end. While one lives, it must not find the outer world, nor a real exit."""
 
 _REAL_EXIT = os._exit
-
-
-def _intercept_exit() -> None:
-    os._exit = _exit  # type: ignore[assignment] # it returns only on a rank's thread, by raising
 
 
 def _exit(status: int) -> None:

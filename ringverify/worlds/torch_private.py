@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class RankBookkeeping:
         self.pg_to_tag: dict[Any, str] = {}
         self.pg_coalesce_state: dict[Any, list[Any]] = {}
         self.comms: list[Any] = []
+        self.closed = False
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:
@@ -96,6 +97,7 @@ class RankBookkeeping:
 
     def close(self) -> None:
         """Forget every group, so that a thread that outlives its run finds `torch.distributed` not initialised."""
+        self.closed = True
         self.default_pg = None
         for kept in (self.pg_map, self.pg_names, self.pg_group_ranks, self.pg_backend_config, self.pg_coalesce_state):
             kept.clear()
@@ -123,6 +125,7 @@ class RankThreads:
     def __init__(self) -> None:
         self._of_thread = threading.local()
         self._outer_helper: Callable[..., Any] | None = None
+        self._leaving = threading.Lock()
 
     @property
     def installed(self) -> bool:
@@ -153,13 +156,17 @@ class RankThreads:
             c10d._new_process_group_helper = self._new_process_group_helper  # type: ignore[assignment] # fewer types
             c10d._world = _BookkeepingByThread(c10d._world, self._of_thread)  # type: ignore[assignment] # a stand-in
 
-    def remove(self, *, keep: bool) -> None:
+    def remove(self, ranks: Iterable[RankBookkeeping], *, keep: bool) -> None:
         """Give the outer `torch.distributed` back.
 
         Args:
+            ranks: the ranks of the run that ends. One that still runs finds `torch.distributed` not initialised.
             keep: leave the per-thread bookkeeping in place, because a thread lives on that must not see the outer one.
         """
-        _interface("_set_thread_isolation_mode")(False)
+        with self._leaving:
+            for bookkeeping in ranks:
+                bookkeeping.close()
+            _interface("_set_thread_isolation_mode")(False)
         outer = c10d._world.outer if isinstance(c10d._world, _BookkeepingByThread) else c10d._world
         if self.installed and not keep:
             c10d._world = outer
@@ -181,8 +188,12 @@ class RankThreads:
 
     def leave(self) -> None:
         """Forget the groups of the calling thread. It stays a rank's thread, whose world is closed."""
-        _interface("_unregister_all_process_groups")()
-        self._of_thread.bookkeeping.close()
+        bookkeeping = self.mine()
+        with self._leaving:
+            # A thread that comes after its run has ended would forget the groups of the outer world.
+            if bookkeeping is not None and not bookkeeping.closed:
+                _interface("_unregister_all_process_groups")()
+                bookkeeping.close()
 
     def _new_process_group_helper(
         self, size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: str, *args: Any, **options: Any
