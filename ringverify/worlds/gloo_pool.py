@@ -186,6 +186,9 @@ class Pool:
                         yield number, pickle.loads(rank.jobs.recv_bytes())
                     except (EOFError, OSError):
                         self._selector.unregister(rank.jobs)  # how it ended comes from the fork server
+                    except Exception:  # the program wrote to a file descriptor that is not its own
+                        self._selector.unregister(rank.jobs)
+                        rank.process.kill()
                 case "process":
                     self._selector.unregister(rank.process.sentinel)
                     rank.process.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -85,7 +86,9 @@ def flood(_: Any) -> int:
     line = "x" * 1023 + "\n"
     for _ in range(20_000):
         sys.stdout.write(line)
-    os.write(2, b"the end\n")
+    print("the end")
+    if dist.get_rank() == 1:
+        raise ValueError("after the flood")
     return dist.get_rank()
 
 
@@ -114,6 +117,16 @@ def receive(value: float) -> float:
     return buffer.item()
 
 
+def receive_from_anyone(_: Any) -> float:
+    """Rank 0 returns what it received from whoever sent it."""
+    if dist.get_rank() == 0:
+        buffer = torch.zeros(1)
+        dist.recv(buffer)
+        return buffer.item()
+    dist.send(torch.tensor([7.0]), 0)
+    return 7.0
+
+
 def extra_collective(_: Any) -> int:
     """Rank 0 starts a collective that the others never join."""
     if dist.get_rank() == 0:
@@ -130,14 +143,27 @@ def change_settings(_: Any) -> tuple[Any, ...]:
     return found
 
 
-def fork_and_return(_: Any) -> int:
-    """Fork: the child returns too, and a second one stays behind."""
+def fork_and_return(_: Any) -> tuple[int, int]:
+    """Fork twice: one child returns too, the other stays behind. The rank's process, and that child."""
     if os.fork() == 0:
-        return -1
+        return -1, -1
     child = os.fork()
     if child == 0:
         time.sleep(3600)
-    return child
+    return os.getpid(), child
+
+
+def new_group(_: Any) -> int:
+    """Make a group of all ranks and use it; leave it behind."""
+    total = torch.ones(1)
+    dist.all_reduce(total, group=dist.new_group())
+    return int(total.item())
+
+
+def die_later(_: Any) -> int:
+    """Return, and end the process a moment later."""
+    threading.Timer(0.05, os._exit, args=(5,)).start()
+    return dist.get_rank()
 
 
 def unpicklable(_: Any) -> Any:

@@ -1,0 +1,330 @@
+"""The gloo world: right results from real processes, every misbehaviour named, and nothing left behind.
+
+A run's deadline is generous where none is expected to pass: these tests share two cores with others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gloo_programs as programs
+import pytest
+
+from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
+from ringverify.worlds.gloo_blame import Died, first_cause
+from ringverify.worlds.gloo_wire import Raised, Residue, is_clean
+from ringverify.worlds.world import Failure, WorldUnavailable
+
+pytestmark = pytest.mark.timeout(60)
+
+PLENTY = 30.0
+SHORT = 1.0
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[GlooWorld]:
+    """One world for the tests of this file: each leaves it healthy, or the next one says so."""
+    world = GlooWorld()
+    yield world
+    world.close()
+
+
+def results(world: GlooWorld, program: Any, argument: Any = None, *, world_size: int = 3) -> tuple[Any, ...]:
+    """What the program returns on each rank; no rank may fail."""
+    run = world.run(program, argument, world_size=world_size, seed=0, deadline=PLENTY)
+    assert run.failure is None, run.failure.detail
+    return run.results
+
+
+def failure(world: GlooWorld, program: Any, argument: Any = None, *, deadline: float = PLENTY) -> Failure:
+    """The failure of a program on three ranks; there has to be one."""
+    run = world.run(program, argument, world_size=3, seed=0, deadline=deadline)
+    assert run.failure is not None
+    assert run.results == (None, None, None)
+    assert "\n" not in run.failure.message
+    return run.failure
+
+
+def is_running(process: int) -> bool:
+    """Whether a process runs; one that has ended but that its parent has not asked after does not."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def ends(processes: list[int]) -> bool:
+    """Whether all these processes end within some seconds."""
+    until = time.monotonic() + 10
+    while any(map(is_running, processes)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(map(is_running, processes))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_rank_runs_the_program_and_knows_who_it_is(world: GlooWorld, world_size: int) -> None:
+    """Results come back in rank order, the argument reaches every rank."""
+    expected = tuple((rank, world_size, {"n": 3}) for rank in range(world_size))
+    assert results(world, programs.who_am_i, {"n": 3}, world_size=world_size) == expected
+
+
+def test_messages_and_collectives_carry_values(world: GlooWorld) -> None:
+    """Point-to-point messages and collectives both work, one after the other in the same processes."""
+    assert results(world, programs.pass_round) == ([2.0, 1.0], [0.0, 2.0], [1.0, 0.0])
+    assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "program", [programs.pass_round, programs.receive_from_anyone, programs.collectives, programs.new_group]
+)
+def test_processes_are_kept_for_the_next_run(world: GlooWorld, program: Any) -> None:
+    """A program that leaves nothing under way does not cost the pool, whatever it communicates with."""
+    before = results(world, programs.process_id, world_size=2)
+    results(world, program, 1.0, world_size=2)
+    assert results(world, programs.process_id, world_size=2) == before
+
+
+def test_a_run_of_many_groups_does_not_gather_them_for_ever(world: GlooWorld) -> None:
+    """Groups that programs leave behind end with the pool, which is replaced before they are too many."""
+    before = results(world, programs.process_id, world_size=2)
+    for _ in range(70):
+        assert results(world, programs.new_group, world_size=2) == (2, 2)
+    assert results(world, programs.process_id, world_size=2) != before
+
+
+MISBEHAVIOUR = {
+    "raise": ("raised", "rank 1 raised ValueError: no such"),
+    "raise what cannot be printed": ("raised", "rank 1 raised _Unprintable (which cannot be printed)"),
+    "sys.exit": ("raised", "rank 1 called sys.exit(3)"),
+    "os._exit": ("died", "rank 1's process ended with exit code 3"),
+    "SIGKILL": ("died", "rank 1's process was ended by signal SIGKILL"),
+    "SIGABRT": ("died", "rank 1's process was ended by signal SIGABRT"),
+}
+
+
+@pytest.mark.parametrize("how", MISBEHAVIOUR)
+def test_the_rank_that_fails_is_named_and_the_next_run_is_healthy(world: GlooWorld, how: str) -> None:
+    """Rank 1 fails while its neighbours wait for it: it is the one that is named, with what it printed."""
+    kind, message = MISBEHAVIOUR[how]
+    found = failure(world, programs.misbehave, how)
+    assert (found.kind, found.rank, found.message) == (kind, 1, message)
+    assert f"rank 1 is about to {how}" in found.detail
+    assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
+
+
+def test_a_raised_error_keeps_its_own_traceback(world: GlooWorld) -> None:
+    """The detail is the rank's traceback and begins with the program, not with the world."""
+    detail = failure(world, programs.misbehave, "raise").detail
+    assert "gloo_programs.py" in detail
+    assert "ValueError: no such\nthing" in detail
+    assert "gloo_worker.py" not in detail
+
+
+@pytest.mark.parametrize("how", ["spin", "sleep"])
+def test_a_rank_that_never_ends_is_found_at_its_line(world: GlooWorld, how: str) -> None:
+    """At the deadline every rank says where it is; then all are ended, and the next run is healthy."""
+    found = failure(world, programs.misbehave, how, deadline=SHORT)
+    assert (found.kind, found.rank) == ("deadline", None)
+    assert found.message.startswith("after 1 s ranks 0, 1, 2 had not returned: rank 0 at gloo_programs.py:")
+    assert " in misbehave (recv), rank 1 at gloo_programs.py:" in found.message
+    assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
+
+
+def test_a_rank_left_waiting_is_told_from_one_that_returned(world: GlooWorld) -> None:
+    """Rank 1 returns without sending: the message says who waits, and who had returned."""
+    found = failure(world, programs.misbehave, "not send", deadline=SHORT)
+    assert found.kind == "deadline"
+    assert found.message.startswith("after 1 s ranks 0, 2 had not returned: ")
+    assert found.message.endswith("; rank 1 had")
+    assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
+
+
+def test_floods_of_output_are_kept_to_their_end_and_out_of_the_tools_own(
+    world: GlooWorld, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Twenty megabytes a rank neither hang nor come through; the last lines are shown with a failure."""
+    found = failure(world, programs.flood)
+    assert found.message == "rank 1 raised ValueError: after the flood"
+    assert found.detail.endswith("the end\n")
+    assert len(found.detail) < 100_000
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("program", "argument"),
+    [(programs.destroy, None), (programs.leave_a_message, 5.0), (programs.extra_collective, None)],
+)
+def test_what_a_run_leaves_under_way_does_not_reach_the_next(world: GlooWorld, program: Any, argument: Any) -> None:
+    """No process group, a message that nobody received, a collective that nobody joined: the next run starts afresh."""
+    results(world, program, argument, world_size=2)
+    assert results(world, programs.receive, 2.0, world_size=2) == (2.0, 2.0)
+    assert results(world, programs.collectives, world_size=2) == (1.0, 1.0)
+
+
+def test_a_message_does_reach_the_next_run_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: in a pool that is used again regardless, the next run receives the last one's message."""
+    monkeypatch.setattr("ringverify.worlds.gloo_pool.is_clean", lambda _, most_groups: True)
+    world = GlooWorld()
+    try:
+        results(world, programs.leave_a_message, 5.0, world_size=2)
+        assert results(world, programs.receive, 2.0, world_size=2) == (2.0, 5.0)
+    finally:
+        world.close()
+
+
+def test_settings_changed_by_one_program_are_not_met_by_the_next(world: GlooWorld) -> None:
+    """Default dtype, thread count, gradient mode and random numbers are those of a fresh process in every run."""
+    first = results(world, programs.change_settings, world_size=2)
+    assert results(world, programs.change_settings, world_size=2) == first
+
+
+def test_children_that_a_program_forks_report_nothing_and_end_with_the_pool() -> None:
+    """A forked child that returns is not taken for the rank; one that stays is ended with it."""
+    world = GlooWorld()
+    try:
+        ranks, children = zip(*results(world, programs.fork_and_return), strict=True)
+        assert results(world, programs.process_id) == ranks
+        assert all(map(is_running, children))
+    finally:
+        world.close()
+    assert ends([*ranks, *children])
+
+
+def test_a_process_lost_between_runs_is_not_held_against_the_next_program(world: GlooWorld) -> None:
+    """What a program does after it has returned costs its pool, and no verdict."""
+    processes = results(world, programs.process_id)
+    results(world, programs.die_later)
+    assert ends(list(processes))
+    assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
+
+
+def test_results_that_cannot_be_sent_are_named(world: GlooWorld) -> None:
+    """A result that no pickle can hold is a failure of the program, in one line."""
+    message = failure(world, programs.unpicklable).message
+    assert "returned a function that cannot be pickled" in message
+
+
+def test_programs_that_cannot_be_sent_are_refused(world: GlooWorld) -> None:
+    """A function without an importable name is a mistake of the caller, told before anything runs."""
+    with pytest.raises(TypeError, match="both have to be picklable"):
+        world.run(lambda _: None, None, world_size=1, seed=0, deadline=PLENTY)
+
+
+@pytest.mark.parametrize(("world_size", "deadline"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
+def test_impossible_numbers_are_refused(world: GlooWorld, world_size: int, deadline: float) -> None:
+    """World sizes below 1 and deadlines that are no positive number."""
+    with pytest.raises(ValueError, match="expected"):
+        world.run(programs.who_am_i, None, world_size=world_size, seed=0, deadline=deadline)
+
+
+def test_ranks_that_cannot_meet_make_the_world_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, and no verdict on any program."""
+    monkeypatch.setattr("ringverify.worlds.gloo_pool.START_SECONDS", 0.0)
+    world = GlooWorld()
+    with pytest.raises(WorldUnavailable, match=r"^the gloo world could not start: [^\n]*$"):
+        world.run(programs.who_am_i, None, world_size=2, seed=0, deadline=PLENTY)
+    world.close()
+
+
+def test_only_so_many_processes_are_kept() -> None:
+    """World sizes used least recently give way; the most recent one always runs."""
+    world = GlooWorld()
+    try:
+        small = results(world, programs.process_id, world_size=2)
+        large = results(world, programs.process_id, world_size=MOST_PROCESSES - 1)
+        assert ends(list(small))
+        assert all(map(is_running, large))
+    finally:
+        world.close()
+    assert ends(list(large))
+
+
+def test_a_closed_world_leaves_no_process_and_can_be_used_again() -> None:
+    """`close` ends every rank; a later run starts new ones."""
+    world = GlooWorld()
+    processes = results(world, programs.process_id)
+    world.close()
+    assert ends(list(processes))
+    again = results(world, programs.process_id)
+    world.close()
+    assert not set(again) & set(processes)
+
+
+SCRIPT = """
+import sys, gloo_programs as programs
+from ringverify.worlds.gloo import GlooWorld
+world = GlooWorld()
+print(*world.run(programs.process_id, None, world_size=2, seed=0, deadline=30).results, flush=True)
+if sys.argv[1] != "end":
+    print(world.run(programs.misbehave, sys.argv[1], world_size=2, seed=0, deadline=3600))
+"""
+"""A script without a main guard, which also says that ranks do not run it again."""
+
+
+@pytest.mark.parametrize(("how", "number"), [("end", None), ("spin", signal.SIGINT), ("spin", signal.SIGKILL)])
+def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None) -> None:
+    """The tool ends without closing the world, by Ctrl-C, or is killed while a rank computes for ever."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, str(script), how]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as tool:
+        assert tool.stdout is not None
+        line = tool.stdout.readline()
+        assert line, tool.communicate()[1]
+        processes = [int(process) for process in line.split()]
+        if number is not None:
+            time.sleep(0.3)
+            # Ctrl-C reaches every process of the terminal's foreground group, not the tool alone.
+            (os.killpg if number == signal.SIGINT else os.kill)(tool.pid, number)
+        rest, errors = tool.communicate(timeout=20)
+    assert rest == ""
+    if number == signal.SIGINT:
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+        assert errors.count("Traceback") == 1
+    assert ends(processes)
+
+
+def test_worlds_of_parallel_pytest_workers_do_not_meet() -> None:
+    """Two pytest workers run their own pools at the same time; no port, file or process is shared."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", __file__, "-k"]
+    chosen = "every_rank_runs or kept_for_the_next"
+    done = subprocess.run([*command, chosen], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_first_cause_is_told_from_its_consequences() -> None:
+    """A lost connection and gloo's abort may be met before the exit that caused them is known."""
+    lost = Raised("raised RuntimeError: Connection closed by peer", "lost", 1.0, consequence=True)
+    error = Raised("raised ValueError: no", "error", 3.0, consequence=False)
+    assert first_cause({0: lost, 1: Died(-signal.SIGABRT, 2.0), 2: Died(3, 4.0)}, ["", "", ""]).rank == 2
+    assert first_cause({0: lost, 1: Died(-signal.SIGABRT, 2.0)}, ["", ""]).rank == 1
+    assert first_cause({0: error, 1: Died(3, 4.0)}, ["", ""]).rank == 0
+    assert first_cause({0: lost}, ["", ""]).message == "rank 0 raised RuntimeError: Connection closed by peer"
+
+
+def residue(*, groups: int = 1, collectives: int = 5, messages: Any = None) -> Residue:
+    """What a rank leaves behind: by default, nothing."""
+    return Residue(True, groups, {"0": collectives}, messages or {})
+
+
+def test_only_ranks_in_step_are_used_again() -> None:
+    """Surplus messages cancel between sender and receiver; collectives and groups are the same on all ranks."""
+    sent, received = {("0", 0, 1, 4): 1}, {("0", 0, 1, 4): -1}
+    assert is_clean([residue(messages=sent), residue(messages=received)], most_groups=9)
+    assert is_clean([residue(messages=sent), residue(messages={("0", None, 1, 4): -1})], most_groups=9)
+    assert not is_clean([residue(messages=sent), residue(messages={("0", 0, 1, 5): -1})], most_groups=9)
+    assert not is_clean([residue(messages=sent), residue()], most_groups=9)
+    assert not is_clean([residue(collectives=6), residue()], most_groups=9)
+    assert not is_clean([residue(groups=2), residue()], most_groups=9)
+    assert not is_clean([residue(groups=10), residue(groups=10)], most_groups=9)
