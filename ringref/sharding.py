@@ -41,10 +41,10 @@ def key_positions(sharding: Sharding, length: int, world_size: int) -> list[Posi
             return [np.concatenate([halves[r], halves[2 * world_size - 1 - r]]) for r in range(world_size)]
         case "striped":
             return [np.arange(r, length, world_size, dtype=np.int64) for r in range(world_size)]
-        case str():
-            raise ValueError(f"sharding={sharding!r}: expected one of {', '.join(SHARDINGS)}, or a function")
-        case _:
+        case _ if not isinstance(sharding, str) and callable(sharding):
             return _checked(sharding, length, world_size)
+        case _:
+            raise ValueError(f"sharding={sharding!r}: expected one of {', '.join(SHARDINGS)}, or a function")
 
 
 def query_positions(sharding: Sharding, length: int, world_size: int) -> list[Positions]:
@@ -58,7 +58,21 @@ def query_positions(sharding: Sharding, length: int, world_size: int) -> list[Po
 
 def _checked(sharding: ShardingFunction, length: int, world_size: int) -> list[Positions]:
     name = getattr(sharding, "__qualname__", repr(sharding))
-    shards = [np.asarray(shard, dtype=np.int64).reshape(-1) for shard in sharding(length, world_size)]
+    returned = sharding(length, world_size)
+    try:
+        arrays = [np.asarray(shard).reshape(-1) for shard in returned]
+    except TypeError:
+        raise ValueError(
+            f"sharding {name}({length}, {world_size}) returned {returned!r}: expected a list of positions, one a rank"
+        ) from None
+    for rank, array in enumerate(arrays):
+        # An empty list is an array of floats to numpy, and a rank may hold nothing.
+        if array.size and array.dtype.kind not in "iu":
+            raise ValueError(
+                f"sharding {name}({length}, {world_size}) returned positions of dtype {array.dtype} for rank {rank}: "
+                "expected integers"
+            )
+    shards = [array.astype(np.int64) for array in arrays]
     if len(shards) != world_size:
         raise ValueError(
             f"sharding {name}({length}, {world_size}) returned {len(shards)} shards: expected one a rank, {world_size}"

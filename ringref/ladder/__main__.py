@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -54,8 +54,16 @@ EXAMPLES = (
 )
 
 
-def errors(example: Example) -> Iterator[tuple[str, dict[str, float]]]:
-    """Each rung and, for each result, its largest error over that result's largest element, in units of u."""
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The largest score of an example, and by rung the errors of its results as `in_units` gives them."""
+
+    largest_score: float
+    errors: dict[str, dict[str, float]]
+
+
+def measure(example: Example) -> Measured:
+    """Every rung in float32 on one example, against the oracle in float64 on the same numbers."""
     problem, rng = example.problem, np.random.default_rng(0)
     query, key = (problem.batch, problem.nq, problem.heads), (problem.batch, problem.nk, problem.hk)
     shapes_and_sizes = (
@@ -67,8 +75,6 @@ def errors(example: Example) -> Iterator[tuple[str, dict[str, float]]]:
     )
     inputs = [(rng.standard_normal(shape) * size).astype(np.float32) for shape, size in shapes_and_sizes]
     expected = attention(problem, *(x.astype(np.float64) for x in inputs))
-    largest = max(abs(expected.intermediates.scores.min()), expected.intermediates.scores.max())
-    print(f"\n{example.title}\n  {describe(problem)}; scores up to {largest:.3g}; max |error| / (u · max |value|)")
 
     ring: dict[str, Any] = {"sharding": example.sharding, "world_size": WORLD_SIZE}
     rungs: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -78,10 +84,11 @@ def errors(example: Example) -> Iterator[tuple[str, dict[str, float]]]:
         "sequential ring": (partial(sequential_ring.forward, **ring), partial(sequential_ring.backward, **ring)),
     }
     q, k, v, dout, dlse = inputs
+    errors = {}
     for name, (forward, backward) in rungs.items():
         out, lse = forward(problem, q, k, v)
-        gradients = backward(problem, q, k, v, out, lse, dout, dlse)
-        yield name, in_units(expected, (out, lse, *gradients))
+        errors[name] = in_units(expected, (out, lse, *backward(problem, q, k, v, out, lse, dout, dlse)))
+    return Measured(float(np.abs(expected.intermediates.scores).max(initial=0.0)), errors)
 
 
 def in_units(expected: Answer, actual: tuple[Array, ...]) -> dict[str, float]:
@@ -121,16 +128,21 @@ def show_ring(example: Example) -> None:
         print((f"  {hop}     " + "".join(f"{text:<22}" for text in seen)).rstrip())
 
 
+def show_table(example: Example) -> None:
+    """The errors of every rung on one example."""
+    measured = measure(example)
+    print(f"\n{example.title}\n  {describe(example.problem)}; scores up to {measured.largest_score:.3g}")
+    print(f"  {'':<16}" + "".join(f"{result:>8}" for result in RESULTS))
+    for rung, units in measured.errors.items():
+        print(f"  {rung:<16}" + "".join(f"{units[result]:>8.1f}" for result in RESULTS))
+
+
 def main() -> None:
     """Print the tables and the trace."""
-    print(f"Every rung in float32, against the oracle in float64. u = {UNIT_ROUNDOFF['float32']:.3g}.")
+    print("Every rung in float32 against the oracle in float64: the largest error of each result, in units of u times")
+    print(f"the largest element of that result. u = {UNIT_ROUNDOFF['float32']:.3g}, half the gap from 1 to the next.")
     for example in EXAMPLES:
-        header = True
-        for name, units in errors(example):
-            if header:
-                print(f"  {'':<16}" + "".join(f"{result:>8}" for result in RESULTS))
-                header = False
-            print(f"  {name:<16}" + "".join(f"{units[result]:>8.1f}" for result in RESULTS))
+        show_table(example)
     show_ring(EXAMPLES[0])
 
 

@@ -1,0 +1,170 @@
+"""Shardings: partitions of any length over any number of ranks, and a user's own, checked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ringref.sharding import SHARDINGS, key_positions, pieces, query_positions
+
+LENGTHS, WORLD_SIZES = range(41), range(1, 10)
+
+
+def piece_sizes(length: int, count: int) -> list[int]:
+    """Sizes that differ by at most one, larger first: deal the positions round the pieces and count."""
+    return [sum(1 for position in range(length) if position % count == piece) for piece in range(count)]
+
+
+def sizes_by_definition(sharding: str, length: int, world_size: int) -> list[int]:
+    """How many positions each rank holds, from the table of the design."""
+    if sharding == "zigzag":
+        halves = piece_sizes(length, 2 * world_size)
+        return [halves[rank] + halves[2 * world_size - 1 - rank] for rank in range(world_size)]
+    return piece_sizes(length, world_size)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_keys_are_partitioned_into_the_sizes_of_the_definition(sharding: Any) -> None:
+    """For every length up to 40 and every world up to 9: int64, each position once, each rank's in ascending order."""
+    for length, world_size in itertools.product(LENGTHS, WORLD_SIZES):
+        shards = key_positions(sharding, length, world_size)
+        assert [len(shard) for shard in shards] == sizes_by_definition(sharding, length, world_size)
+        assert sorted(itertools.chain.from_iterable(shard.tolist() for shard in shards)) == list(range(length))
+        assert all(shard.dtype == np.int64 and (np.diff(shard) > 0).all() for shard in shards)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_sharding_and_putting_back_gives_what_was_there(sharding: Any) -> None:
+    """unshard(shard(arange)) == arange, of queries and of keys."""
+    for length, world_size in itertools.product(LENGTHS, WORLD_SIZES):
+        whole = np.arange(length) * 10
+        for positions in (key_positions, query_positions):
+            back = np.full(length, -1)
+            for held in positions(sharding, length, world_size):
+                back[held] = whole[held]
+            np.testing.assert_array_equal(back, whole)
+
+
+@pytest.mark.parametrize("sharding", [name for name in SHARDINGS if name != "replicated_query"])
+def test_queries_are_sharded_as_keys_are(sharding: Any) -> None:
+    """Each over its own length."""
+    for length, world_size in ((0, 2), (7, 3), (12, 4)):
+        for query, key in zip(
+            query_positions(sharding, length, world_size), key_positions(sharding, length, world_size), strict=True
+        ):
+            np.testing.assert_array_equal(query, key)
+
+
+def test_replicated_query_puts_all_queries_on_every_rank_and_keys_as_contiguous() -> None:
+    """The whole output is on every rank."""
+    for query in query_positions("replicated_query", 5, 3):
+        np.testing.assert_array_equal(query, np.arange(5))
+    for mine, contiguous in zip(
+        key_positions("replicated_query", 5, 3), key_positions("contiguous", 5, 3), strict=True
+    ):
+        np.testing.assert_array_equal(mine, contiguous)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "length", "world_size", "expected"),
+    [
+        ("contiguous", 7, 3, [[0, 1, 2], [3, 4], [5, 6]]),
+        ("contiguous", 2, 3, [[0], [1], []]),
+        ("zigzag", 8, 2, [[0, 1, 6, 7], [2, 3, 4, 5]]),
+        ("zigzag", 7, 2, [[0, 1, 6], [2, 3, 4, 5]]),
+        ("zigzag", 3, 3, [[0], [1], [2]]),
+        ("striped", 7, 3, [[0, 3, 6], [1, 4], [2, 5]]),
+        ("striped", 1, 2, [[0], []]),
+    ],
+)
+def test_shardings_written_out_by_hand(sharding: Any, length: int, world_size: int, expected: list[list[int]]) -> None:
+    """Small enough to read off the table of the design."""
+    assert [shard.tolist() for shard in key_positions(sharding, length, world_size)] == expected
+
+
+def test_pieces_differ_by_at_most_one_larger_first() -> None:
+    """The cut that contiguous and zigzag are made of."""
+    for length, count in itertools.product(LENGTHS, range(1, 19)):
+        cut = pieces(length, count)
+        assert [len(piece) for piece in cut] == piece_sizes(length, count)
+        np.testing.assert_array_equal(np.concatenate(cut), np.arange(length))
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        lambda n, p: [list(range(r, n, p)) for r in range(p)],
+        lambda n, p: [torch.arange(r, n, p, dtype=torch.int32) for r in range(p)],
+        lambda n, p: tuple(np.arange(n)[::-1][r::p] for r in range(p)),
+        lambda n, p: [[], *[[]] * (p - 2), list(range(n))],
+    ],
+    ids=["lists", "tensors", "descending arrays", "all on the last"],
+)
+def test_a_sharding_may_be_a_function(shards: Callable[[int, int], Any]) -> None:
+    """Lists, tensors or arrays of integers, in any order, empty ones too; the order is kept."""
+    held = key_positions(shards, 7, 3)
+    assert [shard.tolist() for shard in held] == [np.asarray(shard).astype(int).tolist() for shard in shards(7, 3)]
+    assert all(shard.dtype == np.int64 for shard in held)
+
+
+def too_few(length, world_size):
+    """One shard, whatever the world."""
+    return [range(length)]
+
+
+def overlapping(length, world_size):
+    """Position 0 is on two ranks."""
+    return [range(length), range(1)]
+
+
+def missing(length, world_size):
+    """The last position is on none."""
+    return [range(length - 1), []]
+
+
+def outside(length, world_size):
+    """Positions from 1, one past the end."""
+    return [range(1, length + 1), []]
+
+
+def halves(length, world_size):
+    """Positions that are no integers."""
+    return [[0.0, 1.5], [2.0]]
+
+
+def nothing(length, world_size):
+    """A function that forgot to return."""
+    return None
+
+
+@pytest.mark.parametrize(
+    ("sharding", "message"),
+    [
+        (too_few, r"sharding too_few\(4, 2\) returned 1 shards: expected one a rank, 2"),
+        (overlapping, r"sharding overlapping\(4, 2\) is not a partition: every position of range\(4\) must be held by"),
+        (missing, r"sharding missing\(4, 2\) is not a partition"),
+        (outside, r"sharding outside\(4, 2\) is not a partition"),
+        (halves, r"sharding halves\(4, 2\) returned positions of dtype float64 for rank 0: expected integers"),
+        (nothing, r"sharding nothing\(4, 2\) returned None: expected a list of positions, one a rank"),
+        ("zig-zag", "sharding='zig-zag': expected one of contiguous, zigzag, striped, replicated_query, or a function"),
+        (None, "sharding=None: expected one of contiguous, zigzag, striped, replicated_query, or a function"),
+    ],
+)
+@pytest.mark.parametrize("positions", [key_positions, query_positions])
+def test_what_is_not_a_sharding_is_refused(positions: Callable[..., Any], sharding: Any, message: str) -> None:
+    """The message names the sharding, what came back and what was expected."""
+    with pytest.raises(ValueError, match=message):
+        positions(sharding, 4, 2)
+
+
+@pytest.mark.parametrize("sharding", [*SHARDINGS, too_few])
+@pytest.mark.parametrize("positions", [key_positions, query_positions])
+def test_an_empty_world_is_refused(positions: Callable[..., Any], sharding: Any) -> None:
+    """Whatever the sharding."""
+    with pytest.raises(ValueError, match="world_size=0: expected at least 1"):
+        positions(sharding, 4, 0)
