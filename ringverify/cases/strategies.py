@@ -114,11 +114,10 @@ def _case(draw: Draw, c: Capabilities, scope: Scope) -> Case:
 def _constraints(draw: Draw, c: Capabilities, scope: Scope) -> set[str]:
     """Which constraints to combine: mostly none or one, sometimes several; never dilation with documents."""
     declared = [name for name in CONSTRAINTS if getattr(c, name)]
-    if scope.want_empty_rows:
-        declared = [name for name in declared if name != "softcap"]
-    if not declared:
-        return set()
-    chosen = draw(st.sampled_from([*([] if scope.want_empty_rows else ["none"]), *declared, "several"]))
+    alone = ["none", *declared]
+    if scope.want_empty_rows:  # a window always holds the diagonal, a softcap nothing: alone, they leave no row empty
+        alone = [name for name in declared if name not in ("window", "softcap")] or ["none"]
+    chosen = draw(st.sampled_from([*alone, "several"]))
     if chosen == "none":
         return set()
     if chosen != "several":

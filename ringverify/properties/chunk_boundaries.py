@@ -25,7 +25,7 @@ RATES = (1, 2, 3, 4)
 
 def sweep(c: Capabilities) -> list[Case]:
     """Every small case at the edges of chunks that an implementation declares it can do."""
-    found = []
+    found: dict[Case, None] = {}
     dtype = widest(c)[0]
     causals = {"both": (False, True), "always": (True,), "never": (False,)}[c.causal]
     for size in declared_world_sizes(c, WORLD_SIZES):
@@ -35,8 +35,8 @@ def sweep(c: Capabilities) -> list[Case]:
                 problem = Problem(query_length=n, heads=heads, head_dim=2, dtype=dtype, causal=causal, **fields)
                 case = Case(problem=problem, sharding=sharding_name(sharding), world_size=size)
                 if why_unsupported(case, c) is None:
-                    found.append(case)
-    return found
+                    found[case] = None
+    return list(found)
 
 
 def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,114 @@
+"""What is drawn is within what is declared, and reaches all of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringref.pattern import multiplicity
+from ringverify.cases.case import COTANGENTS, MEMORY, Case, why_unsupported
+from ringverify.cases.strategies import GENERAL_VALUES, Scope, cases, widest
+from ringverify.implementation import Capabilities
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.chunk_boundaries import sweep
+from ringverify.ring.declared import ring
+
+FLAGS = (
+    "gqa", "value_dim", "scale", "window", "documents", "key_lengths", "cross_lengths", "softcap", "uneven",
+    "empty_shards",
+)  # fmt: skip
+
+
+@st.composite
+def capabilities(draw):
+    """Any declaration."""
+    flags = {name: draw(st.booleans()) for name in FLAGS}
+    lse = draw(st.booleans())
+    return Capabilities(
+        **flags,
+        sharding=tuple(draw(st.lists(st.sampled_from(["contiguous", "zigzag", "striped"]), min_size=1, unique=True))),
+        dtypes=tuple(draw(st.lists(st.sampled_from(["float32", "float64", "float16"]), min_size=1, unique=True))),
+        causal=draw(st.sampled_from(["both", "always", "never"])),
+        lse=lse,
+        lse_gradient=lse and draw(st.booleans()),
+        dilation=tuple(draw(st.lists(st.sampled_from(["split", "shared"]), unique=True))),
+        world_sizes=draw(st.sampled_from([None, (2,), (1, 4), (16,)])),
+    )
+
+
+@settings(max_examples=300)
+@given(st.data(), capabilities(), st.sampled_from(list(PROPERTIES.values())))
+def test_every_case_of_every_property_is_within_what_is_declared(data, declared, property):
+    """Whatever an implementation declares, it is never asked for more."""
+    if property.unsupported(declared) is not None or property.id == "chunk_boundaries":
+        return
+    case = data.draw(property.cases(declared))
+    assert why_unsupported(case, declared) is None
+
+
+@settings(max_examples=20)
+@given(capabilities())
+def test_every_case_of_the_sweep_is_within_what_is_declared(declared):
+    """The same for the dense sweep, which is a list; it is empty only where small sizes are not declared."""
+    found = sweep(declared)
+    assert all(why_unsupported(case, declared) is None for case in found[:: max(1, len(found) // 50)])
+    assert len(set(found)) == len(found)
+
+
+def drawn(count: int, **scope: object) -> list[Case]:
+    """Cases as the ring is given them."""
+    seen: list[Case] = []
+
+    @settings(max_examples=count, derandomize=True, database=None)
+    @given(cases(ring.capabilities, Scope(**scope)))
+    def collect(case):
+        seen.append(case)
+
+    collect()
+    return seen
+
+
+def test_a_few_hundred_draws_reach_every_feature():
+    """World sizes 1 to 8, every sharding, constraint, family, layout and dtype, equal and distinct dimensions."""
+    seen = drawn(600, memory=MEMORY, cotangents=COTANGENTS)
+    assert {case.world_size for case in seen} == set(range(1, 9))
+    assert {case.sharding for case in seen} == {"contiguous", "zigzag", "striped", "replicated_query"}
+    assert {case.values for case in seen} == set(GENERAL_VALUES)
+    assert {case.memory for case in seen} == set(MEMORY)
+    assert {case.cotangent for case in seen} == set(COTANGENTS)
+    problems = [case.problem for case in seen]
+    assert {p.dtype for p in problems} == {"float32", "float64", "bfloat16", "float16"}
+    assert {p.causal for p in problems} == {True, False}
+    for name in ("window", "documents", "key_lengths", "softcap", "scale", "dilation"):
+        assert sum(getattr(p, name) is not None for p in problems) >= 30, name
+    assert sum(p.nq != p.nk for p in problems) >= 30
+    assert sum(p.hk != p.heads for p in problems) >= 30
+    assert sum(p.dv != p.head_dim for p in problems) >= 30
+    assert sum(p.nq % case.world_size != 0 for p, case in zip(problems, seen, strict=True)) >= 30
+    assert sum(p.nq < case.world_size for p, case in zip(problems, seen, strict=True)) >= 30
+    assert sum(p.nq == 0 for p in problems) >= 5
+    assert sum(p.batch == p.heads == p.head_dim for p in problems) >= 20
+    assert sum(len({p.batch, p.nq, p.heads, p.head_dim}) == 4 for p in problems) >= 100
+    modes = {(p.dilation.heads, p.dilation.head_offset) for p in problems if p.dilation is not None}
+    assert modes == {("split", "cyclic"), ("shared", "cyclic"), ("shared", "block")}
+
+
+def test_most_cases_for_masked_rows_have_an_empty_row():
+    """The property is about empty rows, so its cases have them."""
+    seen = [case for case in drawn(200, want_empty_rows=True) if case.problem.nq]
+    empty = [case for case in seen if (multiplicity(case.problem).sum(axis=3) == 0).any()]
+    assert len(empty) > len(seen) / 2
+
+
+@pytest.mark.parametrize(
+    ("declared", "chosen"),
+    [
+        (("bfloat16", "float64", "float32"), ("float64", "float32")),
+        (("float16", "float32"), ("float32",)),
+        (("bfloat16",), ("bfloat16",)),
+    ],
+)
+def test_full_precision_is_used_where_it_is_declared(declared, chosen):
+    """Values are judged in the dtypes that show errors best."""
+    assert widest(Capabilities(dtypes=declared)) == chosen
