@@ -183,7 +183,7 @@ def _fewer_constraints(case: Case) -> Iterator[Case]:
                 yield case.replace(window=(left, side))
     for place, length in enumerate(p.key_lengths or ()):
         for shorter in sorted({0, 1, length // 2, length - 1}):
-            if shorter < length and p.key_lengths is not None:
+            if 0 <= shorter < length and p.key_lengths is not None:
                 yield case.replace(key_lengths=(*p.key_lengths[:place], shorter, *p.key_lengths[place + 1 :]))
     if p.documents is not None and len(p.documents) > 2:
         for drop in range(len(p.documents)):
