@@ -45,6 +45,7 @@ class Finding:
         margin: error over allowed; above 1 is a violation.
         wrong: for each rank with a wrong element of this tensor, how many.
         of: elements of this tensor on all ranks.
+        tensors: every result with a wrong element, this one included.
     """
 
     tensor: TensorName
@@ -58,6 +59,7 @@ class Finding:
     margin: float
     wrong: dict[int, int]
     of: int
+    tensors: tuple[TensorName, ...]
 
 
 @functools.lru_cache(maxsize=8)
@@ -139,7 +141,9 @@ def worst(
                     pair.tensor, pair.rank, pair.positions, pair.actual, pair.expected, pair.allowed, margin
                 )
     if finding is not None:
-        finding = dataclasses.replace(finding, wrong=wrong[finding.tensor], of=sizes[finding.tensor])
+        finding = dataclasses.replace(
+            finding, wrong=wrong[finding.tensor], of=sizes[finding.tensor], tensors=tuple(wrong)
+        )
     return largest, finding
 
 
@@ -169,4 +173,5 @@ def finding_at(
         margin=float(margin[index]),
         wrong={rank: int((margin > 1).sum())},
         of=actual.size,
+        tensors=(tensor,),
     )

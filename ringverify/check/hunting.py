@@ -165,7 +165,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
     def still_fails(case: Case) -> bool:
         nonlocal best
         seen = _judge(property, case, runner)
-        if seen.violation is None or seen.violation.reason != reason:
+        if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
             return False
         best = (case, seen)
         return True

@@ -28,6 +28,7 @@ class Violation:
         summary: one line.
         detail: further lines, such as a rank's traceback; may be empty.
         finding: the worst element, where values are wrong.
+        also: further reasons for which the same case fails, such as other tensors that are wrong but less so.
     """
 
     reason: Reason
@@ -35,6 +36,7 @@ class Violation:
     summary: str
     detail: str = ""
     finding: Finding | None = None
+    also: tuple[Reason, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +94,8 @@ def judge_values(case: Case, runner: Runner, tensors: tuple[TensorName, ...], *,
     margin, finding = worst(case, runner.capabilities, observation, tensors)
     violation = None
     if finding is not None:
-        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding)
+        also = tuple(("value", tensor) for tensor in finding.tensors)
+        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding, also)
     return Judgement(margin, violation, observation.digest)
 
 
