@@ -99,10 +99,14 @@ def destroy(_: Any) -> int:
     return rank
 
 
+_KEPT: list[Any] = []
+
+
 def leave_a_message(value: float) -> int:
     """Rank 0 sends what nobody receives."""
     if dist.get_rank() == 0:
-        dist.isend(torch.tensor([value]), 1)
+        # A handle that is dropped would take its message back, and the pair of ranks with it.
+        _KEPT.append(dist.isend(torch.tensor([value]), 1))
     return dist.get_rank()
 
 

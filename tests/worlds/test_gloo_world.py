@@ -169,7 +169,7 @@ def test_what_a_run_leaves_under_way_does_not_reach_the_next(world: GlooWorld, p
 
 
 def test_a_message_does_reach_the_next_run_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above can fail: in a pool that is used again regardless, the next run receives the last one's message."""
+    """The test above can fail: in a pool that is used again regardless, the last run's message comes in."""
     monkeypatch.setattr("ringverify.worlds.gloo_pool.is_clean", lambda _, most_groups: True)
     world = GlooWorld()
     try:
