@@ -139,7 +139,7 @@ def halves(length, world_size):
 
 def nothing(length, world_size):
     """A function that forgot to return."""
-    return None
+    return
 
 
 @pytest.mark.parametrize(
