@@ -14,6 +14,7 @@ import dataclasses
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,7 @@ class _Ranks:
         """Start the ranks, wait for them, and put everything back."""
         until = time.perf_counter() + deadline
         dtype = torch.get_default_dtype()
+        filters, show = warnings.filters, warnings.showwarning
         _RANK_THREADS.install()
         os._exit = _exit  # type: ignore[assignment] # it returns only on a rank's thread, by raising
         in_time = False
@@ -138,6 +140,12 @@ class _Ranks:
         finally:
             self._end(patient=in_time)
             torch.set_default_dtype(dtype)
+            if warnings.filters is not filters:
+                # Ranks that leave `catch_warnings` in another order than they entered put back one another's filters.
+                warnings.filters = filters
+                with warnings.catch_warnings():
+                    pass  # its end makes Python notice that the filters are others
+            warnings.showwarning = show
             _ABANDONED[:] = [thread for thread in [*_ABANDONED, *self._threads] if thread.is_alive()]
             _RANK_THREADS.remove(self._bookkeeping.values(), keep=bool(_ABANDONED))
             if not _ABANDONED:

@@ -25,6 +25,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Its functions take the world of whoever imports it first as the default of `group`. Here that is nobody's.
+import torch.distributed.nn.functional
 from torch.distributed import distributed_c10d as c10d
 
 from ringverify.worlds.world import WorldUnavailable
@@ -142,8 +145,6 @@ class RankThreads:
         Raises:
             WorldUnavailable: this version of torch lacks an interface of the table above.
         """
-        if not dist.is_available():
-            raise WorldUnavailable(_lacking("torch.distributed (built without it)"))
         isolate = _interface("_set_thread_isolation_mode")
         for name in ("_register_process_group", "_unregister_all_process_groups", "_set_global_rank"):
             _interface(name)

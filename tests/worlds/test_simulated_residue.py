@@ -1,0 +1,207 @@
+"""What a run of the simulated world leaves behind: nothing."""
+
+import gc
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from simulated_runs import WORLD, failure, results
+from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import init_device_mesh
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def busy():
+    """Groups, a mesh, messages left lying, a coalescing context left open, gradients off."""
+    dist.new_group([0, 1])
+    init_device_mesh("cpu", (dist.get_world_size(),))
+    dist.isend(torch.empty(1), 0, tag=3)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    c10d._world.pg_coalesce_state[dist.group.WORLD] = []
+    return dist.get_rank()
+
+
+def test_torch_is_as_before():
+    """Nothing initialised, the same bookkeeping object, autograd's threads, gradients and the default dtype."""
+    world, helper = c10d._world, c10d._new_process_group_helper
+    results(busy, 3)
+    assert not dist.is_initialized()
+    assert c10d._world is world
+    assert c10d._new_process_group_helper is helper
+    assert (c10d._pg_map, c10d._pg_names, c10d._group_count) == ({}, {}, 0)
+    assert torch._C._is_multithreading_enabled()
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_every_run_is_fresh():
+    """Groups, names, counters and mail start again; so does what a rank did to its thread."""
+
+    def program():
+        assert torch.is_grad_enabled()
+        assert c10d._world.group_count == 0
+        assert list(c10d._world.pg_names.values()) == ["simulated"]
+        before = dist.irecv(torch.empty(1), 0, tag=3).is_completed() if dist.get_rank() == 0 else False
+        busy()
+        return before
+
+    for _ in range(3):
+        assert results(program, 2) == [False, False]
+
+
+def test_no_thread_is_left():
+    """After success and after failure."""
+    before = set(threading.enumerate())
+    results(busy, 4)
+    failure(lambda: dist.recv(torch.empty(1), 0, tag=9) if dist.get_rank() else None, 4)
+    assert set(threading.enumerate()) == before
+
+
+def test_tensors_of_a_run_are_freed():
+    """Also those that were sent and never received, and those of ranks that failed."""
+    seen = []
+
+    def program(fails):
+        tensor = torch.ones(1000)
+        seen.append(weakref.ref(tensor))
+        dist.isend(tensor, 0)
+        group = dist.new_group([0, 1])
+        seen.append(weakref.ref(group))
+        if fails and dist.get_rank() == 1:
+            raise ValueError("over")
+        dist.barrier()
+
+    results(lambda: program(False), 2)
+    failure(lambda: program(True), 2)
+    gc.collect()
+    assert len(seen) >= 6
+    assert all(one() is None for one in seen)
+
+
+def test_groups_do_not_outlive_their_run():
+    """A group that a rank returns is refused outside, by name."""
+    (group, _) = results(lambda: dist.group.WORLD, 2)
+    with pytest.raises(RuntimeError, match="only the thread of rank 0 may use the groups of rank 0"):
+        group.barrier()
+
+
+def test_a_thread_that_a_rank_starts_is_no_rank():
+    """It finds torch.distributed as the process has it, and cannot use the rank's group."""
+
+    def program():
+        found = []
+
+        def other(group):
+            found.append(dist.is_initialized())
+            try:
+                dist.barrier(group=group)
+            except (RuntimeError, ValueError) as error:
+                found.append(str(error))
+
+        thread = threading.Thread(target=other, args=(dist.group.WORLD,))
+        thread.start()
+        thread.join()
+        return found
+
+    for found in results(program, 2):
+        assert found[0] is False
+        assert len(found) == 2
+
+
+@pytest.fixture
+def outer():
+    """A real gloo world of this one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_a_real_world_of_the_calling_process_is_kept(outer):
+    """Ranks see the simulated one; before and after, the caller's is the same and works, by handle and by name."""
+    group = dist.new_group([0])
+
+    def program():
+        assert dist.group.WORLD is not outer
+        dist.all_reduce(total := torch.ones(1))
+        reduced = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD).wait()
+        return total.item(), reduced.item(), dist.get_backend()
+
+    assert results(program, 3) == [(3, 3, "gloo")] * 3
+    failure(lambda: dist.destroy_process_group() or dist.get_rank(), 2)
+    assert dist.group.WORLD is outer
+    assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+    for one in (outer, group):
+        dist.all_reduce(total := torch.ones(1), group=one)
+        assert functional.all_reduce(total, "sum", one).wait().item() == 1
+    assert dist.get_rank(dist.new_group([0])) == 0
+
+
+def test_a_real_world_is_visible_to_other_threads_during_a_run(outer):
+    """Only ranks' threads are redirected."""
+    found = []
+
+    def program():
+        thread = threading.Thread(target=lambda: found.append((dist.get_rank(), dist.get_world_size())))
+        thread.start()
+        thread.join()
+
+    results(program, 2)
+    assert found == [(0, 1)] * 2
+
+
+def test_a_thread_left_behind_cannot_reach_the_real_world(outer):
+    """It wakes when its run is long over, and the process has a world of its own."""
+    awake, found = threading.Event(), []
+
+    def program(_):
+        awake.wait(20)
+        found.append(dist.is_initialized())
+        dist.barrier()
+        found.append("reached")
+
+    run = WORLD.run(program, None, world_size=1, seed=0, deadline=0.1)
+    assert run.failure.kind == "deadline"
+    (left,) = [thread for thread in threading.enumerate() if thread.name == "rank 0"]
+    awake.set()
+    left.join(5)
+    assert not left.is_alive()
+    assert "reached" not in found
+    assert True not in found
+    dist.all_reduce(torch.ones(1), group=outer)
+    assert functional.all_reduce(torch.ones(1), "sum", outer).wait().item() == 1
+
+
+def test_warnings_filters_are_as_before():
+    """Ranks that enter and leave `catch_warnings` in turns would otherwise leave one another's filters."""
+    filters, show = warnings.filters, warnings.showwarning
+
+    def program():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            dist.barrier()
+
+    for seed in range(6):
+        results(program, 3, seed=seed)
+    assert warnings.filters is filters
+    assert warnings.showwarning is show
+
+
+def test_runs_from_two_threads_take_turns():
+    """Two callers at once, each with its own result."""
+    found = {}
+
+    def caller(name):
+        found[name] = [results(lambda: (name, dist.get_rank()), 2) for _ in range(5)]
+
+    threads = [threading.Thread(target=caller, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: [[(name, 0), (name, 1)]] * 5 for name in "ab"}
