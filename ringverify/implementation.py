@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -194,6 +195,8 @@ def sharding_name(sharding: Sharding) -> str:
 
 
 AttendFunction = Callable[..., Any]
+FROM_FILE = re.compile(r"^_ringverify_file_[0-9a-f]+\.")
+"""Before the name of a module that was loaded from a file rather than imported; no part of what people read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +235,7 @@ def implementation(*, name: str | None = None, **capabilities: Any) -> Callable[
     declared = Capabilities(**capabilities)
 
     def declare(function: AttendFunction) -> Implementation:
-        dotted = f"{function.__module__}.{function.__qualname__}"
+        dotted = f"{FROM_FILE.sub('', function.__module__)}.{function.__qualname__}"
         try:
             inspect.signature(function).bind("q", "k", "v", "call")
         except TypeError as error:

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,12 @@ BUILT_IN: dict[str, str] = {
     "peer:ring-attention-pytorch": "ringverify.peers.ring_attention_pytorch:attend",
 }
 """Built-in names and where they live; data, so that listing them imports nothing."""
+
+_NOT_THE_USERS = (
+    str(Path(__file__).parent / "targets.py"),
+    str(Path(__file__).parent / "implementation.py"),
+    str(Path(importlib.__file__).parent),
+)
 
 
 def load(target: str) -> Implementation:
@@ -69,7 +76,7 @@ def _load_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UsageError(f"no module named {error.name!r}: is it installed, or on PYTHONPATH?") from None
-        raise UsageError(f"{name} does not import: {_one_line(error)}") from error
+        raise _not_importable(name, error) from error
     except BaseException as error:
         raise _not_importable(name, error) from error
 
@@ -77,9 +84,10 @@ def _load_module(name: str) -> ModuleType:
 def _load_file(path: str) -> ModuleType:
     file = Path(path)
     if not file.is_file():
-        raise UsageError(f"no file {path!r}")
+        raise UsageError(f"no file {path!r} in {Path.cwd()}: give the path from there, or the whole path")
     resolved = file.resolve()
-    name = f"_ringverify_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
+    # Two files of one name are two modules; `ringverify.implementation.FROM_FILE` hides what tells them apart.
+    name = f"_ringverify_file_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}.{resolved.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, resolved)
@@ -101,7 +109,24 @@ def _load_file(path: str) -> ModuleType:
 def _not_importable(name: str, error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         return error
-    return UsageError(f"{name} does not import: {_one_line(error)}")
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else repr(error.code)
+        return UsageError(
+            f"{name} does not import: it calls sys.exit({code}){_place(error)}; "
+            'keep that under if __name__ == "__main__"'
+        )
+    hint = "; is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+    return UsageError(f"{name} does not import: {_one_line(error)}{_place(error)}{hint}")
+
+
+def _place(error: BaseException) -> str:
+    """Where an import failed: the innermost line that is neither Python's importing nor ours."""
+    frames = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<", *_NOT_THE_USERS))
+    ]
+    return f" (at {frames[-1]})" if frames else ""
 
 
 def _one_line(error: BaseException) -> str:
