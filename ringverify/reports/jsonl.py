@@ -46,12 +46,14 @@ class ReportWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.partial = path.with_name(path.name + ".partial")
         if path.is_dir():
             raise ReportError(f"cannot write report {path}: it is a folder; name a file")
+        self.path = path
+        self.partial = path.with_name(path.name + ".partial")
+        self._begun = False
         try:
-            self._file: TextIO = self.partial.open("w", encoding="utf-8")
+            # What an earlier run left is kept until this one has something to say.
+            self._file: TextIO = self.partial.open("a", encoding="utf-8")
         except OSError as error:
             raise ReportError(f"cannot write report {path}: {error.strerror}; name another file") from None
 
@@ -60,6 +62,9 @@ class ReportWriter:
 
     def write(self, event: Event) -> None:
         """Add an event; the footer completes the report."""
+        if not self._begun:
+            self._begun = True
+            self._file.truncate(0)
         self._file.write(json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
         if event["event"] == "footer":
@@ -70,6 +75,8 @@ class ReportWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        if not self._begun and not self.partial.stat().st_size:
+            self.partial.unlink()
 
 
 def read_report(path: Path) -> list[Event]:
