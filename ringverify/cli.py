@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -23,8 +24,8 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         code: int = options.command(options)
     except (UsageError, Inconclusive) as error:
         print(f"ringverify: {error}", file=sys.stderr)
@@ -46,8 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, where argparse would print the usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ringverify",
         description="Does this ring attention compute attention?",
         epilog="Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive.",
@@ -90,7 +98,7 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-examples", type=_positive, metavar="N", help="examples of each property, at most")
     parser.add_argument("--time-budget", type=_seconds, metavar="SECONDS", help="time for the whole run")
     parser.add_argument(
-        "--deadline", type=_seconds, default=10.0, metavar="SECONDS", help="time for one run of a case (default: 10)"
+        "--deadline", type=_seconds, metavar="SECONDS", help="time for one run of a case (default: 10, gloo 30)"
     )
     parser.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write events as JSON lines")
     parser.add_argument(
@@ -115,6 +123,7 @@ def _check(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         # Hypothesis keeps a cache under the current directory, which is the user's.
         set_hypothesis_home_dir(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.callback(set_hypothesis_home_dir, None)
         writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
 
         def tell(event: Event) -> None:

@@ -91,6 +91,7 @@ class Runner:
         target: how another process finds the implementation; needed by worlds of processes.
         device: device of the tensors.
         deadline: seconds that one run may take.
+        hangs: whether a run is known to pass its deadline however long it is given.
         runs: how many runs there were.
         seconds_inside: processor time spent inside the implementation, all ranks and runs together.
     """
@@ -99,7 +100,8 @@ class Runner:
     world: World
     target: str | None = None
     device: str = "cpu"
-    deadline: float = 20.0
+    deadline: float = 30.0
+    hangs: bool = False
     runs: int = 0
     seconds_inside: float = 0.0
 

@@ -17,8 +17,11 @@ from ringverify.cases.shrinking import shrink
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Judgement, Property, Violation
 
+SECOND_CHANCE = 2.0
+"""A run that passes its deadline is given this many times as long once more: the first may have been importing."""
+
 HUNG_DEADLINE = 2.0
-"""Seconds a run may take once one has hung: small cases take milliseconds, so this is still generous."""
+"""Seconds a simulated run may take once one is known to hang: a small case takes milliseconds in a warm process."""
 
 HUNG_SHRINKING = 6.0
 """Seconds for shrinking a case that hangs, where every attempt may cost the deadline."""
@@ -148,6 +151,9 @@ def _draw(strategy: SearchStrategy[Case], examples: int, seed: int, visit: Calla
 
 def _judge(property: Property, case: Case, runner: Runner) -> Judgement:
     judgement = property.judge(case, runner)
+    if judgement.violation is not None and judgement.violation.reason[0] == "deadline" and not runner.hangs:
+        runner.deadline *= SECOND_CHANCE
+        judgement = property.judge(case, runner)
     violation = judgement.violation
     if violation is not None and violation.reason in (("raised", "MemoryError"), ("raised", "OutOfMemoryError")):
         raise Inconclusive(f"out of memory on {case.describe()}")
@@ -159,7 +165,10 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
     assert violation is not None
     reason, seconds = violation.reason, 20.0
     if violation.reason[0] == "deadline":
-        runner.deadline, seconds = min(runner.deadline, HUNG_DEADLINE), HUNG_SHRINKING
+        # A hung world of processes is replaced by a cold one, which imports again: too slow for a short deadline.
+        runner.hangs, warm = True, runner.world.name == "simulated"
+        runner.deadline = min(runner.deadline, HUNG_DEADLINE) if warm else runner.deadline / SECOND_CHANCE
+        seconds = HUNG_SHRINKING if warm else 0.0
     best = (first, judgement)
 
     def still_fails(case: Case) -> bool:
@@ -172,7 +181,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
 
     shrunk = shrink(first, still_fails, runner.capabilities, seconds=seconds)
     case, judgement = best
-    again = _judge(property, case, runner)
+    again = judgement if runner.hangs else _judge(property, case, runner)
     assert judgement.violation is not None
     return Counterexample(
         case=case,

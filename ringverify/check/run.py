@@ -25,6 +25,9 @@ WorldName = Literal["simulated", "gloo", "nccl"]
 
 EXIT_CODES = {"conformant": 0, "violations": 1, "inconclusive": 3}
 
+DEADLINES = {"simulated": 10.0, "gloo": 30.0}
+"""Seconds for one run of one case. Processes are slower: the first run in each may import half of torch."""
+
 PROCESS_WORLD_SIZES = (1, 2, 3, 4)
 """World sizes tried with a process a rank: enough for every bug of direction and order, and few enough to keep warm."""
 
@@ -41,7 +44,7 @@ class Options:
         seed: decides which cases are tried.
         max_examples: examples of each property at most.
         time_budget: seconds for the whole run, or `None`.
-        deadline: seconds for one run of one case.
+        deadline: seconds for one run of one case; `None` is `DEADLINES` of the world.
         cases: folder for counterexamples.
         stop_early: stop at the first violation.
     """
@@ -53,7 +56,7 @@ class Options:
     seed: int = 0
     max_examples: int | None = None
     time_budget: float | None = None
-    deadline: float = 10.0
+    deadline: float | None = None
     cases: Path = Path(".ringverify")
     stop_early: bool = False
 
@@ -99,7 +102,8 @@ def check(
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"two implementations are named {name!r}: give one of them another name=")
-    _find_device(options.device)
+    find_device(options.device)
+    casefile.look_at(options.cases)
     plans = [(subject, _world_of(subject.implementation, options), _narrowed(subject, options)) for subject in subjects]
     until = time.monotonic() + (float("inf") if options.time_budget is None else options.time_budget)
     tell(
@@ -146,7 +150,7 @@ class _ImplementationRun:
             self.world,
             target=None if self.world.name == "simulated" else self.target,
             device=self.options.device,
-            deadline=self.options.deadline,
+            deadline=DEADLINES[self.world.name] if self.options.deadline is None else self.options.deadline,
         )
         started, seen, examples = time.monotonic(), [], 0
         for property in properties:
@@ -295,7 +299,13 @@ def open_world(name: WorldName) -> World:
             raise Inconclusive("the nccl world is not built yet: use --world gloo or --world simulated")
 
 
-def _find_device(device: str) -> None:
+def find_device(device: str) -> None:
+    """Make sure that the device is there.
+
+    Raises:
+        UsageError: nothing is called that.
+        Inconclusive: this machine has none.
+    """
     try:
         kind = torch.device(device).type
     except RuntimeError:
@@ -329,7 +339,8 @@ def _narrowed(subject: Subject, options: Options) -> Implementation:
     sizes = wanted if declared is None else tuple(size for size in wanted if size in declared)
     if not sizes:
         raise UsageError(
-            f"{implementation.name} declares world sizes {declared}, none of --world-sizes {','.join(map(str, wanted))}"
+            f"{implementation.name} declares world sizes {declared}, none of --world-sizes "
+            f"{','.join(map(str, wanted))}: ask for one of them"
         )
     capabilities = dataclasses.replace(implementation.capabilities, world_sizes=sizes)
     return dataclasses.replace(implementation, capabilities=capabilities)
