@@ -25,6 +25,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 
 from ringverify.ring.mask import Mask
 from ringverify.ring.merge import Partial, shift
@@ -67,10 +68,10 @@ def all_finite(*tensors: torch.Tensor) -> bool:
 
 def cotangents(
     queries: Queries,
-    merged: tuple[torch.Tensor, torch.Tensor],
-    out_BHSE: torch.Tensor,
-    dout_BHSE: torch.Tensor,
-    dlse_BHS: torch.Tensor,
+    merged: tuple[Float[torch.Tensor, "B H S 1"], Float[torch.Tensor, "B H S 1"]],
+    out_BHSE: Float[torch.Tensor, "B H S E"],
+    dout_BHSE: Float[torch.Tensor, "B H S E"],
+    dlse_BHS: Float[torch.Tensor, "B H S"],
 ) -> Cotangents:
     """Prepare the backward of the blocks; all in the accumulation dtype.
 
@@ -91,7 +92,14 @@ def cotangents(
     return Cotangents(shift(largest), dout, delta, all_finite(queries.q_BHSD, dout, delta))
 
 
-def attend(queries: Queries, k_PTD: torch.Tensor, v_PTE: torch.Tensor, mask: Mask, *, finite: bool) -> Partial:
+def attend(
+    queries: Queries,
+    k_PTD: Float[torch.Tensor, "P T D"],
+    v_PTE: Float[torch.Tensor, "P T E"],
+    mask: Mask,
+    *,
+    finite: bool,
+) -> Partial:
     """The partial of all queries over one block; neither may be empty.
 
     Args:
@@ -117,8 +125,14 @@ def attend(queries: Queries, k_PTD: torch.Tensor, v_PTE: torch.Tensor, mask: Mas
 
 
 def gradients(
-    queries: Queries, rows: Cotangents, k_PTD: torch.Tensor, v_PTE: torch.Tensor, mask: Mask, *, finite: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    queries: Queries,
+    rows: Cotangents,
+    k_PTD: Float[torch.Tensor, "P T D"],
+    v_PTE: Float[torch.Tensor, "P T E"],
+    mask: Mask,
+    *,
+    finite: bool,
+) -> tuple[Float[torch.Tensor, "P X D"], Float[torch.Tensor, "P T D"], Float[torch.Tensor, "P T E"]]:
     """What one block contributes: dq over scale `(P, X, D)`, dk `(P, T, D)` and dv `(P, T, E)`.
 
     Arguments are those of `attend`, and `rows` from `cotangents`.

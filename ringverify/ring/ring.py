@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch.autograd.function import once_differentiable
 
 from ringverify.implementation import AttentionCall
@@ -28,8 +29,11 @@ from ringverify.ring.plan import Plan, make_plan, pack
 
 
 def ring_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Float[torch.Tensor, "B S H D"],
+    k: Float[torch.Tensor, "B T K D"],
+    v: Float[torch.Tensor, "B T K E"],
+    call: AttentionCall,
+) -> tuple[Float[torch.Tensor, "B S H E"], Float[torch.Tensor, "B H S"]]:
     """Attention of this rank's queries to the keys of all ranks, keys and values passed from neighbour to neighbour.
 
     Liu, Zaharia & Abbeel 2023, *Ring attention with blockwise transformers for near-infinite context*,
@@ -53,8 +57,11 @@ def ring_attention(
 
 
 def allgather_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Float[torch.Tensor, "B S H D"],
+    k: Float[torch.Tensor, "B T K D"],
+    v: Float[torch.Tensor, "B T K E"],
+    call: AttentionCall,
+) -> tuple[Float[torch.Tensor, "B S H E"], Float[torch.Tensor, "B H S"]]:
     """`ring_attention` with collectives: an all-gather of keys and values, a reduce-scatter of their gradients.
 
     Arguments, results and errors are those of `ring_attention`.
