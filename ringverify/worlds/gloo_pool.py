@@ -32,7 +32,7 @@ SETTLE_SECONDS = 0.05
 """After a rank has failed: how long to wait for a cause that happened earlier but is reported later."""
 CONSEQUENCE_SECONDS = 0.5
 """The same, where what is known so far looks like the consequence of something else."""
-STACK_SECONDS = 1.0
+STACK_SECONDS = 2.0
 """How long a stuck rank may take to say where it is."""
 GRACE_SECONDS = 5.0
 """How long the system may take to bury a process that was killed."""
@@ -64,9 +64,10 @@ class Pool:
         self.usable = True
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
-        self._directory = tempfile.mkdtemp(prefix="ringverify-gloo-")
+        self._directory = ""
         self._lifeline: Connection | None = None
         try:
+            self._directory = tempfile.mkdtemp(prefix="ringverify-gloo-")
             self._start()
         except WorldUnavailable:
             self.end()

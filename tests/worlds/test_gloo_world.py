@@ -26,7 +26,7 @@ from ringverify.worlds.world import Failure, WorldUnavailable
 pytestmark = pytest.mark.timeout(60)
 
 PLENTY = 30.0
-SHORT = 1.0
+SHORT = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_a_rank_that_never_ends_is_found_at_its_line(world: GlooWorld, how: str)
     """At the deadline every rank says where it is; then all are ended, and the next run is healthy."""
     found = failure(world, programs.misbehave, how, deadline=SHORT)
     assert (found.kind, found.rank) == ("deadline", None)
-    assert found.message.startswith("after 1 s ranks 0, 1, 2 had not returned: rank 0 at gloo_programs.py:")
+    assert found.message.startswith(f"after {SHORT:g} s ranks 0, 1, 2 had not returned: rank 0 at gloo_programs.py:")
     assert " in misbehave (recv), rank 1 at gloo_programs.py:" in found.message
     assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
 
@@ -141,7 +141,7 @@ def test_a_rank_left_waiting_is_told_from_one_that_returned(world: GlooWorld) ->
     """Rank 1 returns without sending: the message says who waits, and who had returned."""
     found = failure(world, programs.misbehave, "not send", deadline=SHORT)
     assert found.kind == "deadline"
-    assert found.message.startswith("after 1 s ranks 0, 2 had not returned: ")
+    assert found.message.startswith(f"after {SHORT:g} s ranks 0, 2 had not returned: ")
     assert found.message.endswith("; rank 1 had")
     assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
 
@@ -176,7 +176,7 @@ def test_a_message_does_reach_the_next_run_where_nobody_looks(monkeypatch: pytes
         results(world, programs.leave_a_message, 5.0, world_size=2)
         run = world.run(programs.receive, 2.0, world_size=2, seed=0, deadline=SHORT)
         assert run.failure is not None, run.results
-        assert "after 1 s rank 0 had not returned: rank 0 at gloo_programs.py:" in run.failure.message
+        assert f"after {SHORT:g} s rank 0 had not returned: rank 0 at gloo_programs.py:" in run.failure.message
         assert run.failure.message.endswith(" in receive (send); rank 1 had")
     finally:
         world.close()
