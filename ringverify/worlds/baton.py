@@ -10,7 +10,7 @@ import queue
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from ringverify.worlds.stacks import frames_of_user
@@ -51,12 +51,10 @@ class _Seat:
 class Baton:
     """Who runs, who may run next, and how the run ends.
 
-    All methods but `start`, `news`, `stop`, `release_everyone`, `holder` and `where` are called by the thread of the
-    rank that holds the baton.
-
     Attributes:
         failure: what ended the run before every rank had returned.
         over: no rank may go on; whoever communicates is unwound.
+        explain: asked for what else is known, when nobody can go on.
     """
 
     def __init__(self, world_size: int, seed: int) -> None:
@@ -110,6 +108,19 @@ class Baton:
         """Where a rank is, as lines `file:line in function`, innermost last; nothing of this package."""
         frame = sys._current_frames().get(self._seats[rank].thread)
         return frames_of_user(frame)
+
+    def waits(self, polling: Sequence[int] = ()) -> list[str]:
+        """What each rank waits for, or that it has returned, a line each; nothing of ranks that could run."""
+        lines = []
+        for seat in self._seats:
+            awaited = seat.awaited
+            if awaited is not None:
+                lines.append(f"rank {seat.rank} waits for {awaited.describe()}")
+            elif seat.finished:
+                lines.append(f"rank {seat.rank} has returned")
+            elif seat.rank in polling:
+                lines.append(f"rank {seat.rank} asks again and again whether an operation has completed")
+        return lines
 
     # -- called by a rank ----------------------------------------------------------------------------------------------
 
@@ -229,17 +240,10 @@ class Baton:
                 self._news.put("failed")
 
     def _deadlock(self, polling: list[int]) -> None:
-        waits, places = [], []
+        waits, places = self.waits(polling), []
         for seat in self._seats:
-            if seat.awaited is not None:
-                waits.append(f"rank {seat.rank} waits for {seat.awaited.describe()}")
-            elif seat.finished:
-                waits.append(f"rank {seat.rank} has returned")
-            elif seat.rank in polling:
-                waits.append(f"rank {seat.rank} asks again and again whether an operation has completed")
             if not seat.finished:
-                places.append(f"rank {seat.rank} at")
-                places += [f"  {line}" for line in self.where(seat.rank)]
+                places += [f"rank {seat.rank} at", *(f"  {line}" for line in self.where(seat.rank))]
         detail = "\n".join([*waits, *places, self.explain()]).rstrip()
         self._record(Failure("deadlock", None, "deadlock: " + "; ".join(waits), detail))
         raise Unwound

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Hashable
+from typing import Literal
 
 import torch
 
@@ -65,14 +66,12 @@ class Event:
     """One operation at one moment, for whoever observes a run.
 
     Attributes:
-        moment: "posted" or "finished".
-        rank: global rank of the one who does it.
-        operation: what it is, in words.
+        moment: "posted" when its rank asks for it, "finished" when that rank has waited for it.
+        operation: a `Send`, a `Receive` or a `Joining`. Whoever keeps it keeps its tensors.
     """
 
-    moment: str
-    rank: int
-    operation: str
+    moment: Literal["posted", "finished"]
+    operation: Operation
 
 
 class Exchange:
@@ -232,13 +231,13 @@ class Exchange:
 
     def _posted(self, operation: Operation, *, may_pause: bool) -> None:
         if self.observe is not None:
-            self.observe(Event("posted", operation.rank, operation.describe()))
+            self.observe(Event("posted", operation))
         if may_pause:
             self.baton.pause(operation.rank)
 
     def _finished(self, operation: Operation) -> None:
         if self.observe is not None:
-            self.observe(Event("finished", operation.rank, operation.describe()))
+            self.observe(Event("finished", operation))
 
     def _done(self, operation: Operation) -> None:
         operation.done = True

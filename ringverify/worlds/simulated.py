@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -125,7 +125,7 @@ class _Ranks:
         dtype = torch.get_default_dtype()
         filters, show = warnings.filters, warnings.showwarning
         _RANK_THREADS.install()
-        os._exit = _exit  # type: ignore[assignment] # it returns only on a rank's thread, by raising
+        _intercept_exit()
         in_time = False
         try:
             try:
@@ -149,7 +149,7 @@ class _Ranks:
             _ABANDONED[:] = [thread for thread in [*_ABANDONED, *self._threads] if thread.is_alive()]
             _RANK_THREADS.remove(self._bookkeeping.values(), keep=bool(_ABANDONED))
             if not _ABANDONED:
-                os._exit = _REAL_EXIT
+                os._exit = _OUTER["exit"]
         if self._unavailable is not None:
             raise self._unavailable
         return self._baton.failure
@@ -205,14 +205,20 @@ class _Ranks:
         if baton.unfinished():
             baton.stop(None)
             if not patient:
-                _raise_in(baton.thread_of(baton.holder))
+                self._interrupt_holder()
             if not self._ended(_GRACE):
-                _raise_in(baton.thread_of(baton.holder))
+                self._interrupt_holder()
                 baton.release_everyone()
         until = time.perf_counter() + _GRACE
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, until - time.perf_counter()))
+
+    def _interrupt_holder(self) -> None:
+        """Raise `Unwound` in the rank whose turn it is, as soon as it runs Python again."""
+        if self._baton.holder in self._baton.unfinished():
+            thread = ctypes.c_ulong(self._baton.thread_of(self._baton.holder))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Unwound))
 
     def _ended(self, timeout: float) -> bool:
         until = time.perf_counter() + timeout
@@ -225,7 +231,7 @@ class _Ranks:
         rank = self._baton.holder
         places = self._baton.where(rank)
         place = places[-1] if places else "a place without a Python stack"
-        detail = "\n".join([f"rank {rank} at", *(f"  {line}" for line in places), self._mail()]).rstrip()
+        detail = "\n".join([f"rank {rank} at", *(f"  {line}" for line in places), *self._baton.waits()])
         return Failure("deadline", rank, f"rank {rank} was still at work after {deadline:g} s, at {place}", detail)
 
     def _mail(self) -> str:
@@ -235,17 +241,20 @@ class _Ranks:
 _ABANDONED: list[threading.Thread] = []
 """Threads of earlier runs that would not end. While one lives, it must not find the outer world, nor a real exit."""
 
-_REAL_EXIT = os._exit
+_OUTER: dict[str, Any] = {}
 
 
-def _exit(status: int) -> None:
+def _intercept_exit() -> None:
+    if os._exit is not _exit:
+        _OUTER["exit"] = os._exit
+        os._exit = _exit
+
+
+def _exit(status: int) -> NoReturn:
+    """Stands in for `os._exit`: a rank's process would end, and its run does."""
     bookkeeping = _RANK_THREADS.mine()
     if bookkeeping is None:
-        _REAL_EXIT(status)
+        outer: Callable[[int], NoReturn] = _OUTER["exit"]
+        outer(status)
     bookkeeping.exited(f"os._exit({status})")
     raise Unwound
-
-
-def _raise_in(thread: int) -> None:
-    """Raise `Unwound` in a thread as soon as it runs Python again."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Unwound))

@@ -56,10 +56,13 @@ def trace(seed: int, world_size: int = 4):
         order.append(rank)
         return leaf.grad.tolist(), heard.item()
 
-    world = SimulatedWorld(observe=events.append)
+    def observe(event):
+        events.append((event.moment, event.operation.rank, event.operation.describe()))
+
+    world = SimulatedWorld(observe=observe)
     run = world.run(program, None, world_size=world_size, seed=seed, deadline=20)
     assert run.failure is None, run.failure.detail
-    return run.results, order, [(event.moment, event.rank, event.operation) for event in events]
+    return run.results, order, events
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63])
@@ -124,7 +127,7 @@ def test_an_observer_sees_every_operation_posted_and_finished():
         dist.barrier()
 
     SimulatedWorld(observe=events.append).run(program, None, world_size=2, seed=0, deadline=20)
-    seen = [(event.moment, event.rank, event.operation.split(" of ")[0]) for event in events]
+    seen = [(event.moment, event.operation.rank, event.operation.describe().split(" of ")[0]) for event in events]
     for moment in ("posted", "finished"):
         assert (moment, 0, "a send to rank 1, tag 2") in seen
         assert (moment, 1, "a receive from rank 0, tag 2") in seen

@@ -1,6 +1,7 @@
 """What a run of the simulated world leaves behind: nothing."""
 
 import gc
+import os
 import threading
 import warnings
 import weakref
@@ -53,6 +54,34 @@ def test_every_run_is_fresh():
 
     for _ in range(3):
         assert results(program, 2) == [False, False]
+
+
+def test_a_rank_may_leave_its_world_and_found_another():
+    """`destroy_process_group`, then `init_process_group` with a store, then groups of the new world."""
+    store = dist.HashStore()
+
+    def program():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        dist.all_reduce(total := torch.ones(1))
+        group = dist.new_group([0, 1])
+        if rank < 2:
+            dist.all_reduce(total, group=group)
+        return total.item()
+
+    assert results(program, 3) == [6, 6, 3]
+
+
+def test_an_exit_that_somebody_else_has_replaced_is_theirs_again(monkeypatch):
+    """The caller's `os._exit` is put back, whatever it was; on a thread that is no rank it is called."""
+    called = []
+    monkeypatch.setattr(os, "_exit", called.append)
+    mine = os._exit
+    failure(lambda: os._exit(4), 2)
+    assert os._exit is mine
+    assert called == []
 
 
 def test_no_thread_is_left():
