@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -59,6 +60,19 @@ def environment() -> str:
     )
 
 
+def look_at(folder: Path) -> None:
+    """Find out before any work is done that counterexamples could not be saved in a folder.
+
+    Raises:
+        UsageError: the folder cannot be written, or cannot be made.
+    """
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"cannot write cases to {folder}: {nearest} is not a folder; name another with --cases")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write cases to {folder}: no permission in {nearest}; name another with --cases")
+
+
 def save(folder: Path, *, target: str, property: str, world: str, device: str, counterexample: Counterexample) -> Path:
     """Write a counterexample, whole or not at all, and say where.
 
@@ -102,7 +116,7 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot read case {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read case {path}: {error.strerror}; name a file that check wrote") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a case file: it is not UTF-8 text") from None
     try:

@@ -10,7 +10,7 @@ from ringverify.cases.case import why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
 from ringverify.check.hunting import Counterexample
-from ringverify.check.run import open_world, told
+from ringverify.check.run import find_device, open_world, told
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
 from ringverify.reports.jsonl import Event
@@ -37,6 +37,7 @@ def replay(
         Inconclusive: the world could not be set up.
     """
     recorded = casefile.read(path, edited=edited)
+    find_device(recorded.device)
     (property,) = select((recorded.property,), ())
     name = recorded.target if target is None else target
     implementation = targets.load(name)
