@@ -13,11 +13,13 @@ import importlib
 import os
 import pickle
 import random
+import shutil
 import signal
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -51,7 +53,11 @@ def serve(
         output: what becomes standard output and standard error.
         lifeline: closes when the tool ends, however it ends.
     """
-    _settle(rank, world_size, jobs, output, lifeline)
+    _settle(rank, world_size, output)
+    threading.Thread(target=_end_with, args=(lifeline, directory), name="ringverify-lifeline", daemon=True).start()
+    # A forked child must hold no end of the pipes: the tool would take it for the rank.
+    os.register_at_fork(after_in_child=jobs.close)
+    os.register_at_fork(after_in_child=lifeline.close)
     with open(stacks_file(directory, rank), "w") as stacks:
         ledger = Ledger()
         try:
@@ -69,7 +75,7 @@ def serve(
             try:
                 job = pickle.loads(jobs.recv_bytes())
             except (EOFError, OSError):
-                os._exit(0)
+                _leave(directory)
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
             _send(jobs, _run(job, ledger))
 
@@ -79,8 +85,8 @@ def stacks_file(directory: str, rank: int) -> str:
     return os.path.join(directory, f"stacks-{rank}")
 
 
-def _settle(rank: int, world_size: int, jobs: Connection, output: Connection, lifeline: Connection) -> None:
-    """Cut this process loose from the terminal and tie it to the life of the tool."""
+def _settle(rank: int, world_size: int, output: Connection) -> None:
+    """Cut this process loose from the terminal, and give it the environment of a rank."""
     # Children that a program forks share this process group and end with it; Ctrl-C is the tool's to handle.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -91,10 +97,6 @@ def _settle(rank: int, world_size: int, jobs: Connection, output: Connection, li
     sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
     faulthandler.enable(file=2)
-    threading.Thread(target=_end_with, args=(lifeline,), name="ringverify-lifeline", daemon=True).start()
-    # A forked child must hold no end of the pipes: the tool would take it for the rank.
-    os.register_at_fork(after_in_child=jobs.close)
-    os.register_at_fork(after_in_child=lifeline.close)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # workers are expendable, the harness is not
     # What torchrun would set; plain scripts read it.
@@ -104,9 +106,16 @@ def _settle(rank: int, world_size: int, jobs: Connection, output: Connection, li
     gc.freeze()  # pages shared with the fork server stay shared
 
 
-def _end_with(lifeline: Connection) -> None:
+def _end_with(lifeline: Connection, directory: str) -> None:
+    """End this process when the tool ends, even in the middle of a program that never does."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()
+    _leave(directory)
+
+
+def _leave(directory: str) -> NoReturn:
+    """End this process because the tool has ended; killed, it could not tidy up."""
+    shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
 
 

@@ -276,7 +276,8 @@ def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None)
     """The tool ends without closing the world, by Ctrl-C, or is killed while a rank computes for ever."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
     command = [sys.executable, str(script), how]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
@@ -295,6 +296,7 @@ def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None)
         assert errors.rstrip().endswith("KeyboardInterrupt")
         assert errors.count("Traceback") == 1
     assert ends(processes)
+    assert not list(tmp_path.glob("ringverify-*"))
 
 
 def test_worlds_of_parallel_pytest_workers_do_not_meet() -> None:
