@@ -117,6 +117,8 @@ class Runner:
             WorldUnavailable: the world could not be set up; nothing was learned.
         """
         make_inputs(case)  # drawn once here, not once a rank
+        if gradients and self.target is None:
+            _import_for_gradients()
         task = Task(self.implementation if self.target is None else self.target, case, gradients, self.device)
         run = self.world.run(run_rank, task, world_size=case.world_size, seed=case.schedule, deadline=self.deadline)
         self.runs += 1
@@ -126,13 +128,24 @@ class Runner:
         return Observation(run.results, None)
 
 
+@functools.cache
+def _import_for_gradients() -> None:
+    """Let torch import here what it first needs in a backward pass.
+
+    Ranks that are threads share the modules of this process, and a deadline that ends one of them in the middle of an
+    import would leave half a module behind for every run to come.
+    """
+    one = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(one * 1, one, torch.ones(1))
+
+
 def _told_briefly(failure: Failure) -> Failure:
     """A breach of the contract is told as such, not as an exception of ours."""
     prefix = f"rank {failure.rank} raised {ContractError.__name__}: "
     if not failure.message.startswith(prefix):
         return failure
     told = f"rank {failure.rank} {failure.message[len(prefix) :]}"
-    return dataclasses.replace(failure, message=told)
+    return dataclasses.replace(failure, message=told, detail="")  # the traceback is of this module
 
 
 @functools.lru_cache(maxsize=64)

@@ -155,9 +155,21 @@ def _judge(property: Property, case: Case, runner: Runner) -> Judgement:
         runner.deadline *= SECOND_CHANCE
         judgement = property.judge(case, runner)
     violation = judgement.violation
-    if violation is not None and violation.reason in (("raised", "MemoryError"), ("raised", "OutOfMemoryError")):
-        raise Inconclusive(f"out of memory on {case.describe()}")
+    if violation is not None and _out_of_memory(violation):
+        raise Inconclusive(f"out of memory ({violation.summary}) on {case.describe()}")
     return judgement
+
+
+def _out_of_memory(violation: Violation) -> bool:
+    """Whether the machine gave up rather than the implementation; the kernel ends whom it picks by SIGKILL."""
+    match violation.reason:
+        case ("raised", "MemoryError" | "OutOfMemoryError"):
+            return True
+        case ("raised", "RuntimeError"):
+            return "can't allocate memory" in violation.summary
+        case ("died", _):
+            return violation.summary.endswith("SIGKILL")
+    return False
 
 
 def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgement) -> Counterexample:

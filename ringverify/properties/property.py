@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,6 +13,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import Finding, TensorName, worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.implementation import Capabilities
+from ringverify.worlds.world import Failure
 
 Suite = Literal["quick", "full", "nightly"]
 Reason = tuple[str, ...]
@@ -103,8 +105,16 @@ def violation_of(observation: Observation) -> Violation:
     """The violation that a run without results is."""
     failure = observation.failure
     assert failure is not None
-    what = failure.message.split(":")[0].split(" ", 2)[-1] if failure.kind == "raised" else ""
-    return Violation((failure.kind, what), failure.rank, failure.message, failure.detail)
+    return Violation((failure.kind, _coarsely(failure)), failure.rank, failure.message, failure.detail)
+
+
+def _coarsely(failure: Failure) -> str:
+    """What a rank did, without what differs from case to case: the type of an exception, a shape's tensor."""
+    if failure.kind in ("deadlock", "deadline"):
+        return ""
+    head = failure.message.split(":")[0]
+    head = re.sub(r"\(.*?\)", "", head)
+    return re.sub(r"^rank \d+(?:'s process)? (?:raised )?", "", head).strip()
 
 
 def where(finding: Finding) -> str:
