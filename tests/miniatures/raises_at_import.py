@@ -1,0 +1,3 @@
+"""Raises an error of several lines."""
+
+raise RuntimeError("the first line\nthe second line\nthe third line")
