@@ -108,9 +108,14 @@ class Pipeline:
     blocks: int = 1
 
     @property
+    def sums(self) -> DtypeName:
+        """dtype of the running sums: the wider of `accumulates` and `dtype`."""
+        return min(self.accumulates, self.dtype, key=UNIT_ROUNDOFF.__getitem__)
+
+    @property
     def unit(self) -> float:
         """u of the running sums, the oracle's own error in float64 included."""
-        return min(UNIT_ROUNDOFF[self.dtype], UNIT_ROUNDOFF[self.accumulates]) + UNIT_ROUNDOFF["float64"]
+        return UNIT_ROUNDOFF[self.sums] + UNIT_ROUNDOFF["float64"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +176,12 @@ def allowed_error(
 
     merge_cost = MERGE_ROUNDINGS * (merges + 1)
     summing = (u * (keys + merge_cost))[..., None]
-    out_error = (p * (weight_error + summing)) @ np.abs(v_BHKD)
+    # A weight, or the factor of a merge, may vanish below the smallest normal number of the running sums.
+    vanishing = 2 * UNDERFLOW[pipeline.sums] * attended
+    out_error = (p * (weight_error + summing) + vanishing) @ np.abs(v_BHKD)
     lse_error = np.where(keys > 0, eta_mean + 2 * u * largest + UNIT_ROUNDOFF[pipeline.lse_dtype] * np.abs(lse), 0.0)
-    out_allowed = _rounded(_from_head(out_error), answer.out, pipeline.dtype)
+    seen_by_row = np.broadcast_to((keys > 0)[..., None], out_error.shape)
+    out_allowed = _rounded(_from_head(out_error), answer.out, _from_head(seen_by_row), pipeline.dtype)
     if dout is None or answer.dq is None or answer.dk is None or answer.dv is None:
         return Allowed(out_allowed, lse_error, None, None, None)
 
@@ -190,19 +198,23 @@ def allowed_error(
         slope = np.where(attended, 1 - (inner.scores / problem.softcap) ** 2, 0.0)
         slope_error = SCORE_ROUNDINGS * u + TANH_SLOPE_CHANGE * score_error / problem.softcap
     per_score = weight_error + u_weight + u * (2 * problem.dv + merge_cost) + summing
-    ds_error = p * (w * (slope * per_score + slope_error) + slope * from_out[..., None])
+    ds_error = p * (w * (slope * per_score + slope_error) + slope * from_out[..., None]) + vanishing * w
     ds_size = p * w * slope
     queries = problem.nq * problem.group_size
     q_sum, k_sum = summing, u * (queries + merge_cost)
     dq_error = scale * ((ds_error + q_sum * ds_size) @ np.abs(k_BHKD))
     dk_error = scale * ((ds_error + k_sum * ds_size).swapaxes(2, 3) @ np.abs(q_BHQD))
-    dv_error = (p * (weight_error + k_sum)).swapaxes(2, 3) @ dout_BHQD
+    dv_error = (p * (weight_error + k_sum) + vanishing).swapaxes(2, 3) @ dout_BHQD
+    rows = np.broadcast_to((keys > 0)[..., None], dq_error.shape)
+    columns = attended.max(axis=2, initial=False)[..., None]
+    group = problem.group_size
+    dk_columns, dv_columns = (np.broadcast_to(columns, error.shape) for error in (dk_error, dv_error))
     return Allowed(
         out_allowed,
         lse_error,
-        _rounded(_from_head(dq_error), answer.dq, pipeline.dtype),
-        _rounded(_from_head(dk_error, problem.group_size), answer.dk, pipeline.dtype),
-        _rounded(_from_head(dv_error, problem.group_size), answer.dv, pipeline.dtype),
+        _rounded(_from_head(dq_error), answer.dq, _from_head(rows), pipeline.dtype),
+        _rounded(_from_head(dk_error, group), answer.dk, _from_head(dk_columns, group), pipeline.dtype),
+        _rounded(_from_head(dv_error, group), answer.dv, _from_head(dv_columns, group), pipeline.dtype),
     )
 
 
@@ -232,9 +244,12 @@ def margins(actual: Array, expected: Array, allowed: Array, dtype: DtypeName) ->
     return np.where(agree, 0.0, np.where(np.isnan(margin), np.inf, margin))
 
 
-def _rounded(error: Array, exact: Array, dtype: DtypeName) -> Array:
-    """`error` and one more rounding of the result, to the dtype in which it is returned."""
-    rounded: Array = error + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error) + UNDERFLOW[dtype] * (error > 0)
+def _rounded(error: Array, exact: Array, seen: NDArray[Any], dtype: DtypeName) -> Array:
+    """`error` and one more rounding of the result, to the dtype in which it is returned, wherever anything is `seen`.
+
+    A result below the smallest normal number may vanish, and so may its error here; an empty row stays exact.
+    """
+    rounded: Array = error + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error) + UNDERFLOW[dtype] * (seen > 0)
     return rounded
 
 
@@ -244,10 +259,9 @@ def _by_head(tensor_BNHD: Array, group_size: int = 1) -> Array:
     return tensor if group_size == 1 else np.repeat(tensor, group_size, axis=1)
 
 
-def _from_head(tensor_BHND: Array, group_size: int = 1) -> Array:
+def _from_head(tensor_BHND: NDArray[Any], group_size: int = 1) -> NDArray[Any]:
     """The adjoint of `_by_head`: back to (B, N, H, D), summed over the query heads that read a key head."""
     if group_size > 1:
         b, h, n, d = tensor_BHND.shape
         tensor_BHND = tensor_BHND.reshape(b, h // group_size, group_size, n, d).sum(axis=2)
-    tensor: Array = tensor_BHND.transpose(0, 2, 1, 3)
-    return tensor
+    return tensor_BHND.transpose(0, 2, 1, 3)

@@ -267,3 +267,14 @@ def test_a_witness_bound_refuses_to_say_anything_about_too_many_roundings():
     assert 0 < witness_bound("float64", 10) - 20 * UNIT_ROUNDOFF["float64"] < UNIT_ROUNDOFF["float64"]
     with pytest.raises(ValueError, match="2048 roundings in float16"):
         witness_bound("float16", 2**11)
+
+
+def test_an_error_that_underflows_still_leaves_room_for_a_result_that_does():
+    """Gradients near the smallest float64 are allowed to vanish, although the derived error itself has vanished."""
+    problem = Problem(query_length=2, heads=1, head_dim=1, dtype="float64", causal=True)
+    q, k = np.array([0.0, 1.0]).reshape(1, 2, 1, 1), np.array([0.0, 724.0]).reshape(1, 2, 1, 1)
+    v, dout = np.ones((1, 2, 1, 1)), np.array([0.0, 1.0]).reshape(1, 2, 1, 1)
+    answer = attention(problem, q, k, v, dout)
+    found = allowed_error(problem, answer, q, k, v, dout, None, Pipeline(dtype="float64", accumulates="float64"))
+    assert 0 < answer.dv[0, 0, 0, 0] < UNDERFLOW["float64"]
+    assert margins(np.zeros_like(v), answer.dv * [[[[1]], [[0]]]], found.dv, "float64").max() <= 1
