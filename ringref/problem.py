@@ -245,7 +245,15 @@ def _integer(name: str, value: Any, *, minimum: int) -> int:
     return number
 
 
+def _sequence(value: Any) -> list[Any] | None:
+    """The entries of a sequence, an array or a tensor; `None` if it is none of these."""
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    return list(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else None
+
+
 def _finite(name: str, value: Any) -> float:
+    if hasattr(value, "item"):
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{name}={value!r}: expected a finite number")
     return float(value)
@@ -259,15 +267,15 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def _window(window: Any) -> tuple[int | None, int | None] | None:
     if window is None:
         return None
-    if not isinstance(window, Sequence) or len(window) != 2:
+    sides = _sequence(window)
+    if sides is None or len(sides) != 2:
         raise ValueError(f"window={window!r}: expected (left, right), each an integer of at least 0 or None")
-    for side in window:
-        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
-            raise ValueError(
-                f"window={window!r}: each side is an integer of at least 0, both ends inclusive; "
-                "None (not -1) is unbounded"
-            )
-    left, right = window
+    try:
+        left, right = (None if side is None else _integer("side", side, minimum=0) for side in sides)
+    except ValueError:
+        raise ValueError(
+            f"window={window!r}: each side is an integer of at least 0, both ends inclusive; None (not -1) is unbounded"
+        ) from None
     return left, right
 
 
@@ -279,9 +287,10 @@ def _documents(documents: Any, nq: int, nk: int) -> tuple[int, ...] | None:
             f"documents with query_length={nq} and key_length={nk} has no agreed meaning: one list of cumulative "
             "lengths cannot cut two sequences; use equal lengths"
         )
-    if not isinstance(documents, Sequence) or len(documents) < 1:
+    entries = _sequence(documents)
+    if not entries:
         raise ValueError(f"documents={documents!r}: expected cumulative lengths such as (0, 3, 7)")
-    offsets = tuple(_integer("documents entry", entry, minimum=0) for entry in documents)
+    offsets = tuple(_integer("documents entry", entry, minimum=0) for entry in entries)
     if any(a > b for a, b in pairwise(offsets)) or offsets[-1] > nq:
         raise ValueError(f"documents={offsets!r}: cumulative lengths must not decrease nor pass the length {nq}")
     return offsets
@@ -290,9 +299,10 @@ def _documents(documents: Any, nq: int, nk: int) -> tuple[int, ...] | None:
 def _key_lengths(key_lengths: Any, batch: int, nk: int) -> tuple[int, ...] | None:
     if key_lengths is None:
         return None
-    if not isinstance(key_lengths, Sequence) or len(key_lengths) != batch:
+    entries = _sequence(key_lengths)
+    if entries is None or len(entries) != batch:
         raise ValueError(f"key_lengths={key_lengths!r}: expected one length for each of {batch} batch elements")
-    lengths = tuple(_integer("key_lengths entry", entry, minimum=0) for entry in key_lengths)
+    lengths = tuple(_integer("key_lengths entry", entry, minimum=0) for entry in entries)
     if any(length > nk for length in lengths):
         raise ValueError(f"key_lengths={lengths!r}: no length may pass key_length={nk}")
     return lengths

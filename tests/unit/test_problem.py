@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from drawing import problems
 from hypothesis import given
 
@@ -197,3 +198,21 @@ def test_a_problem_cannot_be_changed_in_place() -> None:
     """It is a value: a changed one is another, validated again."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         Problem(query_length=4).query_length = 5
+
+
+def test_arrays_tensors_and_numpy_numbers_are_taken_as_what_they_hold():
+    """Cumulative lengths come as int32 tensors in practice; the problem keeps plain integers, which JSON has."""
+    problem = Problem(
+        batch=2,
+        query_length=np.int64(6),
+        documents=torch.tensor([0, 2, 6], dtype=torch.int32),
+        key_lengths=np.array([6, 3]),
+        window=(np.int64(2), None),
+        scale=np.float32(0.5),
+        softcap=torch.tensor(2.0),
+    )
+    plain = Problem(
+        batch=2, query_length=6, documents=(0, 2, 6), key_lengths=(6, 3), window=(2, None), scale=0.5, softcap=2.0
+    )
+    assert problem == plain
+    assert json.dumps(problem.to_json()) == json.dumps(plain.to_json())
