@@ -177,6 +177,22 @@ def test_a_receive_from_anyone_takes_what_was_sent_first(seed):
     assert sorted(run.results[0]) == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 3, 1)])
+def test_a_receive_from_anyone_takes_the_oldest_message(order):
+    """Senders that follow one another, before the receive is posted."""
+
+    def program():
+        for sender in order:
+            if dist.get_rank() == sender:
+                dist.send(torch.empty(1), 0)
+            dist.barrier()
+        if dist.get_rank() == 0:
+            return tuple(dist.recv(torch.empty(1)) for _ in order)
+        return None
+
+    assert results(program, 4)[0] == order
+
+
 def test_different_seeds_let_different_senders_be_first():
     """The order in which anyone's messages arrive is the seed's."""
 
