@@ -91,7 +91,7 @@ class Pool:
             raise WorldUnavailable("the gloo world needs a fork server, which this platform lacks") from None
         context.set_forkserver_preload(["ringverify.worlds.gloo_worker"])
         lifeline, self._lifeline = context.Pipe(duplex=False)
-        with lifeline, _unknown_main():
+        with lifeline, _unknown_main(), _interrupts_held_back():
             for rank in range(self.world_size):
                 ours, theirs = context.Pipe()
                 output, printing = context.Pipe(duplex=False)
@@ -285,3 +285,16 @@ def _unknown_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Keep Ctrl-C, which a terminal sends to all, from processes that have not yet begun to ignore it.
+
+    They inherit what is held back here, and for good: ranks and the fork server end with the tool, by other means.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

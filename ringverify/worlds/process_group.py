@@ -9,6 +9,8 @@ from gloo in these points:
 2. Every collective waits for all ranks of the group. With gloo, the root of a broadcast may go ahead.
 3. Timeouts are ignored: time does not pass in a deadlock, which is reported at once.
 4. `reduce` leaves the tensors of the other ranks alone. Gloo leaves partial sums in them.
+5. Where gloo moves the wrong elements of a strided tensor (`all_reduce`, `reduce` and `broadcast` of a tensor with gaps
+   or of tensors that lie in different orders; `scatter` and `reduce_scatter` of lists), there is an error.
 
 Torch calls these methods from Python by either the old or the new name of an operation, and from C++ (functional
 collectives) by one of them; each has both.
@@ -105,7 +107,8 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def allreduce(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Reduce in place, on every rank."""
         operator, reduce = collectives.reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
-        return self._join(f"all_reduce({operator})", tensors, tensors, collectives.all_reduce(reduce), opts)
+        name = _as_it_lies(f"all_reduce({operator})", tensors)
+        return self._join(name, tensors, tensors, collectives.all_reduce(reduce), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Reduce several tensors in place, on every rank."""
@@ -116,13 +119,13 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         operator, reduce = collectives.reduction(opts.reduceOp)
         root = opts.rootRank
         outputs = tensors if self._place == root else []
-        name = f"reduce({operator}, to {self._global(root)})"
+        name = _as_it_lies(f"reduce({operator}, to {self._global(root)})", tensors)
         return self._join(name, tensors, outputs, collectives.reduce_to(root, reduce), opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> SimulatedWork:
         """Overwrite with the root's tensors."""
         root = opts.rootRank
-        name = f"broadcast(from {self._global(root)})"
+        name = _as_it_lies(f"broadcast(from {self._global(root)})", tensors)
         if self._place == root:
             return self._join(name, tensors, [], collectives.broadcast_from(root), opts)
         return self._join(name, tensors, tensors, collectives.broadcast_from(root), opts, copy=False)
@@ -183,14 +186,20 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         inputs = input_lists[0] if self._place == root else []
         if self._place == root:
             self._one_each("scatter", "scatter_list", inputs)
+        _refuse_strided("scatter", [*outputs, *inputs])
         name = f"scatter(from {self._global(root)})"
         return self._join(name, inputs, outputs, collectives.scatter_from(root), opts)
 
     def reduce_scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any = None) -> SimulatedWork:
         """Reduce the i-th tensors of all lists onto rank i."""
-        operator, reduce = collectives.reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
         for inputs in input_lists:
             self._one_each("reduce_scatter", "input_list", inputs)
+            _refuse_strided("reduce_scatter", inputs)
+        _refuse_strided("reduce_scatter", outputs)
+        return self._reduce_scatter(outputs, input_lists, opts)
+
+    def _reduce_scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> SimulatedWork:
+        operator, reduce = collectives.reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
         flat = [tensor for inputs in input_lists for tensor in inputs]
         return self._join(f"reduce_scatter({operator})", flat, outputs, collectives.reduce_scatter(reduce), opts)
 
@@ -209,7 +218,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         lists = [
             list(tensor.reshape(self._size, *output.shape)) for output, tensor in zip(outputs, inputs, strict=True)
         ]
-        return self.reduce_scatter(outputs, lists, opts)
+        return self._reduce_scatter(outputs, lists, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         """Give rank i the i-th tensor."""
@@ -307,3 +316,39 @@ def _single_contiguous(tensors: Tensors) -> torch.Tensor:
     if not tensor.is_contiguous():
         raise RuntimeError(f"input tensor has to be contiguous: {shown(tensor)} with strides {list(tensor.stride())}")
     return tensor
+
+
+SCRAMBLED = "gloo moves the wrong elements of such a tensor without a word, and NCCL refuses it: pass .contiguous()"
+
+
+def _refuse_strided(operation: str, tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise RuntimeError(f"{operation} of {shown(tensor)} with strides {list(tensor.stride())}: {SCRAMBLED}")
+
+
+def _as_it_lies(operation: str, tensors: Sequence[torch.Tensor]) -> str:
+    """The operation's name, with the order in memory of tensors that are not contiguous.
+
+    gloo reduces and broadcasts memory, not elements. That is right for a tensor without gaps, if it lies in the same
+    order on every rank: so ranks have to agree about the name.
+
+    Raises:
+        RuntimeError: a tensor has gaps or overlaps.
+    """
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            if not _has_no_gaps(tensor):
+                _refuse_strided(operation, [tensor])
+            operation += f" of strides {list(tensor.stride())}"
+    return operation
+
+
+def _has_no_gaps(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
