@@ -1,0 +1,87 @@
+"""Runs that somebody ends: Ctrl-C and SIGKILL leave no process behind, and a report that nobody takes for whole."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from command_line import miniature
+
+from ringverify.reports.jsonl import ReportError, read_report
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="sessions are read from /proc"),
+]
+
+# Long enough to be under way still when they are ended.
+RUNS = {
+    "simulated": ("check", "ring", "--report", "report.jsonl"),
+    "gloo": ("check", miniature("right:attend_in_processes"), "--suite", "nightly", "--report", "report.jsonl"),
+}
+
+
+def session(number):
+    """Processes of a session that are not zombies."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # After the command's name, which may hold spaces: state, parent, process group, session.
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_session) == number and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def under_way(process):
+    """Wait until the first property's examples run: its world exists then."""
+    for line in process.stdout:
+        if "suite" in line:
+            break
+    until = time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None:
+        if len(os.listdir(f"/proc/{process.pid}/task")) > 2 or len(session(process.pid)) > 2:
+            return
+        time.sleep(0.02)
+    raise AssertionError("no run ever began")
+
+
+def assert_nobody_is_left(process):
+    """Processes end within seconds of their parent."""
+    until = time.monotonic() + 20
+    while session(process.pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert session(process.pid) == []
+
+
+@pytest.mark.parametrize("world", RUNS)
+def test_ctrl_c_ends_a_run_with_130_and_leaves_nobody(world, ringverify):
+    """One line, the older report intact, the partial one kept."""
+    Path("report.jsonl").write_text("an older report\n")
+    process = ringverify.apart(*RUNS[world])
+    under_way(process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that have not left the group
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "ringverify: interrupted\n"
+    assert_nobody_is_left(process)
+    assert Path("report.jsonl").read_text() == "an older report\n"
+    with pytest.raises(ReportError, match="no footer"):
+        read_report(Path("report.jsonl.partial"))
+
+
+@pytest.mark.parametrize("world", RUNS)
+def test_a_killed_run_leaves_an_incomplete_report_and_nobody(world, ringverify):
+    """Nothing of ours runs after SIGKILL, and still no worker stays and no reader is deceived."""
+    process = ringverify.apart(*RUNS[world])
+    under_way(process)
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert_nobody_is_left(process)
+    assert not Path("report.jsonl").exists()
+    with pytest.raises(ReportError, match=r"no footer|cut off"):
+        read_report(Path("report.jsonl.partial"))
