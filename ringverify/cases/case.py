@@ -29,9 +29,13 @@ Memory = Literal["contiguous", "transposed", "strided", "offset", "packed", "exp
 
 Cotangent = Literal["out", "lse", "both"]
 
+Group = Literal["world", "offset", "strided"]
+"""Which ranks of the world are the ring: all of them, all but the first two, or every second one."""
+
 VALUES: tuple[Values, ...] = get_args(Values)
 MEMORY: tuple[Memory, ...] = get_args(Memory)
 COTANGENTS: tuple[Cotangent, ...] = get_args(Cotangent)
+GROUPS: tuple[Group, ...] = get_args(Group)
 SEEDS = 2**16
 """Seeds are drawn below this: plenty of inputs, and short enough to be read."""
 
@@ -47,6 +51,7 @@ class Case:
         values: family of input values.
         memory: how the input tensors lie in memory.
         cotangent: which results have a (random) cotangent when gradients are taken.
+        group: which ranks of a larger world are the ring; the others run an unrelated ring at the same time.
         seed: seed of the input values.
         schedule: seed of the order in which a simulated world lets its ranks run.
     """
@@ -57,11 +62,13 @@ class Case:
     values: Values = "normal"
     memory: Memory = "contiguous"
     cotangent: Cotangent = "out"
+    group: Group = "world"
     seed: int = 0
     schedule: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in (("values", VALUES), ("memory", MEMORY), ("cotangent", COTANGENTS)):
+        named = (("values", VALUES), ("memory", MEMORY), ("cotangent", COTANGENTS), ("group", GROUPS))
+        for name, allowed in named:
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
         for name, minimum in (("world_size", 1), ("seed", 0), ("schedule", 0)):
@@ -93,9 +100,25 @@ class Case:
             ValueError: a field is unknown, missing or out of range.
         """
         known = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(data, Mapping) or set(data) != known:
-            raise ValueError(f"a case has exactly the fields {', '.join(sorted(known))}")
+        if not isinstance(data, Mapping) or not {"problem"} <= set(data) <= known:
+            raise ValueError(f"a case has a problem, and no other fields than {', '.join(sorted(known))}")
         return cls(**{**data, "problem": Problem.from_json(data["problem"])})
+
+    @property
+    def ring_ranks(self) -> tuple[int, ...]:
+        """The ranks of the world that are the ring, in ring order."""
+        match self.group:
+            case "world":
+                return tuple(range(self.world_size))
+            case "offset":
+                return tuple(range(2, 2 + self.world_size))
+            case "strided":
+                return tuple(range(1, 2 * self.world_size, 2))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the world has, those outside the ring included."""
+        return self.ring_ranks[-1] + 1
 
     @property
     def identity(self) -> str:
@@ -130,6 +153,8 @@ class Case:
             words.append(f"memory={self.memory}")
         if self.cotangent != "out":
             words.append(f"cotangent={self.cotangent}")
+        if self.group != "world":
+            words.append(f"group={self.group}{list(self.ring_ranks)}".replace(" ", ""))
         return " ".join([*words, f"seed={self.seed}", f"schedule={self.schedule}"])
 
 
@@ -154,6 +179,7 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
         "cross_lengths": p.nq != p.nk,
         "softcap": p.softcap is not None,
         "lse_gradient": case.cotangent != "out",
+        "subgroups": case.group != "world",
         "uneven": any(length % even_multiple(case.sharding, case.world_size) for length in (p.nq, p.nk)),
         "empty_shards": min(p.nq, p.nk) < case.world_size,
     }

@@ -120,12 +120,13 @@ class Runner:
         if gradients and self.target is None:
             _import_for_gradients()
         task = Task(self.implementation if self.target is None else self.target, case, gradients, self.device)
-        run = self.world.run(run_rank, task, world_size=case.world_size, seed=case.schedule, deadline=self.deadline)
+        run = self.world.run(run_rank, task, world_size=case.ranks, seed=case.schedule, deadline=self.deadline)
         self.runs += 1
         if run.failure is not None:
             return Observation((), _told_briefly(run.failure))
-        self.seconds_inside += sum(rank.seconds for rank in run.results)
-        return Observation(run.results, None)
+        ring = tuple(run.results[rank] for rank in case.ring_ranks)
+        self.seconds_inside += sum(rank.seconds for rank in ring)
+        return Observation(ring, None)
 
 
 @functools.cache
@@ -156,16 +157,58 @@ def shards(case: Case, capabilities: Capabilities) -> tuple[list[Positions], lis
     return query_positions(sharding, p.nq, size), key_positions(sharding, p.nk, size)
 
 
-def run_rank(task: Task) -> RankResult:
-    """The program of one rank: make this rank's shards, call the implementation, take gradients, copy the results.
+def run_rank(task: Task) -> RankResult | None:
+    """The program of one rank: its part in the ring, or, outside a ring that is a sub-group, in an unrelated one.
 
     Raises:
-        ContractError: the implementation returned something other than the contract asks for.
+        ContractError: the implementation returned something other than the contract asks for, or disturbed the ranks
+            outside its group.
     """
+    case = task.case
+    if case.group == "world":
+        assert dist.group.WORLD is not None
+        return _run_in_ring(task, dist.group.WORLD, dist.get_rank())
+    ring, rank = case.ring_ranks, dist.get_rank()
+    outside = tuple(other for other in range(case.ranks) if other not in ring)
+    groups = [dist.new_group(list(ranks)) for ranks in (ring, outside)]
+    if rank in ring:
+        result = _run_in_ring(task, groups[0], ring.index(rank))
+    else:
+        result = None
+        _run_outside(groups[1], outside)
+    dist.destroy_process_group(groups[0 if rank in ring else 1])
+    return result
+
+
+def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> None:
+    """Three times round a ring of the ranks outside, and a reduction: busy, and noticing what is not for them.
+
+    Raises:
+        ContractError: something else arrived than what these ranks sent to one another.
+    """
+    place, size = ranks.index(dist.get_rank()), len(ranks)
+    block = torch.full((3,), float(place))
+    for hop in range(3 * size):
+        arriving = torch.empty_like(block)
+        sends = dist.P2POp(dist.isend, block, ranks[(place + 1) % size], group)
+        receives = dist.P2POp(dist.irecv, arriving, ranks[(place - 1) % size], group)
+        if size > 1:
+            for work in dist.batch_isend_irecv([sends, receives]):
+                work.wait()
+            block = arriving
+            if not bool((block == (place - hop - 1) % size).all()):
+                raise ContractError("is outside the ring's group, and received what was not sent to it")
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    if float(total) != size:
+        raise ContractError("is outside the ring's group, and something of it got into a reduction there")
+
+
+def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
+    """Make this rank's shards, call the implementation, take gradients, copy the results."""
     implementation = load(task.implementation) if isinstance(task.implementation, str) else task.implementation
     case, capabilities = task.case, implementation.capabilities
     problem, dtype = case.problem, DTYPE[case.problem.dtype]
-    rank = dist.get_rank()
     queries, keys = (positions[rank] for positions in shards(case, capabilities))
     inputs = make_inputs(case)
     swap = capabilities.tensor_layout == "bhsd"
@@ -187,7 +230,7 @@ def run_rank(task: Task) -> RankResult:
             leaf.requires_grad_()
     positions, key_pos = (torch.from_numpy(rows.copy()).to(task.device) for rows in (queries, keys))
     call = AttentionCall(
-        group=dist.group.WORLD,  # type: ignore[arg-type]  # typed as optional: it is set once a world is initialised
+        group=group,
         rank=rank,
         world_size=case.world_size,
         problem=problem,

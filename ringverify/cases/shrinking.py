@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ringref.problem import Dilation, Problem
-from ringverify.cases.case import MEMORY, VALUES, Case, why_unsupported
+from ringverify.cases.case import GROUPS, MEMORY, VALUES, Case, why_unsupported
 from ringverify.implementation import Capabilities, sharding_name
 
 
@@ -70,6 +70,8 @@ def shrink(
 def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
     """Cases simpler than this one, the greatest simplification first."""
     p = case.problem
+    for group in GROUPS[: GROUPS.index(case.group)]:
+        yield case.replace(group=group)
     for size in range(1, case.world_size):
         yield from _resized(case, world_size=size)
     if p.nq != p.nk:

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ringref.problem import Dilation, DtypeName, HeadMode, Problem
-from ringverify.cases.case import SEEDS, Case, Cotangent, Memory, Values, even_multiple
+from ringverify.cases.case import SEEDS, Case, Cotangent, Group, Memory, Values, even_multiple
 from ringverify.implementation import Capabilities, sharding_name
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -43,6 +43,7 @@ class Scope:
         values: families of values.
         memory: layouts of inputs in memory.
         cotangents: which results get a cotangent.
+        groups: which ranks of the world may be the ring.
         longest: longest sequence, a little more where the world is large.
         want_empty_rows: prefer patterns that leave queries without keys.
     """
@@ -52,6 +53,7 @@ class Scope:
     values: tuple[Values, ...] = GENERAL_VALUES
     memory: tuple[Memory, ...] = ("contiguous",)
     cotangents: tuple[Cotangent, ...] = ("out",)
+    groups: tuple[Group, ...] = ("world",)
     longest: int = 24
     want_empty_rows: bool = False
 
@@ -106,6 +108,7 @@ def _case(draw: Draw, c: Capabilities, scope: Scope) -> Case:
         values=values,
         memory=memory,
         cotangent=cotangent,
+        group=draw(st.sampled_from(scope.groups)),
         seed=draw(st.integers(0, SEEDS - 1)),
         schedule=draw(st.integers(0, SEEDS - 1)),
     )

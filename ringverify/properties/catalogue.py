@@ -10,6 +10,7 @@ from ringverify.properties.buffers import INPUTS_UNTOUCHED, STRIDED_INPUTS
 from ringverify.properties.chunk_boundaries import CHUNK_BOUNDARIES
 from ringverify.properties.extremes import DTYPES, MASKED_ROWS, OVERFLOW
 from ringverify.properties.property import Property
+from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.values import FORWARD, GRADIENTS_OF_LSE, GRADIENTS_OF_OUT, LSE
 from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
 
@@ -27,6 +28,7 @@ PROPERTIES: dict[str, Property] = {
         WORLD_SIZE_INVARIANCE,
         INPUTS_UNTOUCHED,
         STRIDED_INPUTS,
+        SUBGROUPS,
     )
 }
 
