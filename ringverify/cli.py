@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import os
 import sys
 import tempfile
 import traceback
@@ -24,6 +26,9 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What an implementation says may hold what the terminal's encoding lacks; that must not end the run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = _parser().parse_args(arguments)
         code: int = options.command(options)
@@ -36,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ringverify: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at its end
+        print("ringverify: nobody reads the output any more, so the run was ended", file=sys.stderr)
+        return Inconclusive.exit_code
     except Exception:
         traceback.print_exc()
         print(
@@ -45,6 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return Inconclusive.exit_code
     return code
+
+
+class _Output(Console):
+    """Standard output, for people."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to `main`: rich would exit with 1, which is a verdict."""
+        raise BrokenPipeError
 
 
 class _Parser(argparse.ArgumentParser):
@@ -118,7 +135,7 @@ def _check(options: argparse.Namespace) -> int:
 
     properties = select(options.only, options.skip)
     subjects = [Subject(target, targets.load(target)) for target in options.targets]
-    console = Console()
+    console = _Output()
     terminal = Terminal(console, verbose=options.verbose)
     with contextlib.ExitStack() as stack:
         # Hypothesis keeps a cache under the current directory, which is the user's.
@@ -154,12 +171,12 @@ def _check(options: argparse.Namespace) -> int:
 def _replay(options: argparse.Namespace) -> int:
     from ringverify.check.replaying import replay
 
-    console = Console()
+    console = _Output()
     return replay(
         options.case,
         edited=options.edited,
         target=options.target,
-        say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
+        say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
         show=Terminal(console, verbose=options.verbose).counterexample,
     )
 

@@ -53,7 +53,8 @@ class ReportWriter:
         self._begun = False
         try:
             # What an earlier run left is kept until this one has something to say.
-            self._file: TextIO = self.partial.open("a", encoding="utf-8")
+            # Half a surrogate pair, which UTF-8 lacks, becomes the escape that JSON has for it.
+            self._file: TextIO = self.partial.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ReportError(f"cannot write report {path}: {error.strerror}; name another file") from None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from ringverify.reports.jsonl import Event
 
@@ -66,7 +66,7 @@ class Terminal:
         if "replay" in event:
             rows.append(("replay", event["replay"]))
         for label, text in rows:
-            self.console.print(f"        [dim]{label:<8}[/]{escape(text)}", highlight=False, soft_wrap=True)
+            self._print((f"        {label:<8}", "dim"), text)
         if event["detail"]:
             lines = event["detail"].rstrip().splitlines()
             shown = lines if self.verbose else lines[-TRACEBACK_LINES:]
@@ -88,19 +88,14 @@ class Terminal:
             )
             if "reason" in event:
                 numbers += f"   ({event['reason']})"
-        self.console.print(
-            f"  [{STYLES[verdict]}]{verdict:<13}[/]{event['property']:<23}{escape(numbers)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._print("  ", (f"{verdict:<13}", STYLES[verdict]), f"{event['property']:<23}{numbers}")
 
     def _implementation(self, event: Event) -> None:
         seconds = max(event["seconds"], 1e-9)
         counts = ", ".join(f"{count} {kind}" for kind, count in event["properties"].items() if count)
-        text = f"[{STYLES[event['verdict']]}]{event['verdict']}[/]: {counts}"
         if event["not_run"]:
-            text += f", {event['not_run']} not run (-x)"
-        self.console.print(f"  {text}", highlight=False, soft_wrap=True)
+            counts += f", {event['not_run']} not run (-x)"
+        self._print("  ", (event["verdict"], STYLES[event["verdict"]]), f": {counts}")
         if event["examples"]:
             inside = 100 * event["seconds_inside"] / seconds
             self._line(
@@ -113,7 +108,11 @@ class Terminal:
             self._line(f"  not declared, so not tested: {', '.join(event['undeclared'])}", "dim")
 
     def _line(self, text: str, style: str = "") -> None:
-        self.console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+        self._print((text, style))
+
+    def _print(self, *pieces: str | tuple[str, str]) -> None:
+        """A line of text and styled text, as it is: what an implementation says is no markup."""
+        self.console.print(Text.assemble(*pieces), soft_wrap=True)
 
 
 def worst_element(event: Event) -> str:
@@ -149,7 +148,7 @@ class ProgressBar:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("  {task.description}"),
+            TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

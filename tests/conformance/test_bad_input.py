@@ -223,6 +223,17 @@ def test_an_exception_is_told_with_the_line_that_raised_it(ringverify):
     assert "| ValueError: rank 1 cannot go on" in outcome.out
 
 
+def test_a_message_is_told_as_it_is(ringverify):
+    """Neither markup, emoji codes, half a surrogate pair nor a backslash at its end disturbs the verdict."""
+    outcome = ringverify.check(miniature("misbehaving:raises_odd_text"), "--only", "forward")
+    said = "rank 1 raised ValueError: [bold]no[/bold] :ring: \N{GREEK CAPITAL LETTER SIGMA} \udc80 [/] \\"
+    assert outcome.code == 1
+    (counterexample,) = outcome.told("counterexample")
+    assert counterexample["summary"] == said
+    assert said.replace("\udc80", r"\udc80") in outcome.out
+    assert "odd [bold]name[/] :ring:" in outcome.out.splitlines()
+
+
 def test_an_implementation_that_prints_is_judged_like_any_other(ringverify):
     """Its output comes through, the verdict and the report are not disturbed."""
     outcome = ringverify.check(

@@ -73,6 +73,17 @@ def test_ctrl_c_ends_a_run_with_130_and_leaves_nobody(world, ringverify):
         read_report(Path("report.jsonl.partial"))
 
 
+def test_a_reader_who_leaves_ends_the_run_without_a_verdict(ringverify):
+    """`ringverify check … | head -1` is inconclusive: 1 would say that something is wrong with the implementation."""
+    process = ringverify.apart("check", "ring", "--report", "report.jsonl", "--max-examples", "3")
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 3
+    assert err == "ringverify: nobody reads the output any more, so the run was ended\n"
+    assert not Path("report.jsonl").exists()
+
+
 @pytest.mark.parametrize("world", RUNS)
 def test_a_killed_run_leaves_an_incomplete_report_and_nobody(world, ringverify):
     """Nothing of ours runs after SIGKILL, and still no worker stays and no reader is deceived."""

@@ -166,3 +166,9 @@ def never_the_same(q, k, v, call: AttentionCall):
     global calls
     calls += 1
     return attention(q, k, v, call) + calls
+
+
+@declared(name="odd [bold]name[/] :ring:")
+def raises_odd_text(q, k, v, call: AttentionCall):
+    """Its message has what terminals, markup and encodings stumble over."""
+    raise ValueError("[bold]no[/bold] :ring: \N{GREEK CAPITAL LETTER SIGMA} \udc80 [/] \\")
