@@ -213,6 +213,8 @@ class _ImplementationRun:
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
         if found.counterexample is not None:
             event["verdict"] = "fail"
+            if found.counterexample.violation.finding is None:
+                event["margin"] = None  # it failed without a number
         elif found.examples:
             event["verdict"] = "pass"
         else:

@@ -221,6 +221,7 @@ def test_an_exception_is_told_with_the_line_that_raised_it(ringverify):
     outcome = ringverify.check(miniature("misbehaving:raises_on_one_rank"), "--only", "forward")
     assert "in raises_on_one_rank" in outcome.told("counterexample")[0]["detail"]
     assert "| ValueError: rank 1 cannot go on" in outcome.out
+    assert outcome.told("property")[0]["margin"] is None
 
 
 def test_a_message_is_told_as_it_is(ringverify):
