@@ -1,0 +1,197 @@
+"""What people see, compared to the letter with the text files in this folder.
+
+After a change that is meant: `UPDATE_SNAPSHOTS=1 python -m pytest tests/snapshots`, then read and commit the difference.
+"""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ringverify.cli import main
+from ringverify.reports.terminal import Terminal
+
+FOLDER = Path(__file__).parent
+WIDTH = 100
+
+HEADER = {
+    "event": "header", "schema": 1, "ringverify": "1.2.3", "torch": "2.11.0", "python": "3.11.0",
+    "platform": "Linux x86_64", "device": "cpu", "suite": "quick", "seed": 0,
+}  # fmt: skip
+
+
+def row(property, verdict, **fields):
+    """An event of a property."""
+    plain = {"implementation": "my_package.ring.attend", "examples": 0, "seconds": 0.0, "margin": None}
+    return {"event": "property", **plain, "property": property, "verdict": verdict, **fields}
+
+
+def end(verdict, counts, **fields):
+    """The events that end an implementation and the run."""
+    plain = {
+        "implementation": "my_package.ring.attend", "world": "simulated", "undeclared": [], "not_run": 0,
+        "examples": 0, "runs": 0, "seconds": 0.0, "seconds_inside": 0.0,
+    }  # fmt: skip
+    codes = {"conformant": 0, "violations": 1, "inconclusive": 3}
+    counts = {kind: counts.get(kind, 0) for kind in ("pass", "fail", "unsupported", "inconclusive")}
+    return [
+        {"event": "implementation", **plain, "verdict": verdict, "properties": counts, **fields},
+        {"event": "footer", "verdict": verdict, "exit_code": codes[verdict]},
+    ]
+
+
+def counterexample(property, **fields):
+    """An event of a counterexample; by default nothing numeric was wrong."""
+    file = f".ringverify/my-package-ring-attend-{property}-0a1b2c3d.json"
+    return {
+        "event": "counterexample",
+        "implementation": "my_package.ring.attend",
+        "property": property,
+        "case": {},
+        "case_text": "2 ranks n=2 batch=1 heads=1 dim=1 float32 contiguous causal values=normal seed=0 schedule=0",
+        **dict.fromkeys(("rank", "hop", "tensor", "index", "error", "allowed", "diagnosis")),
+        "detail": "",
+        "shrunk_from": "7 ranks n=21 batch=2 heads=4/2 dim=16 float32 zigzag causal values=normal seed=9 schedule=5",
+        "tried": 17,
+        "smallest": True,
+        "repeats": True,
+        "file": file,
+        "replay": f"ringverify replay {file}",
+        **fields,
+    }
+
+
+VALUE = counterexample(
+    "gradients", rank=1, tensor="dk", index=[0, 0, 0, 2], position=1, actual=0.25, expected=0.125, error=0.125,
+    allowed=2.5e-6, margin=50000.0, wrong={"0": 3, "1": 4}, of=8, summary="dk is wrong on ranks 0, 1: 7 of 8 elements",
+)  # fmt: skip
+NAN = counterexample(
+    "lse", rank=0, tensor="lse", index=[0, 1, 0], position=0, actual="nan", expected="-inf", error="nan",
+    allowed=0.0, margin="inf", wrong={"0": 1}, of=2, summary="lse is wrong on rank 0: 1 of 2 elements", repeats=False,
+)  # fmt: skip
+EXACT = counterexample(
+    "masked_rows", rank=0, tensor="out", index=[0, 1, 0, 0], position=1, actual=1e-8, expected=0.0, error=1e-8,
+    allowed=0.0, margin="inf", wrong={"0": 1}, of=2, summary="out is wrong on rank 0: 1 of 2 elements",
+)  # fmt: skip
+RAISED = counterexample(
+    "forward",
+    rank=1,
+    summary="rank 1 raised ValueError: shapes [2, 3] and [3, 2] do not match",
+    detail="\n".join(
+        ["Traceback (most recent call last):"]
+        + [f'  File "my_package/ring.py", line {n}, in step_{n}\n    return step_{n + 1}(x)' for n in range(1, 10)]
+        + ["ValueError: shapes [2, 3] and [3, 2] do not match"]
+    ),
+)
+DEADLOCK = counterexample(
+    "forward",
+    summary="deadlock: rank 0 waits for a receive from rank 1, tag 0; rank 1 has returned",
+    detail="rank 0 waits for a receive from rank 1, tag 0\nrank 0 at\n  my_package/ring.py:41 in attend",
+)
+
+RUNS = {
+    "conformant": [
+        HEADER,
+        row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
+        row("gradients", "pass", examples=350, seconds=12.5, margin=0.998),
+        *end("conformant", {"pass": 2}, examples=550, runs=561, seconds=16.75, seconds_inside=8.375),
+    ],
+    "wrong_values": [
+        HEADER,
+        row("lse", "fail", examples=3, seconds=0.5, margin="inf"),
+        NAN,
+        row("gradients", "fail", examples=41, seconds=1.9, margin=310000.0),
+        VALUE,
+        row("masked_rows", "fail", examples=1, seconds=0.1, margin="inf"),
+        EXACT,
+        *end("violations", {"fail": 3}, examples=45, runs=99, seconds=2.5, seconds_inside=1.25),
+    ],
+    "raised": [
+        HEADER,
+        row("forward", "fail", examples=1, seconds=0.1),
+        RAISED,
+        *end("violations", {"fail": 1}, not_run=10, examples=1, runs=19, seconds=0.1, seconds_inside=0.05),
+    ],
+    "deadlock": [
+        HEADER,
+        row("forward", "fail", examples=1, seconds=0.1),
+        DEADLOCK,
+        *end("violations", {"fail": 1}, examples=1, runs=19, seconds=0.1, seconds_inside=0.05),
+    ],
+    "unsupported": [
+        HEADER,
+        row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
+        row("lse", "unsupported", reason="lse=True is not declared"),
+        row("gradients", "unsupported", reason="gradients=False is declared"),
+        *end(
+            "conformant",
+            {"pass": 1, "unsupported": 2},
+            undeclared=["gradients", "lse", "window"],
+            examples=200,
+            runs=200,
+            seconds=4.25,
+            seconds_inside=1.0,
+        ),
+    ],
+    "inconclusive": [
+        HEADER,
+        row("forward", "pass", examples=57, seconds=3.0, margin=0.5, reason="the time budget ended after 57 of 200"),
+        row("lse", "inconclusive", reason="the time budget ended first"),
+        row("gradients", "inconclusive", reason="the gloo world could not start: rank 1: no interface [lo]"),
+        *end("inconclusive", {"pass": 1, "inconclusive": 2}, examples=57, runs=57, seconds=3.0, seconds_inside=2.0),
+    ],
+}  # fmt: skip
+
+
+def printed(events, *, verbose=False):
+    """What the terminal shows of a run where it is no terminal: no colour, no progress."""
+    file = io.StringIO()
+    terminal = Terminal(Console(file=file, width=WIDTH, force_terminal=False, color_system=None), verbose=verbose)
+    for event in events:
+        terminal.tell(event)
+    return file.getvalue()
+
+
+def assert_as_recorded(name, text):
+    """The text is that of the file, or becomes it if that is asked for."""
+    path = FOLDER / f"{name}.txt"
+    if os.environ.get("UPDATE_SNAPSHOTS") == "1":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), "after a change that is meant: UPDATE_SNAPSHOTS=1"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_looks_as_recorded(run):
+    """Every kind of row, and every kind of counterexample."""
+    assert_as_recorded(run, printed(RUNS[run]))
+
+
+def test_verbose_shows_the_whole_traceback():
+    """And nothing that the short form has not."""
+    text = printed(RUNS["raised"], verbose=True)
+    assert_as_recorded("raised_verbose", text)
+    assert "more lines with -v" not in text
+
+
+def test_lines_are_not_wrapped_where_a_reader_would_cut_them():
+    """A case and a replay line are copied whole, however narrow the terminal."""
+    file = io.StringIO()
+    Terminal(Console(file=file, width=20, force_terminal=False, color_system=None)).counterexample(VALUE)
+    assert VALUE["replay"] in file.getvalue()
+    assert VALUE["case_text"] in file.getvalue()
+
+
+COMMANDS = {"": [], "check": ["check"], "replay": ["replay"], "list": ["list"], "doctor": ["doctor"]}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_looks_as_recorded(command, capsys, monkeypatch):
+    """Options are a contract: a change of one shows here."""
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.setenv("NO_COLOR", "1")
+    with pytest.raises(SystemExit) as end_of_command:
+        main([*COMMANDS[command], "--help"])
+    assert end_of_command.value.code == 0
+    assert_as_recorded(f"help_{command or 'ringverify'}", capsys.readouterr().out)
