@@ -1,6 +1,6 @@
 """What people see, compared to the letter with the text files in this folder.
 
-After a change that is meant: `UPDATE_SNAPSHOTS=1 python -m pytest tests/snapshots`, then read and commit the difference.
+To change them: `UPDATE_SNAPSHOTS=1 python -m pytest tests/snapshots`, then read the difference and commit it.
 """
 
 import io
