@@ -27,38 +27,7 @@ from ringverify.worlds.operations import (
     Send,
     snapshot,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Unreceived:
-    """A message that nobody received, or a receive that nothing met.
-
-    Attributes:
-        kind: "message" or "receive".
-        source: global rank of the sender; `None` for a receive from any rank.
-        destination: global rank of the receiver.
-        tag: the tag.
-        group: global ranks of the group it was posted on.
-        shape: shape of the tensor, at the side that posted.
-        dtype: its dtype, without "torch.".
-    """
-
-    kind: str
-    source: int | None
-    destination: int
-    tag: int
-    group: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: str
-
-    def describe(self) -> str:
-        """One line."""
-        source = "any rank" if self.source is None else f"rank {self.source}"
-        what = "a message nobody received" if self.kind == "message" else "a receive nothing met"
-        return (
-            f"{what}: from {source} to rank {self.destination}, tag {self.tag}, group {list(self.group)}, "
-            f"{list(self.shape)} {self.dtype}"
-        )
+from ringverify.worlds.world import Unreceived
 
 
 @dataclasses.dataclass(frozen=True)

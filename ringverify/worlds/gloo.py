@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringverify.worlds.gloo_pool import Pool
-from ringverify.worlds.world import Failure, Run
+from ringverify.worlds.world import Conditions, Failure, Run
 
 MOST_PROCESSES = 16
 """How many ranks of all world sizes are kept warm at once, the most recently used sizes first."""
@@ -34,7 +34,17 @@ class GlooWorld:
         # Also at interpreter exit, and for a world that nobody closed.
         self._finalizer = weakref.finalize(self, _end_all, self._pools)
 
-    def run(self, program: Callable[[Any], Any], argument: Any, *, world_size: int, seed: int, deadline: float) -> Run:
+    def run(
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        *,
+        world_size: int,
+        seed: int,
+        deadline: float,
+        conditions: Conditions | None = None,
+        watch: bool = False,
+    ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1, `torch.distributed` initialised in each.
 
         A rank has one thread for torch, the seeds and settings of a fresh process, and the variables that torchrun
@@ -45,7 +55,7 @@ class GlooWorld:
             program: a function that is importable by name, outside `__main__`.
             argument: anything picklable; numpy arrays travel faster than tensors.
             world_size: number of ranks, at least 1.
-            seed: not used; processes run as the system schedules them.
+            seed: not used; processes run as the system schedules them. Nor are `conditions` and `watch`.
             deadline: seconds after which a run that has not ended is a failure, starting the processes not counted.
 
         Raises:

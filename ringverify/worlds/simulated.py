@@ -10,7 +10,6 @@ leaves as its ranks leave it), its default dtype (restored after a run), and all
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import os
 import threading
 import time
@@ -21,11 +20,11 @@ from typing import Any, NoReturn
 import torch
 
 from ringverify.worlds.baton import Baton, Unwound
-from ringverify.worlds.exchange import Event, Exchange, Unreceived
+from ringverify.worlds.exchange import Event, Exchange
 from ringverify.worlds.process_group import SimulatedGroup
 from ringverify.worlds.stacks import one_line, traceback_of_user
 from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, make_store
-from ringverify.worlds.world import Failure, Run, WorldUnavailable
+from ringverify.worlds.world import Conditions, Failure, Run, WorldUnavailable
 
 _GRACE = 0.5
 """Seconds that ranks are given to unwind before their threads are abandoned."""
@@ -34,17 +33,6 @@ _ONE_AT_A_TIME = threading.Lock()
 """A run changes what `torch.distributed` means to the process; two at once would undo one another's changes."""
 
 _RANK_THREADS = RankThreads()
-
-
-@dataclasses.dataclass(frozen=True)
-class SimulatedRun(Run):
-    """What came of a program, and what was left in the mail.
-
-    Attributes:
-        unreceived: messages that nobody received and receives that nothing met, whether the run failed or not.
-    """
-
-    unreceived: tuple[Unreceived, ...] = ()
 
 
 class SimulatedWorld:
@@ -60,8 +48,16 @@ class SimulatedWorld:
         self._observe = observe
 
     def run(
-        self, program: Callable[[Any], Any], argument: Any, *, world_size: int, seed: int, deadline: float
-    ) -> SimulatedRun:
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        *,
+        world_size: int,
+        seed: int,
+        deadline: float,
+        conditions: Conditions | None = None,
+        watch: bool = False,
+    ) -> Run:
         """Run `program(argument)` on `world_size` ranks, `torch.distributed` initialised in each.
 
         The calling thread waits. Its own `torch.distributed`, initialised or not, is as before when the call returns.
@@ -72,6 +68,8 @@ class SimulatedWorld:
             world_size: number of ranks, at least 1.
             seed: decides the order in which ranks run.
             deadline: seconds, more than 0.
+            conditions: how unfriendly the transport is, by default not at all.
+            watch: report hazards, traffic and memory.
 
         Raises:
             ValueError: no ranks, or no time.
@@ -88,7 +86,7 @@ class SimulatedWorld:
             ranks = _Ranks(program, argument, world_size, seed, self._observe)
             failure = ranks.run(deadline)
         results = (None,) * world_size if failure is not None else tuple(ranks.results)
-        return SimulatedRun(results, failure, time.perf_counter() - started, ranks.exchange.unreceived())
+        return Run(results, failure, time.perf_counter() - started, ranks.exchange.unreceived())
 
     def close(self) -> None:
         """Nothing is kept running between runs."""

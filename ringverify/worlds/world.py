@@ -10,6 +10,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from ringverify.worlds.hazards import Hazard
+from ringverify.worlds.memory import Memory
+from ringverify.worlds.traffic import Traffic
+
 FailureKind = Literal["raised", "deadlock", "deadline", "died"]
 
 
@@ -32,18 +36,87 @@ class Failure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Unreceived:
+    """A message that nobody received, or a receive that nothing met.
+
+    Attributes:
+        kind: "message" or "receive".
+        source: global rank of the sender; `None` for a receive from any rank.
+        destination: global rank of the receiver.
+        tag: the tag.
+        group: global ranks of the group it was posted on.
+        shape: shape of the tensor, at the side that posted.
+        dtype: its dtype, without "torch.".
+    """
+
+    kind: str
+    source: int | None
+    destination: int
+    tag: int
+    group: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+    def describe(self) -> str:
+        """One line."""
+        source = "any rank" if self.source is None else f"rank {self.source}"
+        what = "a message nobody received" if self.kind == "message" else "a receive nothing met"
+        return (
+            f"{what}: from {source} to rank {self.destination}, tag {self.tag}, group {list(self.group)}, "
+            f"{list(self.shape)} {self.dtype}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """What a simulated world does on purpose that a friendly transport would not.
+
+    Attributes:
+        transport: "buffered": a send completes when it is posted; "rendezvous": when its receive is posted too, so that
+            a blocking send waits for it.
+        delayed: messages that are held back until no rank can go on without one of them, by number, from 0 in the order
+            of posting; "some": about half of them, which the seed chooses. Messages of one sender to one receiver with
+            one tag on one group stay in order; all others overtake them.
+
+    Raises:
+        ValueError: no such transport, or no such messages.
+    """
+
+    transport: Literal["buffered", "rendezvous"] = "buffered"
+    delayed: tuple[int, ...] | Literal["some"] = ()
+
+    def __post_init__(self) -> None:
+        if self.transport not in ("buffered", "rendezvous"):
+            raise ValueError(f'transport is {self.transport!r}; it is "buffered" or "rendezvous"')
+        if self.delayed != "some" and not (
+            isinstance(self.delayed, tuple) and all(isinstance(one, int) and one >= 0 for one in self.delayed)
+        ):
+            raise ValueError(f'delayed is {self.delayed!r}; it is "some" or a tuple of message numbers from 0')
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
-    """What came of a program.
+    """What came of a program. A world that cannot know a thing leaves it empty.
 
     Attributes:
         results: what the program returned on each rank, in rank order; all `None` after a failure.
         failure: `None` if every rank returned.
         seconds: wall-clock time of the whole run, setting the world up included.
+        unreceived: messages that nobody received and receives that nothing met, whether the run failed or not.
+        delayed: numbers of the messages that were held back (see `Conditions`).
+        hazards: what only a forgiving transport forgives, in the order in which it was seen; of a watched run.
+        traffic: who sent how much to whom; of a watched run.
+        memory: the most that each rank had allocated at once, in rank order; of a watched run.
     """
 
     results: tuple[Any, ...]
     failure: Failure | None
     seconds: float
+    unreceived: tuple[Unreceived, ...] = ()
+    delayed: tuple[int, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
+    traffic: Traffic | None = None
+    memory: tuple[Memory, ...] = ()
 
 
 class WorldUnavailable(RuntimeError):
@@ -55,7 +128,17 @@ class World(Protocol):
 
     name: str
 
-    def run(self, program: Callable[[Any], Any], argument: Any, *, world_size: int, seed: int, deadline: float) -> Run:
+    def run(
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        *,
+        world_size: int,
+        seed: int,
+        deadline: float,
+        conditions: Conditions | None = None,
+        watch: bool = False,
+    ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1, `torch.distributed` initialised in each.
 
         Args:
@@ -65,6 +148,8 @@ class World(Protocol):
             world_size: number of ranks, at least 1.
             seed: decides the order in which a simulated world lets its ranks run; others ignore it.
             deadline: seconds after which a run that has not ended is a failure of kind "deadline".
+            conditions: how unfriendly a simulated world is, by default not at all; others ignore it.
+            watch: have a simulated world report hazards, traffic and memory; others ignore it.
 
         Raises:
             WorldUnavailable: the ranks could not be started.

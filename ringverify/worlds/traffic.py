@@ -1,0 +1,111 @@
+"""Who sent how much to whom: messages and bytes of a watched run."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """What one rank exchanged with one peer by one kind of operation in one hop.
+
+    Attributes:
+        rank: global rank.
+        hop: the rank's own count of its rounds of exchange, from 0: a rank that posts an operation after it has waited
+            for one begins a new round. What is posted together, or before anything is waited for, is one hop.
+        operation: "send", "receive", or a collective's name such as "all_gather".
+        peer: global rank of the other side; `None` for a collective, and for a receive from any rank.
+        group: global ranks of the group it was posted on.
+        messages: number of operations.
+        sent: bytes that the rank put in.
+        received: bytes that it took out, or is to take out.
+    """
+
+    rank: int
+    hop: int
+    operation: str
+    peer: int | None
+    group: tuple[int, ...]
+    messages: int
+    sent: int
+    received: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Everything that the ranks of a run exchanged.
+
+    Attributes:
+        flows: sorted by rank, then by hop; of one hop in the order of posting.
+    """
+
+    flows: tuple[Flow, ...] = ()
+
+    def sent(self, rank: int) -> int:
+        """Bytes that a rank put into messages and collectives."""
+        return sum(flow.sent for flow in self.flows if flow.rank == rank)
+
+    def received(self, rank: int) -> int:
+        """Bytes that a rank took out of messages and collectives."""
+        return sum(flow.received for flow in self.flows if flow.rank == rank)
+
+    def messages(self, rank: int) -> int:
+        """How many messages a rank sent; collectives are not counted."""
+        return sum(flow.messages for flow in self.flows if flow.rank == rank and flow.operation == "send")
+
+    def hops(self, rank: int) -> tuple[tuple[Flow, ...], ...]:
+        """What a rank exchanged, hop by hop."""
+        by_hop: dict[int, list[Flow]] = collections.defaultdict(list)
+        for flow in self.flows:
+            if flow.rank == rank:
+                by_hop[flow.hop].append(flow)
+        return tuple(tuple(by_hop[hop]) for hop in sorted(by_hop))
+
+    def peers(self, rank: int) -> frozenset[int]:
+        """The ranks that a rank sent messages to or received them from; collectives, which name none, left out."""
+        return frozenset(flow.peer for flow in self.flows if flow.rank == rank and flow.peer is not None)
+
+    def collectives(self, rank: int) -> frozenset[str]:
+        """The kinds of collectives that a rank took part in."""
+        return frozenset(
+            flow.operation for flow in self.flows if flow.rank == rank and flow.operation not in ("send", "receive")
+        )
+
+    def neighbours_only(self, ring: Iterable[int]) -> bool:
+        """Whether ranks of a ring exchanged messages with the ranks next to them alone, and used no collective.
+
+        Args:
+            ring: global ranks in the order of the ring. Other ranks are not looked at.
+        """
+        ranks = tuple(ring)
+        for at, rank in enumerate(ranks):
+            beside = {ranks[at - 1], ranks[(at + 1) % len(ranks)]}
+            if self.collectives(rank) - {"barrier"} or not self.peers(rank) <= beside:
+                return False
+        return True
+
+    def describe(self) -> list[str]:
+        """A line for each rank, and one for each of its hops."""
+        lines = []
+        for rank in sorted({flow.rank for flow in self.flows}):
+            lines.append(
+                f"rank {rank}: {self.messages(rank)} messages, {self.sent(rank)} bytes out, "
+                f"{self.received(rank)} bytes in"
+            )
+            for flows in self.hops(rank):
+                lines.append(f"  hop {flows[0].hop}: " + "; ".join(_shown(flow) for flow in flows))
+        return lines
+
+
+def _shown(flow: Flow) -> str:
+    times = "" if flow.messages == 1 else f"{flow.messages} × "
+    match flow.operation:
+        case "send":
+            return f"{times}send to {flow.peer}, {flow.sent} bytes"
+        case "receive":
+            source = "anyone" if flow.peer is None else flow.peer
+            return f"{times}receive from {source}, {flow.received} bytes"
+        case name:
+            return f"{times}{name} on {list(flow.group)}, {flow.sent} bytes out, {flow.received} bytes in"
