@@ -127,14 +127,18 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from ringverify import targets
+
+    # Before torch is imported, which takes seconds: a target is easily mistyped.
+    implementations = [targets.load(target) for target in options.targets]
+
     from hypothesis.configuration import set_hypothesis_home_dir
 
-    from ringverify import targets
     from ringverify.check.run import Options, Subject, check
     from ringverify.properties.catalogue import select
 
     properties = select(options.only, options.skip)
-    subjects = [Subject(target, targets.load(target)) for target in options.targets]
+    subjects = [Subject(*pair) for pair in zip(options.targets, implementations, strict=True)]
     console = _Output()
     terminal = Terminal(console, verbose=options.verbose)
     with contextlib.ExitStack() as stack:
