@@ -1,0 +1,356 @@
+"""The walls and floors of the design. Each is held by a test, and each test is shown a tree that breaks it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from imports import Import, cycle, imports, is_below, modules, reachable
+from pickles import WITHIN_A_WORLD, pickles
+from tolerances import literal_tolerances
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+FLOORS = {
+    "ringverify.__main__": 7,
+    "ringverify.cli": 6,
+    "ringverify.pytest_plugin": 6,
+    "ringverify.check": 5,
+    "ringverify.properties": 4,
+    "ringverify.diagnosis": 4,
+    "ringverify.cases": 3,
+    "ringverify.mutants": 3,
+    "ringverify.peers": 3,
+    "ringverify": 2,
+    "ringverify.implementation": 2,
+    "ringverify.targets": 2,
+    "ringverify.ring": 2,
+    "ringverify.worlds": 1,
+    "ringverify.reports": 1,
+    "ringref": 1,
+    "ringverify.errors": 0,
+}
+GROUND = 1
+"""The floor whose rooms know nothing of one another."""
+
+SHARED_WITH_THE_RING = {"ringref.problem", "ringref.sharding"}
+
+
+def room_of(module):
+    """The room that a module is in; the package itself holds only its own `__init__`."""
+    rooms = [room for room in FLOORS if is_below(module, room) and (room != "ringverify" or module == room)]
+    return max(rooms, key=len, default=None)
+
+
+def tree(root, **files):
+    """A tree of small files: `ringverify__ring__fast="import x"` is ringverify/ring/fast.py."""
+    for name, text in files.items():
+        path = root.joinpath(*name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+# -- 1. the reference knows nothing of the suite -----------------------------------------------------------------------
+
+
+def breaches_of_wall_1(root):
+    """Imports of ringverify in ringref."""
+    return [str(i) for i in imports(root) if is_below(i.importer, "ringref") and is_below(i.imported, "ringverify")]
+
+
+def test_ringref_imports_nothing_from_ringverify():
+    """Wall 1: in no form, at no time, not even for types."""
+    assert breaches_of_wall_1(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import ringverify.ring.mask",
+        "from ringverify import targets",
+        "from ringverify.ring.mask import Mask",
+        "def f():\n    from ringverify.ring import mask",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ringverify",
+        "import importlib\nimportlib.import_module('ringverify.ring')",
+        "try:\n    pass\nfinally:\n    import ringverify",
+    ],
+)
+def test_wall_1_can_fall(text, tmp_path):
+    """Every form of import is seen."""
+    assert len(breaches_of_wall_1(tree(tmp_path, ringref__attention=text))) == 1
+
+
+# -- 2. what is shared cannot catch itself -----------------------------------------------------------------------------
+
+
+def breaches_of_wall_2(root):
+    """What the ring takes from the reference beyond the problem and the sharding, itself or through others."""
+    edges = imports(root)
+    direct = {
+        edge.imported
+        for edge in edges
+        if is_below(edge.importer, "ringverify.ring") and is_below(edge.imported, "ringref")
+    }
+    through_others = {module for module in reachable("ringverify.ring", edges) if is_below(module, "ringref")}
+    return sorted((direct | through_others) - SHARED_WITH_THE_RING)
+
+
+def test_the_ring_takes_only_the_problem_and_the_sharding_from_ringref():
+    """Wall 2: nothing that computes a pattern or attention, not even through another module."""
+    assert breaches_of_wall_2(ROOT) == []
+    assert any(is_below(edge.importer, "ringverify.ring") for edge in imports(ROOT))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"ringverify__ring__mask": "from ringref.pattern import multiplicity"},
+        {"ringverify__ring__mask": "from ringref import pattern", "ringref__pattern": ""},
+        {"ringverify__ring__mask": "def f():\n    import ringref.attention"},
+        {"ringverify__ring__mask": "from ringref import Problem"},
+        {
+            "ringverify__ring__mask": "from ringverify.implementation import x",
+            "ringverify__implementation": "def f():\n    from ringref.attention import attention",
+            "ringref__attention": "",
+        },
+    ],
+)
+def test_wall_2_can_fall(files, tmp_path):
+    """Directly, by way of the package, in a function, and through a module in between."""
+    assert len(breaches_of_wall_2(tree(tmp_path, **files))) == 1
+
+
+# -- 3. light to import ------------------------------------------------------------------------------------------------
+
+
+def loaded_by(code, root):
+    """The top-level modules that are loaded when a fresh interpreter has run some code."""
+    process = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print('\\n'.join({{m.split('.')[0] for m in sys.modules}}))"],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(process.stdout.split())
+
+
+HELP = "import ringverify.cli\ntry:\n    ringverify.cli.main(['--help'])\nexcept SystemExit:\n    pass"
+LIGHT = {
+    "the package": "import ringverify",
+    "the plug-in contract": "from ringverify import implementation\nimplementation()(lambda q, k, v, call: q)",
+    "the command line": "import ringverify.cli",
+    "its help": HELP,
+    "its lists": "from ringverify.cli import main\nmain(['list', 'implementations'])\nmain(['list', 'peers'])",
+    "a mistyped target": "from ringverify.cli import main\nmain(['check', 'rng'])",
+    "the reports": "import ringverify.reports.jsonl, ringverify.reports.terminal",
+}
+if (ROOT / "ringverify" / "pytest_plugin.py").exists():
+    LIGHT["the pytest plugin"] = "import ringverify.pytest_plugin"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", LIGHT)
+def test_torch_is_not_imported_by(what):
+    """Wall 3: `pytest --help` and every typing error stay fast."""
+    loaded = loaded_by(LIGHT[what], ROOT)
+    assert "ringverify" in loaded
+    assert "torch" not in loaded
+
+
+@pytest.mark.timeout(60)
+def test_the_reference_package_imports_neither_numpy_nor_torch():
+    """Its modules import what they compute with."""
+    assert not {"numpy", "torch"} & loaded_by("import ringref, ringref.problem", ROOT)
+
+
+@pytest.mark.timeout(60)
+def test_wall_3_can_fall(tmp_path):
+    """A package that imports torch three modules down."""
+    root = tree(
+        tmp_path,
+        torch="",
+        ringverify____init__="import ringverify.first",
+        ringverify__first="from ringverify import second",
+        ringverify__second="import torch",
+    )
+    (root / "ringverify" / "__init__.py").write_text("import ringverify.first")
+    assert "torch" in loaded_by("import ringverify", root)
+
+
+# -- 4. tolerances have one home ---------------------------------------------------------------------------------------
+
+
+def test_no_tolerance_is_written_outside_rounding():
+    """Wall 4: a tolerance is a claim about arithmetic, and `ringref/rounding.py` derives it."""
+    assert literal_tolerances(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.allclose(a, b, atol=1e-5, rtol=limit)",
+        "torch.allclose(a, b, limit, 1e-5)",
+        "np.allclose(a, b)",
+        "torch.testing.assert_close(a, b)",
+        "assert a == pytest.approx(b)",
+        "assert a == approx(b, abs=1e-3)",
+        "assert a == pytest.approx(b, 2**-20)",
+        "math.isclose(a, b, rel_tol=0.001)",
+        "compare(a, b, atol=2e-2)",
+        "assert abs(a - b) < 1e-6",
+        "assert abs(a - b) <= 0.005",
+        "assert 1e-1 > error",
+        "assert error < 2**-10",
+        "assert -1e-5 < a - b",
+        "ATOL = 1e-5",
+        "tolerance: float = 0.1",
+        "def close(a, b, tol=0.1): ...",
+        "def close(a, b, *, rtol=1e-2): ...",
+    ],
+)
+@pytest.mark.parametrize("place", ["ringref__attention", "ringverify__cases__comparing", "tests__unit__test_it"])
+def test_wall_4_can_fall(text, place, tmp_path):
+    """In the packages and in the tests, whatever form it takes."""
+    assert len(literal_tolerances(tree(tmp_path, **{place: text}))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.allclose(a, b, atol=limit, rtol=0)",
+        "assert error <= allowed",
+        "assert margin <= 1",
+        "assert seconds < 0.5",
+        "assert (a == b).all()",
+        "seconds = max(seconds, 1e-9)",
+        "total = 5",
+    ],
+)
+def test_wall_4_lets_pass_what_is_no_tolerance(text, tmp_path):
+    """Derived limits, exact comparisons, and numbers that are something else."""
+    assert literal_tolerances(tree(tmp_path, tests__test_it=text)) == []
+
+
+def test_rounding_may_write_tolerances(tmp_path):
+    """It is their home."""
+    assert literal_tolerances(tree(tmp_path, ringref__rounding="ATOL = 1e-5\nx < 1e-9")) == []
+
+
+# -- 5. no pickle between people ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_pickled_but_inside_a_world():
+    """Wall 5: vectors are safetensors, cases and reports are JSON. Every exception has its reason, and is needed."""
+    files = {place.split(":")[0] for place in pickles(ROOT)}
+    assert files == set(WITHIN_A_WORLD)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import dumps",
+        "def f():\n    import cloudpickle",
+        "import joblib.memory",
+        "torch.save(case, path)",
+        "case = torch.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "import shelve",
+    ],
+)
+def test_wall_5_can_fall(text, tmp_path):
+    """Pickle under any of its names."""
+    assert len(pickles(tree(tmp_path, ringverify__check__casefile=text))) == 1
+
+
+# -- floors ------------------------------------------------------------------------------------------------------------
+
+
+def breaches_of_the_floors(root):
+    """Imports upwards, between the grounds, and round."""
+    edges = imports(root)
+    found = [f"{module} is on no floor" for module in modules(root) if room_of(module) is None]
+    rooms = set()
+    for edge in edges:
+        here, there = room_of(edge.importer), room_of(edge.imported)
+        if None in (here, there) or here == there:
+            continue
+        rooms.add((here, there))
+        if FLOORS[there] > FLOORS[here]:
+            found.append(f"{edge}: up from floor {FLOORS[here]} to floor {FLOORS[there]}")
+        elif FLOORS[there] == FLOORS[here] == GROUND:
+            found.append(f"{edge}: grounds know nothing of one another")
+    round_rooms = cycle({pair for pair in rooms if FLOORS[pair[0]] == FLOORS[pair[1]]})
+    round_modules = cycle({(edge.importer, edge.imported) for edge in edges if edge.when != "types"})
+    return found + [f"round: {' → '.join(way)}" for way in (round_rooms, round_modules) if way]
+
+
+def test_imports_run_downwards_over_six_floors():
+    """Never back up, never round, and no module without a floor."""
+    assert breaches_of_the_floors(ROOT) == []
+    assert len(imports(ROOT)) > 100
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"ringverify__cases__case": "import ringverify.check.run"}, "up from floor 3 to floor 5"),
+        ({"ringverify__errors": "from ringverify.implementation import x"}, "up from floor 0 to floor 2"),
+        ({"ringverify__implementation": "def f():\n    import ringverify.cases.case"}, "up from floor 2 to floor 3"),
+        (
+            {"ringverify__properties__p": "from typing import TYPE_CHECKING as T\nif T: import ringverify.cli"},
+            "up from floor 4 to floor 6",
+        ),
+        ({"ringverify__worlds__world": "import ringref.problem"}, "grounds know nothing"),
+        ({"ringverify__reports__html": "from ..worlds import world"}, "grounds know nothing"),
+        ({"ringverify__fast": ""}, "ringverify.fast is on no floor"),
+        (
+            {
+                "ringverify__targets": "import ringverify.ring.declared",
+                "ringverify__ring__declared": "from .. import targets",
+            },
+            "round: ringverify.ring → ringverify.targets → ringverify.ring",
+        ),
+        (
+            {"ringverify__cases__a": "from . import b", "ringverify__cases__b": "def f():\n    from . import a"},
+            "round: ringverify.cases.a → ringverify.cases.b → ringverify.cases.a",
+        ),
+    ],
+)
+def test_the_floors_can_break(files, words, tmp_path):
+    """Up, across the ground, off the plan, round the rooms and round the modules."""
+    breaches = breaches_of_the_floors(tree(tmp_path, **files))
+    assert [breach for breach in breaches if words in breach], breaches
+
+
+def test_imports_for_types_do_not_make_a_circle(tmp_path):
+    """They do not run; they do count for the floors."""
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ringverify.cases import a"
+    root = tree(tmp_path, ringverify__cases__a="from ringverify.cases import b", ringverify__cases__b=types)
+    assert breaches_of_the_floors(root) == []
+    assert [edge.when for edge in imports(root)] == ["load", "types"]
+
+
+def test_an_import_knows_when_it_runs(tmp_path):
+    """While loading, in a call, or never."""
+    text = (
+        "from typing import TYPE_CHECKING\n"
+        "import ringref.problem\n"
+        "if TYPE_CHECKING:\n"
+        "    import ringref.pattern\n"
+        "class A:\n"
+        "    import ringref.sharding\n"
+        "    def f(self):\n"
+        "        import ringref.attention\n"
+    )
+    assert imports(tree(tmp_path, ringverify__cases__x=text)) == [
+        Import("ringverify.cases.x", 2, "ringref.problem", "load"),
+        Import("ringverify.cases.x", 4, "ringref.pattern", "types"),
+        Import("ringverify.cases.x", 6, "ringref.sharding", "load"),
+        Import("ringverify.cases.x", 8, "ringref.attention", "call"),
+    ]
