@@ -1,0 +1,85 @@
+"""What a rank of the plain ring knows before anything is computed or sent."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ringref.problem import Problem
+from ringref.sharding import key_positions
+from ringverify.implementation import AttentionCall
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class Block(NamedTuple):
+    """Keys `(B, T, K, D)` and values `(B, T, K, E)` of one rank, contiguous, as they travel; or their gradients."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class Partial(NamedTuple):
+    """Attention over some of the keys: out `(B, H, S, E)`, normalised, and lse `(B, H, S)`, −inf over none."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Here:
+    """One rank's part in one attention.
+
+    Attributes:
+        call: what the rank was told.
+        dtype: of the inputs, and of keys and values on the wire.
+        wide: of scores, sums, lse and of gradients on the wire.
+        notes: empty; the plain ring writes nothing here. A mutant may remember something from one hop to another.
+    """
+
+    call: AttentionCall
+    dtype: torch.dtype
+    wide: torch.dtype
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def problem(self) -> Problem:
+        """What all ranks compute together."""
+        return self.call.problem
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The ring."""
+        return self.call.group
+
+    @property
+    def rank(self) -> int:
+        """This rank within the ring."""
+        return self.call.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks in the ring."""
+        return self.call.world_size
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every rank holds all queries."""
+        return self.call.sharding == "replicated_query"
+
+    def keys_of(self, rank: int) -> torch.Tensor:
+        """Global positions of a rank's keys, int64 `(T,)`."""
+        positions = key_positions(self.call.sharding, self.problem.nk, self.size)[rank]
+        return torch.as_tensor(positions, device=self.call.positions.device)
+
+    def count(self, rank: int) -> int:
+        """How many keys a rank holds."""
+        return len(key_positions(self.call.sharding, self.problem.nk, self.size)[rank])
+
+    def block_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of a rank's keys and values."""
+        p, count = self.problem, self.count(rank)
+        return (p.batch, count, p.hk, p.head_dim), (p.batch, count, p.hk, p.dv)
