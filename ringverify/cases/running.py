@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,7 @@ class Runner:
         hangs: whether a run is known to pass its deadline however long it is given.
         runs: how many runs there were.
         seconds_inside: processor time spent inside the implementation, all ranks and runs together.
+        history: the latest cases that were run.
     """
 
     implementation: Implementation
@@ -104,6 +106,7 @@ class Runner:
     hangs: bool = False
     runs: int = 0
     seconds_inside: float = 0.0
+    history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=50))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -122,6 +125,7 @@ class Runner:
         task = Task(self.implementation if self.target is None else self.target, case, gradients, self.device)
         run = self.world.run(run_rank, task, world_size=case.ranks, seed=case.schedule, deadline=self.deadline)
         self.runs += 1
+        self.history.append(case)
         if run.failure is not None:
             return Observation((), _told_briefly(run.failure))
         ring = tuple(run.results[rank] for rank in case.ring_ranks)

@@ -37,6 +37,7 @@ class CaseFile:
         world: name of the world it was run in.
         device: device of the tensors.
         case: the case.
+        after: cases to run before it in the same process; mostly none.
         digest: SHA-256 of the bits that were seen.
         summary: what was wrong, in one line.
         made_with: versions and platform of the recording.
@@ -47,6 +48,7 @@ class CaseFile:
     world: str
     device: str
     case: Case
+    after: tuple[Case, ...]
     digest: str
     summary: str
     made_with: str
@@ -87,6 +89,7 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
         "world": world,
         "device": device,
         "case": counterexample.case.to_json(),
+        "after": [case.to_json() for case in counterexample.after],
         "digest": counterexample.digest,
         "summary": counterexample.violation.summary,
     }
@@ -137,6 +140,7 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
         raise UsageError(f"case {path} was edited after it was recorded: pass --edited to run it as it is now")
     try:
         case = Case.from_json(content["case"])
+        after = tuple(Case.from_json(earlier) for earlier in content["after"])
         texts = {name: content[name] for name in ("target", "property", "world", "device", "digest", "summary")}
         made_with = content["made_with"]
     except KeyError as error:
@@ -146,7 +150,7 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
     for name, value in texts.items():
         if not isinstance(value, str):
             raise UsageError(f"case {path}: {name}={value!r}, expected text")
-    return CaseFile(case=case, made_with=str(made_with), **texts)
+    return CaseFile(case=case, after=after, made_with=str(made_with), **texts)
 
 
 def _seal(content: Mapping[str, Any]) -> str:

@@ -26,6 +26,12 @@ HUNG_DEADLINE = 2.0
 HUNG_SHRINKING = 6.0
 """Seconds for shrinking a case that hangs, where every attempt may cost the deadline."""
 
+STATE_SUSPECTS = 12
+"""How many earlier cases are tried, the latest first, as the one that left state behind."""
+
+STATE_SHRINKING = 10.0
+"""Seconds for shrinking the earlier case, where every attempt costs a fresh process."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Counterexample:
@@ -38,7 +44,8 @@ class Counterexample:
         first: the case that was found first.
         tried: cases run while shrinking.
         smallest: whether shrinking ended by itself rather than by its budget.
-        repeats: whether the case failed in the same way, bit for bit, when it was run again.
+        repeats: whether the case failed in the same way, bit for bit, when it was run again in a fresh process.
+        after: cases that have to run before it in the same process for it to fail; mostly none.
     """
 
     case: Case
@@ -48,6 +55,7 @@ class Counterexample:
     tried: int
     smallest: bool
     repeats: bool
+    after: tuple[Case, ...] = ()
 
 
 @dataclasses.dataclass
@@ -191,9 +199,17 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         best = (case, seen)
         return True
 
+    ran_before = tuple(dict.fromkeys(reversed(runner.history)))
     shrunk = shrink(first, still_fails, runner.capabilities, seconds=seconds)
     case, judgement = best
-    again = judgement if runner.hangs else _judge(property, case, runner)
+    after: tuple[Case, ...] = ()
+    repeats = True
+    if not runner.hangs:
+        again = _afresh(property, runner, [case])
+        if again.violation is None:
+            after, again = _what_it_follows(property, runner, case, ran_before)
+        repeats = again.violation is not None and again.digest == judgement.digest
+        judgement = again if again.violation is not None else judgement
     assert judgement.violation is not None
     return Counterexample(
         case=case,
@@ -202,5 +218,30 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         first=first,
         tried=shrunk.tried,
         smallest=shrunk.complete,
-        repeats=again.violation is not None and again.digest == judgement.digest,
+        repeats=repeats or bool(after),
+        after=after,
     )
+
+
+def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
+    """Judge the last of `cases` in a process in which the others have run, and nothing else."""
+    runner.world.close()
+    return [_judge(property, case, runner) for case in cases][-1]
+
+
+def _what_it_follows(
+    property: Property, runner: Runner, case: Case, before: tuple[Case, ...]
+) -> tuple[tuple[Case, ...], Judgement]:
+    """The earlier case after which `case` fails in a fresh process, though alone it does not: state is left behind."""
+    seen = Judgement(0.0, None)
+    for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
+        seen = _afresh(property, runner, [earlier, case])
+        if seen.violation is not None:
+            shrunk = shrink(
+                earlier,
+                lambda other: _afresh(property, runner, [other, case]).violation is not None,
+                runner.capabilities,
+                seconds=STATE_SHRINKING,
+            )
+            return (shrunk.case,), _afresh(property, runner, [shrunk.case, case])
+    return (), seen

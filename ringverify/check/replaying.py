@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from ringverify import targets
 from ringverify.cases.case import why_unsupported
 from ringverify.cases.running import Runner
@@ -14,7 +16,20 @@ from ringverify.check.run import find_device, open_world, told
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
 from ringverify.reports.jsonl import Event
-from ringverify.worlds.world import WorldUnavailable
+from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.world import World, WorldUnavailable
+
+
+def _world(name: str, path: Path) -> World:
+    """The recorded world. Simulated ranks are threads of this very process: what they print is seen, debuggers work."""
+    match name:
+        case "simulated":
+            torch.set_num_threads(1)  # as in the process that check runs them in, for the same bits
+            return SimulatedWorld()
+        case "gloo":
+            return open_world("gloo")
+        case other:
+            raise UsageError(f"case {path} names the unknown world {other!r}")
 
 
 def replay(
@@ -43,15 +58,12 @@ def replay(
     implementation = targets.load(name)
     if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
         raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
-    match recorded.world:
-        case "simulated" | "gloo" as world_name:
-            world = open_world(world_name)
-        case other:
-            raise UsageError(f"case {path} names the unknown world {other!r}")
+    world = _world(recorded.world, path)
     try:
-        runner = Runner(
-            implementation, world, target=None if world.name == "simulated" else name, device=recorded.device
-        )
+        sent = None if world.name == "simulated" else name
+        runner = Runner(implementation, world, target=sent, device=recorded.device)
+        for earlier in recorded.after:
+            property.judge(earlier, runner)
         judgement = property.judge(recorded.case, runner)
     except WorldUnavailable as error:
         raise Inconclusive(str(error)) from None

@@ -148,7 +148,7 @@ class _ImplementationRun:
         runner = Runner(
             self.implementation,
             self.world,
-            target=None if self.world.name == "simulated" else self.target,
+            target=self.target,
             device=self.options.device,
             deadline=DEADLINES[self.world.name] if self.options.deadline is None else self.options.deadline,
         )
@@ -242,6 +242,7 @@ class _ImplementationRun:
             "property": property.id,
             "case": shown.case.to_json(),
             **told(shown),
+            "after": [case.describe() for case in shown.after],
             "shrunk_from": shown.first.describe(),
             "tried": shown.tried,
             "smallest": shown.smallest,
@@ -290,9 +291,9 @@ def open_world(name: WorldName) -> World:
     """
     match name:
         case "simulated":
-            from ringverify.worlds.simulated import SimulatedWorld
+            from ringverify.worlds.contained import ContainedWorld
 
-            return SimulatedWorld()
+            return ContainedWorld()
         case "gloo":
             from ringverify.worlds.gloo import GlooWorld
 

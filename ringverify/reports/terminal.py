@@ -61,6 +61,8 @@ class Terminal:
             rows.append(("", worst_numbers(event)))
         if event.get("tried"):
             rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
+        for earlier in event.get("after", ()):
+            rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
         if not event.get("repeats", True):
             rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
         if "replay" in event:

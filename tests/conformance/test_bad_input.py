@@ -236,13 +236,13 @@ def test_a_message_is_told_as_it_is(ringverify):
 
 
 def test_an_implementation_that_prints_is_judged_like_any_other(ringverify):
-    """Its output comes through, the verdict and the report are not disturbed."""
+    """Its output stays with its process, the verdict and the report are not disturbed."""
     outcome = ringverify.check(
         miniature("misbehaving:prints_a_lot"), "--only", "forward,gradients", "--max-examples", 2
     )
     assert outcome.code == 0
     assert set(outcome.verdicts().values()) == {"pass"}
-    assert "says line 59" in outcome.out
+    assert "says line" not in outcome.out
 
 
 IN_PROCESSES = {

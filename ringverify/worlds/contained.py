@@ -1,0 +1,105 @@
+"""The simulated world in a process of its own, so that whatever ranks do to their process, the tool goes on.
+
+Ranks as threads share a process with one another, and with whoever started them: one that is killed takes all along,
+and module state that one case leaves behind is there in the next. Here that process is a rank-less worker of the gloo
+world's kind, warm, expendable, and fresh after `close()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.world import Failure, Run, WorldUnavailable
+
+UNWINDING = 5.0
+"""Seconds that the simulated world is given, past a run's deadline, to end the run and say so."""
+
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Simulation:
+    program: Callable[[Any], Any]
+    argument: Any
+    options: dict[str, Any]
+
+
+class ContainedWorld:
+    """A `World` of threads in another process. What `SimulatedWorld` says of a run, this one says too."""
+
+    name = "simulated"
+
+    def __init__(self) -> None:
+        self._process = GlooWorld()
+
+    def run(
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        *,
+        world_size: int,
+        seed: int,
+        deadline: float,
+        **options: Any,
+    ) -> Run:
+        """Run `program(argument)` on ranks 0 … world_size − 1 of a simulated world in the other process.
+
+        Args:
+            program: a function that is importable by name, outside `__main__`.
+            argument: anything picklable.
+            world_size: number of ranks, at least 1.
+            seed: decides the order in which ranks run.
+            deadline: seconds after which a run that has not ended is a failure of kind "deadline".
+            options: further keywords of `SimulatedWorld.run`.
+
+        Raises:
+            WorldUnavailable: the process could not be started, or its torch lacks what simulation needs.
+            TypeError: the program or its argument cannot be sent to a process.
+            ValueError: an impossible world size or deadline.
+        """
+        options.update(world_size=world_size, seed=seed, deadline=deadline)
+        simulation = _Simulation(program, argument, options)
+        try:
+            run = self._process.run(simulate, simulation, world_size=1, seed=0, deadline=deadline + UNWINDING)
+        except WorldUnavailable as error:
+            raise WorldUnavailable(str(error).replace("the gloo world", "the simulated world's process")) from error
+        if run.failure is not None:
+            return Run((None,) * world_size, _of_the_process(run.failure, deadline), run.seconds)
+        outcome = run.results[0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        simulated: Run = outcome
+        return simulated
+
+    def close(self) -> None:
+        """End the process. The next run starts a new one, which knows nothing of what ran here."""
+        self._process.close()
+
+
+def simulate(simulation: _Simulation) -> Run | BaseException:
+    """Run a simulated world in this process; what its `run` raises is returned, to be raised over there."""
+    # Imported here: the tool itself has no need of it.
+    from ringverify.worlds.simulated import SimulatedWorld
+
+    for name in _OF_A_RANK:  # this process's, of which its threads are no part
+        os.environ.pop(name, None)
+    try:
+        return SimulatedWorld().run(simulation.program, simulation.argument, **simulation.options)
+    except Exception as error:
+        return error
+
+
+def _of_the_process(failure: Failure, deadline: float) -> Failure:
+    """The failure of the one process is that of all its ranks; which of them it was, it cannot tell."""
+    match failure.kind:
+        case "died":
+            message = failure.message.replace("rank 0's process", "the process of the simulated ranks")
+        case "deadline":
+            message = f"after {deadline:g} s the simulated ranks had not returned, nor could they be interrupted"
+        case _:
+            message = failure.message.replace("rank 0", "the process of the simulated ranks", 1)
+    return Failure(failure.kind, None, message, failure.detail)
