@@ -148,24 +148,17 @@ def _refuse(gradient):
     raise RuntimeError("no way back")
 
 
-calls = 0
-
-
-@declared(name="wrong at first")
-def wrong_at_first(q, k, v, call: AttentionCall):
-    """Wrong in the first run of the process, right ever after."""
-    global calls
-    calls += 1
-    out = attention(q, k, v, call)
-    return out + 1 if calls <= call.world_size else out
+@declared(name="wrong at times")
+def wrong_at_times(q, k, v, call: AttentionCall):
+    """Wrong in about one run of two, and never by the same amount."""
+    error = int.from_bytes(os.urandom(3), "big")
+    return attention(q, k, v, call) + (error if error % 2 else 0)
 
 
 @declared(name="never the same")
 def never_the_same(q, k, v, call: AttentionCall):
     """Wrong by another amount each time."""
-    global calls
-    calls += 1
-    return attention(q, k, v, call) + calls
+    return attention(q, k, v, call) + int.from_bytes(os.urandom(3), "big")
 
 
 @declared(name="odd [bold]name[/] :ring:")
