@@ -73,3 +73,12 @@ class CommandLine:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
+
+
+def assert_one_line(err, words):
+    """One line, of ringverify's, that has all the words."""
+    assert err.startswith("ringverify: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
