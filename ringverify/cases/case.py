@@ -32,10 +32,17 @@ Cotangent = Literal["out", "lse", "both"]
 Group = Literal["world", "offset", "strided"]
 """Which ranks of the world are the ring: all of them, all but the first two, or every second one."""
 
+Transport = Literal["buffered", "rendezvous"]
+"""Whether a simulated send completes when it is posted, or only when its receive is."""
+
+Delayed = tuple[int, ...] | Literal["some"]
+"""Messages that a simulated world holds back, by number in the order of posting; or some, which the schedule picks."""
+
 VALUES: tuple[Values, ...] = get_args(Values)
 MEMORY: tuple[Memory, ...] = get_args(Memory)
 COTANGENTS: tuple[Cotangent, ...] = get_args(Cotangent)
 GROUPS: tuple[Group, ...] = get_args(Group)
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 SEEDS = 2**16
 """Seeds are drawn below this: plenty of inputs, and short enough to be read."""
 
@@ -52,6 +59,8 @@ class Case:
         memory: how the input tensors lie in memory.
         cotangent: which results have a (random) cotangent when gradients are taken.
         group: which ranks of a larger world are the ring; the others run an unrelated ring at the same time.
+        transport: whether a simulated send waits for its receive.
+        delayed: messages that a simulated world holds back.
         seed: seed of the input values.
         schedule: seed of the order in which a simulated world lets its ranks run.
     """
@@ -63,18 +72,31 @@ class Case:
     memory: Memory = "contiguous"
     cotangent: Cotangent = "out"
     group: Group = "world"
+    transport: Transport = "buffered"
+    delayed: Delayed = ()
     seed: int = 0
     schedule: int = 0
 
     def __post_init__(self) -> None:
-        named = (("values", VALUES), ("memory", MEMORY), ("cotangent", COTANGENTS), ("group", GROUPS))
-        for name, allowed in named:
+        named: dict[str, tuple[str, ...]] = {
+            "values": VALUES,
+            "memory": MEMORY,
+            "cotangent": COTANGENTS,
+            "group": GROUPS,
+            "transport": TRANSPORTS,
+        }
+        for name, allowed in named.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
         for name, minimum in (("world_size", 1), ("seed", 0), ("schedule", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise ValueError(f"{name}={value!r}: expected an integer of at least {minimum}")
+        if self.delayed != "some":
+            numbers = self.delayed
+            if not isinstance(numbers, (tuple, list)) or any(type(n) is not int or n < 0 for n in numbers):
+                raise ValueError(f'delayed={numbers!r}: expected "some", or numbers of messages from 0')
+            object.__setattr__(self, "delayed", tuple(numbers))
         if not isinstance(self.sharding, str):
             raise ValueError(f"sharding={self.sharding!r}: expected the name of a sharding")
 
@@ -90,7 +112,8 @@ class Case:
     def to_json(self) -> dict[str, Any]:
         """The case as JSON values, every field present."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "problem": self.problem.to_json()}
+        delayed = self.delayed if self.delayed == "some" else list(self.delayed)
+        return {**fields, "problem": self.problem.to_json(), "delayed": delayed}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
@@ -155,6 +178,10 @@ class Case:
             words.append(f"cotangent={self.cotangent}")
         if self.group != "world":
             words.append(f"group={self.group}{list(self.ring_ranks)}".replace(" ", ""))
+        if self.transport != "buffered":
+            words.append(self.transport)
+        if self.delayed:
+            words.append("delayed=" + ("some" if self.delayed == "some" else ",".join(map(str, self.delayed))))
         return " ".join([*words, f"seed={self.seed}", f"schedule={self.schedule}"])
 
 

@@ -19,7 +19,8 @@ from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE, lay_out, make_inputs
 from ringverify.implementation import AttentionCall, Capabilities, Implementation
 from ringverify.targets import load
-from ringverify.worlds.world import Failure, World
+from ringverify.worlds.hazards import only_group
+from ringverify.worlds.world import Conditions, Failure, Run, World
 
 Array = NDArray[np.float64]
 
@@ -65,10 +66,17 @@ class RankResult:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What was seen of one case."""
+    """What was seen of one case.
+
+    Attributes:
+        ranks: what each rank of the ring returned; empty after a failure.
+        failure: why the run ended without results, if it did.
+        watched: what a simulated world saw of a watched run: hazards, traffic, memory, messages left over.
+    """
 
     ranks: tuple[RankResult, ...]
     failure: Failure | None
+    watched: Run | None = None
 
     @property
     def digest(self) -> str:
@@ -113,8 +121,8 @@ class Runner:
         """What the implementation declares."""
         return self.implementation.capabilities
 
-    def run(self, case: Case, *, gradients: bool) -> Observation:
-        """Run one case, with or without a backward pass.
+    def run(self, case: Case, *, gradients: bool, watch: bool = False) -> Observation:
+        """Run one case, with or without a backward pass, watched (in a simulated world) or not.
 
         Raises:
             WorldUnavailable: the world could not be set up; nothing was learned.
@@ -123,14 +131,22 @@ class Runner:
         if gradients and self.target is None:
             _import_for_gradients()
         task = Task(self.implementation if self.target is None else self.target, case, gradients, self.device)
-        run = self.world.run(run_rank, task, world_size=case.ranks, seed=case.schedule, deadline=self.deadline)
+        run = self.world.run(
+            run_rank,
+            task,
+            world_size=case.ranks,
+            seed=case.schedule,
+            deadline=self.deadline,
+            conditions=Conditions(case.transport, case.delayed),
+            watch=watch,
+        )
         self.runs += 1
         self.history.append(case)
         if run.failure is not None:
-            return Observation((), _told_briefly(run.failure))
+            return Observation((), _told_briefly(run.failure), run)
         ring = tuple(run.results[rank] for rank in case.ring_ranks)
         self.seconds_inside += sum(rank.seconds for rank in ring)
-        return Observation(ring, None)
+        return Observation(ring, None, run)
 
 
 @functools.cache
@@ -244,7 +260,8 @@ def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
     )
 
     started = time.thread_time()
-    returned = implementation(q, k, v, call)
+    with only_group(group):
+        returned = implementation(q, k, v, call)
     out, lse = _unpack(returned, capabilities)
     shape = (problem.batch, len(queries), problem.heads, problem.dv)
     _check_tensor("out", out, (shape[0], shape[2], shape[1], shape[3]) if swap else shape, (dtype,), task.device)
@@ -259,7 +276,8 @@ def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
         if case.cotangent != "out" and lse is not None:
             results.append(lse)
             cotangents.append(dlse.to(lse.dtype))
-        gradients = _gradients(results, (q, k, v), cotangents)
+        with only_group(group):
+            gradients = _gradients(results, (q, k, v), cotangents)
     seconds = time.thread_time() - started
 
     changed = tuple(name for name, buffer in buffers.items() if not _same_bits(buffer, before[name]))

@@ -98,6 +98,17 @@ def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
     if case.cotangent == "both":
         yield case.replace(cotangent="out")
         yield case.replace(cotangent="lse")
+    if case.transport != "buffered":
+        yield case.replace(transport="buffered")
+    if case.delayed:
+        yield case.replace(delayed=())
+    if case.delayed != "some":
+        half = len(case.delayed) // 2
+        if half:
+            yield case.replace(delayed=case.delayed[:half])
+            yield case.replace(delayed=case.delayed[half:])
+        for drop in range(len(case.delayed)):
+            yield case.replace(delayed=case.delayed[:drop] + case.delayed[drop + 1 :])
     if case.schedule:
         yield case.replace(schedule=0)
     for seed in range(min(case.seed, 4)):

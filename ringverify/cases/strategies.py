@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ringref.problem import Dilation, DtypeName, HeadMode, Problem
-from ringverify.cases.case import SEEDS, Case, Cotangent, Group, Memory, Values, even_multiple
+from ringverify.cases.case import SEEDS, Case, Cotangent, Delayed, Group, Memory, Transport, Values, even_multiple
 from ringverify.implementation import Capabilities, sharding_name
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -44,6 +44,8 @@ class Scope:
         memory: layouts of inputs in memory.
         cotangents: which results get a cotangent.
         groups: which ranks of the world may be the ring.
+        transports: how simulated sends complete.
+        delayed: which messages a simulated world holds back.
         longest: longest sequence, a little more where the world is large.
         want_empty_rows: prefer patterns that leave queries without keys.
     """
@@ -54,6 +56,8 @@ class Scope:
     memory: tuple[Memory, ...] = ("contiguous",)
     cotangents: tuple[Cotangent, ...] = ("out",)
     groups: tuple[Group, ...] = ("world",)
+    transports: tuple[Transport, ...] = ("buffered",)
+    delayed: tuple[Delayed, ...] = ((),)
     longest: int = 24
     want_empty_rows: bool = False
 
@@ -109,6 +113,8 @@ def _case(draw: Draw, c: Capabilities, scope: Scope) -> Case:
         memory=memory,
         cotangent=cotangent,
         group=draw(st.sampled_from(scope.groups)),
+        transport=draw(st.sampled_from(scope.transports)),
+        delayed=draw(st.sampled_from(scope.delayed)),
         seed=draw(st.integers(0, SEEDS - 1)),
         schedule=draw(st.integers(0, SEEDS - 1)),
     )

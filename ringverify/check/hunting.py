@@ -200,7 +200,12 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         return True
 
     ran_before = tuple(dict.fromkeys(reversed(runner.history)))
-    shrunk = shrink(first, still_fails, runner.capabilities, seconds=seconds)
+    start = first
+    if first.delayed == "some" and judgement.delayed:
+        # The messages that were held back, by number: so it can be found out which of them it takes.
+        explicit = first.replace(delayed=judgement.delayed)
+        start = explicit if still_fails(explicit) else first
+    shrunk = shrink(start, still_fails, runner.capabilities, seconds=seconds)
     case, judgement = best
     after: tuple[Case, ...] = ()
     repeats = True

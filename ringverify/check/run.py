@@ -194,6 +194,8 @@ class _ImplementationRun:
         device = torch.device(options.device).type
         if device not in capabilities.devices:
             reason = f"device {device} is not declared"
+        if reason is None and property.simulated_only and self.world.name != "simulated":
+            reason = f"needs the simulated world: in the {self.world.name} world nothing is watched or held back"
         if reason is not None:
             self.tell({**event, "reason": reason})
             return "unsupported", 0

@@ -6,11 +6,13 @@ import difflib
 from collections.abc import Iterable
 
 from ringverify.errors import UsageError
+from ringverify.properties.adversity import DETERMINISM, HAZARDS, PROGRESS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED, STRIDED_INPUTS
 from ringverify.properties.chunk_boundaries import CHUNK_BOUNDARIES
 from ringverify.properties.extremes import DTYPES, MASKED_ROWS, OVERFLOW
 from ringverify.properties.property import Property
 from ringverify.properties.subgroups import SUBGROUPS
+from ringverify.properties.traffic import TRAFFIC
 from ringverify.properties.values import FORWARD, GRADIENTS_OF_LSE, GRADIENTS_OF_OUT, LSE
 from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
 
@@ -29,6 +31,10 @@ PROPERTIES: dict[str, Property] = {
         INPUTS_UNTOUCHED,
         STRIDED_INPUTS,
         SUBGROUPS,
+        HAZARDS,
+        PROGRESS,
+        TRAFFIC,
+        DETERMINISM,
     )
 }
 

@@ -50,12 +50,14 @@ class Judgement:
         violation: how the property is broken, or `None`.
         digest: SHA-256 of the bits that came back.
         applies: False if the case could not put the property to the test, and does not count.
+        delayed: the messages that a simulated world really held back.
     """
 
     margin: float
     violation: Violation | None
     digest: str = ""
     applies: bool = True
+    delayed: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Property:
         cases: a strategy that draws cases within declared capabilities, or a sweep that lists them.
         judge: runs a case and says whether the property holds on it.
         unsupported: why it does not apply to an implementation, or `None` if it does.
+        simulated_only: whether it needs the simulated world, where ranks are watched and messages held back.
     """
 
     id: str
@@ -77,6 +80,7 @@ class Property:
     cases: Callable[[Capabilities], SearchStrategy[Case] | list[Case]]
     judge: Callable[[Case, Runner], Judgement]
     unsupported: Callable[[Capabilities], str | None]
+    simulated_only: bool = False
 
     def examples_in(self, suite: Suite) -> int:
         """How many cases a suite tries: `full` ten times, `nightly` a hundred times those of `quick`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringverify.worlds.gloo import GlooWorld
-from ringverify.worlds.world import Failure, Run, WorldUnavailable
+from ringverify.worlds.world import Conditions, Failure, Run, WorldUnavailable
 
 UNWINDING = 5.0
 """Seconds that the simulated world is given, past a run's deadline, to end the run and say so."""
@@ -44,7 +44,8 @@ class ContainedWorld:
         world_size: int,
         seed: int,
         deadline: float,
-        **options: Any,
+        conditions: Conditions | None = None,
+        watch: bool = False,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1 of a simulated world in the other process.
 
@@ -54,15 +55,16 @@ class ContainedWorld:
             world_size: number of ranks, at least 1.
             seed: decides the order in which ranks run.
             deadline: seconds after which a run that has not ended is a failure of kind "deadline".
-            options: further keywords of `SimulatedWorld.run`.
+            conditions: how unfriendly the world is.
+            watch: report hazards, traffic and memory.
 
         Raises:
             WorldUnavailable: the process could not be started, or its torch lacks what simulation needs.
             TypeError: the program or its argument cannot be sent to a process.
             ValueError: an impossible world size or deadline.
         """
-        options.update(world_size=world_size, seed=seed, deadline=deadline)
-        simulation = _Simulation(program, argument, options)
+        options = {"world_size": world_size, "seed": seed, "deadline": deadline}
+        simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch})
         try:
             run = self._process.run(simulate, simulation, world_size=1, seed=0, deadline=deadline + UNWINDING)
         except WorldUnavailable as error:
@@ -94,12 +96,16 @@ def simulate(simulation: _Simulation) -> Run | BaseException:
 
 
 def _of_the_process(failure: Failure, deadline: float) -> Failure:
-    """The failure of the one process is that of all its ranks; which of them it was, it cannot tell."""
+    """The failure of the one process is that of all its ranks; which of them it was, it cannot tell.
+
+    Raises:
+        WorldUnavailable: it is the simulation that failed, not what it ran.
+    """
     match failure.kind:
         case "died":
             message = failure.message.replace("rank 0's process", "the process of the simulated ranks")
         case "deadline":
             message = f"after {deadline:g} s the simulated ranks had not returned, nor could they be interrupted"
         case _:
-            message = failure.message.replace("rank 0", "the process of the simulated ranks", 1)
+            raise WorldUnavailable(failure.message.replace("rank 0", "the simulated world's process", 1))
     return Failure(failure.kind, None, message, failure.detail)

@@ -1,0 +1,151 @@
+"""`hazards`, `progress`, `determinism`: what a transport that does no favours brings out.
+
+A simulated world may hold messages back, deliver them out of order across peers and tags, and let a send wait for its
+receive, as real transports do when messages are large. Right code gives the same answer; code that only works by luck
+reads a buffer too early, overwrites one in flight, or waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ringverify.cases.case import TRANSPORTS, Case, Delayed, Group
+from ringverify.cases.comparing import worst
+from ringverify.cases.running import Observation, Runner
+from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.implementation import Capabilities
+from ringverify.properties.property import (
+    Judgement,
+    Property,
+    Violation,
+    all_tensors,
+    always,
+    violation_of,
+    where,
+)
+from ringverify.worlds.hazards import Hazard
+
+WORLD_SIZES = (1, 2, 3, 4, 5)
+DELAYED: tuple[Delayed, ...] = ("some", ())
+SCHEDULES = 3
+"""Further schedules that a deterministic implementation is run on."""
+
+
+def _scope(c: Capabilities, *, longest: int = 16) -> Scope:
+    groups: tuple[Group, ...] = ("world", "offset", "strided") if c.subgroups else ("world",)
+    return Scope(
+        dtypes=widest(c),
+        world_sizes=WORLD_SIZES,
+        groups=groups,
+        transports=TRANSPORTS,
+        delayed=DELAYED,
+        longest=longest,
+    )
+
+
+def _judge_hazards(case: Case, runner: Runner) -> Judgement:
+    """No hazard is reported, and the values are right whatever the transport does."""
+    c = runner.capabilities
+    observation = runner.run(case, gradients=c.gradients, watch=True)
+    delayed = _delayed(observation)
+    hazards = () if observation.watched is None else observation.watched.hazards
+    if hazards:
+        return Judgement(0.0, _hazard(hazards, case), observation.digest, delayed=delayed)
+    if observation.failure is not None:
+        return Judgement(0.0, violation_of(observation), observation.digest, delayed=delayed)
+    margin, finding = worst(case, c, observation, all_tensors(c))
+    violation = None
+    if finding is not None:
+        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding)
+    return Judgement(margin, violation, observation.digest, delayed=delayed)
+
+
+def _hazard(hazards: Sequence[Hazard], case: Case) -> Violation:
+    first = hazards[0]
+    rank = case.ring_ranks.index(first.rank) if first.rank in case.ring_ranks else None
+    others = [hazard.message for hazard in hazards[1:]]
+    also = tuple({("hazard", hazard.kind) for hazard in hazards})
+    return Violation(("hazard", first.kind), rank, first.message, "\n".join(others), also=also)
+
+
+def _judge_progress(case: Case, runner: Runner) -> Judgement:
+    """The run ends by itself, and leaves no message behind."""
+    observation = runner.run(case, gradients=runner.capabilities.gradients)
+    delayed = _delayed(observation)
+    if observation.failure is not None:
+        return Judgement(0.0, violation_of(observation), observation.digest, delayed=delayed)
+    left = () if observation.watched is None else observation.watched.unreceived
+    violation = None
+    if left:
+        rest = "\n".join(one.describe() for one in left[1:])
+        violation = Violation(("orphan", left[0].kind), None, left[0].describe(), rest)
+    return Judgement(0.0, violation, observation.digest, delayed=delayed)
+
+
+def _judge_determinism(case: Case, runner: Runner) -> Judgement:
+    """The same case on other schedules and transports comes back with the same bits on every rank."""
+    gradients = runner.capabilities.gradients
+    first = runner.run(case, gradients=gradients)
+    for turn in range(1, SCHEDULES + 1):
+        other = case
+        if runner.world.name == "simulated":
+            other = case.replace(
+                schedule=case.schedule + turn, delayed="some" if turn % 2 else (), transport=TRANSPORTS[turn // 2]
+            )
+        again = runner.run(other, gradients=gradients)
+        for seen in (first, again):
+            if seen.failure is not None:
+                return Judgement(0.0, violation_of(seen), seen.digest)
+        if again.digest != first.digest:
+            rank, tensor = _first_difference(first, again)
+            summary = f"{tensor} on rank {rank} has other bits when the same case is run again" + (
+                "" if other == case else f" on schedule {other.schedule} ({other.transport})"
+            )
+            return Judgement(0.0, Violation(("other_bits", tensor), rank, summary), first.digest)
+    return Judgement(0.0, None, first.digest)
+
+
+def _first_difference(one: Observation, other: Observation) -> tuple[int, str]:
+    for rank, (a, b) in enumerate(zip(one.ranks, other.ranks, strict=True)):
+        for name in ("out", "lse", "dq", "dk", "dv"):
+            if not np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True):
+                return rank, name
+    return 0, "a zero or a NaN"
+
+
+def _delayed(observation: Observation) -> tuple[int, ...]:
+    return () if observation.watched is None else observation.watched.delayed
+
+
+def _not_claimed(c: Capabilities) -> str | None:
+    return None if c.deterministic else "deterministic=True is not declared"
+
+
+HAZARDS = Property(
+    id="hazards",
+    meaning="no buffer in flight is touched, every handle is waited for, only the ring's group is used",
+    examples=150,
+    cases=lambda c: cases(c, _scope(c)),
+    judge=_judge_hazards,
+    unsupported=always,
+    simulated_only=True,
+)
+PROGRESS = Property(
+    id="progress",
+    meaning="no deadlock, also where a send waits for its receive; no message is left over",
+    examples=150,
+    cases=lambda c: cases(c, _scope(c)),
+    judge=_judge_progress,
+    unsupported=always,
+    simulated_only=True,
+)
+DETERMINISM = Property(
+    id="determinism",
+    meaning="the same case has the same bits again, on any schedule",
+    examples=40,
+    cases=lambda c: cases(c, Scope(dtypes=c.dtypes)),
+    judge=_judge_determinism,
+    unsupported=_not_claimed,
+)

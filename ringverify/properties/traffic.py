@@ -1,0 +1,79 @@
+"""`traffic`: who exchanges with whom, and how much, where an implementation claims that only neighbours do."""
+
+from __future__ import annotations
+
+from ringverify.cases.case import Case
+from ringverify.cases.inputs import DTYPE
+from ringverify.cases.running import Runner, shards
+from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.implementation import Capabilities
+from ringverify.properties.property import Judgement, Property, Violation, violation_of
+from ringverify.worlds.traffic import Traffic
+
+WIDEST_SUM = 8
+"""Bytes of the widest dtype in which gradients or partial results may travel: float64."""
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    observation = runner.run(case, gradients=runner.capabilities.gradients, watch=True)
+    if observation.failure is not None:
+        return Judgement(0.0, violation_of(observation), observation.digest)
+    traffic = None if observation.watched is None else observation.watched.traffic
+    if traffic is None:
+        return Judgement(0.0, None, observation.digest, applies=False)
+    violation = _strangers(case, traffic) or _too_much(case, runner.capabilities, traffic)
+    return Judgement(0.0, violation, observation.digest)
+
+
+def _strangers(case: Case, traffic: Traffic) -> Violation | None:
+    """A rank that exchanges with another than its neighbours, or takes part in a collective."""
+    ring = case.ring_ranks
+    if traffic.neighbours_only(ring):
+        return None
+    for place, rank in enumerate(ring):
+        beside = {ring[place - 1], ring[(place + 1) % len(ring)]}
+        if found := traffic.collectives(rank) - {"barrier"}:
+            return Violation(("collective",), place, f"rank {place} takes part in {', '.join(sorted(found))}")
+        if others := traffic.peers(rank) - beside:
+            names = ", ".join(str(ring.index(other)) if other in ring else "one outside" for other in sorted(others))
+            return Violation(("stranger",), place, f"rank {place} exchanges with rank {names}, no neighbour of it")
+    return None
+
+
+def _too_much(case: Case, c: Capabilities, traffic: Traffic) -> Violation | None:
+    """A rank that sends more than once round the ring forward and once round, with gradients, backward.
+
+    Under `replicated_query` partial results travel instead of keys and values, and all of the queries' gradients.
+    """
+    p, size = case.problem, case.world_size
+    width = DTYPE[p.dtype].itemsize
+    queries, keys = shards(case, c)
+    largest = max(len(rows) for rows in keys)
+    block = p.batch * largest * p.hk * (p.head_dim + p.dv)
+    allowed = size * block * width
+    if c.gradients:
+        allowed += size * block * (width + WIDEST_SUM)
+    if case.sharding == "replicated_query":
+        rows = p.batch * max(len(rows) for rows in queries) * p.heads
+        allowed = 2 * rows * (p.dv + 2) * WIDEST_SUM * 2 + 2 * rows * p.head_dim * WIDEST_SUM * 2
+    for place, rank in enumerate(case.ring_ranks):
+        if (sent := traffic.sent(rank)) > allowed:
+            return Violation(
+                ("bytes",), place, f"rank {place} sends {sent} bytes where {allowed} take all blocks round the ring"
+            )
+    return None
+
+
+def _not_claimed(c: Capabilities) -> str | None:
+    return None if c.traffic == "neighbours" else 'traffic="neighbours" is not declared'
+
+
+TRAFFIC = Property(
+    id="traffic",
+    meaning="only ring neighbours exchange, and no rank sends more than its hops need",
+    examples=60,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c), world_sizes=(2, 3, 4, 5))),
+    judge=_judge,
+    unsupported=_not_claimed,
+    simulated_only=True,
+)
