@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -70,16 +71,14 @@ class Here:
         """Whether every rank holds all queries."""
         return self.call.sharding == "replicated_query"
 
-    def keys_of(self, rank: int) -> torch.Tensor:
-        """Global positions of a rank's keys, int64 `(T,)`."""
-        positions = key_positions(self.call.sharding, self.problem.nk, self.size)[rank]
-        return torch.as_tensor(positions, device=self.call.positions.device)
-
-    def count(self, rank: int) -> int:
-        """How many keys a rank holds."""
-        return len(key_positions(self.call.sharding, self.problem.nk, self.size)[rank])
+    @functools.cached_property
+    def shards(self) -> list[torch.Tensor]:
+        """Global positions of every rank's keys, int64 `(T,)` each."""
+        device = self.call.positions.device
+        shards = key_positions(self.call.sharding, self.problem.nk, self.size)
+        return [torch.as_tensor(shard, device=device) for shard in shards]
 
     def block_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of a rank's keys and values."""
-        p, count = self.problem, self.count(rank)
+        p, count = self.problem, len(self.shards[rank])
         return (p.batch, count, p.hk, p.head_dim), (p.batch, count, p.hk, p.dv)

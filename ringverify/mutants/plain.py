@@ -184,7 +184,7 @@ class Steps:
 
     # who attends whom
     queries: Callable[[Here], Tensor] = lambda here: here.call.positions
-    keys: Callable[[Here, int, int], Tensor] = lambda here, hop, owner: here.keys_of(owner)
+    keys: Callable[[Here, int, int], Tensor] = lambda here, hop, owner: here.shards[owner]
     causal: Positional = pattern.causal
     window: Positional = pattern.window
     documents: Positional = pattern.documents

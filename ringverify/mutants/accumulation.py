@@ -1,0 +1,268 @@
+"""A: how partial results are accumulated and merged."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from ringverify.mutants import arithmetic
+from ringverify.mutants.arithmetic import weight
+from ringverify.mutants.mutant import Shelf
+from ringverify.mutants.place import Block, Here, Partial
+from ringverify.mutants.plain import STEPS, Steps, attend
+
+SHELF = Shelf()
+
+
+def _log1p(first: Partial, second: Partial) -> Partial:
+    """Empty parts are guarded, so that only the overflow is left."""
+    lse = first.lse + torch.log1p(torch.exp(second.lse - first.lse))
+    lse = torch.where(first.lse == -math.inf, second.lse, lse)
+    shift = torch.where(lse == -math.inf, 0.0, lse)
+    return Partial(weight(first.lse, shift) * first.out + weight(second.lse, shift) * second.out, lse)
+
+
+A1 = SHELF.put(
+    "A1",
+    "log1p overflows in the merge",
+    story="l' = l + log(1 + exp(bl − l)) is inf where bl − l > 88; both weights become 0 and the row is 0, not NaN. "
+    "Needs a block that dominates by 88 and is visited later than another.",
+    source="zhuzilin/ring-flash-attention 9b84a6a; jzhang38/EasyContext#14",
+    ring=replace(STEPS, merge=_log1p),
+)
+
+
+def _unshifted(first: Partial, second: Partial) -> Partial:
+    lse = torch.log(torch.exp(first.lse) + torch.exp(second.lse))
+    shift = torch.where(lse == -math.inf, 0.0, lse)
+    return Partial(weight(first.lse, shift) * first.out + weight(second.lse, shift) * second.out, lse)
+
+
+A2a = SHELF.put(
+    "A2a",
+    "log-sum-exps merged without a shift",
+    story="log(exp(l) + exp(bl)) overflows past 88 and is −inf below −104. Needs large scores of one sign.",
+    source="TransformerEngine#716; SHI-Labs/NATTEN#202",
+    ring=replace(STEPS, merge=_unshifted),
+)
+
+
+def _plain_weights(first: Partial, second: Partial) -> Partial:
+    a, b = torch.exp(first.lse)[..., None], torch.exp(second.lse)[..., None]
+    total = a + b
+    out = (a * first.out + b * second.out) / torch.where(total == 0, 1.0, total)
+    return Partial(out, torch.logaddexp(first.lse, second.lse))
+
+
+A2b = SHELF.put(
+    "A2b",
+    "outputs weighted by exp(lse) without a shift",
+    story="exp(l) · o over the sum of exp(l): inf / inf past 88, and 0 below −104, though lse is right.",
+    source="TransformerEngine#716; SHI-Labs/NATTEN#202",
+    ring=replace(STEPS, merge=_plain_weights),
+)
+
+
+def _unguarded(first: Partial, second: Partial) -> Partial:
+    top = torch.maximum(first.lse, second.lse)
+    a, b = torch.exp(first.lse - top), torch.exp(second.lse - top)
+    return Partial((a / (a + b))[..., None] * first.out + (b / (a + b))[..., None] * second.out, top + torch.log(a + b))
+
+
+A3 = SHELF.put(
+    "A3",
+    "two empty partials merge to NaN",
+    story="−inf − (−inf) is NaN: a row that is masked in the first two visited blocks, or in all, is NaN.",
+    source="flashinfer#4051; vllm#39148, #28181",
+    ring=replace(STEPS, merge=_unguarded),
+)
+
+
+def _empty_lse(value: float) -> Steps:
+    """The log-sum-exp of a part without keys is `value`."""
+
+    def spoilt(found: Partial) -> Partial:
+        return found._replace(lse=torch.where(found.lse == -math.inf, value, found.lse))
+
+    return replace(
+        STEPS,
+        partial=lambda s, m, v: spoilt(arithmetic.partial(s, m, v)),
+        nothing=lambda here, q, dim: spoilt(STEPS.nothing(here, q, dim)),
+    )
+
+
+A4a = SHELF.put(
+    "A4a",
+    "an empty block reports lse +inf",
+    story="It takes all the weight, or makes NaN of it. Needs a row that attends nothing in some block.",
+    source="flash-attention#978; deepseek-ai/FlashMLA#77",
+    ring=_empty_lse(math.inf),
+)
+A4b = SHELF.put(
+    "A4b",
+    "an empty block reports lse 0",
+    story="As the CPU kernel of torch does: a part without keys weighs as much as a key of score 0.",
+    source="aten::_scaled_dot_product_flash_attention_for_cpu (s)",
+    ring=_empty_lse(0.0),
+)
+A4c = SHELF.put(
+    "A4c",
+    "a finite sentinel stands for −inf",
+    story="lse of an empty row comes back as −1e8; merging hides it, the returned lse does not.",
+    source="microsoft/torchscale dilated_attention.py (s)",
+    ring=_empty_lse(-1e8),
+)
+
+
+def _zero_is_unset(found: Partial) -> Partial:
+    return found._replace(lse=found.lse.masked_fill(found.lse == 0, -1e8))
+
+
+A6 = SHELF.put(
+    "A6",
+    "lse 0 taken as not computed",
+    story="Zero-initialised lse is replaced by −1e8 wherever it is 0. With q = 0 and one visible key it is exactly 0.",
+    source="microsoft/torchscale dilated_attention.py (s)",
+    ring=replace(STEPS, partial=lambda s, m, v: _zero_is_unset(arithmetic.partial(s, m, v))),
+)
+
+
+def _base2_partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
+    found = arithmetic.partial(s, m, v)
+    return found._replace(lse=found.lse / math.log(2))
+
+
+A8a = SHELF.put(
+    "A8a",
+    "base-2 log-sum-exps merged as natural ones",
+    story="The kernel's lse is in base 2, the merge takes it for natural, the end converts it. Right for one block and "
+    "wherever the parts have equal mass.",
+    source="vllm#28840, #47079; sglang#33064",
+    ring=replace(STEPS, partial=_base2_partial, normalise=lambda whole: Partial(whole.out, whole.lse * math.log(2))),
+)
+A8b = SHELF.put(
+    "A8b",
+    "lse returned in base 2",
+    story="Merge and backward are right; only a look at the returned lse shows it.",
+    source="attention-gym#200 (r)",
+    ring=replace(STEPS, returned=lambda here, whole: STEPS.returned(here, whole._replace(lse=whole.lse / math.log(2)))),
+)
+A8c = SHELF.put(
+    "A8c",
+    "backward takes a natural lse for base 2",
+    story="P is recomputed with an lse off by the factor log 2; the forward is right.",
+    source="pytorch#181645",
+    ring=replace(STEPS, probabilities=lambda s, m, lse: arithmetic.probabilities(s, m, lse * math.log(2))),
+)
+A9 = SHELF.put(
+    "A9",
+    "softmax of each block, outputs added",
+    story="No log-sum-exp weights: about as many times too large as there are blocks. Any world of two.",
+    source="DarcStar-Solutions-Tech/dilated-attention-pytorch 56bfe37",
+    ring=replace(
+        STEPS, merge=lambda first, second: Partial(first.out + second.out, torch.logaddexp(first.lse, second.lse))
+    ),
+)
+
+TILE = 2
+
+
+def _tiles(
+    steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block, *, tile: int
+) -> list[Partial]:
+    """The partial over each run of `tile` keys of a block, and a note of which runs are masked in part."""
+    k, v = (steps.per_query_head(here, steps.widen(here, x)) for x in block)
+    m = steps.pattern(steps, here, hop, owner)
+    s = steps.capped(steps, here, q, k)
+    starts = range(0, m.size(-1), tile)
+    here.notes["masked"] = [bool((m[..., a : a + tile] == 0).any()) for a in starts]
+    return [steps.partial(s[..., a : a + tile], m[..., a : a + tile], v[:, :, a : a + tile]) for a in starts]
+
+
+def _reset(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
+    if not block.k.size(1) or not q.numel():
+        return Partial(*attend(steps, here, hop, owner, q, block))
+    tiles = _tiles(steps, here, hop, owner, q, block, tile=TILE)
+    running = tiles[0]
+    for found, masked in zip(tiles[1:], here.notes["masked"][1:], strict=True):
+        running = found if masked and hop == 0 else steps.merge(running, found)
+    return running
+
+
+A10 = SHELF.put(
+    "A10",
+    "running sums reset on every masked tile",
+    story="They should be on the first only: each masked tile of the diagonal block forgets the tiles before it. Needs "
+    "two such tiles, so a shard longer than a tile.",
+    source="flash-attention c85cb224",
+    ring=replace(STEPS, attend=_reset),
+)
+
+
+def _stale(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+    if bool((new.lse == -math.inf).all()) and "last" in here.notes:
+        new = here.notes["last"]
+    here.notes["last"] = new
+    return new if running is None else Partial(*steps.merge(running, new))
+
+
+A11 = SHELF.put(
+    "A11",
+    "an empty split leaves the last one's result",
+    story="A block in which nothing is visible does not write its accumulator; what the block before left there is "
+    "merged again. Needs an empty block after one that is not.",
+    source="flash-attention c701feef",
+    ring=replace(STEPS, accumulate=_stale),
+)
+
+
+def _through(here: Here, x: torch.Tensor) -> torch.Tensor:
+    """Rounded to the dtype of the inputs, and back."""
+    return x.to(here.dtype).to(here.wide)
+
+
+A12a = SHELF.put(
+    "A12a",
+    "out kept in the input dtype between hops",
+    story="Rounded once a hop: the error grows with the world. Needs half precision and peaked attention; a flat "
+    "tolerance never sees it.",
+    source="zhuzilin/ring-flash-attention#42, 756f085",
+    kind="precision",
+    ring=replace(STEPS, between=lambda here, whole: whole._replace(out=_through(here, whole.out))),
+)
+A12b = SHELF.put(
+    "A12b",
+    "dq kept in the input dtype between hops",
+    story="As A12a, in backward.",
+    source="flash-attention#2723; TransformerEngine 24c626dcf",
+    kind="precision",
+    ring=replace(STEPS, add_dq=lambda here, hop, total, part: _through(here, total + part)),
+)
+
+
+def _narrow_travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    return STEPS.travel(steps, here, hop, owner, carried, Block(*(_through(here, x) for x in _sum(carried, part))))
+
+
+def _sum(carried: Block | None, part: Block) -> Block:
+    return part if carried is None else Block(carried.k + part.k, carried.v + part.v)
+
+
+A12c = SHELF.put(
+    "A12c",
+    "dk and dv travel in the input dtype",
+    story="Rounded at every hop on their way home.",
+    source="zhuzilin/ring-flash-attention#42; TransformerEngine 24c626dcf",
+    kind="precision",
+    ring=replace(STEPS, travel=_narrow_travel, add_part=lambda hop, carried, part: part),
+)
+A12d = SHELF.put(
+    "A12d",
+    "lse kept in the input dtype between hops",
+    story="Weights of the merge come from a log-sum-exp of 8 or 11 bits.",
+    source="zhuzilin/ring-flash-attention#42",
+    kind="precision",
+    ring=replace(STEPS, between=lambda here, whole: whole._replace(lse=_through(here, whole.lse))),
+)

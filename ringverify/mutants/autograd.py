@@ -1,0 +1,270 @@
+"""F: the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ringverify.mutants import arithmetic
+from ringverify.mutants.mutant import Shelf
+from ringverify.mutants.place import Block, Here, Partial
+from ringverify.mutants.plain import STEPS, Steps, gradients, multiplicity, travel
+
+SHELF = Shelf()
+
+F1a = SHELF.put(
+    "F1a",
+    "dq from the first block only",
+    story="An iterator made outside the loop over blocks is exhausted after the first. Needs two blocks.",
+    source="lucidrains/ring-attention-pytorch a7dd365",
+    ring=replace(STEPS, add_dq=lambda here, hop, total, part: total if hop else total + part),
+)
+F1b = SHELF.put(
+    "F1b",
+    "dk and dv from the own queries only",
+    story="As F1a, for keys and values: later hops add nothing.",
+    source="lucidrains/ring-attention-pytorch a7dd365",
+    ring=replace(STEPS, add_part=lambda hop, carried, part: carried),
+)
+
+
+def _like(block: Block, here: Here, owner: int) -> Block:
+    """A block cut, or continued with zeros, to the length of another rank's."""
+    room = Block(*(x.new_zeros(shape) for x, shape in zip(block, here.block_shapes(owner), strict=True)))
+    for into, x in zip(room, block, strict=True):
+        count = min(into.size(1), x.size(1))
+        into[:, :count] = x[:, :count]
+    return room
+
+
+def _first_block(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
+) -> tuple[torch.Tensor, Block]:
+    if hop == 0:
+        here.notes["first"] = block
+    return gradients(steps, here, hop, owner, rows, _like(here.notes["first"], here, owner))
+
+
+F2 = SHELF.put(
+    "F2",
+    "backward uses the first hop's keys and values",
+    story="Saved once; those that came round never reach the backward. Needs two ranks.",
+    source="huggingface/diffusers#14265",
+    ring=replace(STEPS, gradients=_first_block),
+)
+
+
+def _transposed(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
+) -> tuple[torch.Tensor, Block]:
+    square = block.k.size(1) == block.k.size(2)
+    twice = Block(*(x.transpose(1, 2).contiguous() for x in block)) if square else block
+    return gradients(steps, here, hop, owner, rows, twice)
+
+
+F3 = SHELF.put(
+    "F3",
+    "keys and values transposed twice in backward",
+    story="Sequence and heads change places; an error unless they are equal, and silent then.",
+    source="huggingface/diffusers f5e56e6720 (#14338)",
+    ring=replace(STEPS, gradients=_transposed),
+)
+
+
+def _own_lse(s: torch.Tensor, m: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    own = arithmetic.partial(s, m, s.new_zeros((*s.shape[:2], s.size(3), 1))).lse
+    return arithmetic.probabilities(s, m, own)
+
+
+F4a = SHELF.put(
+    "F4a",
+    "a block's own lse in its backward",
+    story="P is normalised within the block instead of over all. Needs two blocks.",
+    source="NATTEN#274, #299",
+    ring=replace(STEPS, probabilities=_own_lse),
+)
+
+
+def _own_everything(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
+) -> tuple[torch.Tensor, Block]:
+    q, dout, _, _ = rows
+    own = Partial(*steps.attend(steps, here, hop, owner, q, block))
+    delta = steps.delta(dout, own.out, torch.zeros_like(own.lse))
+    return gradients(steps, here, hop, owner, (q, dout, delta, own.lse), block)
+
+
+F4b = SHELF.put(
+    "F4b",
+    "a block's own out and lse in its backward",
+    story="Every block is differentiated as if it were alone; merge weights are constants. Needs two blocks.",
+    source="NATTEN#274, #299",
+    ring=replace(STEPS, gradients=_own_everything),
+)
+
+
+def _full_lse_for_half(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
+) -> tuple[torch.Tensor, Block]:
+    q, dout, delta, lse = rows
+    if here.call.sharding == "zigzag" and here.problem.causal and owner > here.rank and q.size(2) > 1:
+        half = (q.size(2) + 1) // 2
+        # The block is attended by the second half of the queries; they get the log-sum-exps of the first.
+        lse = torch.cat([lse[:, :, :half], lse[:, :, : q.size(2) - half]], dim=2)
+    return gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
+
+
+F6 = SHELF.put(
+    "F6",
+    "zigzag's half block gets the full lse",
+    story="Rows of the second half are paired with log-sum-exps of the first. Needs zigzag, causality and a backward.",
+    source="TransformerEngine 17ee10980, 74eb7c33c",
+    ring=replace(STEPS, gradients=_full_lse_for_half),
+)
+F7a = SHELF.put(
+    "F7a",
+    "replicated queries: dq not summed over ranks",
+    story="The adjoint of a replicated input is a sum; every rank returns its own block's part.",
+    source="lucidrains/ring-attention-pytorch 4fc040e; VeOmni#681",
+    ring=replace(STEPS, sum_queries=lambda steps, here, dq: dq),
+)
+F7b = SHELF.put(
+    "F7b",
+    "replicated queries: dq averaged over ranks",
+    story="A factor of the world's size: mean where the sum belongs.",
+    source="Megatron-LM#1635 (r); VeOmni#1120 (r)",
+    ring=replace(STEPS, add_up=lambda here, rows: STEPS.add_up(here, rows) / here.size),
+)
+F7c = SHELF.put(
+    "F7c",
+    "replicated queries: the loss counts once a rank",
+    story="dk and dv are summed over ranks' equal cotangents: the world's size times too large.",
+    source="lucidrains/ring-attention-pytorch 4fc040e; VeOmni#681",
+    ring=replace(
+        STEPS,
+        home=lambda here, block: Block(block.k * here.size, block.v * here.size) if here.replicated else block,
+    ),
+)
+
+
+def _uninitialised(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
+) -> tuple[torch.Tensor, Block]:
+    dq, part = gradients(steps, here, hop, owner, rows, block)
+    if not bool(multiplicity(steps, here, hop, owner).any()):
+        part = Block(*(torch.empty_like(x) for x in part))
+    return dq, part
+
+
+F9a = SHELF.put(
+    "F9a",
+    "gradient buffer not zeroed",
+    story="The part of a block that nobody attends is whatever was in memory. Often zero, until it is not.",
+    source="zhuzilin/ring-flash-attention 22f0e1d",
+    kind="state",
+    ring=replace(STEPS, gradients=_uninitialised),
+)
+
+
+def _between_groups(here: Here, x: torch.Tensor) -> torch.Tensor:
+    """Summed over the query heads of a key head, into a buffer that still holds the key head before."""
+    summed = arithmetic.per_key_head(here, x)
+    return summed.cumsum(dim=1) if here.problem.group_size > 1 else summed
+
+
+F9b = SHELF.put(
+    "F9b",
+    "gradient buffer kept from one head group to the next",
+    story="The buffer of dk and dv is not cleared between key heads. Needs grouped queries and two key heads.",
+    source="zhuzilin/ring-flash-attention 22f0e1d",
+    ring=replace(STEPS, per_key_head=_between_groups),
+)
+
+
+def _into_the_inputs(k: torch.Tensor, v: torch.Tensor) -> Block:
+    """The inputs themselves, where they lie densely: no copy."""
+    return Block(*(x.detach().contiguous() for x in (k, v)))
+
+
+def _swapping(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+    """Two buffers, of which the first is the inputs': what arrives in the second hop arrives there."""
+    spare: Block | None = None
+    hops = 1 if here.replicated else here.size
+    for hop in range(hops):
+        posted = None
+        if hop + 1 < hops:
+            to, source = (steps.peer(here, rank) for rank in (steps.right(here), steps.left(here)))
+            shapes = here.block_shapes(steps.owner(here, hop + 1))
+            fits = spare is not None and all(x.shape == torch.Size(s) for x, s in zip(spare, shapes, strict=True))
+            arriving = spare if fits and spare is not None else steps.buffers(here, block, steps.owner(here, hop + 1))
+            posted = steps.post(here, to, source, steps.group(here), block, arriving)
+        yield hop, steps.owner(here, hop), block
+        if posted is not None:
+            spare, block = block, steps.arrive(posted)
+
+
+F12a = SHELF.put(
+    "F12a",
+    "keys and values are the ring's buffers",
+    story="What comes round is received into the caller's own tensors, and backward starts from strangers' keys. Needs "
+    "three ranks, dense inputs, and a look at them afterwards.",
+    source="Burst-Attention cf429a6, 7d81ca9",
+    kind="state",
+    ring=replace(STEPS, outgoing=_into_the_inputs, visit=_swapping),
+)
+
+
+def _remembering(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> object:
+    here.notes["last"] = block
+    return STEPS.attend(steps, here, hop, owner, q, block)
+
+
+def _from_the_last(
+    steps: Steps, here: Here, saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    q, _, _, out, lse = saved
+    k, v = _like(here.notes["last"], here, here.rank)
+    return STEPS.backward(steps, here, (q, k, v, out, lse), dout, dlse)
+
+
+F12b = SHELF.put(
+    "F12b",
+    "backward starts from the last block received",
+    story="The saved tensors are the ring's buffers, which the forward went on to overwrite. Needs two ranks.",
+    source="Burst-Attention cf429a6",
+    ring=replace(STEPS, attend=_remembering, backward=_from_the_last),
+)
+
+
+def _detached_weights(dout: torch.Tensor, out: torch.Tensor, dlse: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(dlse)
+
+
+R9 = SHELF.put(
+    "R9",
+    "softmax treated as constant in backward",
+    story="In-place updates of the online softmax break the graph; its statistics are detached to silence the error, "
+    "and dq and dk lose their correction term. dv is right.",
+    source="report R9",
+    ring=replace(STEPS, delta=_detached_weights),
+)
+
+
+def _own_block_only(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    travel(steps, here, hop, owner, carried, part)
+    return part if carried is None else carried
+
+
+def _kept_home(hop: int, carried: Block, part: Block) -> Block:
+    return part
+
+
+R10 = SHELF.put(
+    "R10",
+    "autograd does not follow the ring",
+    story="Received keys are new tensors without history: dk and dv are those of the own queries, dq is right.",
+    source="report R10",
+    ring=replace(STEPS, travel=_own_block_only, add_part=_kept_home),
+)

@@ -1,0 +1,55 @@
+"""Every mutant by id, and what of the field's reports no mutant can be made of.
+
+`ringverify.mutants.catalogue.MUTANTS["A1"].implementation` is also `ringverify.mutants.accumulation:A1`.
+"""
+
+from __future__ import annotations
+
+from ringverify.mutants import (
+    accumulation,
+    autograd,
+    communication,
+    dilation,
+    layout,
+    masking,
+    operators,
+    operators_of_dtype,
+    operators_of_index,
+    precision,
+    reports,
+    shapes,
+    state,
+    strides,
+    varlen,
+)
+from ringverify.mutants.mutant import Mutant
+
+_SHELVES = (
+    accumulation, masking, layout, communication, precision, autograd, shapes, dilation, strides, state, varlen,
+    reports, operators, operators_of_index, operators_of_dtype,
+)  # fmt: skip
+
+
+def _all() -> dict[str, Mutant]:
+    found: dict[str, Mutant] = {}
+    for module in _SHELVES:
+        for name, mutant in module.SHELF.mutants.items():
+            if name in found:
+                raise ValueError(f"two mutants are called {name!r}")
+            found[name] = mutant
+    return found
+
+
+MUTANTS: dict[str, Mutant] = _all()
+"""By id, in the order of the reports, operators last."""
+
+OUT_OF_SCOPE: dict[str, str] = {
+    "B6": "rotary embedding: q and k come already rotated, the semantics have no positions of their own",
+    "B7": "rotary embedding of packed sequences: as B6",
+    "B11": "attention sinks: the semantics have no extra column",
+    "E2": "overflow of int32 offsets: needs 2^31 elements, out of reach of a suite of small cases",
+    "F11": "dropout: the semantics have no randomness",
+    "R15": "a report of variants over several frameworks, not a fault",
+    "R16": "a list of features that were recommended, not a fault",
+}
+"""Rows of the reports that need what the written semantics lack, and why."""

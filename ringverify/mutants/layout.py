@@ -1,0 +1,141 @@
+"""C: shards and layouts of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ringverify.mutants.mutant import Shelf
+from ringverify.mutants.place import Block, Here, Partial
+from ringverify.mutants.plain import STEPS, Steps, attend, gradients
+
+SHELF = Shelf()
+
+
+def _tokens_reversed(here: Here, positions: torch.Tensor) -> torch.Tensor:
+    """The second piece of a zigzag shard, last position first."""
+    if here.call.sharding != "zigzag":
+        return positions
+    half = (len(positions) + 1) // 2
+    return torch.cat([positions[:half], positions[half:].flip(0)])
+
+
+C1a = SHELF.put(
+    "C1a",
+    "zigzag undone token by token",
+    story="The mirrored piece is reversed within, where only the order of pieces is. Needs pieces of two tokens and a "
+    "mask.",
+    source="lucidrains/ring-attention-pytorch 054c9d5, 18a1f86",
+    ring=replace(
+        STEPS,
+        queries=lambda here: _tokens_reversed(here, here.call.positions),
+        keys=lambda here, hop, owner: _tokens_reversed(here, here.shards[owner]),
+    ),
+)
+
+
+def _striped_forwards(here: Here, positions: torch.Tensor, length: int, rank: int) -> torch.Tensor:
+    """What applying the permutation again gives in place of undoing it; right only for square cuts."""
+    if here.call.sharding != "striped" or length % here.size:
+        return positions
+    order = torch.arange(length, device=positions.device).view(-1, here.size).T.reshape(-1)
+    share = length // here.size
+    return order[order][rank * share : (rank + 1) * share]
+
+
+C1b = SHELF.put(
+    "C1b",
+    "striped undone by striping again",
+    story="The forward permutation in place of its inverse: the same only where n is the square of the world.",
+    source="lucidrains/ring-attention-pytorch 78530bc",
+    ring=replace(
+        STEPS,
+        queries=lambda here: _striped_forwards(here, here.call.positions, here.problem.nq, here.rank),
+        keys=lambda here, hop, owner: _striped_forwards(here, here.shards[owner], here.problem.nk, owner),
+    ),
+)
+
+
+def _scrambled(x: torch.Tensor) -> torch.Tensor:
+    """`(B, S, H, D)` reshaped to `(B, H, S, D)`: as many elements, each in the wrong place."""
+    b, s, h, d = x.shape
+    return x.contiguous().view(b, h, s, d)
+
+
+def _scrambled_queries(here: Here, x: torch.Tensor) -> torch.Tensor:
+    return _scrambled(x.to(here.wide))
+
+
+C4a = SHELF.put(
+    "C4a",
+    "reshape without permute on the way in",
+    story="Sequence and heads exchanged by a view. Invisible with one head or one token a rank; forward and backward "
+    "agree with one another.",
+    source="DeepSpeed#5664, #8317",
+    ring=replace(STEPS, widen=_scrambled_queries),
+)
+C4b = SHELF.put(
+    "C4b",
+    "reshape without permute on dq",
+    story="The forward is right; dq has the right shape and its elements in the wrong places.",
+    source="DeepSpeed#8317",
+    ring=replace(
+        STEPS,
+        narrow=lambda here, x: x.to(here.dtype).contiguous().view(x.size(0), x.size(2), x.size(1), x.size(3)),
+    ),
+)
+
+
+def _equal_shares(block: Block, here: Here) -> Block:
+    share = here.problem.nk // here.size
+    return Block(*(x[:, :share] for x in block))
+
+
+def _cut_attend(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> object:
+    share = here.problem.nk // here.size
+    cut = replace(steps, pattern=_first_keys(share))
+    return attend(cut, here, hop, owner, q, _equal_shares(block, here))
+
+
+def _cut_gradients(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
+) -> tuple[torch.Tensor, Block]:
+    share = here.problem.nk // here.size
+    cut = replace(steps, pattern_again=_first_keys(share))
+    dq, part = gradients(cut, here, hop, owner, rows, _equal_shares(block, here))
+    missing = block.k.size(1) - part.k.size(1)
+    return dq, Block(*(torch.nn.functional.pad(x, (0, 0, 0, 0, 0, missing)) for x in part))
+
+
+def _first_keys(count: int) -> Callable[[Steps, Here, int, int], torch.Tensor]:
+    def cut(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+        return STEPS.pattern(steps, here, hop, owner)[..., :count]
+
+    return cut
+
+
+C5 = SHELF.put(
+    "C5",
+    "what does not divide is dropped",
+    story="Every rank is taken to hold n // world keys; the last keys of longer shards are nobody's. Needs n % world.",
+    source="DeepSpeed#7384, #7842",
+    ring=replace(STEPS, attend=_cut_attend, gradients=_cut_gradients),
+)
+
+
+def _refuse(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
+    if here.problem.nk % here.size:
+        raise ValueError(f"length {here.problem.nk} is not divisible by {here.size}")
+    return STEPS.forward(steps, here, q, k, v)
+
+
+C5b = SHELF.put(
+    "C5b",
+    "what does not divide is refused",
+    story="n % world raises, though uneven shards are claimed.",
+    source="DeepSpeed#7842",
+    kind="failure",
+    ring=replace(STEPS, forward=_refuse),
+)

@@ -1,0 +1,240 @@
+"""B: masks, and the positions that they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ringref.problem import Problem
+from ringref.sharding import pieces
+from ringverify.mutants import pattern
+from ringverify.mutants.mutant import Shelf
+from ringverify.mutants.place import Here, Partial
+from ringverify.mutants.plain import STEPS, Steps, multiplicity
+
+SHELF = Shelf()
+
+
+def fitted(positions: torch.Tensor, here: Here, owner: int) -> torch.Tensor:
+    """Positions of another block as if they were those of `owner`, whose number of keys they get."""
+    count = len(here.shards[owner])
+    if not len(positions):
+        return here.shards[owner]
+    return positions[torch.arange(count).clamp(max=len(positions) - 1)]
+
+
+def _inverted(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+    m = multiplicity(steps, here, hop, owner)
+    if not here.problem.causal or here.call.sharding != "contiguous" or here.problem.nq != here.problem.nk:
+        return m
+    every = multiplicity(steps, _with(here, causal=False), hop, owner)
+    if owner == here.rank:
+        return m
+    return every if owner > here.rank else torch.zeros_like(m)
+
+
+def _with(here: Here, **changes: object) -> Here:
+    """The same rank with another problem to solve."""
+    problem = here.problem.replace(**changes)
+    return replace(here, call=replace(here.call, problem=problem))
+
+
+B1 = SHELF.put(
+    "B1",
+    "block predicate inverted",
+    story="Causal: later ranks' blocks are attended whole and earlier ones skipped. Any causal world of two, if every "
+    "rank is looked at.",
+    source="zhuzilin/ring-flash-attention 63b1c31",
+    ring=replace(STEPS, pattern=_inverted, pattern_again=_inverted),
+)
+B2 = SHELF.put(
+    "B2",
+    "ring direction against source index",
+    story="Blocks move right while the mask takes them to come from rank + hop. Left is right in a world of two, and "
+    "without a mask the order does not matter: needs three ranks and causality.",
+    source="lucidrains/ring-attention-pytorch 51ec491, e974570",
+    ring=replace(
+        STEPS,
+        keys=lambda here, hop, owner: fitted(here.shards[(here.rank + hop) % here.size], here, owner),
+    ),
+)
+B3 = SHELF.put(
+    "B3",
+    "mask chunk picked by the hop",
+    story="The chunk of the mask belongs to rank hop instead of rank − hop.",
+    source="TransformerEngine b3e64d19f",
+    ring=replace(STEPS, keys=lambda here, hop, owner: fitted(here.shards[hop % here.size], here, owner)),
+)
+
+
+def _own_padding(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+    if here.problem.key_lengths is None:
+        return multiplicity(steps, here, hop, owner)
+    m = multiplicity(steps, _with(here, key_lengths=None), hop, owner)
+    return m * pattern.key_lengths(here.problem, fitted(here.shards[here.rank], here, owner)[None, :])
+
+
+B4 = SHELF.put(
+    "B4",
+    "key padding does not travel with the keys",
+    story="Every block is masked by this rank's own padding. Needs key lengths that end in one shard.",
+    source="lucidrains/ring-attention-pytorch 57cf3fc; huggingface/diffusers#13756",
+    ring=replace(STEPS, pattern=_own_padding, pattern_again=_own_padding),
+)
+B8a = SHELF.put(
+    "B8a",
+    "causal mask aligned top-left",
+    story="j ≤ i where the last query should attend the last key. Needs as many queries as keys not to be given.",
+    source="flash-attention#282, #436; onnx#8068",
+    ring=replace(STEPS, causal=lambda problem, i, j: j <= i),
+)
+B8b = SHELF.put(
+    "B8b",
+    "window aligned top-left",
+    story="As B8a, for the window. Needs cross lengths and a window.",
+    source="flash-attention#1778",
+    ring=replace(STEPS, window=lambda problem, i, j: pattern.window(problem, i + problem.nq - problem.nk, j)),
+)
+
+
+def _local_window(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+    if here.problem.window is None:
+        return multiplicity(steps, here, hop, owner)
+    m = multiplicity(steps, _with(here, window=None), hop, owner)
+    i = torch.arange(m.size(2), device=m.device)[:, None]
+    j = torch.arange(m.size(3), device=m.device)[None, :]
+    return m * pattern.window(here.problem, i, j)
+
+
+B9a = SHELF.put(
+    "B9a",
+    "window on local indices",
+    story="Indices within the shards instead of positions. Needs a window and two ranks.",
+    source="TransformerEngine#1046; lm-engine#447 (r)",
+    ring=replace(STEPS, pattern=_local_window, pattern_again=_local_window),
+)
+
+
+def _window_with(problem: Problem, i: torch.Tensor, j: torch.Tensor, left: int, right: int) -> torch.Tensor:
+    """The window with its ends moved outward by so many."""
+    assert problem.window is not None
+    ends = [None if side is None else side + more for side, more in zip(problem.window, (left, right), strict=True)]
+    distance = j - (i + problem.diagonal)
+    near = torch.ones_like(distance, dtype=torch.bool)
+    if ends[0] is not None:
+        near &= -ends[0] <= distance
+    if ends[1] is not None:
+        near &= distance <= ends[1]
+    return near
+
+
+B9b = SHELF.put(
+    "B9b",
+    "left end of the window exclusive",
+    story="One key too few on the left; the row without any other is empty.",
+    source="prime-rl#2828 (r)",
+    ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, -1, 0)),
+)
+B9c = SHELF.put(
+    "B9c",
+    "window inverted",
+    story="Keys outside the window are attended.",
+    source="zml#763",
+    ring=replace(STEPS, window=lambda problem, i, j: ~pattern.window(problem, i, j)),
+)
+
+
+def _own_window_only(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+    dropped = _with(here, window=None) if owner != here.rank else here
+    return multiplicity(steps, dropped, hop, owner)
+
+
+B9d = SHELF.put(
+    "B9d",
+    "window dropped on other ranks' blocks",
+    story="Applied within the own block only. Needs a window that ends inside another shard.",
+    source="TransformerEngine#1046",
+    ring=replace(STEPS, pattern=_own_window_only, pattern_again=_own_window_only),
+)
+B9e = SHELF.put(
+    "B9e",
+    "left end of the window one too far",
+    story="One key too many on the left.",
+    source="lm-engine#447 (r)",
+    ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 1, 0)),
+)
+B10 = SHELF.put(
+    "B10",
+    "documents ignored",
+    story="The batch ring on packed data: a query attends other documents. Needs two documents.",
+    source="axolotl#4002 (#3608)",
+    ring=replace(STEPS, documents=lambda problem, i, j: torch.ones_like(i - j, dtype=torch.bool)),
+)
+
+
+def _half_blocks(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+    m = multiplicity(steps, here, hop, owner)
+    if here.call.sharding == "zigzag" and not here.problem.causal:
+        first = pieces(here.problem.nk, 2 * here.size)[owner]
+        if owner < here.rank:
+            m[..., len(first) :] = 0
+        elif owner > here.rank:
+            m[:, :, : len(pieces(here.problem.nq, 2 * here.size)[here.rank])] = 0
+    return m
+
+
+B12 = SHELF.put(
+    "B12",
+    "zigzag's half blocks without causality",
+    story="The branch that attends half a block lacks `and is_causal`. Needs zigzag without a causal mask.",
+    source="pytorch#141429, #141622",
+    ring=replace(STEPS, pattern=_half_blocks, pattern_again=_half_blocks),
+)
+
+
+def _lowest_fill(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
+    s = torch.where(m > 0, s, torch.finfo(s.dtype).min)
+    top = s.amax(dim=-1, keepdim=True)
+    w = torch.where(m > 0, m, 1) * torch.exp(s - top)
+    total = w.sum(dim=-1, keepdim=True)
+    return Partial(w @ v / total, (top + total.log()).squeeze(-1))
+
+
+B13 = SHELF.put(
+    "B13",
+    "finfo.min in place of −inf",
+    story="A row that attends nothing in a block becomes the average of that block, with a finite lse.",
+    source="pytorch#110213, #103963",
+    ring=replace(STEPS, partial=_lowest_fill),
+)
+
+
+def _leaking(steps: Steps) -> Steps:
+    """Weights of 0 times whatever is there."""
+
+    def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
+        found = STEPS.partial(s, m, torch.zeros_like(v))
+        top = torch.where(found.lse == -torch.inf, 0.0, found.lse)[..., None]
+        w = torch.where(m > 0, m * torch.exp(s - top), 0.0)
+        return Partial(w @ v, found.lse)
+
+    return replace(steps, partial=partial)
+
+
+B14a = SHELF.put(
+    "B14a",
+    "0 · NaN leaks from masked values",
+    story="A value that no query attends, but that is NaN, meets a weight of 0. Needs NaN in what the mask excludes.",
+    source="flash-attention#2374; pytorch#101967",
+    kind="isolation",
+    ring=_leaking(STEPS),
+)
+B14b = SHELF.put(
+    "B14b",
+    "0 · NaN leaks in backward",
+    story="As B14a, in the sums over keys of dq: the forward is clean.",
+    source="flash-attention#2374",
+    kind="isolation",
+    ring=replace(STEPS, dq=lambda ds, k, scale, attended: ds @ k * scale),
+)

@@ -1,0 +1,140 @@
+"""G: shapes at the edge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ringverify.mutants import arithmetic
+from ringverify.mutants.accumulation import _tiles
+from ringverify.mutants.mutant import Shelf
+from ringverify.mutants.place import Block, Here, Partial
+from ringverify.mutants.plain import STEPS, Steps, attend, forward
+
+SHELF = Shelf()
+
+
+def _needs_a_chunk(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
+    chunks = [shard for shard in here.shards if len(shard)]
+    chunks[here.rank]  # as an index into what a split returned
+    return forward(steps, here, q, k, v)
+
+
+G1 = SHELF.put(
+    "G1",
+    "fewer tokens than ranks",
+    story="The chunk of a rank that has none is looked up and is not there.",
+    source="lucidrains/ring-attention-pytorch cc1aea8, ab57c27",
+    kind="failure",
+    ring=replace(STEPS, forward=_needs_a_chunk),
+)
+
+
+def _dead_rank(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+    if whole.lse.numel() and bool((whole.lse == -torch.inf).all()):
+        whole = whole._replace(out=whole.out / 0.0)
+    return STEPS.returned(here, whole)
+
+
+G2 = SHELF.put(
+    "G2",
+    "a rank whose tokens are all masked",
+    story="0 / 0 on that rank alone. Needs padding longer than a shard.",
+    source="Megatron-LM#1764",
+    ring=replace(STEPS, returned=_dead_rank),
+)
+G3a = SHELF.put(
+    "G3a",
+    "no keys at all",
+    story="The maximum over an empty axis raises. Needs a block of no keys.",
+    source="flash-attention#2470",
+    kind="failure",
+    ring=replace(STEPS, skip=lambda here, hop, owner, m: False),
+)
+
+
+def _by_key_count(here: Here, whole: Partial) -> Partial:
+    if here.problem.nk == 0:
+        whole = whole._replace(out=whole.out / 0.0)
+    return whole
+
+
+G3b = SHELF.put(
+    "G3b",
+    "NaN where there are no keys",
+    story="0 / 0 for a sequence of no keys: out is NaN in place of 0. Needs Nk = 0 and queries.",
+    source="flash-attention#2421, #2515 (l)",
+    ring=replace(STEPS, together=lambda steps, here, whole: _by_key_count(here, STEPS.together(steps, here, whole))),
+)
+
+
+def _one_row(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = STEPS.returned(here, whole)
+    return out, torch.zeros_like(lse) if lse.size(-1) == 1 else lse
+
+
+G5a = SHELF.put(
+    "G5a",
+    "one query: lse not written",
+    story="The special case for one row forgets lse. The output is right; a shard of one token shows it.",
+    source="xformers 41646dbb",
+    ring=replace(STEPS, returned=_one_row),
+)
+
+
+def _one_row_saved(here: Here, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    *others, lse = saved
+    return (*others, torch.zeros_like(lse) if lse.size(-1) == 1 else lse)
+
+
+G5b = SHELF.put(
+    "G5b",
+    "one query: backward gets no lse",
+    story="As G5a, but what is returned is right and what is saved is not.",
+    source="xformers 41646dbb",
+    ring=replace(STEPS, kept=_one_row_saved),
+)
+
+
+def _one_key(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
+    found = arithmetic.partial(s, m, v)
+    return found._replace(lse=torch.zeros_like(found.lse)) if s.size(-1) == 1 else found
+
+
+G5c = SHELF.put(
+    "G5c",
+    "one key: lse not written",
+    story="A block of one key has lse 0; the merge weighs it wrongly.",
+    source="xformers 41646dbb",
+    ring=replace(STEPS, partial=_one_key),
+)
+
+CHUNKS = 2
+
+
+def _chunked_mask(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
+    """Keys in tiles of two, the mask in two chunks."""
+    count = block.k.size(1)
+    if not count or not q.numel():
+        return Partial(*attend(steps, here, hop, owner, q, block))
+    m = steps.pattern(steps, here, hop, owner)
+    tiles = [start // CHUNKS for start in range(count)]
+    size = -(-count // CHUNKS)
+    # Key c of tile t is masked as key c of chunk t.
+    asked = [min(tile * size + c % CHUNKS, count - 1) for c, tile in enumerate(tiles)]
+    wrong = replace(steps, pattern=lambda *_: m[..., asked])
+    found = _tiles(wrong, here, hop, owner, q, block, tile=CHUNKS)
+    running = found[0]
+    for other in found[1:]:
+        running = steps.merge(running, other)
+    return running
+
+
+G6 = SHELF.put(
+    "G6",
+    "mask cut by chunk(size), keys by split(size)",
+    story="The same for n = size²; elsewhere a tile of keys is masked as other keys. Needs a mask and another length.",
+    source="lucidrains/ring-attention-pytorch 0f748b2",
+    ring=replace(STEPS, attend=_chunked_mask),
+)

@@ -1,0 +1,123 @@
+"""J: order of accumulation, and what outlives a call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from ringverify.mutants.mutant import Shelf
+from ringverify.mutants.place import Block, Here, Partial
+from ringverify.mutants.plain import STEPS, Steps, travel
+
+SHELF = Shelf()
+
+
+def _as_they_come(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Every part is sent straight home, and added there in the order in which parts arrive."""
+    if here.replicated or here.size == 1:
+        return travel(steps, here, hop, owner, carried, part)
+    if hop == 0:
+        here.notes["own"] = part
+        return part
+    flat = torch.cat([x.reshape(-1) for x in part])
+    if flat.numel():
+        dist.send(flat, steps.peer(here, owner), group=here.group)
+    if hop + 1 < here.size:
+        return part
+    total = torch.cat([x.reshape(-1) for x in here.notes["own"]])
+    for _ in range(here.size - 1 if total.numel() else 0):
+        arrived = torch.empty_like(total)
+        dist.recv(arrived, group=here.group)
+        total = total + arrived
+    own = here.notes["own"]
+    return Block(total[: own.k.numel()].view_as(own.k), total[own.k.numel() :].view_as(own.v))
+
+
+J1 = SHELF.put(
+    "J1",
+    "gradients added in the order of arrival",
+    story="dk and dv are right up to rounding, and different bits on another schedule, though the same ones are "
+    "claimed. Needs three ranks and the same case twice.",
+    source="flash-attention#2510, #2549 (l)",
+    kind="determinism",
+    ring=replace(STEPS, travel=_as_they_come),
+)
+
+_SCALES: dict[tuple[int, ...], float] = {}
+
+
+def _cached_scale(here: Here) -> float:
+    key = (here.problem.heads, here.problem.head_dim)
+    return _SCALES.setdefault(key, STEPS.scale(here))
+
+
+J2a = SHELF.put(
+    "J2a",
+    "compiled kernel cached by shape alone",
+    story="The scale of the first call of a shape serves all later ones. Needs two scales in one process.",
+    source="TransformerEngine 6e75715d9; flash-attention#2402 (l)",
+    kind="state",
+    ring=replace(STEPS, scale=_cached_scale),
+)
+
+_MASKS: dict[tuple[object, ...], torch.Tensor] = {}
+
+
+def _cached_mask(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+    """The key lacks what the pattern says beyond causality."""
+    problem = here.problem
+    shards = (here.call.sharding, here.rank, here.size, owner)
+    key = (*shards, problem.batch, problem.heads, problem.nq, problem.nk, problem.causal)
+    if key not in _MASKS:
+        _MASKS[key] = STEPS.pattern(steps, here, hop, owner)
+    return _MASKS[key]
+
+
+J2b = SHELF.put(
+    "J2b",
+    "mask cached under too coarse a key",
+    story="Two patterns of one shape share an entry; the second gets the mask of the first. Needs both in a process.",
+    source="TransformerEngine 6e75715d9; flash-attention#2402 (l)",
+    kind="state",
+    ring=replace(STEPS, pattern=_cached_mask, pattern_again=_cached_mask),
+)
+
+
+def _scaled_in_place(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
+    q.data.mul_(here.problem.scale_value)
+    return STEPS.forward(replace(steps, scale=lambda here: 1.0), here, q, k, v)
+
+
+O90 = SHELF.put(
+    "O90",
+    "q scaled in place",
+    story="The caller's queries are multiplied by the scale. Needs a look at the inputs afterwards.",
+    kind="state",
+    ring=replace(STEPS, forward=_scaled_in_place),
+)
+_ROOM: dict[tuple[object, ...], torch.Tensor] = {}
+
+
+def _reused(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = STEPS.returned(here, whole)
+    room = _ROOM.setdefault((here.rank, tuple(lse.shape), lse.dtype), torch.empty_like(lse))
+    room.copy_(lse)
+    return out, room.detach()
+
+
+def _from_room(here: Here, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The buffer as the call before left it."""
+    lse = saved[-1]
+    room = _ROOM.setdefault((here.rank, tuple(lse.shape), lse.dtype), lse.clone())
+    return (*saved[:-1], room)
+
+
+O91 = SHELF.put(
+    "O91",
+    "backward reads the lse of the call before",
+    story="One buffer a shape, saved before it is written: the first call of a shape is right. Needs a shape twice.",
+    kind="state",
+    ring=replace(STEPS, kept=lambda here, saved: tuple(x.clone() for x in _from_room(here, saved)), returned=_reused),
+)
