@@ -122,7 +122,9 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
         "--cases", type=Path, default=Path(".ringverify"), metavar="DIR", help="folder for counterexamples"
     )
     parser.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first violation")
-    parser.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="whole tracebacks; who sends how much to whom; memory at its peak"
+    )
     parser.set_defaults(command=_check)
 
 
@@ -166,6 +168,7 @@ def _check(options: argparse.Namespace) -> int:
                 deadline=options.deadline,
                 cases=options.cases,
                 stop_early=options.exitfirst,
+                verbose=options.verbose,
             ),
             tell,
             ProgressBar(console),

@@ -12,11 +12,13 @@ from typing import Any, Literal, Protocol
 import torch
 
 import ringverify
+from ringref.problem import Problem
+from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
 from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.errors import Inconclusive, UsageError
-from ringverify.implementation import Capabilities, Implementation
+from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property, Suite
 from ringverify.reports.jsonl import SCHEMA, Event
 from ringverify.worlds.world import World, WorldUnavailable
@@ -47,6 +49,7 @@ class Options:
         deadline: seconds for one run of one case; `None` is `DEADLINES` of the world.
         cases: folder for counterexamples.
         stop_early: stop at the first violation.
+        verbose: also tell what is exchanged and what memory peaks at.
     """
 
     suite: Suite = "quick"
@@ -59,6 +62,7 @@ class Options:
     deadline: float | None = None
     cases: Path = Path(".ringverify")
     stop_early: bool = False
+    verbose: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +181,28 @@ class _ImplementationRun:
                 "seconds_inside": round(runner.seconds_inside, 3),
             }
         )
+        self._exchange(runner)
         return verdict
+
+    def _exchange(self, runner: Runner) -> None:
+        """Tell who sends how much to whom, and what memory peaks at, on one ordinary case."""
+        case = ordinary_case(self.implementation.capabilities)
+        if not self.options.verbose or self.world.name != "simulated" or case is None:
+            return
+        run = runner.run(case, gradients=self.implementation.capabilities.gradients, watch=True).watched
+        if run is None or run.traffic is None:
+            return
+        memory = [line for rank in run.memory for line in rank.describe()]
+        self.tell(
+            {
+                "event": "exchange",
+                "implementation": self.implementation.name,
+                "case": case.to_json(),
+                "case_text": case.describe(),
+                "traffic": run.traffic.describe(),
+                "memory": memory,
+            }
+        )
 
     def _property(self, property: Property, runner: Runner) -> tuple[str, int]:
         capabilities, options = self.implementation.capabilities, self.options
@@ -274,6 +299,22 @@ def told(shown: Counterexample) -> dict[str, Any]:
         fields |= {name: getattr(finding, name) for name in ("allowed", "margin", "of")}
         fields |= {"index": list(finding.index), "wrong": {str(r): n for r, n in finding.wrong.items()}}
     return fields
+
+
+def ordinary_case(capabilities: Capabilities) -> Case | None:
+    """Sixteen tokens on four ranks, or on as many as are declared, causal if that is declared."""
+    sizes = (4, 2, 3, 1) if capabilities.world_sizes is None else capabilities.world_sizes
+    for size in sizes:
+        problem = Problem(
+            query_length=even_multiple("zigzag", size) * (16 // size // 2 or 1),
+            heads=2,
+            dtype=capabilities.dtypes[0],
+            causal=capabilities.causal != "never",
+        )
+        case = Case(problem=problem, sharding=sharding_name(capabilities.shardings[0]), world_size=size)
+        if why_unsupported(case, capabilities) is None:
+            return case
+    return None
 
 
 def undeclared(capabilities: Capabilities) -> list[str]:

@@ -50,6 +50,8 @@ class Terminal:
                 self.counterexample(event)
             case "implementation":
                 self._implementation(event)
+            case "exchange":
+                self._exchange(event)
             case "footer":
                 pass
 
@@ -108,6 +110,11 @@ class Terminal:
             )
         if event["undeclared"]:
             self._line(f"  not declared, so not tested: {', '.join(event['undeclared'])}", "dim")
+
+    def _exchange(self, event: Event) -> None:
+        self._line(f"  exchanged on {event['case_text']}", "dim")
+        for line in [*event["traffic"], *event["memory"]]:
+            self._line(f"    {line}", "dim")
 
     def _line(self, text: str, style: str = "") -> None:
         self._print((text, style))
