@@ -70,7 +70,7 @@ class GlooWorld:
         began = time.monotonic()
         body = _packed(program, argument)
         with self._lock:
-            pool = self._pool(world_size)
+            pool = self._pool(world_size, program.__module__)
             try:
                 outcome = pool.run(body, deadline)
             finally:
@@ -82,13 +82,13 @@ class GlooWorld:
         results = tuple(pickle.loads(result) for result in outcome)
         return Run(results, None, time.monotonic() - began)
 
-    def _pool(self, world_size: int) -> Pool:
+    def _pool(self, world_size: int, program_module: str) -> Pool:
         if world_size in self._pools and not self._pools[world_size].is_alive():
             self._pools.pop(world_size).end()
         if world_size not in self._pools:
             while self._pools and sum(self._pools) + world_size > MOST_PROCESSES:
                 self._pools.popitem(last=False)[1].end()
-            self._pools[world_size] = Pool(world_size)
+            self._pools[world_size] = Pool(world_size, program_module)
         self._pools.move_to_end(world_size)
         return self._pools[world_size]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import pickle
 import selectors
@@ -38,6 +39,8 @@ GRACE_SECONDS = 5.0
 """How long the system may take to bury a process that was killed."""
 OUTPUT_BYTES = 32_768
 """How much of the end of a rank's output is kept."""
+PRELOADED = ("ringverify.worlds.gloo_worker", "torch.fx.experimental.symbolic_shapes")
+"""Imported once, by the fork server; the second is what torch imports in a first backward pass, for a second."""
 MOST_GROUPS = 64
 """A pool whose program has made more groups than this, each with its threads and sockets, is not used again."""
 
@@ -55,11 +58,15 @@ class _Rank:
 class Pool:
     """`world_size` ranks, ready to run.
 
+    Args:
+        world_size: how many.
+        program_module: the module of the first program, which a fork server that starts now imports for all ranks.
+
     Raises:
         WorldUnavailable: they could not be started or could not meet.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, program_module: str) -> None:
         self.world_size = world_size
         self.usable = True
         self._ranks: list[_Rank] = []
@@ -68,7 +75,7 @@ class Pool:
         self._lifeline: Connection | None = None
         try:
             self._directory = tempfile.mkdtemp(prefix="ringverify-gloo-")
-            self._start()
+            self._start(program_module)
         except WorldUnavailable:
             self.end()
             raise
@@ -81,7 +88,7 @@ class Pool:
             self.end()
             raise
 
-    def _start(self) -> None:
+    def _start(self, program_module: str) -> None:
         # Imports torch, which a tool that only uses another world may never need.
         from ringverify.worlds.gloo_worker import serve
 
@@ -89,7 +96,7 @@ class Pool:
             context = multiprocessing.get_context("forkserver")
         except ValueError:
             raise WorldUnavailable("the gloo world needs a fork server, which this platform lacks") from None
-        context.set_forkserver_preload(["ringverify.worlds.gloo_worker"])
+        context.set_forkserver_preload([*PRELOADED, program_module])
         lifeline, self._lifeline = context.Pipe(duplex=False)
         with lifeline, _unknown_main(), _interrupts_held_back():
             for rank in range(self.world_size):
@@ -293,6 +300,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
     They inherit what is held back here, and for good: ranks and the fork server end with the tool, by other means.
     """
+    multiprocessing.resource_tracker.ensure_running()  # when it starts, it lets interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

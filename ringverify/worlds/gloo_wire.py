@@ -48,7 +48,8 @@ class Residue:
     """What one rank's process group looks like after a run; all ranks' together tell whether it can be used again.
 
     Attributes:
-        intact: the default group is still the one that the worker made, and torch told all that was asked.
+        intact: the default group is still the one that the worker made, torch told all that was asked, and the
+            process's standard streams are in place.
         groups: number of process groups made so far.
         collectives: collectives started on each group so far, by the group's name.
         messages: sends minus receives posted during the run, for each message key where that is not zero.

@@ -6,13 +6,12 @@ Nothing that a program does is trusted to leave this process usable: the other e
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import faulthandler
 import gc
-import importlib
 import os
 import pickle
-import random
 import shutil
 import signal
 import sys
@@ -21,14 +20,13 @@ import time
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
-import torch.distributed._functional_collectives
+import torch.distributed._functional_collectives  # noqa: F401 - for its side effect
 
 from ringverify.worlds.gloo_residue import Ledger
+from ringverify.worlds.gloo_settings import Settings
 from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned
 from ringverify.worlds.stacks import one_line, traceback_of_user
 
@@ -53,7 +51,8 @@ def serve(
         output: what becomes standard output and standard error.
         lifeline: closes when the tool ends, however it ends.
     """
-    _settle(rank, world_size, output)
+    _settle(output)
+    settings = Settings(_environment(rank, world_size))
     threading.Thread(target=_end_with, args=(lifeline, directory), name="ringverify-lifeline", daemon=True).start()
     # A forked child must hold no end of the pipes: the tool would take it for the rank.
     os.register_at_fork(after_in_child=jobs.close)
@@ -77,7 +76,7 @@ def serve(
             except (EOFError, OSError):
                 _leave(directory)
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-            _send(jobs, _run(job, ledger))
+            _send(jobs, _run(job, ledger, settings))
 
 
 def stacks_file(directory: str, rank: int) -> str:
@@ -85,8 +84,15 @@ def stacks_file(directory: str, rank: int) -> str:
     return os.path.join(directory, f"stacks-{rank}")
 
 
-def _settle(rank: int, world_size: int, output: Connection) -> None:
-    """Cut this process loose from the terminal, and give it the environment of a rank."""
+def _environment(rank: int, world_size: int) -> dict[str, str]:
+    """What torchrun would set, since plain scripts read it, and the loopback interface."""
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    return {**ranks, **sizes, "GLOO_SOCKET_IFNAME": LOOPBACK}
+
+
+def _settle(output: Connection) -> None:
+    """Cut this process loose from the terminal."""
     # Children that a program forks share this process group and end with it; Ctrl-C is the tool's to handle.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -99,10 +105,6 @@ def _settle(rank: int, world_size: int, output: Connection) -> None:
     faulthandler.enable(file=2)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # workers are expendable, the harness is not
-    # What torchrun would set; plain scripts read it.
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
-    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     gc.freeze()  # pages shared with the fork server stay shared
 
 
@@ -119,9 +121,9 @@ def _leave(directory: str) -> NoReturn:
     os._exit(0)
 
 
-def _run(job: Job, ledger: Ledger) -> Report:
+def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
     process = os.getpid()
-    _reset(job)
+    settings.restore(job)
     ledger.begin()
     try:
         program, argument = pickle.loads(job.body)
@@ -135,29 +137,14 @@ def _run(job: Job, ledger: Ledger) -> Report:
     except Exception as error:
         what = f"returned a {type(result).__name__} that cannot be pickled: {_said(error)}"
         return Raised(what, what, time.monotonic(), consequence=False)
-    return Returned(body, ledger.residue())
+    residue = ledger.residue()
+    return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
 
 
 def _only_in(process: int) -> None:
     """End a child that the program forked and let return: only the rank itself reports."""
     if os.getpid() != process:
         os._exit(0)
-
-
-def _reset(job: Job) -> None:
-    """Give the program the process-wide settings that a fresh process has, whatever the program before it did."""
-    sys.path[:] = job.path
-    importlib.invalidate_caches()
-    if job.directory is not None:
-        with contextlib.suppress(OSError):
-            os.chdir(job.directory)
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the global generator is what a program may have used
-    torch.default_generator.manual_seed(0)
-    torch.set_default_dtype(torch.float32)
-    torch.set_grad_enabled(True)
-    if torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
 
 
 def _raised(error: BaseException) -> Raised:
