@@ -161,7 +161,10 @@ def allowed_error(
     merges = PARTIALS_PER_BLOCK * pipeline.blocks * branches
     scale = abs(problem.scale_value)
 
-    q_BHQD, k_BHKD, v_BHKD = _by_head(q), _by_head(k, problem.group_size), _by_head(v, problem.group_size)
+    # What no query attends may be NaN, and does not matter.
+    seen = attended.any(axis=2)[..., None]
+    q_BHQD = _by_head(q)
+    k_BHKD, v_BHKD = (np.where(seen, _by_head(x, problem.group_size), 0.0) for x in (k, v))
     magnitude = scale * (np.abs(q_BHQD) @ np.abs(k_BHKD).swapaxes(2, 3))  # A_ij
     score = np.where(attended, np.abs(inner.scores), 0.0)
     score_error = u * ((problem.head_dim + SCORE_ROUNDINGS) * magnitude + SCORE_ROUNDINGS * score)  # delta_ij

@@ -21,6 +21,8 @@ Values = Literal[
     "rising_blocks",
     "falling_blocks",
     "float16_limits",
+    "poisoned",
+    "selectors",
 ]
 """Families of input values, simplest first; see `ringverify.cases.inputs`."""
 

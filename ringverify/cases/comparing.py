@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ringref.attention import Answer, attention
 from ringref.rounding import Allowed, Pipeline, allowed_error, margins
 from ringverify.cases.case import Case
-from ringverify.cases.inputs import make_inputs
+from ringverify.cases.inputs import Inputs, make_inputs
 from ringverify.cases.running import Observation, shards
 from ringverify.implementation import Capabilities
 
@@ -74,6 +74,13 @@ def allowed(case: Case, pipeline: Pipeline) -> Allowed:
     """What error is allowed on a case."""
     x = make_inputs(case)
     return allowed_error(case.problem, answer(case), x.q, x.k, x.v, x.dout, x.dlse, pipeline)
+
+
+def allowed_on(case: Case, inputs: Inputs, pipeline: Pipeline) -> Allowed:
+    """What error is allowed on a case with other inputs than its own."""
+    x = inputs
+    exact = attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse)
+    return allowed_error(case.problem, exact, x.q, x.k, x.v, x.dout, x.dlse, pipeline)
 
 
 def pipeline_of(case: Case, capabilities: Capabilities, observation: Observation) -> Pipeline:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ringref.pattern import multiplicity
 from ringref.problem import DtypeName
 from ringverify.cases.case import Case, Memory
 
@@ -88,6 +89,11 @@ def make_inputs(case: Case) -> Inputs:
             # small so that the gradients themselves stay in range.
             q, k = np.sign(q) * 240 + np.round(4 * q), np.sign(k) * 240 + np.round(4 * k)
             v, dout = 60000 * np.tanh(v), dout / 1024
+        case "poisoned":
+            unreachable = ~_reachable(case)
+            k[unreachable], v[unreachable] = np.nan, np.nan
+        case "selectors":
+            q, k, v, dout = _selectors(case, rng)
     if case.cotangent == "lse":
         dout = np.zeros_like(dout)
     if case.cotangent == "out":
@@ -98,6 +104,59 @@ def make_inputs(case: Case) -> Inputs:
     lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
     q, k, v, dout = (round_to(x, p.dtype) for x in (q, k, v, dout))
     return Inputs(q, k, v, dout, round_to(dlse, lse_dtype))
+
+
+def _reachable(case: Case) -> NDArray[np.bool_]:
+    """Whether any query of any head attends a key: `(B, Nk, Hk)`."""
+    p = case.problem
+    by_head = (multiplicity(p) > 0).any(axis=2).reshape(p.batch, p.hk, p.group_size, p.nk)
+    reached: NDArray[np.bool_] = by_head.any(axis=2).transpose(0, 2, 1)
+    return reached
+
+
+SELECTOR = 128.0
+"""Entry of selector queries and keys. Other keys than the target score -16384 times the scale, whose exponential
+is exactly 0 in float64 too for head_dim up to 400."""
+
+
+def selectable(case: Case) -> bool:
+    """Whether selectors can be built for a case: a dimension a key, the default scale, plain multiplicities."""
+    p = case.problem
+    plain = p.scale is None and p.softcap is None and (p.dilation is None or p.dilation.heads == "split")
+    return plain and p.nk <= p.head_dim <= 400
+
+
+def _selectors(case: Case, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
+    """Inputs whose answer is exact in every dtype: each query selects one key, and a forbidden key scores higher.
+
+    Keys are unit vectors. A query scores 0 on its target and a number far below on every other key, so that its
+    log-sum-exp is exactly 0 in any base and by any way of merging, and out is the target's value, an integer. On the
+    first key that the pattern forbids it scores far above: where the mask leaks, that key's value is what comes out.
+
+    Raises:
+        ValueError: the case has too few dimensions, or a pattern for which nothing is exact.
+    """
+    if not selectable(case):
+        raise ValueError(
+            f"selectors need head_dim >= key_length, no scale, softcap or shared dilation: {case.describe()}"
+        )
+    p = case.problem
+    attended = multiplicity(p) > 0  # (B, Hq, Nq, Nk)
+    q = np.full((p.batch, p.heads, p.nq, p.head_dim), -SELECTOR)
+    q[..., p.nk :] = 0.0
+    for row in np.ndindex(p.batch, p.heads, p.nq):
+        allowed = np.flatnonzero(attended[row])
+        forbidden = np.flatnonzero(~attended[row])
+        if allowed.size:
+            q[(*row, rng.choice(allowed))] = 0.0
+        if forbidden.size:
+            later = forbidden[forbidden > row[2]]
+            q[(*row, later[0] if later.size else forbidden[0])] = SELECTOR
+    k = np.zeros((p.batch, p.nk, p.hk, p.head_dim))
+    k[:, np.arange(p.nk), :, np.arange(p.nk)] = SELECTOR
+    v = rng.integers(-9, 10, size=(p.batch, p.nk, p.hk, p.dv)).astype(np.float64)
+    dout = rng.integers(-1, 2, size=(p.batch, p.nq, p.heads, p.dv)).astype(np.float64)
+    return q.transpose(0, 2, 1, 3), k, v, dout
 
 
 def round_to(values: Array, dtype: DtypeName) -> Array:

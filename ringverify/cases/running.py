@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ringref.sharding import Positions, key_positions, query_positions
 from ringverify.cases.case import Case
-from ringverify.cases.inputs import DTYPE, lay_out, make_inputs
+from ringverify.cases.inputs import DTYPE, Inputs, lay_out, make_inputs
 from ringverify.implementation import AttentionCall, Capabilities, Implementation
 from ringverify.targets import load
 from ringverify.worlds.hazards import only_group
@@ -37,6 +37,7 @@ class Task:
     case: Case
     gradients: bool
     device: str
+    inputs: Inputs | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +122,14 @@ class Runner:
         """What the implementation declares."""
         return self.implementation.capabilities
 
-    def run(self, case: Case, *, gradients: bool, watch: bool = False) -> Observation:
+    def run(self, case: Case, *, gradients: bool, watch: bool = False, inputs: Inputs | None = None) -> Observation:
         """Run one case, with or without a backward pass, watched (in a simulated world) or not.
+
+        Args:
+            case: what to run.
+            gradients: whether to take gradients too.
+            watch: whether to have a simulated world report hazards, traffic and memory.
+            inputs: other inputs than the case's own.
 
         Raises:
             WorldUnavailable: the world could not be set up; nothing was learned.
@@ -130,7 +137,7 @@ class Runner:
         make_inputs(case)  # drawn once here, not once a rank
         if gradients and self.target is None:
             _import_for_gradients()
-        task = Task(self.implementation if self.target is None else self.target, case, gradients, self.device)
+        task = Task(self.implementation if self.target is None else self.target, case, gradients, self.device, inputs)
         run = self.world.run(
             run_rank,
             task,
@@ -230,7 +237,7 @@ def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
     case, capabilities = task.case, implementation.capabilities
     problem, dtype = case.problem, DTYPE[case.problem.dtype]
     queries, keys = (positions[rank] for positions in shards(case, capabilities))
-    inputs = make_inputs(case)
+    inputs = make_inputs(case) if task.inputs is None else task.inputs
     swap = capabilities.tensor_layout == "bhsd"
 
     def local(values: Array, rows: Positions) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,10 @@ from ringverify.errors import UsageError
 from ringverify.properties.adversity import DETERMINISM, HAZARDS, PROGRESS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED, STRIDED_INPUTS
 from ringverify.properties.chunk_boundaries import CHUNK_BOUNDARIES
+from ringverify.properties.exact_selection import EXACT_SELECTION
 from ringverify.properties.extremes import DTYPES, MASKED_ROWS, OVERFLOW
+from ringverify.properties.invariants import INVARIANTS
+from ringverify.properties.isolation import ISOLATION
 from ringverify.properties.property import Property
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.traffic import TRAFFIC
@@ -28,6 +31,9 @@ PROPERTIES: dict[str, Property] = {
         DTYPES,
         CHUNK_BOUNDARIES,
         WORLD_SIZE_INVARIANCE,
+        EXACT_SELECTION,
+        INVARIANTS,
+        ISOLATION,
         INPUTS_UNTOUCHED,
         STRIDED_INPUTS,
         SUBGROUPS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.world import Conditions, Failure, Run, WorldUnavailable
@@ -45,7 +45,7 @@ class ContainedWorld:
         seed: int,
         deadline: float,
         conditions: Conditions | None = None,
-        watch: bool = False,
+        watch: bool | Literal["memory"] = False,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1 of a simulated world in the other process.
 

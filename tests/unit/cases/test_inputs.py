@@ -21,7 +21,7 @@ def scores(case):
     return attention(case.problem, x.q, x.k, x.v).intermediates.scores
 
 
-@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("values", [values for values in VALUES if values != "poisoned"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inputs_have_their_shapes_are_finite_and_representable(values, dtype):
     """Every family in every dtype: rounding again changes nothing, and the arrays cannot be written to."""
@@ -119,3 +119,37 @@ def test_empty_tensors_can_lie_in_any_layout(memory):
     """A rank may hold nothing."""
     tensor, _ = lay_out(np.zeros((2, 0, 3, 4)), torch.float32, memory, "cpu")
     assert tensor.shape == (2, 0, 3, 4)
+
+
+def test_poison_lies_where_no_query_looks_and_nowhere_else():
+    """NaN in keys and values past the key lengths; everything else is finite."""
+    x = make_inputs(BASE.replace(values="poisoned", key_lengths=(5, 8)))
+    for array in (x.k, x.v):
+        assert np.isnan(array[0, 5:]).all()
+        assert np.isfinite(array[0, :5]).all()
+        assert np.isfinite(array[1]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("changes", [{}, {"causal": True}, {"window": (1, 0)}, {"key_lengths": (3, 8)}])
+def test_selectors_have_an_answer_that_is_exact(dtype, changes):
+    """out is one value of one key, an integer, the log-sum-exp is 0, and what is forbidden scores higher."""
+    case = BASE.replace(values="selectors", dtype=dtype, head_dim=8, **changes)
+    x = make_inputs(case)
+    answer = attention(case.problem, x.q, x.k, x.v, x.dout)
+    assert np.array_equal(answer.out, np.round(answer.out))
+    assert np.array_equal(answer.dv, np.round(answer.dv))
+    assert not answer.lse.any()
+    p = answer.intermediates.probabilities
+    assert np.array_equal(np.sort(p, axis=-1)[..., -1], np.ones(p.shape[:-1]))
+    if changes:
+        raw = np.einsum("bqhd,bkhd->bhqk", x.q, np.repeat(x.k, 2, axis=2))
+        forbidden = np.where(answer.intermediates.m == 0, raw, -np.inf)
+        decoyed = forbidden.max(axis=-1)
+        assert (decoyed[np.isfinite(decoyed)] > 0).all()
+
+
+def test_selectors_need_a_dimension_for_every_key():
+    """Otherwise nothing is exact, and the case is refused."""
+    with pytest.raises(ValueError, match="selectors need head_dim >= key_length"):
+        make_inputs(BASE.replace(values="selectors", head_dim=7))

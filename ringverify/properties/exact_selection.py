@@ -1,0 +1,66 @@
+"""`exact_selection`: inputs whose right answer is an integer, compared bit for bit in every dtype.
+
+Each query selects one key, and a key that the mask forbids would score higher. No tolerance is involved, so nothing can
+hide in one: a leak, a dropped key, a wrong position or a value of another rank changes an integer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import TensorName, finding_at, side_by_side
+from ringverify.cases.inputs import selectable
+from ringverify.cases.running import Runner
+from ringverify.cases.strategies import Scope, cases
+from ringverify.implementation import Capabilities
+from ringverify.properties.property import Judgement, Property, Violation, always, violation_of
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    c = runner.capabilities
+    if case.values != "selectors" or not selectable(case):
+        return Judgement(0.0, None, applies=False)
+    observation = runner.run(case, gradients=c.gradients)
+    if observation.failure is not None:
+        return Judgement(0.0, violation_of(observation), observation.digest)
+    tensors: tuple[TensorName, ...] = ("out", "dv") if c.gradients else ("out",)
+    for pair in side_by_side(case, c, observation, tensors):
+        # A sum of exponentials that are exactly 0 and one that is exactly 1: the oracle's own answer is the integer.
+        exact = np.round(pair.expected)
+        wrong = pair.actual != exact
+        if wrong.any():
+            nothing = np.zeros_like(exact)
+            found = finding_at(
+                pair.tensor, pair.rank, pair.positions, pair.actual, exact, nothing, np.where(wrong, np.inf, 0.0)
+            )
+            summary = f"{pair.tensor} on rank {pair.rank} is not the value of the selected key, bit for bit"
+            return Judgement(
+                np.inf, Violation(("inexact", pair.tensor), pair.rank, summary, "", found), observation.digest
+            )
+    return Judgement(0.0, None, observation.digest)
+
+
+def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
+    """Cases with a dimension for every key, and without what nothing is exact under."""
+    drawn = cases(c, Scope(values=("selectors",), longest=16))
+
+    def fit(case: Case) -> Case:
+        p = case.problem
+        dilation = p.dilation if p.dilation is None or p.dilation.heads == "split" else None
+        width = max(p.nk, p.head_dim)
+        value_dim = p.dv if c.value_dim else None
+        return case.replace(scale=None, softcap=None, dilation=dilation, head_dim=width, value_dim=value_dim)
+
+    return drawn.map(fit)
+
+
+EXACT_SELECTION = Property(
+    id="exact_selection",
+    meaning="where each query selects one key, out and dv are its integers, bit for bit, in every dtype",
+    examples=150,
+    cases=_cases,
+    judge=_judge,
+    unsupported=always,
+)

@@ -1,0 +1,115 @@
+"""`invariants`: what holds of attention whatever its values are. The oracle has no part in it.
+
+Linear in V: scaled by -2, out is scaled by -2, bit for bit, and the log-sum-exp does not move. Adjoint in V: out is
+linear in v, so the sum of dout * out over all ranks is the sum of dv * v. Shift: a constant added to all keys adds
+scale * q.w to a row's scores, moves its log-sum-exp by that and leaves out where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.rounding import margins
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import TensorName, allowed, allowed_on, finding_at, pipeline_of
+from ringverify.cases.inputs import Inputs, make_inputs, round_to
+from ringverify.cases.running import Observation, Runner, shards
+from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.properties.property import Judgement, Property, Violation, always, violation_of
+
+Array = NDArray[np.float64]
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    c = runner.capabilities
+    inputs = make_inputs(case)
+    plain = runner.run(case, gradients=c.gradients)
+    scaled = runner.run(case, gradients=False, inputs=dataclasses.replace(inputs, v=-2 * inputs.v))
+    step = np.full(case.problem.head_dim, 0.5)
+    moved = dataclasses.replace(inputs, k=round_to(inputs.k + step, case.problem.dtype))
+    shifted = runner.run(case, gradients=False, inputs=moved)
+    for seen in (plain, scaled, shifted):
+        if seen.failure is not None:
+            return Judgement(0.0, violation_of(seen), seen.digest)
+    violation = _not_linear(plain, scaled)
+    margin = 0.0
+    if violation is None and c.gradients:
+        margin, violation = _not_adjoint(case, runner, plain)
+    if violation is None and case.problem.softcap is None and np.array_equal(moved.k, inputs.k + step):
+        margin_of_shift, violation = _not_shifted(case, runner, plain, shifted, moved, step)
+        margin = max(margin, margin_of_shift)
+    return Judgement(margin, violation, plain.digest)
+
+
+def _not_linear(plain: Observation, scaled: Observation) -> Violation | None:
+    for rank, (one, other) in enumerate(zip(plain.ranks, scaled.ranks, strict=True)):
+        if not np.array_equal(other.out, -2 * one.out):
+            return Violation(
+                ("linear", "out"), rank, f"out on rank {rank} is not linear in v: -2 v does not give -2 out"
+            )
+        if one.lse is not None and other.lse is not None and not np.array_equal(one.lse, other.lse):
+            return Violation(("linear", "lse"), rank, f"lse on rank {rank} depends on v")
+    return None
+
+
+def _not_adjoint(case: Case, runner: Runner, plain: Observation) -> tuple[float, Violation | None]:
+    """The sum of dout * out against the sum of dv * v, within what the errors allowed in out and dv add up to."""
+    c, inputs = runner.capabilities, make_inputs(case)
+    bound = allowed(case, pipeline_of(case, c, plain))
+    assert bound.dv is not None
+    queries, keys = shards(case, c)
+    once = 1 if case.sharding == "replicated_query" else len(plain.ranks)
+    left = sum(float((inputs.dout[:, queries[r]] * plain.ranks[r].out).sum()) for r in range(once))
+    right = sum(float((inputs.v[:, keys[r]] * _given(plain.ranks[r].dv)).sum()) for r in range(len(plain.ranks)))
+    limit = float((np.abs(inputs.dout) * bound.out).sum() + (np.abs(inputs.v) * bound.dv).sum())
+    margin = float(margins(np.array(left), np.array(right), np.array(limit), "float64"))
+    if margin <= 1:
+        return margin, None
+    summary = f"the sum of dout * out is {left:.6g}, that of dv * v is {right:.6g}: dv is not the adjoint of out in v"
+    return margin, Violation(("adjoint",), None, summary)
+
+
+def _given(gradient: Array | None) -> Array:
+    assert gradient is not None
+    return gradient
+
+
+def _not_shifted(
+    case: Case, runner: Runner, plain: Observation, shifted: Observation, moved: Inputs, step: Array
+) -> tuple[float, Violation | None]:
+    """Keys moved by `step`: out stays, lse moves by scale * q.step."""
+    c, p = runner.capabilities, case.problem
+    pipeline = pipeline_of(case, c, plain)
+    bounds = (allowed(case, pipeline), allowed_on(case, moved, pipeline))
+    queries, _ = shards(case, c)
+    largest, violation = 0.0, None
+    names: tuple[TensorName, ...] = ("out", "lse") if c.lse else ("out",)
+    for rank, rows in enumerate(queries):
+        for name in names:
+            was, now = getattr(plain.ranks[rank], name), getattr(shifted.ranks[rank], name)
+            where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
+            if name == "lse":
+                was = was + p.scale_value * (moved.q[:, rows] @ step).transpose(0, 2, 1)
+            limit = getattr(bounds[0], name)[where] + getattr(bounds[1], name)[where]
+            margin = margins(now, was, limit, p.dtype)
+            top = float(margin.max(initial=0.0))
+            if top > largest:
+                largest = top
+                if top > 1:
+                    found = finding_at(name, rank, rows, now, was, limit, margin)
+                    summary = f"{name} on rank {rank} does not follow a constant added to all scores of a row"
+                    violation = Violation(("shift", name), rank, summary, "", found)
+    return largest, violation
+
+
+INVARIANTS = Property(
+    id="invariants",
+    meaning="linear and adjoint in V, moved by a shift of all scores as it must be (no oracle involved)",
+    examples=80,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c), values=("normal", "integers", "dominating_key"))),
+    judge=_judge,
+    unsupported=always,
+)

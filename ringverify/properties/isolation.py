@@ -1,0 +1,100 @@
+"""`isolation`: what a mask excludes cannot matter.
+
+Two ways to show that it does. Keys that no query attends are NaN: padding holds whatever was there before, and
+0 times NaN is NaN. And what lies after a position is replaced by other, larger numbers: under a causal mask nothing
+before it may move by more than rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.rounding import margins
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import allowed, finding_at, pipeline_of
+from ringverify.cases.inputs import Inputs, make_inputs, round_to
+from ringverify.cases.running import Runner, shards
+from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.implementation import Capabilities
+from ringverify.properties.property import (
+    Judgement,
+    Property,
+    Violation,
+    all_tensors,
+    judge_values,
+    violation_of,
+)
+
+Array = NDArray[np.float64]
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    if case.values == "poisoned":
+        return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
+    return _judge_past(case, runner)
+
+
+def _judge_past(case: Case, runner: Runner) -> Judgement:
+    """Results at positions up to the middle do not move when everything after it does."""
+    p, c = case.problem, runner.capabilities
+    if not p.causal or p.nq != p.nk or p.nq < 2:
+        return Judgement(0.0, None, applies=False)
+    last = (p.nq - 1) // 2
+    before = runner.run(case, gradients=False)
+    after = runner.run(case, gradients=False, inputs=_with_another_future(case, last))
+    for seen in (before, after):
+        if seen.failure is not None:
+            return Judgement(0.0, violation_of(seen), seen.digest)
+    bound = allowed(case, pipeline_of(case, c, before))
+    queries, _ = shards(case, c)
+    largest, violation = 0.0, None
+    for name in ("out", "lse") if c.lse else ("out",):
+        for rank, rows in enumerate(queries):
+            kept = np.flatnonzero(rows <= last)
+            local = (slice(None), slice(None), kept) if name == "lse" else (slice(None), kept)
+            whole = (slice(None), slice(None), rows[kept]) if name == "lse" else (slice(None), rows[kept])
+            was, now = (getattr(seen.ranks[rank], name)[local] for seen in (before, after))
+            limit = 2 * getattr(bound, name)[whole]
+            margin = margins(now, was, limit, p.dtype)
+            top = float(margin.max(initial=0.0))
+            if top > largest:
+                largest = top
+                if top > 1:
+                    finding = finding_at(name, rank, rows[kept], now, was, limit, margin)
+                    summary = f"{name} at position {finding.position} moves when only positions after {last} change"
+                    violation = Violation(("moves", name), rank, summary, "", finding)
+    return Judgement(largest, violation, after.digest)
+
+
+def _with_another_future(case: Case, last: int) -> Inputs:
+    """The inputs with keys and values after `last` negated and made larger."""
+    inputs = make_inputs(case)
+
+    def changed(values: Array) -> Array:
+        moved = values.copy()
+        moved[:, last + 1 :] = -3 * values[:, last + 1 :] + 1
+        return round_to(moved, case.problem.dtype)
+
+    return dataclasses.replace(inputs, k=changed(inputs.k), v=changed(inputs.v))
+
+
+def _nothing_excluded(c: Capabilities) -> str | None:
+    if c.causal != "never" or c.documents or c.key_lengths or c.dilation or c.window:
+        return None
+    return "nothing declared excludes anything"
+
+
+ISOLATION = Property(
+    id="isolation",
+    meaning="keys that nothing attends may be NaN, and what lies after a position does not move what comes before",
+    examples=120,
+    cases=lambda c: cases(
+        c,
+        Scope(dtypes=widest(c), values=("normal", "dominating_key", "poisoned", "poisoned"), want_empty_rows=True),
+    ),
+    judge=_judge,
+    unsupported=_nothing_excluded,
+)

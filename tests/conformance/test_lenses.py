@@ -1,0 +1,62 @@
+"""Exact selection, isolation and the invariants: each finds what it is for, and none rejects what is right."""
+
+from __future__ import annotations
+
+import lenses
+import pytest
+import right
+
+from ringverify.cases.running import Runner
+from ringverify.check.hunting import Hunt, hunt
+from ringverify.implementation import Implementation
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.worlds.simulated import SimulatedWorld
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def hunted(attend: Implementation, property: str, examples: int = 60) -> Hunt:
+    """What is found of one property."""
+    return hunt(
+        PROPERTIES[property],
+        Runner(attend, SimulatedWorld()),
+        examples=examples,
+        seed=0,
+        until=float("inf"),
+        progress=lambda done: None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("attend", "property", "reason"),
+    [
+        (lenses.padding_leaks, "isolation", ("value", "out")),
+        (lenses.sees_ahead, "isolation", ("moves", "out")),
+        (lenses.sees_ahead, "exact_selection", ("inexact", "out")),
+        (lenses.half_of_dv, "exact_selection", ("inexact", "dv")),
+        (lenses.values_in_scores, "invariants", ("linear", "out")),
+        (lenses.half_of_dv, "invariants", ("adjoint",)),
+        (lenses.shift_matters, "invariants", ("shift", "out")),
+    ],
+    ids=lambda one: one.name if isinstance(one, Implementation) else str(one),
+)
+def test_a_lens_finds_what_it_is_for_and_shrinks_it(attend, property, reason):
+    """With the reason that names it, on at most two ranks and four tokens."""
+    shown = hunted(attend, property).counterexample
+    assert shown is not None
+    assert shown.violation.reason == reason
+    assert shown.repeats
+    assert shown.case.world_size <= 2
+    assert max(shown.case.problem.nq, shown.case.problem.nk) <= 4
+
+
+def test_what_padding_holds_is_the_business_of_isolation_alone():
+    """A leak of 0 times NaN passes `forward`, whose padding is finite."""
+    assert hunted(lenses.padding_leaks, "forward").counterexample is None
+
+
+@pytest.mark.parametrize("property", ["exact_selection", "isolation", "invariants"])
+@pytest.mark.parametrize("attend", [right.attend, lenses.padding_cleared], ids=lambda one: one.name)
+def test_what_is_right_passes_every_lens(attend, property):
+    """No false alarm on a plain gathered attention."""
+    assert hunted(attend, property).counterexample is None

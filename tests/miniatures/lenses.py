@@ -1,0 +1,69 @@
+"""Gathered attention with one step spoiled, each the business of one lens; forward only unless it is about dv."""
+
+import torch
+from right import Gathered
+
+from ringverify import AttentionCall, implementation
+
+
+def weights(q, k, call, *, ahead=0, bias=0.0):
+    """Softmax weights, each query seeing `ahead` positions too many under a causal mask."""
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k) * call.scale + bias
+    keys = torch.arange(k.shape[1])
+    if call.causal:
+        s = s.masked_fill(keys > call.positions[:, None] + ahead, float("-inf"))
+    if call.key_lengths is not None:
+        padding = keys >= torch.tensor(call.key_lengths)[:, None, None, None]
+        s = s.masked_fill(padding, float("-inf"))
+    return (s - s.amax(-1, keepdim=True)).softmax(-1).nan_to_num(0.0)
+
+
+def out_of(p, v):
+    """Weights times values."""
+    return torch.einsum("bhqk,bkhd->bqhd", p, v)
+
+
+@implementation(name="padding leaks", gradients=False, key_lengths=True)
+def padding_leaks(q, k, v, call: AttentionCall):
+    """B14: a weight of 0 times whatever the padding holds."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    return out_of(weights(q, k.nan_to_num(0.0), call), v)
+
+
+@implementation(name="padding cleared", gradients=False, key_lengths=True)
+def padding_cleared(q, k, v, call: AttentionCall):
+    """The same with the padding set to 0 first."""
+    k, v = Gathered.apply(k, call).nan_to_num(0.0), Gathered.apply(v, call).nan_to_num(0.0)
+    return out_of(weights(q, k, call), v)
+
+
+@implementation(name="sees ahead", gradients=False, causal="always")
+def sees_ahead(q, k, v, call: AttentionCall):
+    """A causal mask that is off by one."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    return out_of(weights(q, k, call, ahead=1), v)
+
+
+@implementation(name="values in scores", gradients=False)
+def values_in_scores(q, k, v, call: AttentionCall):
+    """A hair of the values' size gets into the scores."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    return out_of(weights(q, k, call, bias=1e-3 * v.sum(dim=-1).permute(0, 2, 1)[:, :, None]), v)
+
+
+@implementation(name="half of dv")
+def half_of_dv(q, k, v, call: AttentionCall):
+    """Only half of the values' gradient is kept."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    return out_of(weights(q, k, call), v / 2 + v.detach() / 2)
+
+
+@implementation(name="shift matters", gradients=False)
+def shift_matters(q, k, v, call: AttentionCall):
+    """Scores pass through a saturating function that the problem does not ask for."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k) * call.scale
+    s = 10 * torch.tanh(s / 10)
+    if call.causal:
+        s = s.masked_fill(torch.arange(k.shape[1]) > call.positions[:, None], float("-inf"))
+    return out_of(s.softmax(-1), v)
