@@ -18,6 +18,8 @@ from ringverify.worlds.world import Failure
 
 _POLLS_WITHOUT_PROGRESS = 1000
 """How often a rank may ask `is_completed()` while nothing happens anywhere before that counts as waiting."""
+_POLLS_BEFORE_RELIEF = 4
+"""How often before that counts as a moment at which nobody can go on, and what is held back arrives."""
 
 
 class Unwound(BaseException):
@@ -54,12 +56,14 @@ class Baton:
     Attributes:
         failure: what ended the run before every rank had returned.
         over: no rank may go on; whoever communicates is unwound.
-        explain: asked for what else is known, when nobody can go on.
+        relieve: asked for help when nobody can go on; whether it has done anything.
+        explain: asked for what else is known, when nobody can go on and there is no help.
     """
 
     def __init__(self, world_size: int, seed: int) -> None:
         self.failure: Failure | None = None
         self.over = False
+        self.relieve: Callable[[], bool] = bool
         self.explain: Callable[[], str] = str
         self._random = random.Random(seed).random
         self._seats = [_Seat(rank) for rank in range(world_size)]
@@ -156,6 +160,8 @@ class Baton:
             Unwound: the run is over, or nobody has done anything but ask for a long time.
         """
         self._polls += 1
+        if self._polls > _POLLS_BEFORE_RELIEF * len(self._seats) and self.relieve():
+            self._polls = 0
         if self._polls > _POLLS_WITHOUT_PROGRESS * len(self._seats):
             self._deadlock(polling=[*self._ready, rank])
         self._move(rank)
@@ -170,7 +176,7 @@ class Baton:
         while not awaited.done:
             self.check()
             seat.awaited = awaited
-            if not self._ready:
+            if not self._someone_is_ready():
                 self._deadlock(polling=[])
             self._hand(self._draw())
             seat.turn.acquire()
@@ -195,7 +201,7 @@ class Baton:
             self._news.put("ended")
         elif self.over:
             self._hand(left[0])
-        elif self._ready:
+        elif self._someone_is_ready():
             self._hand(self._draw())
         else:
             try:
@@ -204,6 +210,12 @@ class Baton:
                 self._hand(left[0])
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _someone_is_ready(self) -> bool:
+        while not self._ready:
+            if not self.relieve():
+                return False
+        return True
 
     def _draw(self) -> int:
         ready = self._ready

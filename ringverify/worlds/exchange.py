@@ -1,9 +1,11 @@
 """What travels between the ranks of a run: messages, receives and collectives, and how they find one another.
 
 Every operation of every rank passes `Exchange._posted` when its rank asks for it, `Exchange._done` when it can be
-finished, and `Exchange._finished` when its rank has waited for it. Sends are buffered: the data is copied when the send
-is posted. A receive writes its buffer, and a collective its outputs, when the rank waits for it (or asks whether it has
-completed, and it has), never earlier: whoever forgets to wait reads what was there before, on every run.
+finished, and `Exchange._finished` when its rank has waited for it. The data of a send is copied when it is posted, on
+either transport: buffered, where the send is then done, or rendezvous, where it is done when it meets its receive. A
+message that is held back does neither until no rank can go on without (`ringverify.worlds.delays`). A receive writes
+its buffer, and a collective its outputs, when the rank waits for it (or asks whether it has completed, and it has),
+never earlier: whoever forgets to wait reads what was there before, on every run.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Literal
 import torch
 
 from ringverify.worlds.baton import Baton
+from ringverify.worlds.delays import Delays
 from ringverify.worlds.operations import (
     Collective,
     Combine,
@@ -27,7 +30,8 @@ from ringverify.worlds.operations import (
     Send,
     snapshot,
 )
-from ringverify.worlds.world import Unreceived
+from ringverify.worlds.watching import Watch
+from ringverify.worlds.world import Conditions, Unreceived
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +54,12 @@ class Exchange:
         observe: called with an `Event` at every post and every finish, if set.
     """
 
-    def __init__(self, baton: Baton, world_size: int) -> None:
+    def __init__(self, baton: Baton, world_size: int, conditions: Conditions, seed: int, watch: Watch | None) -> None:
         self.baton = baton
         self.observe: Callable[[Event], None] | None = None
+        self._watch = watch
+        self._delays = Delays(conditions.delayed, seed)
+        self._buffered = conditions.transport == "buffered"
         self._world_size = world_size
         self._mailboxes: dict[tuple[str, tuple[int, ...]], Mailbox] = {}
         self._sent = 0
@@ -69,15 +76,11 @@ class Exchange:
         """Copy `tensor` and put it on its way. Ranks are group ranks."""
         self._check(mailbox, source, destination)
         message = Send(mailbox, source, destination, tag, snapshot(tensor))
-        message.order = self._sent = self._sent + 1
-        waiting = mailbox.receives[destination]
-        for receive in waiting:
-            if receive.takes(message):
-                waiting.remove(receive)
-                self._match(receive, message)
-                break
-        else:
-            mailbox.messages.setdefault((source, destination, tag), collections.deque()).append(message)
+        message.number, self._sent = self._sent, self._sent + 1
+        if self._watch is not None:
+            self._watch.send(message, tensor)
+        if not self._delays.hold(message):
+            self._arrive(message)
         self._posted(message, may_pause=True)
         return message
 
@@ -87,13 +90,15 @@ class Exchange:
         """Offer `buffer` to the next message from `source` (`None`: anyone) with this tag. Ranks are group ranks."""
         self._check(mailbox, destination, source)
         receive = Receive(mailbox, destination, source, tag, buffer)
+        if self._watch is not None:
+            self._watch.receive(receive)
         arrived = [
             queue
             for (sender, receiver, its_tag), queue in mailbox.messages.items()
             if receiver == destination and its_tag == tag and source in (None, sender) and queue
         ]
         if arrived:
-            self._match(receive, min(arrived, key=lambda queue: queue[0].order).popleft())
+            self._match(receive, min(arrived, key=lambda queue: queue[0].number).popleft())
         else:
             mailbox.receives[destination].append(receive)
         self._posted(receive, may_pause=False)
@@ -108,8 +113,9 @@ class Exchange:
         inputs: Pieces,
         combine: Combine,
         write: Callable[[Pieces], None],
+        buffers: tuple[Pieces, Pieces],
         *,
-        may_pause: bool,
+        blocking: bool,
     ) -> Joining:
         """Take part in the group's next collective.
 
@@ -121,7 +127,8 @@ class Exchange:
             inputs: what this rank puts in; already copied.
             combine: computes what each rank takes out, when the last has joined.
             write: writes what this rank takes out into its buffers.
-            may_pause: whether another rank may go on before this one does.
+            buffers: what `inputs` was copied from, and the buffers that are written.
+            blocking: whether the rank waits for it at once.
 
         Raises:
             RuntimeError: another rank of the group calls something else here.
@@ -142,10 +149,15 @@ class Exchange:
         part = Joining(collective, place, write)
         collective.inputs[place] = inputs
         collective.joined[place] = part
+        if self._watch is not None:
+            self._watch.join(part, inputs, *buffers, blocking=blocking)
         if all(collective.joined):
             del mailbox.collectives[number]
+            if self._watch is not None:
+                self._watch.complete(collective)
             self._combine(collective, combine)
-        self._posted(part, may_pause=may_pause or part.done)
+        # A blocking call lets others run when it waits; there is no need to do so twice.
+        self._posted(part, may_pause=part.done or not blocking)
         return part
 
     def finish(self, operation: Operation) -> None:
@@ -162,6 +174,8 @@ class Exchange:
             self.baton.wait(operation.rank, operation)
         if not operation.finished:
             operation.finished = True
+            if self._watch is not None:
+                self._watch.finish(operation)
             try:
                 if operation.error is None:
                     operation.deliver()
@@ -181,20 +195,45 @@ class Exchange:
             self.finish(operation)
         return operation.done
 
-    def unreceived(self) -> tuple[Unreceived, ...]:
+    def relieve(self) -> bool:
+        """Let some of what is held back arrive, if there is any."""
+        arriving = self._delays.release()
+        for message in arriving:
+            self._arrive(message)
+        return bool(arriving)
+
+    def settle(self) -> None:
+        """Let everything arrive, when all ranks have ended."""
+        while self.relieve():
+            pass
+
+    @property
+    def delayed(self) -> tuple[int, ...]:
+        """Numbers of the messages that were held back."""
+        return tuple(self._delays.numbers)
+
+    def left(self) -> list[Send | Receive]:
         """Messages that nobody received and receives that nothing met, in the order of groups, then of posting."""
-        left: list[Unreceived] = []
+        left: list[Send | Receive] = []
         for mailbox in self._mailboxes.values():
-            messages = sorted((one for queue in mailbox.messages.values() for one in queue), key=lambda one: one.order)
-            for one in messages:
-                assert one.source is not None
-                ends = mailbox.ranks[one.source], mailbox.ranks[one.destination]
-                left.append(Unreceived("message", *ends, one.tag, mailbox.ranks, *_form(one.payload)))
-            for receive in (one for waiting in mailbox.receives for one in waiting):
-                source = None if receive.wanted is None else mailbox.ranks[receive.wanted]
-                form = _form(receive.buffer)
-                left.append(Unreceived("receive", source, receive.rank, receive.tag, mailbox.ranks, *form))
-        return tuple(left)
+            messages = [one for queue in mailbox.messages.values() for one in queue]
+            messages.sort(key=lambda one: one.number)
+            left += messages
+            left += [one for waiting in mailbox.receives for one in waiting]
+        return left
+
+    def unreceived(self) -> tuple[Unreceived, ...]:
+        """The same as data."""
+        found: list[Unreceived] = []
+        for one in self.left():
+            ranks = one.mailbox.ranks
+            if isinstance(one, Send):
+                ends, form = (one.rank, ranks[one.destination]), _form(one.payload)
+                found.append(Unreceived("message", *ends, one.tag, ranks, *form))
+            else:
+                source, form = None if one.wanted is None else ranks[one.wanted], _form(one.buffer)
+                found.append(Unreceived("receive", source, one.rank, one.tag, ranks, *form))
+        return tuple(found)
 
     # -- the one place that every operation passes ---------------------------------------------------------------------
 
@@ -221,10 +260,29 @@ class Exchange:
         if peer is not None and not 0 <= peer < len(mailbox.ranks):
             raise RuntimeError(f"group rank {peer} is not in group {list(mailbox.ranks)} of {len(mailbox.ranks)} ranks")
 
+    def _arrive(self, message: Send) -> None:
+        mailbox = message.mailbox
+        waiting = mailbox.receives[message.destination]
+        if self._buffered:
+            self._done(message)
+        for receive in waiting:
+            if receive.takes(message):
+                waiting.remove(receive)
+                self._match(receive, message)
+                break
+        else:
+            assert message.source is not None
+            channel = (message.source, message.destination, message.tag)
+            mailbox.messages.setdefault(channel, collections.deque()).append(message)
+
     def _match(self, receive: Receive, message: Send) -> None:
         receive.message = message
         receive.source = message.source
+        if self._watch is not None:
+            self._watch.match(receive, message)
         self._done(receive)
+        if not self._buffered:
+            self._done(message)
 
     def _combine(self, collective: Collective, combine: Combine) -> None:
         error: Exception | None = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+from ringverify.worlds.watcher import watcher
 
 HazardKind = Literal[
     "send_changed",
@@ -37,8 +38,9 @@ class Hazard:
             "wrong_group": it communicated outside the group that is the ring.
         rank: global rank of who did it.
         operation: the operation it concerns, such as "send to rank 1, tag 0".
-        place: the user's line that did it, `file:line in function`; empty if it cannot be known.
-        posted: the user's line that began the operation, likewise.
+        place: the user's line that did it, `file:line in function`. What was done behind torch's back (through numpy,
+            say) is seen only when the operation is waited for, and this is that line.
+        posted: the user's line that began the operation; of an overlap, the one that was there first.
         message: all of it in one line, files by their names alone.
     """
 
@@ -50,22 +52,6 @@ class Hazard:
     message: str
 
 
-class Confined(Protocol):
-    """Whoever watches the calling rank."""
-
-    def confine(self, group: Any) -> Any:
-        """Allow this group alone (`None`: any), and return what was allowed before."""
-        ...
-
-
-_WATCHER = threading.local()
-
-
-def watched_by(watcher: Confined | None) -> None:
-    """Have the calling thread watched."""
-    _WATCHER.current = watcher
-
-
 @contextlib.contextmanager
 def only_group(group: Any) -> Iterator[None]:
     """Within, this rank is meant to communicate on `group`, and on groups of some of its ranks, and nowhere else.
@@ -75,12 +61,12 @@ def only_group(group: Any) -> Iterator[None]:
     Args:
         group: the process group that is the ring.
     """
-    watcher: Confined | None = getattr(_WATCHER, "current", None)
-    if watcher is None:
+    current = watcher()
+    if current is None:
         yield
         return
-    before = watcher.confine(group)
+    before = current.confine(group)
     try:
         yield
     finally:
-        watcher.confine(before)
+        current.confine(before)

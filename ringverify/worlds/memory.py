@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
+
+from ringverify.worlds.watcher import watcher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +49,20 @@ class Memory:
             times = "" if part.count == 1 else f"{part.count} × "
             lines.append(f"  {part.nbytes} bytes: {times}{list(part.shape)} {part.dtype}, at {part.place}")
         return lines
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[None]:
+    """Count the memory that is allocated within, and what was allocated before or outside not at all.
+
+    A program that never uses it is counted from beginning to end. In an unwatched run this does nothing.
+    """
+    current = watcher()
+    if current is None:
+        yield
+        return
+    current.measure(inside=True)
+    try:
+        yield
+    finally:
+        current.measure(inside=False)

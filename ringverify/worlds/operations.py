@@ -17,6 +17,7 @@ class Operation:
     """One rank's part in a communication.
 
     Attributes:
+        mailbox: of the group that it is posted on.
         rank: global rank.
         done: it can be finished without waiting.
         finished: the rank has waited for it, and its buffers are written.
@@ -24,9 +25,10 @@ class Operation:
         source: group rank of the sender, once a receive is matched.
     """
 
-    __slots__ = ("done", "error", "finished", "rank", "source")
+    __slots__ = ("done", "error", "finished", "mailbox", "rank", "source")
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, mailbox: Mailbox, rank: int) -> None:
+        self.mailbox = mailbox
         self.rank = rank
         self.done = False
         self.finished = False
@@ -37,21 +39,30 @@ class Operation:
         """What it is, so that it can follow "waits for"."""
         raise NotImplementedError
 
+    @property
+    def title(self) -> str:
+        """What it is, so that it can follow "its"."""
+        return self.describe().removeprefix("a ")
+
     def deliver(self) -> None:
         """Write the buffers of its rank."""
 
 
 class Send(Operation):
-    """A message under way. It is done when posted, and finds its receive whenever that comes."""
+    """A message under way.
 
-    __slots__ = ("destination", "mailbox", "order", "payload", "tag")
+    Attributes:
+        number: of all messages of the run, in the order of posting, from 0.
+        payload: what was in the buffer when it was posted; nobody changes it.
+    """
+
+    __slots__ = ("destination", "number", "payload", "tag")
 
     def __init__(self, mailbox: Mailbox, source: int, destination: int, tag: int, payload: torch.Tensor) -> None:
-        super().__init__(mailbox.ranks[source])
-        self.mailbox, self.source, self.destination, self.tag = mailbox, source, destination, tag
+        super().__init__(mailbox, mailbox.ranks[source])
+        self.source, self.destination, self.tag = source, destination, tag
         self.payload = payload
-        self.order = 0
-        self.done = True
+        self.number = 0
 
     def describe(self) -> str:
         """Destination and tag."""
@@ -61,11 +72,11 @@ class Send(Operation):
 class Receive(Operation):
     """A buffer that waits for a message."""
 
-    __slots__ = ("buffer", "destination", "mailbox", "message", "tag", "wanted")
+    __slots__ = ("buffer", "destination", "message", "tag", "wanted")
 
     def __init__(self, mailbox: Mailbox, destination: int, wanted: int | None, tag: int, buffer: torch.Tensor) -> None:
-        super().__init__(mailbox.ranks[destination])
-        self.mailbox, self.destination, self.wanted, self.tag = mailbox, destination, wanted, tag
+        super().__init__(mailbox, mailbox.ranks[destination])
+        self.destination, self.wanted, self.tag = destination, wanted, tag
         self.buffer = buffer
         self.message: Send | None = None
 
@@ -100,7 +111,7 @@ class Joining(Operation):
     __slots__ = ("collective", "place", "write")
 
     def __init__(self, collective: Collective, place: int, write: Callable[[Pieces], None]) -> None:
-        super().__init__(collective.mailbox.ranks[place])
+        super().__init__(collective.mailbox, collective.mailbox.ranks[place])
         self.collective, self.place, self.write = collective, place, write
 
     def describe(self) -> str:
@@ -110,6 +121,11 @@ class Joining(Operation):
         ]
         size = len(self.collective.joined)
         return f"{self.collective.describe()} ({len(missing)} of {size} ranks missing: {', '.join(map(str, missing))})"
+
+    @property
+    def title(self) -> str:
+        """The collective."""
+        return self.collective.describe()
 
     def deliver(self) -> None:
         """Write what this rank takes out into its buffers."""
@@ -127,6 +143,11 @@ class Collective:
         self.inputs: list[Pieces] = [()] * len(mailbox.ranks)
         self.joined: list[Joining | None] = [None] * len(mailbox.ranks)
         self.outputs: Sequence[Pieces] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The operation without what its ranks have to agree about."""
+        return self.name.split("(")[0].split(" of ")[0]
 
     def describe(self) -> str:
         """The operation, its number on the group (from 0) and the group."""

@@ -285,8 +285,8 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
             pieces,
             combine,
             write_all or write_each,
-            # A blocking call lets others run when it waits; there is no need to do so twice.
-            may_pause=getattr(opts, "asyncOp", True),
+            (inputs, outputs),
+            blocking=not getattr(opts, "asyncOp", True),
         )
         return SimulatedWork(self._exchange, operation, result if result is not None else list(outputs))
 

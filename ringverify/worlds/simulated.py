@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -24,6 +24,7 @@ from ringverify.worlds.exchange import Event, Exchange
 from ringverify.worlds.process_group import SimulatedGroup
 from ringverify.worlds.stacks import one_line, traceback_of_user
 from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, make_store
+from ringverify.worlds.watching import Watch
 from ringverify.worlds.world import Conditions, Failure, Run, WorldUnavailable
 
 _GRACE = 0.5
@@ -56,7 +57,7 @@ class SimulatedWorld:
         seed: int,
         deadline: float,
         conditions: Conditions | None = None,
-        watch: bool = False,
+        watch: bool | Literal["memory"] = False,
     ) -> Run:
         """Run `program(argument)` on `world_size` ranks, `torch.distributed` initialised in each.
 
@@ -69,7 +70,7 @@ class SimulatedWorld:
             seed: decides the order in which ranks run.
             deadline: seconds, more than 0.
             conditions: how unfriendly the transport is, by default not at all.
-            watch: report hazards, traffic and memory.
+            watch: report hazards and traffic; "memory": memory as well, which costs more than both.
 
         Raises:
             ValueError: no ranks, or no time.
@@ -83,10 +84,21 @@ class SimulatedWorld:
             raise WorldUnavailable("a rank of a simulated world cannot start another one")
         started = time.perf_counter()
         with _ONE_AT_A_TIME:
-            ranks = _Ranks(program, argument, world_size, seed, self._observe)
+            watching = Watch(world_size, memory=watch == "memory") if watch else None
+            ranks = _Ranks(program, argument, world_size, seed, conditions or Conditions(), watching, self._observe)
             failure = ranks.run(deadline)
-        results = (None,) * world_size if failure is not None else tuple(ranks.results)
-        return Run(results, failure, time.perf_counter() - started, ranks.exchange.unreceived())
+        exchange = ranks.exchange
+        exchange.settle()
+        return Run(
+            (None,) * world_size if failure is not None else tuple(ranks.results),
+            failure,
+            time.perf_counter() - started,
+            unreceived=exchange.unreceived(),
+            delayed=exchange.delayed,
+            hazards=watching.hazards(exchange.left(), failed=failure is not None) if watching else (),
+            traffic=watching.traffic() if watching else None,
+            memory=watching.memory() if watching else (),
+        )
 
     def close(self) -> None:
         """Nothing is kept running between runs."""
@@ -101,12 +113,15 @@ class _Ranks:
         argument: Any,
         world_size: int,
         seed: int,
+        conditions: Conditions,
+        watch: Watch | None,
         observe: Callable[[Event], None] | None,
     ) -> None:
         self._program, self._argument, self._size = program, argument, world_size
+        self._watch = watch
         self._baton = Baton(world_size, seed)
-        self._baton.explain = self._mail
-        self.exchange = Exchange(self._baton, world_size)
+        self.exchange = Exchange(self._baton, world_size, conditions, seed, watch)
+        self._baton.explain, self._baton.relieve = self._mail, self.exchange.relieve
         self.exchange.observe = observe
         self._store = make_store()
         self._unavailable: WorldUnavailable | None = None
@@ -173,6 +188,8 @@ class _Ranks:
         bookkeeping = self._bookkeeping[rank] = RankBookkeeping(rank, self._size, make_group, exited)
         try:
             _RANK_THREADS.enter(bookkeeping, self._store)
+            if self._watch is not None:
+                self._watch.enter(rank)
             self.results[rank] = self._program(self._argument)
         except Unwound:
             pass
@@ -187,6 +204,8 @@ class _Ranks:
             message = f"rank {rank} raised {one_line(error)}"
             self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
         finally:
+            if self._watch is not None:
+                self._watch.leave(rank)
             _RANK_THREADS.leave()
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from types import FrameType
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -22,6 +23,41 @@ def frames_of_user(frame: FrameType | None) -> list[str]:
     """
     stack = [entry for entry in traceback.extract_stack(frame) if not _ours(entry.filename)] if frame else []
     return _lines([entry for entry in stack if not entry.filename.startswith(_TORCH)] or stack)
+
+
+class Place(NamedTuple):
+    """A line of the user's."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+    @property
+    def short(self) -> str:
+        """The file by its name alone, and the line."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+def place_of_user(frame: FrameType | None) -> Place:
+    """The innermost line of a running frame's stack that is neither of a world nor of torch."""
+    while frame is not None and _whose(frame.f_code.co_filename) != "user":
+        frame = frame.f_back
+    return _place(frame)
+
+
+def place_of_caller(frame: FrameType | None) -> Place | None:
+    """The innermost line that is not of torch; `None` if it is a world's own."""
+    while frame is not None:
+        match _whose(frame.f_code.co_filename):
+            case "user":
+                return _place(frame)
+            case "world":
+                return None
+        frame = frame.f_back
+    return None
 
 
 def traceback_of_user(error: BaseException) -> str:
@@ -49,3 +85,20 @@ def _lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:
 
 def _ours(filename: str) -> bool:
     return filename.startswith(_HERE) or filename == _THREADING
+
+
+def _place(frame: FrameType | None) -> Place:
+    if frame is None:
+        return Place("a place without a Python stack", 0, "?")
+    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+_WHOSE: dict[str, Literal["user", "world", "torch"]] = {}
+
+
+def _whose(filename: str) -> Literal["user", "world", "torch"]:
+    found = _WHOSE.get(filename)
+    if found is None:
+        found = "world" if _ours(filename) else "torch" if filename.startswith(_TORCH) else "user"
+        _WHOSE[filename] = found
+    return found

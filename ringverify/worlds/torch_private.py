@@ -13,6 +13,8 @@ one line which of them this version of torch lacks.
 | `_register_process_group`, `_unregister_all_process_groups` | resolving groups by name, from C++ |
 | `_set_thread_isolation_mode` | a registry for each thread |
 | `_set_global_rank` | the rank in torch's log lines, which a rank may have changed |
+| `_push_on_torch_dispatch_stack`, `_pop_…`, `_len_…`, `_get_dispatch_stack_at` | a dispatch mode in and out any time |
+| `torch.utils._python_dispatch.TorchDispatchMode` | `ringverify.worlds.dispatching` |
 | subclasses of `ProcessGroup` and `Work` in Python | `ringverify.worlds.process_group` |
 """
 
@@ -216,6 +218,25 @@ class RankThreads:
         bookkeeping.register(group, name, members, str(backend), c10d.PrefixStore(f"{name}/", store))
         bookkeeping.tag(group, tag)
         return group, bookkeeping.pg_map[group][1]
+
+
+def push_mode(mode: object) -> None:
+    """Show the operations of the calling thread to a dispatch mode.
+
+    Torch's own `with mode:` keeps notes for the whole process, which ranks that enter and leave in turns would mix up.
+    """
+    torch._C._push_on_torch_dispatch_stack(mode)  # type: ignore[arg-type] # typed as torch's own class
+
+
+def pop_mode() -> None:
+    """Take the mode away that was shown them last."""
+    torch._C._pop_torch_dispatch_stack(None)
+
+
+def top_mode() -> object | None:
+    """The mode that is shown the operations of the calling thread first."""
+    depth = torch._C._len_torch_dispatch_stack()
+    return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
 
 
 def make_store() -> Any:

@@ -109,3 +109,34 @@ def _shown(flow: Flow) -> str:
             return f"{times}receive from {source}, {flow.received} bytes"
         case name:
             return f"{times}{name} on {list(flow.group)}, {flow.sent} bytes out, {flow.received} bytes in"
+
+
+class TrafficMeter:
+    """Counts the traffic of one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._hop = -1
+        self._has_waited = True
+        self._counts: dict[tuple[int, str, int | None, tuple[int, ...]], list[int]] = {}
+
+    def posted(self, operation: str, peer: int | None, group: tuple[int, ...], *, sent: int, received: int) -> None:
+        """The rank has posted an operation."""
+        if self._has_waited:
+            self._hop += 1
+            self._has_waited = False
+        counts = self._counts.setdefault((self._hop, operation, peer, group), [0, 0, 0])
+        counts[0] += 1
+        counts[1] += sent
+        counts[2] += received
+
+    def waited(self) -> None:
+        """The rank has waited for an operation."""
+        self._has_waited = True
+
+    def flows(self) -> list[Flow]:
+        """What was counted."""
+        return [
+            Flow(self._rank, hop, operation, peer, group, *counts)
+            for (hop, operation, peer, group), counts in self._counts.items()
+        ]

@@ -106,7 +106,7 @@ class Run:
         delayed: numbers of the messages that were held back (see `Conditions`).
         hazards: what only a forgiving transport forgives, in the order in which it was seen; of a watched run.
         traffic: who sent how much to whom; of a watched run.
-        memory: the most that each rank had allocated at once, in rank order; of a watched run.
+        memory: the most that each rank had allocated at once, in rank order; of a run watched for it.
     """
 
     results: tuple[Any, ...]
@@ -137,7 +137,7 @@ class World(Protocol):
         seed: int,
         deadline: float,
         conditions: Conditions | None = None,
-        watch: bool = False,
+        watch: bool | Literal["memory"] = False,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1, `torch.distributed` initialised in each.
 
@@ -149,7 +149,7 @@ class World(Protocol):
             seed: decides the order in which a simulated world lets its ranks run; others ignore it.
             deadline: seconds after which a run that has not ended is a failure of kind "deadline".
             conditions: how unfriendly a simulated world is, by default not at all; others ignore it.
-            watch: have a simulated world report hazards, traffic and memory; others ignore it.
+            watch: have a simulated world report hazards and traffic, or ("memory") these and memory; others ignore it.
 
         Raises:
             WorldUnavailable: the ranks could not be started.

@@ -1,0 +1,96 @@
+"""Sides of one communication that disagree about it: shapes and dtypes, even where the bytes agree, and order."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from ringverify.worlds.hazards import Hazard
+from ringverify.worlds.operations import Collective, Joining, Operation, Pieces, Receive, Send, shown
+from ringverify.worlds.stacks import Place
+
+_Form = tuple[torch.Size, torch.dtype]
+
+
+class Matching:
+    """What both sides of every communication of a run look like.
+
+    Args:
+        places: where each operation was posted.
+    """
+
+    def __init__(self, places: Mapping[Operation, Place]) -> None:
+        self._places = places
+        self._misfits: list[tuple[Receive, Send]] = []
+        self._forms: dict[Joining, tuple[list[_Form], list[_Form]]] = {}
+        self._found: list[Hazard] = []
+
+    def hazards(self) -> list[Hazard]:
+        """All disagreements."""
+        return [*self._found, *self._of_messages()]
+
+    def match(self, receive: Receive, message: Send) -> None:
+        """A receive has met its message."""
+        if _form(receive.buffer) != _form(message.payload):
+            self._misfits.append((receive, message))
+
+    def join(self, part: Joining, inputs: Pieces, outputs: Pieces) -> None:
+        """A rank has joined a collective."""
+        self._forms[part] = [_form(one) for one in inputs], [_form(one) for one in outputs]
+
+    def complete(self, collective: Collective) -> None:
+        """All ranks have joined: compare what they brought, and what they take out, where that has one form."""
+        parts = [part for part in collective.joined if part is not None]
+        forms = [self._forms.pop(part) for part in parts]
+        match collective.kind:
+            case "all_to_all" | "all_to_all_single":
+                for at, part in enumerate(parts):
+                    for giver, (brought, _), taken in zip(parts, forms, forms[at][1], strict=False):
+                        if at < len(brought) and brought[at] != taken:
+                            self._disagree(part, taken, giver, brought[at], "takes {} out of")
+            case "scatter":
+                for giver, (brought, _) in zip(parts, forms, strict=True):
+                    for part, (_, takes), form in zip(parts, forms, brought, strict=False):
+                        if takes[0] != form:
+                            self._disagree(part, takes[0], giver, form, "takes {} out of")
+            case _:
+                for part, (inputs, _) in zip(parts[1:], forms[1:], strict=True):
+                    for form, first in zip(inputs, forms[0][0], strict=False):
+                        if form != first:
+                            self._disagree(part, form, parts[0], first, "brings {} to")
+                            break
+
+    def _disagree(self, part: Joining, form: _Form, other: Joining, other_form: _Form, does: str) -> None:
+        place, other_place = self._places[part], self._places[other]
+        message = (
+            f"rank {part.rank} {does.format(_text(form))} {part.title} (at {place.short}), "
+            f"but rank {other.rank} brings {_text(other_form)} (at {other_place.short})"
+        )
+        self._found.append(Hazard("mismatch", part.rank, part.title, str(place), str(other_place), message))
+
+    def _of_messages(self) -> Iterator[Hazard]:
+        channels: dict[object, list[tuple[Receive, Send]]] = collections.defaultdict(list)
+        for receive, message in self._misfits:
+            channels[message.mailbox, message.source, message.destination, message.tag].append((receive, message))
+        for receive, message in self._misfits:
+            pairs = channels[message.mailbox, message.source, message.destination, message.tag]
+            expected = collections.Counter(_form(one.buffer) for one, _ in pairs)
+            order = expected == collections.Counter(_form(one.payload) for _, one in pairs)
+            place, posted = self._places[receive], self._places[message]
+            text = (
+                f"rank {receive.rank} receives {shown(receive.buffer)} with its {receive.title} (at {place.short}), "
+                f"but rank {message.rank} sent {shown(message.payload)} (at {posted.short})"
+            )
+            if order:
+                text += ": the two sides agree about their messages, but not about the order"
+            yield Hazard("mismatch", receive.rank, receive.title, str(place), str(posted), text)
+
+
+def _form(tensor: torch.Tensor) -> _Form:
+    return tensor.shape, tensor.dtype
+
+
+def _text(form: _Form) -> str:
+    return f"{list(form[0])} {str(form[1]).removeprefix('torch.')}"
