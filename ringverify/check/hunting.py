@@ -213,7 +213,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         again = _afresh(property, runner, [case])
         if again.violation is None:
             after, again = _what_it_follows(property, runner, case, ran_before)
-        repeats = again.violation is not None and again.digest == judgement.digest
+        repeats = bool(after) or _same_failure(again, judgement)
         judgement = again if again.violation is not None else judgement
     assert judgement.violation is not None
     return Counterexample(
@@ -223,7 +223,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         first=first,
         tried=shrunk.tried,
         smallest=shrunk.complete,
-        repeats=repeats or bool(after),
+        repeats=repeats,
         after=after,
     )
 
@@ -237,16 +237,24 @@ def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
 def _what_it_follows(
     property: Property, runner: Runner, case: Case, before: tuple[Case, ...]
 ) -> tuple[tuple[Case, ...], Judgement]:
-    """The earlier case after which `case` fails in a fresh process, though alone it does not: state is left behind."""
-    seen = Judgement(0.0, None)
+    """The earlier case after which `case` fails in a fresh process, though alone it does not: state is left behind.
+
+    It has to fail twice, bit for bit: what fails by chance fails after anything.
+    """
+
+    def after(other: Case) -> Judgement:
+        return _afresh(property, runner, [other, case])
+
     for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
-        seen = _afresh(property, runner, [earlier, case])
-        if seen.violation is not None:
+        if _same_failure(after(earlier), after(earlier)):
             shrunk = shrink(
-                earlier,
-                lambda other: _afresh(property, runner, [other, case]).violation is not None,
-                runner.capabilities,
-                seconds=STATE_SHRINKING,
+                earlier, lambda other: after(other).violation is not None, runner.capabilities, seconds=STATE_SHRINKING
             )
-            return (shrunk.case,), _afresh(property, runner, [shrunk.case, case])
-    return (), seen
+            seen = after(shrunk.case)
+            if _same_failure(seen, after(shrunk.case)):
+                return (shrunk.case,), seen
+    return (), Judgement(0.0, None)
+
+
+def _same_failure(one: Judgement, other: Judgement) -> bool:
+    return one.violation is not None and other.violation is not None and one.digest == other.digest
