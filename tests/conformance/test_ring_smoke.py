@@ -16,14 +16,16 @@ import torch.distributed as dist
 
 from ringref.problem import DTYPES, Dilation, Problem
 from ringref.sharding import SHARDINGS, key_positions, query_positions
-from ringverify.cases.case import COTANGENTS, MEMORY, VALUES, Case
+from ringverify.cases.case import COTANGENTS, MEMORY, Case
 from ringverify.cases.comparing import worst
 from ringverify.cases.inputs import lay_out
 from ringverify.cases.running import Runner
+from ringverify.cases.strategies import GENERAL_VALUES
 from ringverify.implementation import AttentionCall
 from ringverify.ring.declared import allgather, ring
 from ringverify.worlds.simulated import SimulatedWorld
 
+VALUES = (*GENERAL_VALUES, "float16_limits", "poisoned")
 LENGTHS = (0, 1, 2, 3, 5, 8, 13)
 WORLD_SIZES = (1, 2, 3, 4, 5)
 EVERYTHING = ("out", "lse", "dq", "dk", "dv")
@@ -256,10 +258,11 @@ def test_the_ring_sends_to_its_right_neighbour_only_and_no_more_than_its_hops(sh
     sent = collections.Counter()
 
     def note(event):
-        destination = re.match(r"a send to rank (\d+)", event.operation)
+        operation = event.operation.describe()
+        destination = re.match(r"a send to rank (\d+)", operation)
         if event.moment == "posted" and destination:
-            sent[event.rank, int(destination[1])] += 1
-        assert "#" not in event.operation, f"a collective: {event.operation}"
+            sent[event.operation.rank, int(destination[1])] += 1
+        assert "#" not in operation, f"a collective: {operation}"
 
     world_size, n = 5, 13
     run(
@@ -277,8 +280,8 @@ def test_a_rank_that_holds_nothing_is_relayed_past():
     sent = collections.Counter()
 
     def note(event):
-        if event.moment == "posted" and event.operation.startswith("a send"):
-            sent[event.rank] += 1
+        if event.moment == "posted" and event.operation.describe().startswith("a send"):
+            sent[event.operation.rank] += 1
 
     problem = PROBLEM.replace(query_length=2)
     results = run(functools.partial(attend_local, ring, problem, "contiguous"), 5, SimulatedWorld(observe=note))
