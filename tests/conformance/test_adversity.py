@@ -73,7 +73,8 @@ def test_an_orphan_message_is_no_progress_either():
     """`progress` sees what is left in the mail."""
     shown = hunted(hazardous.orphan, "progress").counterexample
     assert shown is not None
-    assert "a message nobody received: from rank 0 to rank 1, tag 7" in shown.violation.summary
+    assert shown.violation.summary.startswith("a message nobody received: from rank ")
+    assert "tag 7" in shown.violation.summary
 
 
 @pytest.mark.parametrize("property", ["hazards", "progress"])
