@@ -169,9 +169,7 @@ A9 = SHELF.put(
 TILE = 2
 
 
-def _tiles(
-    steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block, *, tile: int
-) -> list[Partial]:
+def tiles(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block, *, tile: int) -> list[Partial]:
     """The partial over each run of `tile` keys of a block, and a note of which runs are masked in part."""
     k, v = (steps.per_query_head(here, steps.widen(here, x)) for x in block)
     m = steps.pattern(steps, here, hop, owner)
@@ -184,9 +182,9 @@ def _tiles(
 def _reset(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
     if not block.k.size(1) or not q.numel():
         return Partial(*attend(steps, here, hop, owner, q, block))
-    tiles = _tiles(steps, here, hop, owner, q, block, tile=TILE)
-    running = tiles[0]
-    for found, masked in zip(tiles[1:], here.notes["masked"][1:], strict=True):
+    runs = tiles(steps, here, hop, owner, q, block, tile=TILE)
+    running = runs[0]
+    for found, masked in zip(runs[1:], here.notes["masked"][1:], strict=True):
         running = found if masked and hop == 0 else steps.merge(running, found)
     return running
 

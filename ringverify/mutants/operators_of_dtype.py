@@ -171,7 +171,7 @@ O84 = SHELF.put(
 )
 
 
-def _to_the_owner(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+def to_the_owner(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
     """Each part goes straight to the owner of its block, however far away."""
     if here.size == 1:
         return part
@@ -196,7 +196,7 @@ O85 = SHELF.put(
     "gradients sent straight to the owner",
     story="Not by neighbours, as is claimed. Values are right.",
     kind="traffic",
-    ring=replace(STEPS, travel=_to_the_owner),
+    ring=replace(STEPS, travel=to_the_owner),
     claims=TRAVELLING,
 )
 

@@ -125,8 +125,11 @@ R8 = SHELF.put(
 )
 
 
-def _gathered(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+def all_blocks(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
     """The blocks of all ranks by one collective, padded to the longest."""
+    if here.replicated or here.size == 1:
+        yield from STEPS.visit(steps, here, block)
+        return
     longest = max(len(shard) for shard in here.shards)
     padded = [F.pad(x, (0, 0, 0, 0, 0, longest - x.size(1))) for x in block]
     everyone = [[torch.empty_like(x) for _ in here.shards] for x in padded]
@@ -144,7 +147,7 @@ R11 = SHELF.put(
     story="Collectives on the critical path of what says that only neighbours exchange. Values are right.",
     source="report R11",
     kind="traffic",
-    ring=replace(STEPS, visit=_gathered),
+    ring=replace(STEPS, visit=all_blocks),
     claims=TRAVELLING,
 )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ringverify.mutants import arithmetic
-from ringverify.mutants.accumulation import _tiles
+from ringverify.mutants.accumulation import tiles
 from ringverify.mutants.mutant import Shelf
 from ringverify.mutants.place import Block, Here, Partial
 from ringverify.mutants.plain import STEPS, Steps, attend, forward
@@ -119,16 +119,16 @@ def _chunked_mask(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tenso
     if not count or not q.numel():
         return Partial(*attend(steps, here, hop, owner, q, block))
     m = steps.pattern(steps, here, hop, owner)
-    tiles = [start // CHUNKS for start in range(count)]
+    tile_of = [start // CHUNKS for start in range(count)]
     size = -(-count // CHUNKS)
     # Key c of tile t is masked as key c of chunk t.
-    asked = [min(tile * size + c % CHUNKS, count - 1) for c, tile in enumerate(tiles)]
+    asked = [min(tile * size + c % CHUNKS, count - 1) for c, tile in enumerate(tile_of)]
     wrong = replace(steps, pattern=lambda *_: m[..., asked])
-    found = _tiles(wrong, here, hop, owner, q, block, tile=CHUNKS)
+    found = tiles(wrong, here, hop, owner, q, block, tile=CHUNKS)
     running = found[0]
     for other in found[1:]:
         running = steps.merge(running, other)
-    return running
+    return Partial(*running)
 
 
 G6 = SHELF.put(
