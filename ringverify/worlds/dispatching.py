@@ -13,13 +13,13 @@ buffer and the copy of a send's remain.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ringverify.worlds.extents import covers, overlap
+from ringverify.worlds.extents import covers, overlap, span
 from ringverify.worlds.hazards import HazardKind
 from ringverify.worlds.memory_meter import MemoryMeter
 from ringverify.worlds.stacks import Place, place_of_caller
@@ -30,7 +30,7 @@ Touched = Callable[[Any, HazardKind, Place], None]
 
 
 class _Busy(NamedTuple):
-    """A buffer in flight: its key, its memory, and the memory (of its storage) where views of it can begin."""
+    """A buffer in flight: its key, its memory, and the memory in which a view of it can begin."""
 
     key: Any
     buffer: torch.Tensor
@@ -43,16 +43,20 @@ class _Role(NamedTuple):
     """What an operation does with its arguments, and what its results are.
 
     Attributes:
+        operation: the operation, so that it is not replaced by another one at the same address.
+        call: calls it.
         touches: whether it uses elements of its arguments, and not their shapes alone.
         positions: the arguments that it writes, by position.
-        names: the same by name.
+        keywords: arguments by keyword only that are tensors, and whether it writes them.
         partial: it may touch only some elements of an argument, and which ones depends on data.
         makes: whether its results are new tensors, neither views nor arguments.
     """
 
+    operation: Any
+    call: Callable[..., Any]
     touches: bool
     positions: frozenset[int]
-    names: frozenset[str]
+    keywords: Mapping[str, bool]
     partial: bool
     makes: bool
 
@@ -82,18 +86,20 @@ class RankMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
         self._touched = touched
         self._memory = memory
         self._busy: list[_Busy] = []
+        self._low, self._high = 0, 0  # around all of them
         self._inside = 0
 
     def add(self, key: Any, buffers: Sequence[torch.Tensor], *, readable: bool) -> None:
         """Announce buffers in flight: of a send (they may be read), or of a receive."""
         for buffer in buffers:
             if buffer.numel():
-                storage = buffer.untyped_storage()
-                low = storage.data_ptr()
-                self._busy.append(_Busy(key, buffer, readable, low, low + storage.nbytes()))
+                low, high = buffer.untyped_storage().data_ptr(), span(buffer)[1]
+                self._low, self._high = (min(low, self._low), max(high, self._high)) if self._busy else (low, high)
+                self._busy.append(_Busy(key, buffer, readable, low, high))
 
     def remove(self, key: Any) -> None:
         """The buffers announced with this key are no longer in flight."""
+        # The bounds stay wider than they need be until nothing is in flight.
         self._busy = [busy for busy in self._busy if busy.key is not key]
 
     def in_the_way(self, buffer: torch.Tensor, *, readable: bool) -> Any:
@@ -123,48 +129,51 @@ class RankMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
             pop_mode()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            role = _ROLES[func]
-        except KeyError:
-            role = _ROLES.setdefault(func, _role(func))
-        if self._busy and role.touches:
+        role = _ROLES.get(id(func)) or _learn(func)  # an operation's own hash takes longer
+        if role.touches and self._busy:
             self._look(role, args, kwargs)
         self._inside += 1
         try:
-            result = func(*args, **kwargs) if kwargs else func(*args)
+            result = role.call(*args, **kwargs) if kwargs else role.call(*args)
         finally:
             self._inside -= 1
         if role.makes and self._memory is not None:
             self._memory.made(result, sys._getframe(1))
         return result
 
-    def _look(self, role: _Role, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        for at, arg in enumerate(args):
-            if isinstance(arg, torch.Tensor):
-                self._compare(arg, role.partial, at in role.positions)
-            elif isinstance(arg, (list, tuple)):
-                for one in arg:
-                    if isinstance(one, torch.Tensor):
-                        self._compare(one, role.partial, at in role.positions)
-        if kwargs:
-            for name, arg in kwargs.items():
+    def _look(self, role: _Role, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
+        low, high = self._low, self._high
+        try:
+            for arg in args:
+                if isinstance(arg, torch.Tensor):
+                    at = arg.data_ptr()
+                    if low <= at < high:
+                        for _, _, _, start, end in self._busy:
+                            if start <= at < end:
+                                self._compare(arg, role.partial, any(arg is args[one] for one in role.positions))
+                                break
+                elif isinstance(arg, (list, tuple)):
+                    for one in arg:
+                        if isinstance(one, torch.Tensor) and low <= one.data_ptr() < high:
+                            self._compare(one, role.partial, any(arg is args[one] for one in role.positions))
+            for name, written in role.keywords.items():
+                arg = kwargs.get(name) if kwargs else None
                 for one in arg if isinstance(arg, (list, tuple)) else (arg,):
-                    if isinstance(one, torch.Tensor):
-                        self._compare(one, role.partial, name in role.names)
+                    if isinstance(one, torch.Tensor) and low <= one.data_ptr() < high:
+                        self._compare(one, role.partial, written)
+        except RuntimeError:
+            pass  # a tensor without memory of its own
 
     def _compare(self, tensor: torch.Tensor, partial: bool, written: bool) -> None:
-        try:
-            at = tensor.data_ptr()
-        except RuntimeError:
-            return  # a tensor without memory of its own
-        for busy in self._busy:
-            if busy.low <= at < busy.high and (written or not busy.readable):
-                if not (covers(busy.buffer, tensor) if partial else overlap(busy.buffer, tensor)):
+        at = tensor.data_ptr()
+        for key, buffer, readable, low, high in self._busy:
+            if low <= at < high and (written or not readable):
+                if not (covers(buffer, tensor) if partial else overlap(buffer, tensor)):
                     continue
                 place = place_of_caller(sys._getframe(3))
                 if place is not None:
-                    changed: HazardKind = "send_changed" if busy.readable else "receive_changed"
-                    self._touched(busy.key, changed if written else "receive_read", place)
+                    changed: HazardKind = "send_changed" if readable else "receive_changed"
+                    self._touched(key, changed if written else "receive_read", place)
 
 
 _HARMLESS = frozenset(
@@ -185,24 +194,32 @@ _PARTIAL = (
 )
 """Names of operations that may leave elements of an argument alone begin so."""
 
-_ROLES: dict[Any, _Role] = {}
+_ROLES: dict[int, _Role] = {}
+"""By the address of the operation."""
+
+
+def _learn(func: Any) -> _Role:
+    role = _ROLES[id(func)] = _role(func)
+    return role
 
 
 def _role(func: Any) -> _Role:
     schema = getattr(func, "_schema", None)
     if schema is None:  # an operation that takes functions; what those do is not seen
-        return _Role(touches=False, positions=frozenset(), names=frozenset(), partial=False, makes=True)
+        return _Role(func, func, touches=False, positions=frozenset(), keywords={}, partial=False, makes=True)
     name = schema.name.split("::")[-1]
     views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
-    written = [
-        (at, one.name)
-        for at, one in enumerate(schema.arguments)
-        if one.alias_info is not None and one.alias_info.is_write
-    ]
+    writes = [one.alias_info is not None and one.alias_info.is_write for one in schema.arguments]
     return _Role(
+        func,
+        func._op if type(func) is torch._ops.OpOverload else func,  # what it calls itself
         touches=not views and name not in _HARMLESS,
-        positions=frozenset(at for at, _ in written),
-        names=frozenset(name for _, name in written),
+        positions=frozenset(at for at, written in enumerate(writes) if written and not schema.arguments[at].kwarg_only),
+        keywords={
+            one.name: written
+            for one, written in zip(schema.arguments, writes, strict=True)
+            if one.kwarg_only and "Tensor" in str(one.type)
+        },
         partial=name.startswith(_PARTIAL),
         makes=name == "lift_fresh" or (name not in _ALIASES and any(one.alias_info is None for one in schema.returns)),
     )

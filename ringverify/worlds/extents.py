@@ -16,9 +16,20 @@ _INTEGER_POISON = 0xA5
 """Every byte of another buffer: far from zero, negative if signed, no index of anything."""
 
 
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of the first byte, and the one behind the last."""
+    low = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return low, low + tensor.nbytes
+    if not tensor.numel():
+        return low, low
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return low, low + (last + 1) * tensor.itemsize
+
+
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors share a byte of memory, views with gaps included."""
-    (low, high), (other_low, other_high) = _span(one), _span(other)
+    (low, high), (other_low, other_high) = span(one), span(other)
     if high <= other_low or other_high <= low:
         return False
     if _dense(one, high - low) and _dense(other, other_high - other_low):
@@ -30,7 +41,7 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all of `other` lies within the memory of `one`, which is contiguous."""
-    (low, high), (other_low, other_high) = _span(one), _span(other)
+    (low, high), (other_low, other_high) = span(one), span(other)
     return low <= other_low and other_high <= high
 
 
@@ -41,11 +52,9 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def poison(buffer: torch.Tensor) -> None:
     """Overwrite with what no message holds. Autograd is not told, as a real transport does not tell it."""
-    if not buffer.numel():
-        return
-    if buffer.is_contiguous() and buffer.device.type == "cpu":
+    if buffer.is_cpu and buffer.is_contiguous():
         ctypes.memset(buffer.data_ptr(), _poison_of(buffer), buffer.nbytes)
-    else:
+    elif buffer.numel():
         spoilt = torch.empty(buffer.shape, dtype=buffer.dtype)
         ctypes.memset(spoilt.data_ptr(), _poison_of(buffer), spoilt.nbytes)
         buffer.data.copy_(spoilt)
@@ -64,18 +73,9 @@ def _poison_of(buffer: torch.Tensor) -> int:
 
 
 def _raw(tensor: torch.Tensor) -> bytes:
-    if not (tensor.is_contiguous() and tensor.device.type == "cpu"):
+    if not (tensor.is_cpu and tensor.is_contiguous()):
         tensor = snapshot(tensor).cpu()
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte, and the one behind the last."""
-    low = tensor.data_ptr()
-    if not tensor.numel():
-        return low, low
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return low, low + (last + 1) * tensor.itemsize
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _dense(tensor: torch.Tensor, span: int) -> bool:

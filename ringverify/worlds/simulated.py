@@ -9,12 +9,14 @@ leaves as its ranks leave it), its default dtype (restored after a run), and all
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -86,7 +88,8 @@ class SimulatedWorld:
         with _ONE_AT_A_TIME:
             watching = Watch(world_size, memory=watch == "memory") if watch else None
             ranks = _Ranks(program, argument, world_size, seed, conditions or Conditions(), watching, self._observe)
-            failure = ranks.run(deadline)
+            with _no_collector() if watch == "memory" else contextlib.nullcontext():
+                failure = ranks.run(deadline)
         exchange = ranks.exchange
         exchange.settle()
         return Run(
@@ -253,6 +256,18 @@ class _Ranks:
 
     def _mail(self) -> str:
         return "\n".join(one.describe() for one in self.exchange.unreceived() if one.kind == "message")
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Memory is freed when nothing refers to it any more, and not when Python comes round to looking for cycles."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 _ABANDONED: list[threading.Thread] = []

@@ -43,21 +43,20 @@ class Place(NamedTuple):
 
 def place_of_user(frame: FrameType | None) -> Place:
     """The innermost line of a running frame's stack that is neither of a world nor of torch."""
-    while frame is not None and _whose(frame.f_code.co_filename) != "user":
+    while frame is not None and (_WHOSE.get(frame.f_code.co_filename) or _whose(frame.f_code.co_filename)) != "user":
         frame = frame.f_back
     return _place(frame)
 
 
 def place_of_caller(frame: FrameType | None) -> Place | None:
     """The innermost line that is not of torch; `None` if it is a world's own."""
+    whose = "torch"
     while frame is not None:
-        match _whose(frame.f_code.co_filename):
-            case "user":
-                return _place(frame)
-            case "world":
-                return None
+        whose = _WHOSE.get(frame.f_code.co_filename) or _whose(frame.f_code.co_filename)
+        if whose != "torch":
+            break
         frame = frame.f_back
-    return None
+    return _place(frame) if whose == "user" else None
 
 
 def traceback_of_user(error: BaseException) -> str:
@@ -97,8 +96,7 @@ _WHOSE: dict[str, Literal["user", "world", "torch"]] = {}
 
 
 def _whose(filename: str) -> Literal["user", "world", "torch"]:
-    found = _WHOSE.get(filename)
-    if found is None:
-        found = "world" if _ours(filename) else "torch" if filename.startswith(_TORCH) else "user"
-        _WHOSE[filename] = found
+    found: Literal["user", "world", "torch"]
+    found = "world" if _ours(filename) else "torch" if filename.startswith(_TORCH) else "user"
+    _WHOSE[filename] = found
     return found
