@@ -162,7 +162,7 @@ def allowed_error(
     scale = abs(problem.scale_value)
 
     # What no query attends may be NaN, and does not matter.
-    seen = attended.any(axis=2)[..., None]
+    seen = attended.max(axis=2, initial=False)[..., None]
     q_BHQD = _by_head(q)
     k_BHKD, v_BHKD = (np.where(seen, _by_head(x, problem.group_size), 0.0) for x in (k, v))
     magnitude = scale * (np.abs(q_BHQD) @ np.abs(k_BHKD).swapaxes(2, 3))  # A_ij

@@ -87,8 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
     replay.set_defaults(command=_replay)
     listing = commands.add_parser("list", help="list what there is")
-    listing.add_argument("what", choices=("implementations", "properties", "peers"))
+    listing.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
     listing.set_defaults(command=_list)
+    _add_mutants(commands.add_parser("mutants", help="try the suite on implementations broken on purpose"))
     doctor = commands.add_parser("doctor", help="say what this machine can run")
     doctor.set_defaults(command=_doctor)
     return parser
@@ -126,6 +127,34 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
         "-v", "--verbose", action="store_true", help="whole tracebacks; who sends how much to whom; memory at its peak"
     )
     parser.set_defaults(command=_check)
+
+
+def _add_mutants(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", nargs="*", metavar="ID", help="these mutants only (ringverify list mutants)")
+    parser.add_argument("--matrix", action="store_true", help="every property on every mutant, not only the first kill")
+    parser.add_argument("--only", type=_names, metavar="ID,…", help="these properties only")
+    parser.add_argument("--skip", type=_names, metavar="ID,…", default=(), help="not these properties")
+    parser.add_argument("--expected", type=Path, metavar="FILE", help="only what killed each mutant in a former run")
+    parser.add_argument(
+        "--seed", type=_count, default=0, metavar="N", help="decides which cases are tried (default: 0)"
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write the kills as JSON")
+    parser.set_defaults(command=_mutants)
+
+
+def _mutants(options: argparse.Namespace) -> int:
+    from ringverify.check.killing import run
+
+    return run(
+        options.ids,
+        only=options.only,
+        skip=options.skip,
+        every=options.matrix,
+        expected=options.expected,
+        seed=options.seed,
+        report=options.report,
+        say=lambda text: print(text, flush=True),
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -189,7 +218,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from ringverify.targets import BUILT_IN
+    from ringverify.targets import BUILT_IN, MUTANT
 
     match options.what:
         case "properties":
@@ -197,6 +226,11 @@ def _list(options: argparse.Namespace) -> int:
 
             for property in PROPERTIES.values():
                 print(f"{property.id:<24}{property.meaning}")
+        case "mutants":
+            from ringverify.mutants.catalogue import MUTANTS
+
+            for mutant in MUTANTS.values():
+                print(f"{MUTANT}{mutant.id:<8}{mutant.kind:<13}{mutant.title}")
         case "peers":
             for name in BUILT_IN:
                 if name.startswith("peer:"):

@@ -29,6 +29,10 @@ _NOT_THE_USERS = (
 )
 
 
+MUTANT = "mutant:"
+"""Prefix of the names of mutants, `mutant:A1`, which live in a catalogue of their own."""
+
+
 def load(target: str) -> Implementation:
     """The implementation that `target` names.
 
@@ -37,6 +41,8 @@ def load(target: str) -> Implementation:
         Inconclusive: the target is a peer whose package is not installed.
     """
     location = BUILT_IN.get(target, target)
+    if target.startswith(MUTANT):
+        location = f"ringverify.mutants.catalogue:{target.removeprefix(MUTANT)}"
     module_name, separator, attribute = location.rpartition(":")
     if not separator or not module_name or not attribute or location.startswith("peer:"):
         close = difflib.get_close_matches(target, BUILT_IN, n=1)

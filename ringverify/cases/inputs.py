@@ -109,8 +109,8 @@ def make_inputs(case: Case) -> Inputs:
 def _reachable(case: Case) -> NDArray[np.bool_]:
     """Whether any query of any head attends a key: `(B, Nk, Hk)`."""
     p = case.problem
-    by_head = (multiplicity(p) > 0).any(axis=2).reshape(p.batch, p.hk, p.group_size, p.nk)
-    reached: NDArray[np.bool_] = by_head.any(axis=2).transpose(0, 2, 1)
+    by_head = (multiplicity(p) > 0).max(axis=2, initial=False).reshape(p.batch, p.hk, p.group_size, p.nk)
+    reached: NDArray[np.bool_] = by_head.max(axis=2, initial=False).transpose(0, 2, 1)
     return reached
 
 

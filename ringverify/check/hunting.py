@@ -89,6 +89,7 @@ def hunt(
     seed: int,
     until: float,
     progress: Callable[[int], None],
+    shrinking: bool = True,
 ) -> Hunt:
     """Try `examples` cases of a property, stop at the first violation, and shrink it.
 
@@ -99,6 +100,7 @@ def hunt(
         seed: decides which.
         until: `time.monotonic()` after which no further case is started.
         progress: called with the number of cases tried so far.
+        shrinking: whether to look for the smallest case, or to leave it at the first.
 
     Raises:
         WorldUnavailable: the world could not be set up.
@@ -133,7 +135,8 @@ def hunt(
     except _Stop:
         pass
     if found:
-        hunt.counterexample = _smallest(property, runner, *found[0])
+        case, judgement = found[0]
+        hunt.counterexample = _smallest(property, runner, case, judgement) if shrinking else _as_found(case, judgement)
         hunt.margin = max(hunt.margin, found[0][1].margin)
     hunt.seconds = time.monotonic() - started
     return hunt
@@ -178,6 +181,13 @@ def _out_of_memory(violation: Violation) -> bool:
         case ("died", _):
             return violation.summary.endswith("SIGKILL")
     return False
+
+
+def _as_found(case: Case, judgement: Judgement) -> Counterexample:
+    assert judgement.violation is not None
+    return Counterexample(
+        case, judgement.violation, judgement.digest, first=case, tried=0, smallest=False, repeats=True
+    )
 
 
 def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgement) -> Counterexample:

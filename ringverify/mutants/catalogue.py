@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ringverify.implementation import Implementation
 from ringverify.mutants import (
     accumulation,
     autograd,
@@ -53,3 +54,10 @@ OUT_OF_SCOPE: dict[str, str] = {
     "R16": "a list of features that were recommended, not a fault",
 }
 """Rows of the reports that need what the written semantics lack, and why."""
+
+
+def __getattr__(name: str) -> Implementation:
+    """A mutant's implementation as an attribute of this module, so that a target can name it by its id alone."""
+    if name in MUTANTS:
+        return MUTANTS[name].implementation
+    raise AttributeError(f"no mutant {name!r}; `ringverify list mutants` names them")

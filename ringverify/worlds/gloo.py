@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ringverify.worlds.gloo_pool import Pool
 from ringverify.worlds.world import Conditions, Failure, Run
@@ -43,7 +43,7 @@ class GlooWorld:
         seed: int,
         deadline: float,
         conditions: Conditions | None = None,
-        watch: bool = False,
+        watch: bool | Literal["memory"] = False,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1, `torch.distributed` initialised in each.
 
