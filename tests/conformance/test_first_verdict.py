@@ -95,7 +95,8 @@ def without_seconds(events):
 
 def test_the_same_seed_tells_the_same_twice(ringverify):
     """Every event but for its seconds: examples, margins, counterexamples."""
-    arguments = (miniature("faulty_rings:dropped_key"), "--max-examples", 6, "--seed", 7)
+    properties = ("--only", "forward,gradients,chunk_boundaries,inputs_untouched")
+    arguments = (miniature("faulty_rings:dropped_key"), *properties, "--max-examples", 6, "--seed", 7)
     assert without_seconds(ringverify.check(*arguments).events) == without_seconds(ringverify.check(*arguments).events)
 
 
