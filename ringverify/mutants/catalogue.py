@@ -25,7 +25,7 @@ from ringverify.mutants import (
 )
 from ringverify.mutants.mutant import Mutant
 
-_SHELVES = (
+SHELVES = (
     accumulation, masking, layout, communication, precision, autograd, shapes, dilation, strides, state, varlen,
     reports, operators, operators_of_index, operators_of_dtype,
 )  # fmt: skip
@@ -33,7 +33,7 @@ _SHELVES = (
 
 def _all() -> dict[str, Mutant]:
     found: dict[str, Mutant] = {}
-    for module in _SHELVES:
+    for module in SHELVES:
         for name, mutant in module.SHELF.mutants.items():
             if name in found:
                 raise ValueError(f"two mutants are called {name!r}")

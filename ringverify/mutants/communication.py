@@ -47,10 +47,27 @@ def _world(here: Here) -> ProcessGroup:
 D2a = SHELF.put(
     "D2a",
     "messages on the world's group",
-    story="Two rings of different length in one world meet one another's messages, or miss them.",
+    story="Ranks and their order are right, the group is not: messages of two lanes share a communicator. Values are "
+    "right on a transport that pairs sender and receiver alone.",
+    source="Megatron-LM 360e15290f",
+    kind="hazard",
+    ring=replace(STEPS, group=_world),
+)
+
+
+def _gathered_in_world(here: Here, rows: torch.Tensor) -> list[torch.Tensor]:
+    everyone = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, rows)
+    return everyone
+
+
+D2c = SHELF.put(
+    "D2c",
+    "collectives on the world instead of the group",
+    story="Partials of another lane are merged too, or it is waited for. Needs replicated queries and a smaller group.",
     source="Megatron-LM 360e15290f",
     kind="group",
-    ring=replace(STEPS, group=_world),
+    ring=replace(STEPS, gather=_gathered_in_world),
 )
 D2b = SHELF.put(
     "D2b",

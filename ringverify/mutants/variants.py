@@ -43,11 +43,20 @@ class Variant:
 VARIANTS: dict[str, Variant] = {}
 """By id."""
 
+DISPUTED: dict[str, Variant] = {}
+"""As accurate as what is in wide use, and less accurate than the error allowed assumes: not held to it."""
 
-def _put(id: str, story: str, ring: Steps | Callable[..., Any], claims: Capabilities = EVERYTHING) -> Implementation:
+
+def _put(
+    id: str,
+    story: str,
+    ring: Steps | Callable[..., Any],
+    claims: Capabilities = EVERYTHING,
+    among: dict[str, Variant] = VARIANTS,
+) -> Implementation:
     function = ring_of(ring) if isinstance(ring, Steps) else ring
     implementation = Implementation(function, f"variant:{id}", claims)
-    VARIANTS[id] = Variant(id, story, implementation)
+    among[id] = Variant(id, story, implementation)
     return implementation
 
 
@@ -240,6 +249,12 @@ sigmoid_merge = _put(
 )
 
 
+def _subtracted(a: Partial, b: Partial) -> Partial:
+    whole = _two_sigmoids(a, b)
+    share = torch.sigmoid(torch.where(a.lse == b.lse, 0.0, b.lse - a.lse))[..., None]
+    return whole._replace(out=a.out - share * (a.out - b.out))
+
+
 def _plain_log(a: Partial, b: Partial) -> Partial:
     whole = _two_sigmoids(a, b)
     top = _finite(torch.maximum(a.lse, b.lse))
@@ -250,6 +265,15 @@ plain_log = _put(
     "plain_log",
     "log(1 + x) for log1p(x): loses digits of a sum that is close to 1, where they do not matter (TE#1546).",
     replace(STEPS, merge=_plain_log),
+)
+
+
+subtracted_sigmoid = _put(
+    "subtracted_sigmoid",
+    "o − σ(bl − l) · (o − bo), the merge of zhuzilin/ring-flash-attention, guarded: where the weight of o is tiny it "
+    "leaves a rounding error of u · |o|, more than the error that a sum of weighted terms has.",
+    replace(STEPS, merge=_subtracted),
+    among=DISPUTED,
 )
 
 
