@@ -180,13 +180,13 @@ _HARMLESS = frozenset(
     [
         *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
         *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
-        *("is_same_size", "_has_same_storage_numel", "_unsafe_view", "record_stream", "set_", "resize_", "wait_tensor"),
+        *("is_same_size", "_has_same_storage_numel", "_unsafe_view", "record_stream", "set_", "resize_"),
     ]
 )
 """Operations that use no element of their arguments, though their schemas do not say so."""
 
-_ALIASES = frozenset(["_unsafe_view", "wait_tensor"])
-"""Operations that return their argument's memory, though their schemas do not say so."""
+_WAITS = ("wait_tensor", "_wrap_tensor")
+"""Names of operations by which functional collectives wait for a tensor, or promise to, begin so."""
 
 _PARTIAL = (
     *("index", "_index", "_unsafe_index", "gather", "take", "put", "scatter", "embedding", "_embedding"),
@@ -208,12 +208,13 @@ def _role(func: Any) -> _Role:
     if schema is None:  # an operation that takes functions; what those do is not seen
         return _Role(func, func, touches=False, positions=frozenset(), keywords={}, partial=False, makes=True)
     name = schema.name.split("::")[-1]
+    waits = name.startswith(_WAITS)
     views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     writes = [one.alias_info is not None and one.alias_info.is_write for one in schema.arguments]
     return _Role(
         func,
         func._op if type(func) is torch._ops.OpOverload else func,  # what it calls itself
-        touches=not views and name not in _HARMLESS,
+        touches=not views and name not in _HARMLESS and not waits,
         positions=frozenset(at for at, written in enumerate(writes) if written and not schema.arguments[at].kwarg_only),
         keywords={
             one.name: written
@@ -221,5 +222,6 @@ def _role(func: Any) -> _Role:
             if one.kwarg_only and "Tensor" in str(one.type)
         },
         partial=name.startswith(_PARTIAL),
-        makes=name == "lift_fresh" or (name not in _ALIASES and any(one.alias_info is None for one in schema.returns)),
+        makes=name == "lift_fresh"
+        or (any(one.alias_info is None for one in schema.returns) and not waits and name != "_unsafe_view"),
     )

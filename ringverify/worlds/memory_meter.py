@@ -67,7 +67,10 @@ class MemoryMeter:
         return Memory(self._rank, self._peak, tuple(sorted(made, key=lambda part: (-part.nbytes, part.place))))
 
     def _note(self, tensor: torch.Tensor, frame: FrameType) -> None:
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except RuntimeError:
+            return  # a tensor without memory of its own
         key = id(storage)  # torch keeps this object as long as the memory lives
         if key in self._live:
             return
