@@ -81,10 +81,11 @@ class Observation:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of every bit that came back on every rank, or of the failure's message."""
+        """SHA-256 of every bit that came back on every rank, or of how the run failed."""
         digest = hashlib.sha256()
         if self.failure is not None:
-            digest.update(f"{self.failure.kind} {self.failure.rank}".encode())
+            said = self.failure.message if self.failure.kind == "raised" else ""  # others tell of times and places
+            digest.update(f"{self.failure.kind} {self.failure.rank} {said}".encode(errors="replace"))
         for rank in self.ranks:
             for tensor in (rank.out, rank.lse, rank.dq, rank.dk, rank.dv):
                 digest.update(b"-" if tensor is None else np.ascontiguousarray(tensor).tobytes())

@@ -16,6 +16,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Judgement, Property, Violation
+from ringverify.worlds.world import WorldUnavailable
 
 SECOND_CHANCE = 2.0
 """A run that passes its deadline is given this many times as long once more: the first may have been importing."""
@@ -114,7 +115,7 @@ def hunt(
         if time.monotonic() > until:
             hunt.out_of_time = True
             raise _Stop
-        judgement = _judge(property, case, runner)
+        judgement = judged(property, case, runner)
         if not judgement.applies:
             return
         hunt.examples += 1
@@ -160,7 +161,13 @@ def _draw(strategy: SearchStrategy[Case], examples: int, seed: int, visit: Calla
     example()
 
 
-def _judge(property: Property, case: Case, runner: Runner) -> Judgement:
+def judged(property: Property, case: Case, runner: Runner) -> Judgement:
+    """Judge one case; a run past its deadline gets a second chance, with more time.
+
+    Raises:
+        Inconclusive: the machine, not the implementation, gave up (out of memory).
+        WorldUnavailable: the world could not be set up.
+    """
     judgement = property.judge(case, runner)
     if judgement.violation is not None and judgement.violation.reason[0] == "deadline" and not runner.hangs:
         runner.deadline *= SECOND_CHANCE
@@ -203,7 +210,10 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
 
     def still_fails(case: Case) -> bool:
         nonlocal best
-        seen = _judge(property, case, runner)
+        try:
+            seen = judged(property, case, runner)
+        except (Inconclusive, WorldUnavailable):
+            return False  # of this case nothing was learned; the one that was found still stands
         if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
             return False
         best = (case, seen)
@@ -241,7 +251,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
     """Judge the last of `cases` in a process in which the others have run, and nothing else."""
     runner.world.close()
-    return [_judge(property, case, runner) for case in cases][-1]
+    return [judged(property, case, runner) for case in cases][-1]
 
 
 def _what_it_follows(

@@ -11,7 +11,7 @@ from ringverify import targets
 from ringverify.cases.case import why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
-from ringverify.check.hunting import Counterexample
+from ringverify.check.hunting import Counterexample, judged
 from ringverify.check.run import find_device, open_world, told
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
@@ -63,8 +63,8 @@ def replay(
         sent = None if world.name == "simulated" else name
         runner = Runner(implementation, world, target=sent, device=recorded.device)
         for earlier in recorded.after:
-            property.judge(earlier, runner)
-        judgement = property.judge(recorded.case, runner)
+            judged(property, earlier, runner)
+        judgement = judged(property, recorded.case, runner)
     except WorldUnavailable as error:
         raise Inconclusive(str(error)) from None
     finally:

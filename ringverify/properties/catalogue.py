@@ -13,6 +13,7 @@ from ringverify.properties.exact_selection import EXACT_SELECTION
 from ringverify.properties.extremes import DTYPES, MASKED_ROWS, OVERFLOW
 from ringverify.properties.invariants import INVARIANTS
 from ringverify.properties.isolation import ISOLATION
+from ringverify.properties.precision import PRECISION
 from ringverify.properties.property import Property
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.traffic import TRAFFIC
@@ -29,6 +30,7 @@ PROPERTIES: dict[str, Property] = {
         MASKED_ROWS,
         OVERFLOW,
         DTYPES,
+        PRECISION,
         CHUNK_BOUNDARIES,
         WORLD_SIZE_INVARIANCE,
         EXACT_SELECTION,

@@ -60,8 +60,8 @@ def _violation(case: Case, other: Case, finding: Finding | None) -> Violation | 
     if finding is None:
         return None
     summary = (
-        f"{finding.tensor} on {case.world_size} ranks differs from {finding.tensor} on {other.world_size}, "
-        "shown as expected"
+        f"{finding.tensor} on a world of {case.world_size} differs from {finding.tensor} on a world of "
+        f"{other.world_size}, shown as expected"
     )
     return Violation(("differs", finding.tensor), finding.rank, summary, "", finding)
 

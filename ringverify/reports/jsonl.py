@@ -62,15 +62,24 @@ class ReportWriter:
         return self
 
     def write(self, event: Event) -> None:
-        """Add an event; the footer completes the report."""
-        if not self._begun:
-            self._begun = True
-            self._file.truncate(0)
-        self._file.write(json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
-        if event["event"] == "footer":
-            self._file.close()
-            os.replace(self.partial, self.path)
+        """Add an event; the footer completes the report.
+
+        Raises:
+            ReportError: the disk is full, or went away.
+        """
+        try:
+            if not self._begun:
+                self._begun = True
+                self._file.truncate(0)
+            self._file.write(json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
+            if event["event"] == "footer":
+                self._file.close()
+                os.replace(self.partial, self.path)
+        except OSError as error:
+            raise ReportError(
+                f"cannot go on with report {self.path}: {error.strerror}; what was told is in it"
+            ) from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -75,6 +75,8 @@ class ContainedWorld:
         if isinstance(outcome, BaseException):
             raise outcome
         simulated: Run = outcome
+        if simulated.failure is not None and simulated.failure.kind == "deadline":
+            self.close()  # what was interrupted may have been an import, and half a module would be left behind
         return simulated
 
     def close(self) -> None:

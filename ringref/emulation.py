@@ -1,0 +1,84 @@
+"""What a pipeline that does exactly what it declares would return: the yardstick of the precision lens.
+
+Dense attention on the problem's inputs, in the dtype of the declared running sums, rounded where the declaration says
+that it rounds: probabilities and the gradients of scores to the input dtype if they are, results to the dtype in which
+they are returned. Its errors are those of the declaration, and nothing else's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ringref.pattern import multiplicity
+from ringref.problem import DtypeName, Problem
+from ringref.rounding import Pipeline
+
+Array = NDArray[np.float64]
+
+TORCH: dict[DtypeName, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulated:
+    """What the declared pipeline returns, as float64: shapes as in `ringref.attention.Answer`."""
+
+    out: Array
+    dq: Array
+    dk: Array
+    dv: Array
+
+
+def emulate(problem: Problem, q: Array, k: Array, v: Array, dout: Array, pipeline: Pipeline) -> Emulated:
+    """Run the declared pipeline.
+
+    Args:
+        problem: what to compute.
+        q: queries `(B, Nq, Hq, D)`, values representable in the pipeline's dtype.
+        k: keys `(B, Nk, Hk, D)`.
+        v: values `(B, Nk, Hk, Dv)`.
+        dout: cotangent of out `(B, Nq, Hq, Dv)`; that of lse is zero.
+        pipeline: how to compute.
+    """
+    sums, returned = TORCH[pipeline.sums], TORCH[pipeline.dtype]
+
+    def narrowed(x: torch.Tensor) -> torch.Tensor:
+        return x.to(returned).to(sums) if pipeline.probabilities == "input" else x
+
+    def by_head(x: Array, groups: int = 1) -> torch.Tensor:
+        return torch.from_numpy(np.array(x)).to(sums).transpose(1, 2).repeat_interleave(groups, dim=1)
+
+    def back(x: torch.Tensor, groups: int = 1) -> Array:
+        if groups > 1:
+            x = x.reshape(x.shape[0], -1, groups, *x.shape[2:]).sum(2)
+        rounded: Array = x.transpose(1, 2).to(returned).to(torch.float64).numpy()
+        return rounded
+
+    group = problem.group_size
+    q_, k_, v_, dout_ = by_head(q), by_head(k, group), by_head(v, group), by_head(dout)
+    m = torch.from_numpy(multiplicity(problem)).to(sums)
+    s = problem.scale_value * (q_ @ k_.mT)
+    if problem.softcap is not None:
+        s = problem.softcap * torch.tanh(s / problem.softcap)
+    unseen = s.new_full((*s.shape[:-1], 1), -torch.inf)  # a row of no keys has a maximum too
+    top = torch.cat([s.masked_fill(m == 0, -torch.inf), unseen], dim=-1).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    weights = torch.where(m > 0, m * torch.exp(s - top), 0.0)
+    total = weights.sum(-1, keepdim=True)
+    p = weights / total.masked_fill(total == 0, 1.0)
+    # Unnormalised weights meet the values, as in an online softmax; the sum divides at the end.
+    out = (narrowed(weights) @ v_) / total.masked_fill(total == 0, 1.0)
+    out_returned = out.to(returned).to(sums)
+    ds = p * (dout_ @ v_.mT - (dout_ * out_returned).sum(-1, keepdim=True))
+    if problem.softcap is not None:
+        ds = ds * (1 - (s / problem.softcap) ** 2)
+    ds = narrowed(ds)
+    dq, dk = problem.scale_value * (ds @ k_), problem.scale_value * (ds.mT @ q_)
+    return Emulated(back(out), back(dq), back(dk, group), back(narrowed(p).mT @ dout_, group))
