@@ -126,7 +126,7 @@ def _not_claimed(c: Capabilities) -> str | None:
 HAZARDS = Property(
     id="hazards",
     meaning="no buffer in flight is touched, every handle is waited for, only the ring's group is used",
-    examples=150,
+    examples=120,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge_hazards,
     unsupported=always,
@@ -135,7 +135,7 @@ HAZARDS = Property(
 PROGRESS = Property(
     id="progress",
     meaning="no deadlock, also where a send waits for its receive; no message is left over",
-    examples=150,
+    examples=100,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge_progress,
     unsupported=always,
@@ -144,7 +144,7 @@ PROGRESS = Property(
 DETERMINISM = Property(
     id="determinism",
     meaning="the same case has the same bits again, on any schedule",
-    examples=40,
+    examples=30,
     cases=lambda c: cases(c, Scope(dtypes=c.dtypes)),
     judge=_judge_determinism,
     unsupported=_not_claimed,

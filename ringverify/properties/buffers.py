@@ -37,7 +37,7 @@ def _judge_strided(case: Case, runner: Runner) -> Judgement:
 INPUTS_UNTOUCHED = Property(
     id="inputs_untouched",
     meaning="q, k, v and the cotangents keep every bit, and so does the memory around them",
-    examples=100,
+    examples=80,
     cases=lambda c: cases(c, Scope(dtypes=widest(c), memory=("contiguous", "offset", "packed", "strided"))),
     judge=_judge_untouched,
     unsupported=always,
@@ -45,7 +45,7 @@ INPUTS_UNTOUCHED = Property(
 STRIDED_INPUTS = Property(
     id="strided_inputs",
     meaning="transposed, strided, offset, packed and expanded inputs and cotangents give the same answer",
-    examples=150,
+    examples=100,
     cases=lambda c: cases(c, Scope(dtypes=widest(c), memory=("transposed", "strided", "offset", "packed", "expanded"))),
     judge=_judge_strided,
     unsupported=always,

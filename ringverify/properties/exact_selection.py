@@ -59,7 +59,7 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
 EXACT_SELECTION = Property(
     id="exact_selection",
     meaning="where each query selects one key, out and dv are its integers, bit for bit, in every dtype",
-    examples=150,
+    examples=120,
     cases=_cases,
     judge=_judge,
     unsupported=always,

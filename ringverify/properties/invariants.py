@@ -108,7 +108,7 @@ def _not_shifted(
 INVARIANTS = Property(
     id="invariants",
     meaning="linear and adjoint in V, moved by a shift of all scores as it must be (no oracle involved)",
-    examples=80,
+    examples=60,
     cases=lambda c: cases(c, Scope(dtypes=widest(c), values=("normal", "integers", "dominating_key"))),
     judge=_judge,
     unsupported=always,

@@ -90,7 +90,7 @@ def _nothing_excluded(c: Capabilities) -> str | None:
 ISOLATION = Property(
     id="isolation",
     meaning="keys that nothing attends may be NaN, and what lies after a position does not move what comes before",
-    examples=120,
+    examples=100,
     cases=lambda c: cases(
         c,
         Scope(dtypes=widest(c), values=("normal", "dominating_key", "poisoned", "poisoned"), want_empty_rows=True),

@@ -93,7 +93,7 @@ def _full_precision_only(c: Capabilities) -> str | None:
 PRECISION = Property(
     id="precision",
     meaning="in bfloat16 and float16, no more rounding than declared, over the mean of all elements",
-    examples=30,
+    examples=20,
     cases=_cases,
     judge=_judge,
     unsupported=_full_precision_only,

@@ -20,7 +20,7 @@ def _without_subgroups(c: Capabilities) -> str | None:
 SUBGROUPS = Property(
     id="subgroups",
     meaning="on an offset or strided part of the ranks the answer is the same, and the other ranks are left alone",
-    examples=100,
+    examples=80,
     cases=lambda c: cases(c, Scope(dtypes=widest(c), world_sizes=(1, 2, 3, 4), groups=("offset", "strided"))),
     judge=_judge,
     unsupported=_without_subgroups,

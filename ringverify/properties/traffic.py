@@ -71,7 +71,7 @@ def _not_claimed(c: Capabilities) -> str | None:
 TRAFFIC = Property(
     id="traffic",
     meaning="only ring neighbours exchange, and no rank sends more than its hops need",
-    examples=60,
+    examples=40,
     cases=lambda c: cases(c, Scope(dtypes=widest(c), world_sizes=(2, 3, 4, 5))),
     judge=_judge,
     unsupported=_not_claimed,

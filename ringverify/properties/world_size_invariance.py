@@ -90,7 +90,7 @@ def _one_world(c: Capabilities) -> str | None:
 WORLD_SIZE_INVARIANCE = Property(
     id="world_size_invariance",
     meaning="the same problem on another number of ranks has the same answer",
-    examples=80,
+    examples=60,
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=_judge,
     unsupported=_one_world,
