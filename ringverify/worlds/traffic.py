@@ -90,10 +90,9 @@ class Traffic:
         """A line for each rank, and one for each of its hops."""
         lines = []
         for rank in sorted({flow.rank for flow in self.flows}):
-            lines.append(
-                f"rank {rank}: {self.messages(rank)} messages, {self.sent(rank)} bytes out, "
-                f"{self.received(rank)} bytes in"
-            )
+            count = self.messages(rank)
+            messages = "1 message" if count == 1 else f"{count} messages"
+            lines.append(f"rank {rank}: {messages}, {self.sent(rank)} bytes out, {self.received(rank)} bytes in")
             for flows in self.hops(rank):
                 lines.append(f"  hop {flows[0].hop}: " + "; ".join(_shown(flow) for flow in flows))
         return lines
