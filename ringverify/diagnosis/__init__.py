@@ -1,0 +1,1 @@
+"""Where and how a counterexample is wrong."""

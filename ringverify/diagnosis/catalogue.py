@@ -1,0 +1,23 @@
+"""Every suspicion there is, the plainest first: of two that explain the same, the earlier is named."""
+
+from __future__ import annotations
+
+from ringverify.diagnosis.dilations import DILATION
+from ringverify.diagnosis.gradients import FACTOR, FORMULA, HOME
+from ringverify.diagnosis.layouts import PERMUTED, ROUNDED, STRIDES
+from ringverify.diagnosis.masks import CAUSAL, DOCUMENTS, KEY_LENGTHS, SHARDS, WINDOW
+from ringverify.diagnosis.merging import BLOCKS, LSE_OF_BLOCKS, MERGE, RETURNED
+from ringverify.diagnosis.positions import POSITIONS
+from ringverify.diagnosis.scores import CAP, HEADS, MULTIPLICITY, SCALE
+from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.diagnosis.travelling import BLOCKS_THAT_ARRIVE, TRAVEL
+
+_SHELVES = (
+    RETURNED, HOME, SCALE, CAP, HEADS, MULTIPLICITY, CAUSAL, WINDOW, DOCUMENTS, KEY_LENGTHS, DILATION, POSITIONS,
+    BLOCKS, MERGE, LSE_OF_BLOCKS, FORMULA, TRAVEL, FACTOR, BLOCKS_THAT_ARRIVE, SHARDS, STRIDES, PERMUTED, ROUNDED,
+)  # fmt: skip
+
+SUSPICIONS: tuple[Suspicion, ...] = tuple(
+    sorted((found for shelf in _SHELVES for found in shelf), key=lambda found: found.when != "always")
+)
+"""Those that hold throughout before those that hold in the forward, or in the backward, only."""

@@ -1,0 +1,165 @@
+"""From a case that fails to what is wrong with the implementation, as far as its numbers say.
+
+A small case explains itself in many ways: with one key every mask is the same. So a suspicion has to explain the
+smallest case, the one found first, and others like them; each prediction that the implementation does not follow rules
+it out. What is left is named, the plainest first, or nothing is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ringref.problem import DtypeName
+from ringref.rounding import margins
+from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.running import Observation
+from ringverify.diagnosis.catalogue import SUSPICIONS
+from ringverify.diagnosis.fitting import fits
+from ringverify.diagnosis.model import STEPS
+from ringverify.diagnosis.scene import Scene, visits
+from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.implementation import Capabilities
+
+SECONDS = 2.0
+"""Time for one diagnosis."""
+
+UNEXPLAINED = "no suspicion explains this"
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong, where.
+
+    Attributes:
+        text: a sentence; it says so when nothing explains what was seen.
+        explained: whether a suspicion does.
+        hop: passes that the block had made which was treated wrongly, if it is those of one hop: the block of rank o
+            reaches rank r at hop (r − o) mod P, in a ring that sends to the right.
+        residual: the largest difference that the explanation leaves.
+    """
+
+    text: str
+    explained: bool = False
+    hop: int | None = None
+    residual: float | None = None
+
+
+def diagnose(
+    observe: Callable[[Case], Observation],
+    cases: Sequence[Case],
+    capabilities: Capabilities,
+    *,
+    seconds: float = SECONDS,
+) -> Diagnosis | None:
+    """Name the suspicion that explains a failing case and others like it.
+
+    Args:
+        observe: runs the implementation on a case; whatever results it returns have to be explained.
+        cases: the smallest failing case, then others on which the same is wrong, such as the one found first.
+        capabilities: what the implementation declares.
+        seconds: time to take at most; further cases are left out when it is over.
+
+    Returns:
+        the diagnosis; `None` where there is nothing to explain: the first case does not return values, or right ones.
+    """
+    until = time.monotonic() + seconds
+    smallest = _seen(observe, cases[0], capabilities)
+    if smallest is None or not wrong_ranks(smallest):
+        return None
+    others = [*cases[1:], *like(cases[0], cases[-1])]
+    asked = [case for case in dict.fromkeys(others) if case != cases[0] and why_unsupported(case, capabilities) is None]
+    scenes = [smallest]
+    for suspicions in (SUSPICIONS, list(fits(smallest))):
+        left = [(found, residual) for found in suspicions if (residual := found.explains(smallest)) is not None]
+        for number, case in enumerate(asked):
+            if not left or (number and time.monotonic() > until):
+                break
+            if len(scenes) == number + 1:
+                scenes += [scene] if (scene := _seen(observe, case, capabilities)) is not None else [smallest]
+            left = _still(left, scenes[number + 1])
+        if left:
+            found, residual = left[0]
+            text = f"{found.sentence(smallest)} (residual {residual:.0e})"
+            return Diagnosis(text, True, hop_of(found, smallest), residual)
+    return Diagnosis(UNEXPLAINED)
+
+
+def _still(left: list[tuple[Suspicion, float]], scene: Scene) -> list[tuple[Suspicion, float]]:
+    """Those that explain another case too."""
+    found = []
+    for suspicion, residual in left:
+        if (more := suspicion.explains(scene)) is not None:
+            found.append((suspicion, max(residual, more)))
+    return found
+
+
+def _seen(observe: Callable[[Case], Observation], case: Case, capabilities: Capabilities) -> Scene | None:
+    observation = observe(case)
+    return None if observation.failure is not None else Scene(case, capabilities, observation)
+
+
+def wrong_ranks(scene: Scene) -> dict[str, tuple[int, ...]]:
+    """The ranks on which each wrong result is wrong."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name in scene.tensors:
+        wide = name == "lse" and scene.problem.dtype != "float64"
+        dtype: DtypeName = "float32" if wide else scene.problem.dtype
+        ranks = tuple(
+            rank
+            for rank in range(scene.size)
+            if bool((margins(scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank), dtype) > 1).any())
+        )
+        if ranks:
+            found[name] = ranks
+    return found
+
+
+def like(smallest: Case, first: Case) -> Iterator[Case]:
+    """Cases like these: other numbers; and the smallest one grown, where explanations part."""
+    yield first.replace(seed=first.seed + 1)
+    for size, length, heads, values in ((4, 17, 4, smallest.values), (3, 12, 6, "normal"), (2, 8, 2, "normal")):
+        grown = _grown(smallest, world_size=size, length=length, heads=heads)
+        if grown is not None:
+            yield grown.replace(values=values, seed=first.seed + 2)
+    yield first.replace(values="normal", seed=first.seed + 2)
+
+
+def _grown(case: Case, *, world_size: int, length: int, heads: int) -> Case | None:
+    """The case with more ranks, positions, heads and dimensions, the same constraints; `None` if they do not fit."""
+    p = case.problem
+    lengths = max(p.nq, length), max(p.nk, length)
+    if p.nq != p.nk:
+        lengths = (length, length + p.nk - p.nq) if p.nk > p.nq else (length + p.nq - p.nk, length)
+    if 0 in (p.nq, p.nk):
+        return None
+    grouped = p.hk != p.heads
+    many = heads if p.heads > 1 or grouped else 1
+    equal = p.head_dim == p.dv
+    dim = max(p.head_dim, 3)
+    try:
+        return case.replace(
+            world_size=max(case.world_size, world_size),
+            query_length=lengths[0],
+            key_length=None if lengths[0] == lengths[1] else lengths[1],
+            heads=max(many, p.heads) if not grouped else heads,
+            key_heads=2 if grouped else None,
+            head_dim=dim,
+            value_dim=None if equal else max(p.dv, 2),
+        )
+    except ValueError:
+        return None
+
+
+def hop_of(suspicion: Suspicion, scene: Scene) -> int | None:
+    """The one hop whose block a suspicion treats otherwise than it should be, if it is one."""
+    hops, steps = set(), suspicion.steps
+    for rank in range(scene.size) if suspicion.ranks is None else suspicion.ranks(scene):
+        for at in visits(scene, rank):
+            changed = steps.times(at) != 1 or steps.part_times(at) != 1 or steps.dq_times(at) != 1
+            if steps.pattern is not STEPS.pattern:
+                changed |= bool((steps.pattern(at) != STEPS.pattern(at)).any())
+            if changed:
+                hops.add(at.hop)
+    return hops.pop() if len(hops) == 1 else None
