@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
 from ringverify.worlds.hazards import Hazard
-from ringverify.worlds.operations import Collective, Joining, Operation, Pieces, Receive, Send, shown
-from ringverify.worlds.stacks import Place
+from ringverify.worlds.operations import Collective, Joining, Pieces, Receive, Send, shown
 
 _Form = tuple[torch.Size, torch.dtype]
 
 
 class Matching:
-    """What both sides of every communication of a run look like.
+    """What both sides of every communication of a run look like."""
 
-    Args:
-        places: where each operation was posted.
-    """
-
-    def __init__(self, places: Mapping[Operation, Place]) -> None:
-        self._places = places
+    def __init__(self) -> None:
         self._misfits: list[tuple[Receive, Send]] = []
         self._forms: dict[Joining, tuple[list[_Form], list[_Form]]] = {}
         self._found: list[Hazard] = []
@@ -63,7 +57,7 @@ class Matching:
                             break
 
     def _disagree(self, part: Joining, form: _Form, other: Joining, other_form: _Form, does: str) -> None:
-        place, other_place = self._places[part], self._places[other]
+        place, other_place = part.posted, other.posted
         message = (
             f"rank {part.rank} {does.format(_text(form))} {part.title} (at {place.short}), "
             f"but rank {other.rank} brings {_text(other_form)} (at {other_place.short})"
@@ -78,7 +72,7 @@ class Matching:
             pairs = channels[message.mailbox, message.source, message.destination, message.tag]
             expected = collections.Counter(_form(one.buffer) for one, _ in pairs)
             order = expected == collections.Counter(_form(one.payload) for _, one in pairs)
-            place, posted = self._places[receive], self._places[message]
+            place, posted = receive.posted, message.posted
             text = (
                 f"rank {receive.rank} receives {shown(receive.buffer)} with its {receive.title} (at {place.short}), "
                 f"but rank {message.rank} sent {shown(message.payload)} (at {posted.short})"

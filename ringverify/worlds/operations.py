@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
+from ringverify.worlds.stacks import NOWHERE
+
 Pieces = Sequence[torch.Tensor]
 """What one rank puts into a collective, or takes out of it."""
 Combine = Callable[[Sequence[Pieces]], Sequence[Pieces]]
@@ -19,17 +21,19 @@ class Operation:
     Attributes:
         mailbox: of the group that it is posted on.
         rank: global rank.
+        posted: the line that posted it, in a run that is watched.
         done: it can be finished without waiting.
         finished: the rank has waited for it, and its buffers are written.
         error: what its rank is told instead.
         source: group rank of the sender, once a receive is matched.
     """
 
-    __slots__ = ("done", "error", "finished", "mailbox", "rank", "source")
+    __slots__ = ("done", "error", "finished", "mailbox", "posted", "rank", "source")
 
     def __init__(self, mailbox: Mailbox, rank: int) -> None:
         self.mailbox = mailbox
         self.rank = rank
+        self.posted = NOWHERE
         self.done = False
         self.finished = False
         self.error: Exception | None = None

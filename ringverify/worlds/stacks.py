@@ -41,6 +41,9 @@ class Place(NamedTuple):
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
+NOWHERE = Place("a place without a Python stack", 0, "?")
+
+
 def place_of_user(frame: FrameType | None) -> Place:
     """The innermost line of a running frame's stack that is neither of a world nor of torch."""
     while frame is not None and (_WHOSE.get(frame.f_code.co_filename) or _whose(frame.f_code.co_filename)) != "user":
@@ -88,7 +91,7 @@ def _ours(filename: str) -> bool:
 
 def _place(frame: FrameType | None) -> Place:
     if frame is None:
-        return Place("a place without a Python stack", 0, "?")
+        return NOWHERE
     return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable
+from typing import NamedTuple
 
 
-@dataclasses.dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     """What one rank exchanged with one peer by one kind of operation in one hop.
 
     Attributes:

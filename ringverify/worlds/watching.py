@@ -26,22 +26,20 @@ class _Post:
 
     Attributes:
         operation: the operation.
-        place: where.
         sends: buffers that must not change, each with what was in it.
         receives: buffers that must not be touched.
         told: kinds of hazards that have been reported of it.
     """
 
-    __slots__ = ("operation", "place", "receives", "sends", "told")
+    __slots__ = ("operation", "receives", "sends", "told")
 
     def __init__(
         self,
         operation: Operation,
-        place: Place,
         sends: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
         receives: Pieces = (),
     ) -> None:
-        self.operation, self.place, self.sends, self.receives = operation, place, sends, receives
+        self.operation, self.sends, self.receives = operation, sends, receives
         self.told: set[HazardKind] = set()
 
 
@@ -79,8 +77,7 @@ class Watch:
     def __init__(self, world_size: int, *, memory: bool) -> None:
         self._ranks = [_Rank(self, rank, memory=memory) for rank in range(world_size)]
         self._world_size = world_size
-        self._places: dict[Operation, Place] = {}
-        self._matching = Matching(self._places)
+        self._matching = Matching()
         self._hazards: dict[str, Hazard] = {}
 
     # -- what came of it -----------------------------------------------------------------------------------------------
@@ -184,25 +181,26 @@ class Watch:
         if post is None:
             return
         if not post.told:
-            if not all(same_bytes(buffer, payload) for buffer, payload in post.sends):
-                self.tell(post, "send_changed", place_of_user(sys._getframe()), found=True)
-            if not all(poisoned(buffer) for buffer in post.receives):
-                self.tell(post, "receive_changed", place_of_user(sys._getframe()), found=True)
-        post.sends, post.receives = (), ()
+            for buffer, payload in post.sends:
+                if not same_bytes(buffer, payload):
+                    self.tell(post, "send_changed", place_of_user(sys._getframe()), found=True)
+            for buffer in post.receives:
+                if not poisoned(buffer):
+                    self.tell(post, "receive_changed", place_of_user(sys._getframe()), found=True)
         rank.mode.remove(post)
         rank.mode.sync()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _post(self, operation: Operation) -> tuple[_Rank, _Post]:
-        place = self._places[operation] = place_of_user(sys._getframe(2))
+        operation.posted = place_of_user(sys._getframe(2))
         rank = self._ranks[operation.rank]
         if rank.ring is not None:
-            self._check_group(rank, operation, place)
-        return rank, _Post(operation, place)
+            self._check_group(rank, operation)
+        return rank, _Post(operation)
 
-    def _check_group(self, rank: _Rank, operation: Operation, place: Place) -> None:
-        ranks = operation.mailbox.ranks
+    def _check_group(self, rank: _Rank, operation: Operation) -> None:
+        ranks, place = operation.mailbox.ranks, operation.posted
         if rank.ring is not None and not set(ranks) <= set(rank.ring):
             group = "the default group" if len(ranks) == self._world_size else f"the group {list(ranks)}"
             message = (
@@ -226,7 +224,7 @@ class Watch:
         if len(buffers) > 1:
             starts = [buffer.data_ptr() for buffer in buffers if buffer.numel()]
             if len(set(starts)) < len(starts):
-                what, where = post.operation.title, post.place
+                what, where = post.operation.title, post.operation.posted
                 message = f"rank {rank.rank} receives twice into the same memory with its {what}, at {where.short}"
                 self._report(Hazard("overlap", rank.rank, what, str(where), str(where), message))
 
@@ -235,10 +233,10 @@ class Watch:
         post.told.add("overlap")
         other.told.add("overlap")
         message = (
-            f"rank {rank} {does} its {other.operation.title} (posted at {other.place.short}) {doing}, "
-            f"with its {what}, at {post.place.short}"
+            f"rank {rank} {does} its {other.operation.title} (posted at {other.operation.posted.short}) {doing}, "
+            f"with its {what}, at {post.operation.posted.short}"
         )
-        self._report(Hazard("overlap", rank, what, str(post.place), str(other.place), message))
+        self._report(Hazard("overlap", rank, what, str(post.operation.posted), str(other.operation.posted), message))
 
     def tell(self, post: _Post, kind: HazardKind, place: Place, *, found: bool = False) -> None:
         """A buffer in flight was touched.
@@ -252,15 +250,15 @@ class Watch:
         if kind in post.told:
             return
         post.told.add(kind)
-        rank, what = post.operation.rank, post.operation.title
+        rank, what, posted = post.operation.rank, post.operation.title, post.operation.posted
         message = (
-            f"rank {rank} {_DID[kind]} the buffer of its {what} (posted at {post.place.short}) before it completed, "
+            f"rank {rank} {_DID[kind]} the buffer of its {what} (posted at {posted.short}) before it completed, "
             f"{'found at' if found else 'at'} {place.short}"
         )
-        self._report(Hazard(kind, rank, what, str(place), str(post.place), message))
+        self._report(Hazard(kind, rank, what, str(place), str(posted), message))
 
     def _left(self, operation: Operation, kind: HazardKind, message: str) -> None:
-        place, what = self._places[operation], operation.title
+        place, what = operation.posted, operation.title
         told = message.format(rank=operation.rank, what=what) + f", posted at {place.short}"
         self._report(Hazard(kind, operation.rank, what, str(place), str(place), told))
 
