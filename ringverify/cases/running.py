@@ -7,7 +7,7 @@ import functools
 import hashlib
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -123,13 +123,15 @@ class Runner:
         """What the implementation declares."""
         return self.implementation.capabilities
 
-    def run(self, case: Case, *, gradients: bool, watch: bool = False, inputs: Inputs | None = None) -> Observation:
+    def run(
+        self, case: Case, *, gradients: bool, watch: bool | Literal["memory"] = False, inputs: Inputs | None = None
+    ) -> Observation:
         """Run one case, with or without a backward pass, watched (in a simulated world) or not.
 
         Args:
             case: what to run.
             gradients: whether to take gradients too.
-            watch: whether to have a simulated world report hazards, traffic and memory.
+            watch: whether to have a simulated world report hazards and traffic, or these and memory.
             inputs: other inputs than the case's own.
 
         Raises:

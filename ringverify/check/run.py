@@ -189,7 +189,7 @@ class _ImplementationRun:
         case = ordinary_case(self.implementation.capabilities)
         if not self.options.verbose or self.world.name != "simulated" or case is None:
             return
-        run = runner.run(case, gradients=self.implementation.capabilities.gradients, watch=True).watched
+        run = runner.run(case, gradients=self.implementation.capabilities.gradients, watch="memory").watched
         if run is None or run.traffic is None:
             return
         memory = [line for rank in run.memory for line in rank.describe()]
@@ -308,7 +308,7 @@ def ordinary_case(capabilities: Capabilities) -> Case | None:
         problem = Problem(
             query_length=even_multiple("zigzag", size) * (16 // size // 2 or 1),
             heads=2,
-            dtype=capabilities.dtypes[0],
+            dtype="float32" if "float32" in capabilities.dtypes else capabilities.dtypes[0],
             causal=capabilities.causal != "never",
         )
         case = Case(problem=problem, sharding=sharding_name(capabilities.shardings[0]), world_size=size)

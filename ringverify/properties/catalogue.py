@@ -13,6 +13,7 @@ from ringverify.properties.exact_selection import EXACT_SELECTION
 from ringverify.properties.extremes import DTYPES, MASKED_ROWS, OVERFLOW
 from ringverify.properties.invariants import INVARIANTS
 from ringverify.properties.isolation import ISOLATION
+from ringverify.properties.memory import MEMORY
 from ringverify.properties.precision import PRECISION
 from ringverify.properties.property import Property
 from ringverify.properties.subgroups import SUBGROUPS
@@ -42,6 +43,7 @@ PROPERTIES: dict[str, Property] = {
         HAZARDS,
         PROGRESS,
         TRAFFIC,
+        MEMORY,
         DETERMINISM,
     )
 }

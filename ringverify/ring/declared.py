@@ -35,7 +35,7 @@ EVERYTHING: dict[str, Any] = {
 """What both declare: all that the written semantics covers."""
 
 
-@implementation(name="ring", traffic="neighbours", **EVERYTHING)
+@implementation(name="ring", traffic="neighbours", memory="sharded", **EVERYTHING)
 def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values passed hop by hop; see `ringverify.ring.ring.ring_attention`."""
     return ring_attention(q, k, v, call)

@@ -1,0 +1,90 @@
+"""`memory`: what a rank holds at its peak, where an implementation makes a claim about it.
+
+"sharded": at a fixed number of positions a rank, a larger world does not cost a rank more. "streaming": that, and twice
+the positions a rank cost twice the memory, so that nothing of the size of a score matrix is ever held.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from ringref.problem import Problem
+from ringverify.cases.case import SEEDS, Case, why_unsupported
+from ringverify.cases.running import Observation, Runner
+from ringverify.cases.strategies import declared_world_sizes
+from ringverify.implementation import Capabilities, sharding_name
+from ringverify.properties.property import Judgement, Property, Violation, violation_of
+
+POSITIONS = 64
+"""Positions a rank: enough for tensors to outweigh what is held beside them."""
+
+BESIDE = 1.15
+"""What may be held beside the tensors of a shard: positions, lengths and the like, which do grow with the world."""
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    """Compare the largest peak of a rank on this case with that on a wider world, or on twice the positions."""
+    c = runner.capabilities
+    size = case.world_size
+    wider = case.replace(query_length=2 * case.problem.nq, world_size=2 * size)
+    longer = case.replace(query_length=2 * case.problem.nq)
+    compared = [(wider, 1.0, f"a world of {2 * size} instead of {size}, at {POSITIONS} positions a rank")]
+    if c.memory == "streaming":
+        compared.append((longer, 2.0, f"{2 * POSITIONS} positions a rank instead of {POSITIONS}"))
+    observed = runner.run(case, gradients=c.gradients, watch="memory")
+    if observed.failure is not None:
+        return Judgement(0.0, violation_of(observed), observed.digest)
+    margin = 0.0
+    for other, times, what in compared:
+        if why_unsupported(other, c) is not None:
+            continue
+        seen = runner.run(other, gradients=c.gradients, watch="memory")
+        if seen.failure is not None:
+            return Judgement(0.0, violation_of(seen), seen.digest)
+        before, after = _peak(observed), _peak(seen)
+        margin = max(margin, after / (before * times * BESIDE) if before else 0.0)
+        if after > before * times * BESIDE:
+            rank = max(range(other.world_size), key=lambda one: _peaks(seen)[one])
+            summary = f"rank {rank} holds {after} bytes at its peak, {after / before:.2f} times as many, with {what}"
+            detail = "" if seen.watched is None else "\n".join(seen.watched.memory[rank].describe())
+            return Judgement(margin, Violation(("grows",), rank, summary, detail), observed.digest)
+    return Judgement(margin, None, observed.digest, applies=margin > 0)
+
+
+def _peaks(observation: Observation) -> list[int]:
+    return [] if observation.watched is None else [rank.peak_bytes for rank in observation.watched.memory]
+
+
+def _peak(observation: Observation) -> int:
+    return max(_peaks(observation), default=0)
+
+
+def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
+    causals = {"both": [False, True], "always": [True], "never": [False]}[c.causal]
+    dtype = "float32" if "float32" in c.dtypes else c.dtypes[0]
+
+    size = max(declared_world_sizes(c, (1, 2, 3, 4)))
+
+    def build(sharding: str, causal: bool, seed: int) -> Case:
+        problem = Problem(query_length=size * POSITIONS, heads=2, head_dim=16, dtype=dtype, causal=causal)
+        return Case(problem=problem, sharding=sharding, world_size=size, seed=seed)
+
+    names = [sharding_name(sharding) for sharding in c.shardings]
+    # All queries on every rank: there a rank's positions are the whole sequence's, and no claim is made.
+    sharded = [name for name in names if name != "replicated_query"] or names
+    return st.builds(build, st.sampled_from(sharded), st.sampled_from(causals), st.integers(0, SEEDS - 1))
+
+
+def _not_claimed(c: Capabilities) -> str | None:
+    return None if c.memory is not None else "no claim about memory is declared"
+
+
+MEMORY = Property(
+    id="memory",
+    meaning="where claimed: a rank's peak does not grow with the world, and is linear in its positions",
+    examples=6,
+    cases=_cases,
+    judge=_judge,
+    unsupported=_not_claimed,
+    simulated_only=True,
+)

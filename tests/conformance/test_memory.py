@@ -1,0 +1,56 @@
+"""`memory`: a claim about a rank's peak is measured, and a false one is found."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import right
+
+from ringverify.cases.running import Runner
+from ringverify.check.hunting import Hunt, hunt
+from ringverify.implementation import Implementation
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.ring.declared import allgather, ring
+from ringverify.worlds.simulated import SimulatedWorld
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def hunted(attend: Implementation, claim: str) -> Hunt:
+    """What is found of the claim, the case as found first."""
+    claims = dataclasses.replace(attend.capabilities, memory=claim)
+    runner = Runner(dataclasses.replace(attend, capabilities=claims), SimulatedWorld())
+    return hunt(
+        PROPERTIES["memory"],
+        runner,
+        examples=2,
+        seed=0,
+        until=float("inf"),
+        progress=lambda done: None,
+        shrinking=False,
+    )
+
+
+def test_the_ring_holds_no_more_in_a_wider_world():
+    """At a fixed number of positions a rank, eight ranks cost each what four do (on two there is one hop, and one buffer less)."""
+    found = hunted(ring, "sharded")
+    assert found.counterexample is None
+    assert 0 < found.margin <= 1
+
+
+@pytest.mark.parametrize("attend", [allgather, right.attend], ids=lambda one: one.name)
+def test_what_gathers_everything_grows_with_the_world(attend):
+    """Every rank holds all keys: the claim is false, and the largest parts are named with their lines."""
+    shown = hunted(attend, "sharded").counterexample
+    assert shown is not None
+    assert shown.violation.reason == ("grows",)
+    assert "with a world of 8 instead of 4" in shown.violation.summary
+    assert "bytes: " in shown.violation.detail
+
+
+def test_a_score_matrix_is_not_streaming():
+    """The ring forms a block's scores at once: twice the positions a rank take more than twice the memory."""
+    shown = hunted(ring, "streaming").counterexample
+    assert shown is not None
+    assert "128 positions a rank instead of 64" in shown.violation.summary
