@@ -128,6 +128,11 @@ class RankMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
         elif not wanted and top is self:
             pop_mode()
 
+    def hide(self) -> None:
+        """Take the mode away until the next `sync`: the world is about to use torch itself."""
+        if not self._inside and top_mode() is self:
+            pop_mode()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         role = _ROLES.get(id(func)) or _learn(func)  # an operation's own hash takes longer
         if role.touches and self._busy:

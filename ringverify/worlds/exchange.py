@@ -75,6 +75,8 @@ class Exchange:
     def send(self, mailbox: Mailbox, source: int, destination: int, tag: int, tensor: torch.Tensor) -> Send:
         """Copy `tensor` and put it on its way. Ranks are group ranks."""
         self._check(mailbox, source, destination)
+        if self._watch is not None:
+            self._watch.hide(mailbox.ranks[source])
         message = Send(mailbox, source, destination, tag, snapshot(tensor))
         message.number, self._sent = self._sent, self._sent + 1
         if self._watch is not None:
@@ -176,11 +178,14 @@ class Exchange:
             operation.finished = True
             if self._watch is not None:
                 self._watch.finish(operation)
+                self._watch.hide(operation.rank)
             try:
                 if operation.error is None:
                     operation.deliver()
             except Exception as error:
                 operation.error = error
+            if self._watch is not None:
+                self._watch.resume(operation.rank)
             self._finished(operation)
         if operation.error is not None:
             raise operation.error

@@ -120,6 +120,14 @@ class Watch:
         self._ranks[rank].mode.sync(over=True)
         watched_by(None)
 
+    def hide(self, rank: int) -> None:
+        """What a rank's thread does until it posts or resumes is the world's own."""
+        self._ranks[rank].mode.hide()
+
+    def resume(self, rank: int) -> None:
+        """The program goes on."""
+        self._ranks[rank].mode.sync()
+
     def send(self, message: Send, buffer: torch.Tensor) -> None:
         """A send is posted."""
         rank, post = self._post(message)
@@ -188,7 +196,6 @@ class Watch:
                 if not poisoned(buffer):
                     self.tell(post, "receive_changed", place_of_user(sys._getframe()), found=True)
         rank.mode.remove(post)
-        rank.mode.sync()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
