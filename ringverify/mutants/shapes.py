@@ -138,3 +138,28 @@ G6 = SHELF.put(
     source="lucidrains/ring-attention-pytorch 0f748b2",
     ring=replace(STEPS, attend=_chunked_mask),
 )
+
+KERNEL_TILE = 32
+
+
+def _first_tile_forgotten(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
+    if block.k.size(1) <= KERNEL_TILE or not q.numel():
+        return Partial(*attend(steps, here, hop, owner, q, block))
+    return tiles(steps, here, hop, owner, q, block, tile=KERNEL_TILE)[-1]
+
+
+O92 = SHELF.put(
+    "O92",
+    "only the last tile of 32 keys counts",
+    story="Right for blocks of one tile, whatever their shape; real kernels have tiles of 16 to 128 keys. Needs a "
+    "shard longer than a tile.",
+    ring=replace(STEPS, attend=_first_tile_forgotten),
+)
+O93 = SHELF.put(
+    "O93",
+    "dimensions past the 32nd left out of the scores",
+    story="A kernel compiled for 32 dimensions. Needs a larger head_dim.",
+    ring=replace(
+        STEPS, scores=lambda q, k, scale: arithmetic.scores(q[..., :KERNEL_TILE], k[..., :KERNEL_TILE], scale)
+    ),
+)

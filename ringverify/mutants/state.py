@@ -121,3 +121,61 @@ O91 = SHELF.put(
     kind="state",
     ring=replace(STEPS, kept=lambda here, saved: tuple(x.clone() for x in _from_room(here, saved)), returned=_reused),
 )
+
+_SAVED: dict[int, tuple[torch.Tensor, ...]] = {}
+
+
+def _on_the_module(here: Here, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    _SAVED[here.rank] = saved
+    return saved
+
+
+def _from_the_module(
+    steps: Steps, here: Here, saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    return STEPS.backward(steps, here, _SAVED[here.rank], dout, dlse)
+
+
+O94 = SHELF.put(
+    "O94",
+    "backward of whichever forward came last",
+    story="What the backward needs is kept on the module instead of in the graph. Needs two forwards before the first "
+    "backward, as two layers have.",
+    kind="state",
+    ring=replace(STEPS, kept=_on_the_module, backward=_from_the_module),
+)
+
+
+def _used_up(
+    steps: Steps, here: Here, saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    found = STEPS.backward(steps, here, saved, dout, dlse)
+    saved[-2].data.zero_()  # out in the wide dtype, taken for scratch
+    return found
+
+
+O95 = SHELF.put(
+    "O95",
+    "a second backward finds scratch memory",
+    story="The backward overwrites what it was saved. Needs retain_graph and a second backward.",
+    kind="state",
+    ring=replace(STEPS, kept=lambda here, saved: (*saved[:-2], saved[-2].clone(), saved[-1]), backward=_used_up),
+)
+_OUT: dict[tuple[object, ...], torch.Tensor] = {}
+
+
+def _same_memory(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = STEPS.returned(here, whole)
+    room = _OUT.setdefault((here.rank, tuple(out.shape), out.dtype), torch.empty_like(out))
+    room.copy_(out)
+    return room.detach(), lse
+
+
+O96 = SHELF.put(
+    "O96",
+    "out is overwritten by the next call",
+    story="One output buffer a shape: right until the same shape is asked for again. Needs an output that is looked at "
+    "after a second call.",
+    kind="state",
+    ring=replace(STEPS, returned=_same_memory),
+)
