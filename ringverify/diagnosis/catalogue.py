@@ -6,8 +6,9 @@ from ringverify.diagnosis.dilations import DILATION
 from ringverify.diagnosis.gradients import FACTOR, FORMULA, HOME
 from ringverify.diagnosis.layouts import PERMUTED, ROUNDED, STRIDES
 from ringverify.diagnosis.masks import CAUSAL, DOCUMENTS, KEY_LENGTHS, SHARDS, WINDOW
-from ringverify.diagnosis.merging import BLOCKS, LSE_OF_BLOCKS, MERGE, RETURNED
+from ringverify.diagnosis.merging import BLOCKS, LSE_OF_BLOCKS, MERGE
 from ringverify.diagnosis.positions import POSITIONS
+from ringverify.diagnosis.returned import RETURNED
 from ringverify.diagnosis.scores import CAP, HEADS, MULTIPLICITY, SCALE
 from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.travelling import BLOCKS_THAT_ARRIVE, TRAVEL

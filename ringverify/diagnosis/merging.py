@@ -1,4 +1,4 @@
-"""Suspicions of merging: weights, log-sum-exps, blocks that are left out or counted twice, what is returned."""
+"""Suspicions of merging: weights, log-sum-exps, blocks that are left out or counted twice."""
 
 from __future__ import annotations
 
@@ -41,8 +41,18 @@ def merging(
 
 def _exp(scene: Scene, x: Array) -> Array:
     """exp in the dtype of the sums: infinite and 0 sooner than in float64."""
-    top = math.log(LARGEST[scene.pipeline.sums])
-    return np.where(x > top, np.inf, np.where(x < -top - 30 * math.log(2), 0.0, np.exp(x)))
+    return _rounded(scene, np.exp(_rounded(scene, x)))
+
+
+def _rounded(scene: Scene, x: Array) -> Array:
+    """As the dtype of the sums holds it."""
+    return x.astype(np.float32).astype(np.float64) if scene.pipeline.sums == "float32" else x
+
+
+def _coarse(scene: Scene, a: Partial, b: Partial) -> Partial:
+    """A merge whose lse has the digits of the dtype of the sums: beside a sentinel few are left of anything else."""
+    lse = _rounded(scene, np.logaddexp(a.lse, b.lse))
+    return Partial(share(a.lse, lse) * a.out + share(b.lse, lse) * b.out, lse)
 
 
 def _log1p(scene: Scene, a: Array, b: Array) -> Array:
@@ -65,14 +75,22 @@ def _plain_weights(scene: Scene, a: Partial, b: Partial) -> Partial:
     return Partial(out, np.logaddexp(a.lse, b.lse))
 
 
-def _guardless(scene: Scene, a: Partial, b: Partial) -> Partial:
+def _sigmoid(scene: Scene, a: Partial, b: Partial) -> Partial:
+    """The sigmoid merge as it is published: -inf - (-inf) wherever the earlier part is empty, or both are."""
     of_b = 1 / (1 + np.exp(a.lse - b.lse))[..., None]
-    return Partial(a.out - of_b * (a.out - b.out), np.logaddexp(a.lse, b.lse) + 0 * (a.lse - b.lse))
+    lse = np.where(a.lse == -np.inf, np.nan, np.logaddexp(a.lse, b.lse))
+    return Partial(a.out - of_b * (a.out - b.out), lse)
 
 
 def _unguarded(scene: Scene, a: Partial, b: Partial) -> Partial:
-    lse = np.logaddexp(a.lse, b.lse)
-    return Partial(np.exp(a.lse - lse)[..., None] * a.out + np.exp(b.lse - lse)[..., None] * b.out, lse)
+    """Shifted by the larger lse, which is -inf where both are."""
+    empty = (a.lse == -np.inf) & (b.lse == -np.inf)
+    whole = merge(scene, a, b)
+    return Partial(np.where(empty[..., None], np.nan, whole.out), np.where(empty, np.nan, whole.lse))
+
+
+def _unguarded_out(scene: Scene, a: Partial, b: Partial) -> Partial:
+    return Partial(_unguarded(scene, a, b).out, np.logaddexp(a.lse, b.lse))
 
 
 def _added(scene: Scene, a: Partial, b: Partial) -> Partial:
@@ -164,6 +182,14 @@ def _stale(scene: Scene, rank: int, found: list[Partial]) -> list[Partial]:
     return written
 
 
+def _replaced_lse(where: float, value: float) -> Steps:
+    """One value of a block's lse taken for another."""
+    return _lse_of_block(lambda at, s, m, lse: np.where(lse == where, value, lse))
+
+
+SENTINELS = (-np.inf, -1e8, -1e9, -1e10, -1e30, -LARGEST["float32"])
+"""What has been used for minus infinity."""
+
 MERGE: list[Suspicion] = [
     Suspicion("out is the sum of the blocks' own softmaxes, without log-sum-exp weights", replace(STEPS, merge=_added)),
     Suspicion("out is the plain average over blocks", replace(STEPS, arrived=_averaged)),
@@ -185,6 +211,9 @@ MERGE: list[Suspicion] = [
         "the merge's weights are transposed: lse (tokens, heads) taken for (heads, tokens)",
         replace(STEPS, merge=_turned),
     ),
+    Suspicion("the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_sigmoid)),
+    Suspicion("the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_unguarded)),
+    Suspicion("the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_unguarded_out)),
     Suspicion(
         "the merge overflows: log(1 + exp(difference)) is infinite and the row becomes 0",
         merging(lse=_log1p, weights_from_lse=True),
@@ -197,8 +226,6 @@ MERGE: list[Suspicion] = [
         "the merge overflows: log-sum-exps are added without a shift", merging(lse=_unshifted, weights_from_lse=True)
     ),
     Suspicion("the merge overflows: its weights are exp(lse), without a shift", replace(STEPS, merge=_plain_weights)),
-    Suspicion("the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_guardless)),
-    Suspicion("the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_unguarded)),
     Suspicion(
         "a block in which nothing is visible leaves the block before it to be merged again",
         replace(STEPS, arrived=_stale),
@@ -231,14 +258,21 @@ LSE_OF_BLOCKS: list[Suspicion] = [
         "a block's lse is its maximum: the logarithm of the sum is missing",
         _lse_of_block(lambda at, s, m, lse: _top(s, m)),
     ),
-    Suspicion(
-        "an lse of exactly 0 is taken for one that was not computed",
-        _lse_of_block(lambda at, s, m, lse: np.where(lse == 0, -1e8, lse)),
-    ),
-    Suspicion(
-        "an lse of exactly 0 is taken for one that was not computed",
-        _lse_of_block(lambda at, s, m, lse: np.where(lse == 0, -np.inf, lse)),
-    ),
+    *[
+        Suspicion(
+            "an lse of exactly 0 is taken for one that was not computed",
+            replace(_replaced_lse(0.0, value), merge=_coarse),
+        )
+        for value in SENTINELS
+    ],
+    *[
+        Suspicion(
+            f"a block without visible keys has lse {value:.3g} instead of -inf",
+            replace(_replaced_lse(-np.inf, value), merge=_coarse),
+        )
+        for value in SENTINELS
+        if np.isfinite(value)
+    ],
     Suspicion(
         "the lse of a block of one key is not written: it is 0",
         _lse_of_block(lambda at, s, m, lse: np.zeros_like(lse) if s.shape[3] == 1 and (m > 0).any() else lse),
@@ -314,58 +348,4 @@ BLOCKS: list[Suspicion] = [
         "replicated queries: the partial result of the last rank is left out",
         replace(STEPS, everyone=lambda scene, rank, found: found[:-1] if len(found) > 1 else found),
     ),
-]
-
-
-def _lse(change: Callable[[Scene, Array], Array]) -> Steps:
-    return replace(STEPS, returned=lambda scene, rank, out, lse: (out, change(scene, lse)))
-
-
-def _out(change: Callable[[Scene, Array, Array], Array]) -> Steps:
-    return replace(STEPS, returned=lambda scene, rank, out, lse: (change(scene, out, lse), lse))
-
-
-def _dead(scene: Scene, out: Array, lse: Array) -> Array:
-    return np.full_like(out, np.nan) if lse.size and bool((lse == -np.inf).all()) else out
-
-
-def _nan_rows(scene: Scene, out: Array, lse: Array) -> Array:
-    return np.where((lse == -np.inf).swapaxes(1, 2)[..., None], np.nan, out)
-
-
-def _over_positions(scene: Scene, out: Array, lse: Array) -> Array:
-    return out / out.sum(axis=1, keepdims=True) if scene.problem.dilation is not None else out
-
-
-RETURNED: list[Suspicion] = [
-    Suspicion("lse is in base 2", _lse(lambda scene, lse: lse / math.log(2))),
-    Suspicion("lse is 0 on rows without keys", _lse(lambda scene, lse: np.where(lse == -np.inf, 0.0, lse))),
-    Suspicion("lse is +inf on rows without keys", _lse(lambda scene, lse: np.where(lse == -np.inf, np.inf, lse))),
-    Suspicion("lse is -1e8 on rows without keys", _lse(lambda scene, lse: np.where(lse == -np.inf, -1e8, lse))),
-    Suspicion("lse is NaN on rows without keys", _lse(lambda scene, lse: np.where(lse == -np.inf, np.nan, lse))),
-    Suspicion(
-        "lse of a rank with one query is not written: it is 0",
-        _lse(lambda scene, lse: np.zeros_like(lse) if lse.shape[-1] == 1 else lse),
-    ),
-    Suspicion("lse is not written: it is 0", _lse(lambda scene, lse: np.zeros_like(lse))),
-    Suspicion("lse has the wrong sign", _lse(lambda scene, lse: -lse)),
-    Suspicion(
-        "lse is returned as (tokens, heads)",
-        _lse(lambda scene, lse: lse.swapaxes(1, 2) if lse.shape[1] == lse.shape[2] else lse),
-    ),
-    Suspicion(
-        "out is NaN where there are no keys at all",
-        _out(lambda scene, out, lse: np.full_like(out, np.nan) if scene.problem.nk == 0 else out),
-    ),
-    Suspicion("out is NaN on a rank on which no query attends a key", _out(_dead)),
-    Suspicion("out is NaN on rows without keys", _out(_nan_rows)),
-    Suspicion(
-        "out is NaN on rows without keys, and so is lse",
-        replace(
-            STEPS,
-            returned=lambda scene, rank, out, lse: (_nan_rows(scene, out, lse), np.where(lse == -np.inf, np.nan, lse)),
-        ),
-    ),
-    Suspicion("out is divided by its sum over positions (dilation)", _out(_over_positions)),
-    Suspicion("out is 0", _out(lambda scene, out, lse: np.zeros_like(out))),
 ]

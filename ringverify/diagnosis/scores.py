@@ -92,8 +92,17 @@ def fitted_scale(scene: Scene) -> float | None:
     return scale if np.isfinite(scale) else None
 
 
+def _no_slope(s: Array, c: float) -> Array:
+    return np.ones_like(s)
+
+
 def _plus_slope(s: Array, c: float) -> Array:
     slope: Array = 1 + (s / c) ** 2
+    return slope
+
+
+def _clipped_slope(s: Array, c: float) -> Array:
+    slope: Array = (np.abs(s) < c).astype(np.float64)
     return slope
 
 
@@ -103,9 +112,9 @@ def _slope_without_factor(s: Array, c: float) -> Array:
 
 
 CAP: list[Suspicion] = [
-    *_throughout("softcap ignored", replace(STEPS, cap=lambda s, c: s, cap_slope=lambda s, c: np.ones_like(s))),
+    *_throughout("softcap ignored", replace(STEPS, cap=lambda s, c: s, cap_slope=_no_slope)),
     Suspicion("softcap ignored in the forward, its derivative is there", replace(STEPS, cap=lambda s, c: s)),
-    Suspicion("derivative of the softcap missing", replace(STEPS, cap_slope=lambda s, c: np.ones_like(s))),
+    Suspicion("derivative of the softcap missing", replace(STEPS, cap_slope=_no_slope)),
     Suspicion(
         "derivative of the softcap is 1 + tanh² instead of 1 - tanh²",
         replace(STEPS, cap_slope=_plus_slope),
@@ -117,7 +126,7 @@ CAP: list[Suspicion] = [
     Suspicion("softcap by clipping instead of tanh", replace(STEPS, cap=lambda s, c: np.clip(s, -c, c))),
     Suspicion(
         "softcap by clipping instead of tanh",
-        replace(STEPS, cap=lambda s, c: np.clip(s, -c, c), cap_slope=lambda s, c: (np.abs(s) < c) * 1.0),
+        replace(STEPS, cap=lambda s, c: np.clip(s, -c, c), cap_slope=_clipped_slope),
     ),
     *_throughout(
         "softcap is tanh(s / c), without its factor c",
