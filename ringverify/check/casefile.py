@@ -95,6 +95,8 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
     }
     if (finding := counterexample.violation.finding) is not None:
         content["finding"] = finite({k: v for k, v in dataclasses.asdict(finding).items() if k != "wrong"})
+    if counterexample.diagnosis is not None:
+        content["diagnosis"] = counterexample.diagnosis
     content["seal"] = _seal(content)
     name = re.sub(r"[^A-Za-z0-9]+", "-", target).strip("-")
     path = folder / f"{name}-{property}-{counterexample.case.identity}.json"

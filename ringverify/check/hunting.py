@@ -14,6 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
+from ringverify.check.explaining import explained
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Judgement, Property, Violation
 from ringverify.worlds.world import WorldUnavailable
@@ -47,6 +48,8 @@ class Counterexample:
         smallest: whether shrinking ended by itself rather than by its budget.
         repeats: whether the case failed in the same way, bit for bit, when it was run again in a fresh process.
         after: cases that have to run before it in the same process for it to fail; mostly none.
+        diagnosis: what explains it, in a sentence; or that nothing does; `None` where there are no values to explain.
+        hop: passes that the block had made which was treated wrongly, if it is those of one hop.
     """
 
     case: Case
@@ -57,6 +60,8 @@ class Counterexample:
     smallest: bool
     repeats: bool
     after: tuple[Case, ...] = ()
+    diagnosis: str | None = None
+    hop: int | None = None
 
 
 @dataclasses.dataclass
@@ -236,6 +241,9 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         repeats = bool(after) or _same_failure(again, judgement)
         judgement = again if again.violation is not None else judgement
     assert judgement.violation is not None
+    # What depends on earlier cases, or on chance, is not to be explained by a case.
+    steady = repeats and not after
+    diagnosis = explained(runner, judgement.violation, case, first) if steady else None
     return Counterexample(
         case=case,
         violation=judgement.violation,
@@ -245,6 +253,8 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         smallest=shrunk.complete,
         repeats=repeats,
         after=after,
+        diagnosis=None if diagnosis is None else diagnosis.text,
+        hop=None if diagnosis is None else diagnosis.hop,
     )
 
 

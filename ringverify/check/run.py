@@ -285,12 +285,12 @@ def told(shown: Counterexample) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "case_text": shown.case.describe(),
         "rank": violation.rank,
-        "hop": None,
+        "hop": shown.hop,
         "tensor": None,
         "index": None,
         "error": None,
         "allowed": None,
-        "diagnosis": None,
+        "diagnosis": shown.diagnosis,
         "summary": violation.summary,
         "detail": violation.detail,
     }

@@ -165,6 +165,11 @@ def _equal_shares(at: Visit) -> Counts:
     return m
 
 
+def _without_key(number: Callable[[Visit], int]) -> Pattern:
+    """One key left out, if there is another."""
+    return lambda at: STEPS.pattern(at) * (at.j != number(at)) if at.problem.nk > 1 else STEPS.pattern(at)
+
+
 def _local(at: Visit) -> tuple[Any, Any, int]:
     return np.arange(len(at.i)), np.arange(len(at.j)), 0
 
@@ -214,6 +219,10 @@ KEY_LENGTHS: list[Suspicion] = [
     *masked("key_lengths compared with local indices", _lengths(_key_lengths, lambda at: np.arange(len(at.j)))),
 ]
 SHARDS: list[Suspicion] = [
+    *masked("the last key is never attended", _without_key(lambda at: at.problem.nk - 1))[::3],
+    *masked("the first key is never attended", _without_key(lambda at: 0))[::3],
+    *masked("the last key of every block is never attended", _without_key(lambda at: max(at.j, default=0)))[::3],
+    *masked("the first key of every block is never attended", _without_key(lambda at: min(at.j, default=0)))[::3],
     *masked("half a block is attended although nothing is causal (zigzag)", _half_blocks)[::3],
     *masked("every rank is taken to hold n // world keys: the rest is dropped", _equal_shares)[::3],
 ]

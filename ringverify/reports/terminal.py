@@ -61,6 +61,8 @@ class Terminal:
         if event["tensor"] is not None:
             rows.append(("worst", worst_element(event)))
             rows.append(("", worst_numbers(event)))
+        if event["diagnosis"] is not None:
+            rows.append(("cause", event["diagnosis"]))
         if event.get("tried"):
             rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
         for earlier in event.get("after", ()):

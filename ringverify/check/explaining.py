@@ -1,0 +1,33 @@
+"""Asking what is wrong with an implementation, once a case is found on which its values are."""
+
+from __future__ import annotations
+
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import GRADIENTS
+from ringverify.cases.running import Observation, Runner
+from ringverify.diagnosis.diagnose import Diagnosis, diagnose
+from ringverify.properties.property import Violation
+from ringverify.worlds.world import WorldUnavailable
+
+
+def explained(runner: Runner, violation: Violation, smallest: Case, first: Case) -> Diagnosis | None:
+    """The diagnosis of a case that violates a property; `None` where no value is wrong, or none when it is run plainly.
+
+    Args:
+        runner: the implementation in its world.
+        violation: what is wrong on the smallest case.
+        smallest: the case to explain.
+        first: the case from which it was shrunk, which the same has to explain.
+    """
+    if violation.finding is None or runner.hangs:
+        return None
+    # Where out or lse is wrong, gradients are too, and how depends on more than the fault: they are left out.
+    gradients = violation.finding.tensor in GRADIENTS
+
+    def observe(case: Case) -> Observation:
+        return runner.run(case, gradients=gradients)
+
+    try:
+        return diagnose(observe, (smallest, first), runner.capabilities)
+    except WorldUnavailable:
+        return None
