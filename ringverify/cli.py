@@ -6,11 +6,14 @@ import argparse
 import contextlib
 import io
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
@@ -54,6 +57,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return Inconclusive.exit_code
     return code
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """Ctrl-C raises `KeyboardInterrupt`, and what this gives raises it once more, should it have been lost.
+
+    Python ignores what is raised while it collects garbage, and Hypothesis has it call a function then.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    def look() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield look
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield look
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Progress(ProgressBar):
+    """The bar, which also is where a lost interrupt is found."""
+
+    def __init__(self, console: Console, look: Callable[[], None]) -> None:
+        super().__init__(console)
+        self._look = look
+
+    def step(self, done: int) -> None:
+        """So many cases have been tried."""
+        self._look()
+        super().step(done)
 
 
 class _Output(Console):
@@ -106,7 +149,7 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
         "--world", choices=("simulated", "gloo", "nccl"), help="where ranks run (default: what the target declares)"
     )
     parser.add_argument("--world-sizes", type=_sizes, metavar="1,2,3", help="numbers of ranks")
-    parser.add_argument("--device", default="cpu", help="device of the tensors (default: cpu)")
+    parser.add_argument("--device", help="device of the tensors (default: cpu; nccl world: cuda)")
     parser.add_argument("--suite", choices=("quick", "full", "nightly"), default="quick", help="how many examples")
     parser.add_argument("--only", type=_names, metavar="ID,…", help="these properties only")
     parser.add_argument("--skip", type=_names, metavar="ID,…", default=(), help="not these properties")
@@ -159,6 +202,13 @@ def _mutants(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from ringverify import targets
+    from ringverify.worlds import torchrun
+    from ringverify.worlds.world import WorldUnavailable
+
+    here = torchrun.placement()
+    if here is not None and here.rank > 0:
+        # One process speaks for all: the verdict, the reports and the exit code are rank 0's.
+        return 0 if options.world == "simulated" else torchrun.serve(here)
 
     # Before torch is imported, which takes seconds: a target is easily mistyped.
     implementations = [targets.load(target) for target in options.targets]
@@ -168,6 +218,8 @@ def _check(options: argparse.Namespace) -> int:
     from ringverify.check.run import Options, Subject, check
     from ringverify.properties.catalogue import select
 
+    if options.world == "nccl" and options.device not in (None, "cuda"):
+        raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
     properties = select(options.only, options.skip)
     subjects = [Subject(*pair) for pair in zip(options.targets, implementations, strict=True)]
     console = _Output()
@@ -183,6 +235,14 @@ def _check(options: argparse.Namespace) -> int:
             if writer is not None:
                 writer.write(event)
 
+        crew = None
+        if here is not None and options.world != "simulated":
+            try:
+                crew = stack.enter_context(contextlib.closing(torchrun.Crew(here, options.world)))
+            except WorldUnavailable as error:
+                raise Inconclusive(str(error)) from None
+            console.print(f"under torchrun: {crew.remark}", highlight=False, markup=False, soft_wrap=True)
+        on_gpus = options.world == "nccl" or (crew is not None and crew.name == "nccl")
         return check(
             subjects,
             properties,
@@ -190,7 +250,7 @@ def _check(options: argparse.Namespace) -> int:
                 suite=options.suite,
                 world=options.world,
                 world_sizes=options.world_sizes,
-                device=options.device,
+                device=options.device or ("cuda" if on_gpus else "cpu"),
                 seed=options.seed,
                 max_examples=options.max_examples,
                 time_budget=options.time_budget,
@@ -200,7 +260,8 @@ def _check(options: argparse.Namespace) -> int:
                 verbose=options.verbose,
             ),
             tell,
-            ProgressBar(console),
+            _Progress(console, stack.enter_context(_interrupts())),
+            crew,
         )
 
 

@@ -101,6 +101,7 @@ class Runner:
         world: where.
         target: how another process finds the implementation; needed by worlds of processes.
         device: device of the tensors.
+        most_ranks: how many ranks the world can have; `None` is any number.
         deadline: seconds that one run may take.
         hangs: whether a run is known to pass its deadline however long it is given.
         runs: how many runs there were.
@@ -112,6 +113,7 @@ class Runner:
     world: World
     target: str | None = None
     device: str = "cpu"
+    most_ranks: int | None = None
     deadline: float = 30.0
     hangs: bool = False
     runs: int = 0

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ringverify.check.casefile import environment
-from ringverify.check.run import open_world
+from ringverify.check.planning import WorldName, open_world
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.targets import BUILT_IN, load
 from ringverify.worlds.world import WorldUnavailable
@@ -23,37 +23,42 @@ def examine(say: Callable[[str], None]) -> int:
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if cuda else []
     say(f"cuda            {', '.join(devices) if devices else 'no device: GPU checks end with exit code 3'}")
     works = True
-    for name in ("simulated", "gloo"):
+    tried: tuple[WorldName, ...] = ("simulated", "gloo")
+    for name in tried:
         problem = _try_world(name)
         works = works and problem is None
         say(f"world {name:<10}{problem or 'works'}")
-    say("world nccl      not built yet")
-    for name in BUILT_IN:
+    if devices:
+        say(f"world nccl      {_try_world('nccl', world_size=min(2, len(devices)), device='cuda') or 'works'}")
+    else:
+        say("world nccl      no GPU: its checks end with exit code 3")
+    for target in BUILT_IN:
         try:
-            load(name)
-            say(f"{name}: can be checked")
+            load(target)
+            say(f"{target}: can be checked")
         except (Inconclusive, UsageError) as error:
-            say(f"{name}: {error}")
+            say(f"{target}: {error}")
     return 0 if works else Inconclusive.exit_code
 
 
-def _try_world(name: str) -> str | None:
-    """Why two ranks cannot add a number in that world, or `None` if they can."""
+def _try_world(name: WorldName, *, world_size: int = 2, device: str = "cpu") -> str | None:
+    """Why ranks cannot add their numbers in that world, or `None` if they can."""
     try:
-        world = open_world("simulated" if name == "simulated" else "gloo")
+        world = open_world(name)
         try:
-            run = world.run(sum_of_ranks, None, world_size=2, seed=0, deadline=30.0)
+            run = world.run(sum_of_ranks, device, world_size=world_size, seed=0, deadline=30.0)
         finally:
             world.close()
     except (WorldUnavailable, Inconclusive) as error:
         return str(error)
     if run.failure is not None:
         return run.failure.message
-    return None if run.results == (1.0, 1.0) else f"two ranks add up to {run.results}"
+    expected = (sum(range(world_size)),) * world_size
+    return None if run.results == expected else f"{world_size} ranks add up to {run.results}"
 
 
-def sum_of_ranks(_: object) -> float:
+def sum_of_ranks(device: str) -> float:
     """The sum of all ranks' numbers, as every rank sees it."""
-    number = torch.tensor([float(dist.get_rank())])
+    number = torch.tensor([float(dist.get_rank())], device=device)
     dist.all_reduce(number)
     return float(number)

@@ -120,6 +120,8 @@ def hunt(
         if time.monotonic() > until:
             hunt.out_of_time = True
             raise _Stop
+        if runner.most_ranks is not None and case.ranks > runner.most_ranks:
+            return
         judgement = judged(property, case, runner)
         if not judgement.applies:
             return

@@ -12,7 +12,8 @@ from ringverify.cases.case import why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
 from ringverify.check.hunting import Counterexample, judged
-from ringverify.check.run import find_device, open_world, told
+from ringverify.check.planning import find_device, open_world
+from ringverify.check.run import told
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
 from ringverify.reports.jsonl import Event
@@ -26,8 +27,8 @@ def _world(name: str, path: Path) -> World:
         case "simulated":
             torch.set_num_threads(1)  # as in the process that check runs them in, for the same bits
             return SimulatedWorld()
-        case "gloo":
-            return open_world("gloo")
+        case "gloo" | "nccl" as processes:
+            return open_world(processes)
         case other:
             raise UsageError(f"case {path} names the unknown world {other!r}")
 

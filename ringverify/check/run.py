@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -17,21 +17,18 @@ from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
 from ringverify.check.hunting import Counterexample, Hunt, hunt
+from ringverify.check.planning import Plan, WorldName, find_device, open_world, planned
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property, Suite
 from ringverify.reports.jsonl import SCHEMA, Event
+from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import World, WorldUnavailable
-
-WorldName = Literal["simulated", "gloo", "nccl"]
 
 EXIT_CODES = {"conformant": 0, "violations": 1, "inconclusive": 3}
 
-DEADLINES = {"simulated": 10.0, "gloo": 30.0}
+DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}
 """Seconds for one run of one case. Processes are slower: the first run in each may import half of torch."""
-
-PROCESS_WORLD_SIZES = (1, 2, 3, 4)
-"""World sizes tried with a process a rank: enough for every bug of direction and order, and few enough to keep warm."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +92,17 @@ def check(
     options: Options,
     tell: Callable[[Event], None],
     watch: Watch,
+    crew: Crew | None = None,
 ) -> int:
     """Check implementations, tell what is found event by event, and return the exit code.
+
+    Args:
+        subjects: the implementations.
+        properties: what must hold of each.
+        options: what the user asked for.
+        tell: is told each event.
+        watch: is told how far the run has come.
+        crew: the processes in which ranks run, if torchrun started this one.
 
     Raises:
         UsageError: options that contradict what an implementation declares.
@@ -106,9 +112,12 @@ def check(
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"two implementations are named {name!r}: give one of them another name=")
+    plans = [
+        planned(subject.target, subject.implementation, world=options.world, world_sizes=options.world_sizes, crew=crew)
+        for subject in subjects
+    ]
     find_device(options.device)
     casefile.look_at(options.cases)
-    plans = [(subject, _world_of(subject.implementation, options), _narrowed(subject, options)) for subject in subjects]
     until = time.monotonic() + (float("inf") if options.time_budget is None else options.time_budget)
     tell(
         {
@@ -124,10 +133,10 @@ def check(
         }
     )
     verdicts = []
-    for subject, world_name, implementation in plans:
-        world = open_world(world_name)
+    for plan in plans:
+        world = open_world(plan.world) if crew is None else crew.world()
         try:
-            run = _ImplementationRun(subject.target, implementation, world, options, until, tell, watch)
+            run = _ImplementationRun(plan, world, options, until, tell, watch)
             verdicts.append(run.verdict(properties))
         finally:
             world.close()
@@ -140,20 +149,24 @@ def check(
 
 @dataclasses.dataclass
 class _ImplementationRun:
-    target: str
-    implementation: Implementation
+    plan: Plan
     world: World
     options: Options
     until: float
     tell: Callable[[Event], None]
     watch: Watch
 
+    @property
+    def implementation(self) -> Implementation:
+        return self.plan.implementation
+
     def verdict(self, properties: Sequence[Property]) -> str:
         runner = Runner(
             self.implementation,
             self.world,
-            target=self.target,
+            target=self.plan.target,
             device=self.options.device,
+            most_ranks=self.plan.most_ranks,
             deadline=DEADLINES[self.world.name] if self.options.deadline is None else self.options.deadline,
         )
         started, seen, examples = time.monotonic(), [], 0
@@ -257,7 +270,7 @@ class _ImplementationRun:
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample) -> Event:
         path = casefile.save(
             self.options.cases,
-            target=self.target,
+            target=self.plan.target,
             property=property.id,
             world=self.world.name,
             device=self.options.device,
@@ -324,69 +337,3 @@ def undeclared(capabilities: Capabilities) -> list[str]:
         "cross_lengths", "softcap", "dilation", "uneven", "empty_shards",
     ]  # fmt: skip
     return [name for name in names if not getattr(capabilities, name)]
-
-
-def open_world(name: WorldName) -> World:
-    """The world of that name.
-
-    Raises:
-        Inconclusive: it is not available here.
-    """
-    match name:
-        case "simulated":
-            from ringverify.worlds.contained import ContainedWorld
-
-            return ContainedWorld()
-        case "gloo":
-            from ringverify.worlds.gloo import GlooWorld
-
-            return GlooWorld()
-        case "nccl":
-            raise Inconclusive("the nccl world is not built yet: use --world gloo or --world simulated")
-
-
-def find_device(device: str) -> None:
-    """Make sure that the device is there.
-
-    Raises:
-        UsageError: nothing is called that.
-        Inconclusive: this machine has none.
-    """
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise UsageError(f"unknown device {device!r}: expected cpu, cuda or cuda:N") from None
-    if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
-        raise Inconclusive(f"no {kind} device here: run on a machine that has one, or use --device cpu")
-
-
-def _world_of(implementation: Implementation, options: Options) -> WorldName:
-    if options.world is None:
-        return "gloo" if implementation.capabilities.processes else "simulated"
-    if options.world == "simulated" and implementation.capabilities.processes:
-        raise UsageError(
-            f"{implementation.name} declares processes=True, so its ranks cannot be threads of one process: "
-            "use --world gloo, or leave --world out"
-        )
-    if options.world == "nccl":
-        raise Inconclusive("the nccl world is not built yet: use --world gloo or --world simulated")
-    return options.world
-
-
-def _narrowed(subject: Subject, options: Options) -> Implementation:
-    """The implementation on the world sizes of this run."""
-    implementation = subject.implementation
-    declared = implementation.capabilities.world_sizes
-    wanted = options.world_sizes
-    if wanted is None:
-        if _world_of(implementation, options) == "simulated":
-            return implementation
-        wanted = PROCESS_WORLD_SIZES if declared is None else declared
-    sizes = wanted if declared is None else tuple(size for size in wanted if size in declared)
-    if not sizes:
-        raise UsageError(
-            f"{implementation.name} declares world sizes {declared}, none of --world-sizes "
-            f"{','.join(map(str, wanted))}: ask for one of them"
-        )
-    capabilities = dataclasses.replace(implementation.capabilities, world_sizes=sizes)
-    return dataclasses.replace(implementation, capabilities=capabilities)

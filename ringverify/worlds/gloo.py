@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ringverify.worlds.gloo_pool import Pool
+from ringverify.worlds.gloo_rank import Place, ThisMachine
 from ringverify.worlds.world import Conditions, Failure, Run
 
 MOST_PROCESSES = 16
@@ -24,11 +25,15 @@ MOST_PROCESSES = 16
 
 
 class GlooWorld:
-    """A `World` of processes. One run at a time: a second thread waits for the first."""
+    """A `World` of processes. One run at a time: a second thread waits for the first.
 
-    name = "gloo"
+    Args:
+        place: where ranks are started and with what; by default on this machine, with gloo.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place | None = None) -> None:
+        self._place = place or ThisMachine()
+        self.name = self._place.name
         self._pools: OrderedDict[int, Pool] = OrderedDict()
         self._lock = threading.Lock()
         # Also at interpreter exit, and for a world that nobody closed.
@@ -88,7 +93,7 @@ class GlooWorld:
         if world_size not in self._pools:
             while self._pools and sum(self._pools) + world_size > MOST_PROCESSES:
                 self._pools.popitem(last=False)[1].end()
-            self._pools[world_size] = Pool(world_size, program_module)
+            self._pools[world_size] = Pool(self._place, world_size, program_module)
         self._pools.move_to_end(world_size)
         return self._pools[world_size]
 

@@ -5,7 +5,6 @@ When one rank goes, its neighbours' connections break and they fail too; the rea
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import os
 import re
@@ -13,7 +12,7 @@ import signal
 import sysconfig
 from collections.abc import Sequence
 
-from ringverify.worlds.gloo_wire import Raised
+from ringverify.worlds.gloo_wire import Died, Raised
 from ringverify.worlds.world import Failure
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -24,25 +23,6 @@ _TORCH = importlib.util.find_spec("torch")
 _NOT_THE_USERS = tuple(
     os.path.dirname(file) + os.sep for file in (__file__, _TORCH and _TORCH.origin) if isinstance(file, str)
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Died:
-    """A rank's process ended: `exit_code` as `multiprocessing` has it, negative for a signal; `at` as in `Raised`."""
-
-    exit_code: int
-    at: float
-
-    @property
-    def what(self) -> str:
-        """How it ended, to stand after "rank 1's process"."""
-        if self.exit_code >= 0:
-            return f"ended with exit code {self.exit_code}"
-        try:
-            name = signal.Signals(-self.exit_code).name
-        except ValueError:
-            name = str(-self.exit_code)
-        return f"was ended by signal {name}"
 
 
 def doubt(end: Raised | Died) -> int:

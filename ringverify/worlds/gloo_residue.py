@@ -20,9 +20,14 @@ class Ledger:
 
     `torch.distributed.send` and all its relatives end in a method of `ProcessGroup`, so counting there sees every
     message whichever way the program posts it, and costs a dictionary update.
+
+    Args:
+        numbers_messages: the backend numbers a group's collectives, sends and receives in one sequence, as gloo does;
+            others number collectives alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, numbers_messages: bool) -> None:
+        self._numbers_messages = numbers_messages
         self._messages: Counter[MessageKey] = Counter()
         self._posted: Counter[str] = Counter()
         self._default: Any = None
@@ -68,9 +73,8 @@ class Ledger:
         try:
             intact = self._complete and self._default is not None and dist.group.WORLD is self._default
             world: Any = distributed_c10d._world
-            # gloo numbers a group's collectives, sends and receives in one sequence.
             collectives = {
-                name: group._get_sequence_number_for_group() - self._posted[name]
+                name: group._get_sequence_number_for_group() - self._posted[name] * self._numbers_messages
                 for group, name in world.pg_names.items()
             }
             return Residue(intact, world.group_count, collectives, messages)

@@ -24,10 +24,12 @@ class Settings:
 
     Args:
         environment: the variables that tell a rank who it is; set here.
+        device: its CUDA device, if it has one.
     """
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], device: int | None) -> None:
         self._environment = environment
+        self._device = device
         self._streams = (sys.stdin, sys.stdout, sys.stderr)
         self._files = _standard_files()
         os.environ.update(environment)
@@ -43,6 +45,9 @@ class Settings:
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002 - the global generator is what a program may have used
         torch.default_generator.manual_seed(0)
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+            torch.cuda.manual_seed(0)
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         if torch.get_num_threads() != 1:

@@ -1,4 +1,4 @@
-"""What the gloo world and its rank processes tell one another, and what a rank leaves behind after a run.
+"""What a world of processes and its ranks tell one another, and what a rank leaves behind after a run.
 
 Everything here is a pickle between processes of one run of the tool, never a file. Importing this module does not
 import torch.
@@ -7,12 +7,40 @@ import torch.
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 MessageKey = tuple[str, int | None, int, int]
 """(name of the group, source or `None` for any, destination, tag); ranks are those within the group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """Who a rank is, and how it meets the others.
+
+    Attributes:
+        rank: its rank.
+        world_size: how many there are.
+        local_rank: which of them it is on its machine.
+        local_world_size: how many there are on its machine.
+        backend: of `torch.distributed`.
+        device: its CUDA device, counted among those it can see; `None` if it has none.
+        visible: the CUDA devices that it can see, as `CUDA_VISIBLE_DEVICES`; `None` leaves that alone.
+        store: address, port and prefix of a TCP store; `None` is a file in the directory that all ranks share.
+        interface: the network interface for gloo; `None` lets gloo choose.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    backend: str = "gloo"
+    device: int | None = None
+    visible: str | None = None
+    store: tuple[str, int, str] | None = None
+    interface: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +114,37 @@ class Raised:
     consequence: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Died:
+    """A rank's process ended: `exit_code` as `multiprocessing` has it, negative for a signal; `at` as in `Raised`."""
+
+    exit_code: int
+    at: float
+
+    @property
+    def what(self) -> str:
+        """How it ended, to stand after "rank 1's process"."""
+        if self.exit_code >= 0:
+            return f"ended with exit code {self.exit_code}"
+        try:
+            name = signal.Signals(-self.exit_code).name
+        except ValueError:
+            name = str(-self.exit_code)
+        return f"was ended by signal {name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    """What a rank wrote to its standard output or standard error."""
+
+    text: bytes
+
+
 Report = Ready | NotReady | Returned | Raised
+"""What a rank itself says."""
+
+Event = Report | Died | Printed
+"""What becomes known of a rank."""
 
 
 def is_clean(residues: Sequence[Residue], *, most_groups: int) -> bool:

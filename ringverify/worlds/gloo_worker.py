@@ -1,4 +1,4 @@
-"""One rank of the gloo world: a process that joins a gloo group once and then runs programs until it is told to stop.
+"""One rank of a world of processes: it joins a process group once and then runs programs until it is told to stop.
 
 Nothing that a program does is trusted to leave this process usable: the other end of the pipe decides that.
 """
@@ -18,19 +18,19 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
-import torch.distributed._functional_collectives  # noqa: F401 - for its side effect
+import torch.distributed._functional_collectives
 
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
-from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned
+from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
 from ringverify.worlds.stacks import one_line, traceback_of_user
 
-LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 FOREVER = datetime.timedelta(days=1)
 """The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
 
@@ -38,34 +38,26 @@ _PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "conne
 """How an error reads that a rank meets because another one has gone (lower case)."""
 
 
-def serve(
-    rank: int, world_size: int, directory: str, jobs: Connection, output: Connection, lifeline: Connection
-) -> None:
+def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, lifeline: Connection) -> None:
     """Run programs as one rank until `jobs` closes.
 
     Args:
-        rank: this process's rank.
-        world_size: how many there are.
-        directory: a private directory of the pool; the ranks meet there, and stacks are written there on request.
+        seat: who this is, and how it meets the others.
+        directory: the ranks of a machine may meet there, and stacks are written there on request.
         jobs: `Job`s come in here, one `Report` goes back for each, after a first one that says the rank is ready.
         output: what becomes standard output and standard error.
         lifeline: closes when the tool ends, however it ends.
     """
     _settle(output)
-    settings = Settings(_environment(rank, world_size))
+    settings = Settings(_environment(seat), seat.device)
     threading.Thread(target=_end_with, args=(lifeline, directory), name="ringverify-lifeline", daemon=True).start()
     # A forked child must hold no end of the pipes: the tool would take it for the rank.
     os.register_at_fork(after_in_child=jobs.close)
     os.register_at_fork(after_in_child=lifeline.close)
-    with open(stacks_file(directory, rank), "w") as stacks:
-        ledger = Ledger()
+    with open(stacks_file(directory, seat.rank), "w") as stacks:
+        ledger = Ledger(numbers_messages=seat.backend == "gloo")
         try:
-            path = os.path.join(directory, "store")
-            store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]  # documented, but not in __all__
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=FOREVER)
-            # Connections are made here, not in the first run, where an interface that does not work would look
-            # like the implementation's fault.
-            dist.barrier()
+            _join(seat, directory)
         except Exception as error:
             _send(jobs, NotReady(_said(error)))
             os._exit(0)
@@ -79,16 +71,42 @@ def serve(
             _send(jobs, _run(job, ledger, settings))
 
 
+def _join(seat: Seat, directory: str) -> None:
+    """Become a member of the default group."""
+    torch_distributed: Any = dist  # stores are documented there, but are not in its __all__
+    if seat.store is None:
+        store = torch_distributed.FileStore(os.path.join(directory, "store"), seat.world_size)
+    else:
+        address, port, prefix = seat.store
+        store = torch_distributed.PrefixStore(prefix, torch_distributed.TCPStore(address, port, is_master=False))
+    device = None
+    if seat.device is not None:
+        device = torch.device("cuda", seat.device)
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        seat.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=FOREVER, device_id=device
+    )
+    # Connections are made here, not in the first run, where an interface that does not work would look like the
+    # implementation's fault.
+    dist.barrier()
+
+
 def stacks_file(directory: str, rank: int) -> str:
     """Where a rank writes the stacks of its threads when it gets SIGUSR1."""
     return os.path.join(directory, f"stacks-{rank}")
 
 
-def _environment(rank: int, world_size: int) -> dict[str, str]:
-    """What torchrun would set, since plain scripts read it, and the loopback interface."""
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-    return {**ranks, **sizes, "GLOO_SOCKET_IFNAME": LOOPBACK}
+def _environment(seat: Seat) -> dict[str, str]:
+    """What torchrun would set, since plain scripts read it, and which devices this rank can see."""
+    variables = {
+        "RANK": str(seat.rank),
+        "LOCAL_RANK": str(seat.local_rank),
+        "WORLD_SIZE": str(seat.world_size),
+        "LOCAL_WORLD_SIZE": str(seat.local_world_size),
+        "GLOO_SOCKET_IFNAME": seat.interface,
+        "CUDA_VISIBLE_DEVICES": seat.visible,
+    }
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _settle(output: Connection) -> None:

@@ -122,7 +122,7 @@ def test_a_folder_for_cases_that_cannot_be_made_is_refused_before_any_work(ringv
 
 INFRASTRUCTURE = {
     "no such device": (["--device", "cuda"], ["no cuda device", "--device cpu"]),
-    "no such world yet": (["--world", "nccl"], ["nccl", "--world gloo"]),
+    "no GPU for a rank": (["--world", "nccl"], ["world size 1 needs 1 GPU", "--world gloo"]),
 }
 
 

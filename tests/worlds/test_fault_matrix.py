@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from ringverify import targets
+from ringverify import cli, targets
 from ringverify.cases.shrinking import Shrunk
+from ringverify.check import planning
 from ringverify.check import run as running
 from ringverify.check.run import Options, Subject, check
 from ringverify.properties.catalogue import select
@@ -37,8 +38,8 @@ GENEROUS = 8.0
 SHORT = 0.7
 """The deadline of what hangs, which is given three of them; of nothing that is expected to end."""
 
-OPEN = {"simulated": lambda: running.open_world("simulated"), "threads": SimulatedWorld,
-        "gloo": lambda: running.open_world("gloo")}  # fmt: skip
+OPEN = {"simulated": lambda: planning.open_world("simulated"), "threads": SimulatedWorld,
+        "gloo": lambda: planning.open_world("gloo")}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +260,7 @@ def test_a_killed_process_is_replaced_within_seconds(world_name, worlds, record_
 
 @pytest.mark.parametrize("world_name", ["simulated", "gloo"])
 @pytest.mark.parametrize("fault", ["computes_for_ever", "sleeps_for_ever", "floods_standard_output"])
-def test_ctrl_c_ends_a_run_within_seconds_and_leaves_nobody(fault, world_name, record_property):
+def test_ctrl_c_ends_a_run_within_seconds_and_leaves_nobody(fault, world_name, record_property, request):
     """Sent as a terminal does, to the whole foreground group; 0.8 s on quiet cores, 2 s are promised."""
     forever = ("--deadline", "3600", "--suite", "nightly", "--world-sizes", "3")
     arguments = ("check", f"{MINIATURES}/faults.py:{fault}", "--world", world_name, *forever)
@@ -270,6 +271,7 @@ def test_ctrl_c_ends_a_run_within_seconds_and_leaves_nobody(fault, world_name, r
         text=True,
         start_new_session=True,
     )
+    request.addfinalizer(tool.kill)
     # Ranks are in process groups of their own; once they are there, give them the time to get to work.
     assert becomes_true(lambda: len(ranks(of=tool.pid)) == (3 if world_name == "gloo" else 1), 50)
     time.sleep(0.5)
@@ -280,6 +282,23 @@ def test_ctrl_c_ends_a_run_within_seconds_and_leaves_nobody(fault, world_name, r
     assert (tool.returncode, errors) == (130, "ringverify: interrupted\n")
     assert seconds < GENEROUS
     assert becomes_true(lambda: not orphans())
+
+
+class _Interrupted:
+    """Its end is interrupted, where Python ignores what is raised."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_that_is_lost_is_found_at_the_next_case(monkeypatch):
+    """Hypothesis has a callback in garbage collection: a run under Ctrl-C went on for ever."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    with cli._interrupts() as look:
+        look()
+        _Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            look()
 
 
 def test_the_matrix_is_as_large_as_promised():

@@ -19,8 +19,8 @@ import gloo_programs as programs
 import pytest
 
 from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
-from ringverify.worlds.gloo_blame import Died, first_cause
-from ringverify.worlds.gloo_wire import Raised, Residue, is_clean
+from ringverify.worlds.gloo_blame import first_cause
+from ringverify.worlds.gloo_wire import Died, Raised, Residue, is_clean
 from ringverify.worlds.world import Failure, WorldUnavailable
 
 pytestmark = pytest.mark.timeout(60)
@@ -299,12 +299,13 @@ def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None)
     assert not list(tmp_path.glob("ringverify-*"))
 
 
+@pytest.mark.timeout(180)
 def test_worlds_of_parallel_pytest_workers_do_not_meet() -> None:
     """Two pytest workers run their own pools at the same time; no port, file or process is shared."""
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", __file__, "-k"]
     chosen = "every_rank_runs or kept_for_the_next"
-    done = subprocess.run([*command, chosen], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*command, chosen], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,0 +1,121 @@
+"""Where an implementation is run, and with how many ranks: decided, or refused, before any work is done."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.implementation import Implementation
+from ringverify.worlds import nccl, torchrun
+from ringverify.worlds.world import World
+
+WorldName = Literal["simulated", "gloo", "nccl"]
+
+PROCESS_WORLD_SIZES = (1, 2, 3, 4)
+"""World sizes tried with a process a rank: enough for every bug of direction and order, and few enough to keep warm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is run where.
+
+    Attributes:
+        target: what a user types to get the implementation.
+        implementation: the implementation, on the world sizes of this run.
+        world: where its ranks run.
+        most_ranks: how many ranks that world can have; `None` is any number.
+    """
+
+    target: str
+    implementation: Implementation
+    world: WorldName
+    most_ranks: int | None
+
+
+def planned(
+    target: str,
+    implementation: Implementation,
+    *,
+    world: WorldName | None,
+    world_sizes: tuple[int, ...] | None,
+    crew: torchrun.Crew | None,
+) -> Plan:
+    """The plan for one implementation.
+
+    Args:
+        target: what a user types to get it.
+        implementation: with all that it declares.
+        world: the world that is asked for; `None` chooses by what is declared.
+        world_sizes: the world sizes that are asked for; `None` means all that suit.
+        crew: the processes in which ranks run, if torchrun started this one.
+
+    Raises:
+        UsageError: what is asked for contradicts what is declared.
+        Inconclusive: the world is too small for what is asked for.
+    """
+    declared = implementation.capabilities.world_sizes
+    chosen = _world(implementation, world, crew)
+    most = crew.size if crew is not None else len(nccl.my_devices()) if chosen == "nccl" else None
+    if world_sizes is None:
+        if chosen == "simulated":
+            return Plan(target, implementation, chosen, most)
+        world_sizes = PROCESS_WORLD_SIZES if declared is None else declared
+        if most is not None:
+            offered = {*world_sizes, most} if declared is None else {*world_sizes}
+            world_sizes = tuple(sorted(size for size in offered if 0 < size <= most)) or world_sizes[:1]
+    sizes = world_sizes if declared is None else tuple(size for size in world_sizes if size in declared)
+    if not sizes:
+        raise UsageError(
+            f"{implementation.name} declares world sizes {declared}, none of --world-sizes "
+            f"{','.join(map(str, world_sizes))}: ask for one of them"
+        )
+    if most is not None and max(sizes) > most:
+        raise Inconclusive((nccl if crew is None else torchrun).too_few(max(sizes), most))
+    capabilities = dataclasses.replace(implementation.capabilities, world_sizes=sizes)
+    return Plan(target, dataclasses.replace(implementation, capabilities=capabilities), chosen, most)
+
+
+def _world(implementation: Implementation, asked: WorldName | None, crew: torchrun.Crew | None) -> WorldName:
+    if crew is not None:
+        return crew.name
+    if asked is None:
+        return "gloo" if implementation.capabilities.processes else "simulated"
+    if asked == "simulated" and implementation.capabilities.processes:
+        raise UsageError(
+            f"{implementation.name} declares processes=True, so its ranks cannot be threads of one process: "
+            "use --world gloo, or leave --world out"
+        )
+    return asked
+
+
+def open_world(name: WorldName) -> World:
+    """The world of that name."""
+    match name:
+        case "simulated":
+            from ringverify.worlds.contained import ContainedWorld
+
+            return ContainedWorld()
+        case "gloo":
+            from ringverify.worlds.gloo import GlooWorld
+
+            return GlooWorld()
+        case "nccl":
+            return nccl.NcclWorld()
+
+
+def find_device(device: str) -> None:
+    """Make sure that the device is there.
+
+    Raises:
+        UsageError: nothing is called that.
+        Inconclusive: this machine has none.
+    """
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise UsageError(f"unknown device {device!r}: expected cpu, cuda or cuda:N") from None
+    if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
+        raise Inconclusive(f"no {kind} device here: run on a machine that has one, or use --device cpu")

@@ -1,0 +1,245 @@
+"""One rank on this machine: its process, the tool's ends of its pipes, and how both are ended.
+
+A pool of ranks knows them by the protocol `Rank`, so that a rank may as well be another machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import multiprocessing.resource_tracker
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ringverify.worlds.gloo_blame import main_thread
+from ringverify.worlds.gloo_wire import Died, Event, Printed, Seat
+from ringverify.worlds.world import WorldUnavailable
+
+LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+GRACE_SECONDS = 5.0
+"""How long the system may take to bury a process that was killed."""
+PRELOADED = ("ringverify.worlds.gloo_worker", "torch.fx.experimental.symbolic_shapes")
+"""Imported once, by the fork server; the second is what torch imports in a first backward pass, for a second."""
+
+Source = tuple[Any, Callable[[], Sequence[Event]]]
+"""Something that `selectors` can wait for, and what to call then. `EOFError` or `OSError`: nothing will come again."""
+
+
+class Rank(Protocol):
+    """The tool's end of one rank."""
+
+    def sources(self) -> Sequence[Source]:
+        """Where events come from. What a rank printed comes before what it reports."""
+        ...
+
+    def send(self, job: bytes) -> None:
+        """Give it a pickled `Job`.
+
+        Raises:
+            OSError: it is gone.
+        """
+        ...
+
+    def ask_where(self) -> None:
+        """Have it say where it is."""
+        ...
+
+    def where(self) -> str | None:
+        """Its answer, once it is there: the stack of the thread that runs programs, innermost frame first."""
+        ...
+
+    def kill(self) -> None:
+        """End it, and the children that programs left with it, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Wait for its end after `kill`, and tidy up."""
+        ...
+
+
+class Place(Protocol):
+    """Where ranks are started."""
+
+    @property
+    def name(self) -> str:
+        """How the world is called."""
+        ...
+
+    def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
+        """Start ranks 0 … world_size − 1, one at a time.
+
+        Args:
+            world_size: how many.
+            program_module: the module of the first program, which a fork server that starts now imports for all ranks.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ThisMachine:
+    """A `Place`: all ranks on this machine.
+
+    Attributes:
+        name: how the world is called.
+        backend: of `torch.distributed`.
+        devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them, one a rank; `None` for ranks without any.
+    """
+
+    name: str = "gloo"
+    backend: str = "gloo"
+    devices: tuple[str, ...] | None = None
+
+    def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
+        """Start the ranks; they meet in a directory of their own."""
+        directory = tempfile.mkdtemp(prefix=f"ringverify-{self.name}-")
+        try:
+            for rank in range(world_size):
+                seat = Seat(rank, world_size, rank, world_size, self.backend, interface=LOOPBACK)
+                if self.devices is not None:
+                    visible = ",".join(self.devices[:world_size])
+                    seat = dataclasses.replace(seat, device=rank, visible=visible)
+                yield LocalRank(seat, directory, program_module)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+class LocalRank:
+    """A `Rank` that is a process of this machine, started when this is made.
+
+    Args:
+        seat: who it is.
+        directory: for its stacks and, without another store, for meeting the others; removed when it closes.
+        program_module: a module that a fork server which starts now should import.
+
+    Raises:
+        WorldUnavailable: this platform has no fork server.
+        OSError: the process could not be started.
+    """
+
+    def __init__(self, seat: Seat, directory: str, program_module: str) -> None:
+        # Imports torch, which a tool that only uses another world may never need.
+        from ringverify.worlds.gloo_worker import serve, stacks_file
+
+        try:
+            context = multiprocessing.get_context("forkserver")
+        except ValueError:
+            raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
+        context.set_forkserver_preload([*PRELOADED, program_module])
+        self._directory = directory
+        self._stacks = stacks_file(directory, seat.rank)
+        self._jobs, theirs = context.Pipe()
+        self._output, printing = context.Pipe(duplex=False)
+        lifeline, self._lifeline = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=serve,
+            args=(seat, directory, theirs, printing, lifeline),
+            name=f"ringverify {seat.backend} rank {seat.rank} of {seat.world_size}",
+            daemon=True,
+        )
+        with theirs, printing, lifeline, _unknown_main(), _interrupts_held_back():
+            self._process.start()
+        os.set_blocking(self._output.fileno(), False)
+
+    def sources(self) -> Sequence[Source]:
+        """Its reports, its output, its end."""
+        return ((self._jobs, self._reported), (self._output, self._printed), (self._process.sentinel, self._died))
+
+    def send(self, job: bytes) -> None:
+        """Give it a job."""
+        self._jobs.send_bytes(job)
+
+    def _reported(self) -> Sequence[Event]:
+        try:
+            report = pickle.loads(self._jobs.recv_bytes())
+        except (EOFError, OSError):
+            raise  # how it ended comes from the fork server
+        except Exception:  # the program wrote to a file descriptor that is not its own
+            self._process.kill()
+            raise EOFError from None
+        return [*self._all_printed(), report]
+
+    def _died(self) -> Sequence[Event]:
+        self._process.join()
+        return [*self._all_printed(), Died(self._process.exitcode or 0, time.monotonic())]
+
+    def _printed(self) -> Sequence[Event]:
+        try:
+            text = os.read(self._output.fileno(), 1 << 20)
+        except BlockingIOError:
+            return []
+        if not text:
+            raise EOFError
+        return [Printed(text)]
+
+    def _all_printed(self) -> list[Event]:
+        """What is still in the pipe; a rank that floods its output is not waited for."""
+        found: list[Event] = []
+        with contextlib.suppress(EOFError, OSError):
+            while len(found) < 16 and (more := self._printed()):
+                found += more
+        return found
+
+    def ask_where(self) -> None:
+        """Have its `faulthandler` write a file."""
+        process = self._process
+        if process.pid is not None and process.exitcode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGUSR1)
+
+    def where(self) -> str | None:
+        """What the file holds, once it is whole."""
+        with contextlib.suppress(OSError), open(self._stacks, errors="replace") as file:
+            return main_thread(file.read())
+        return None
+
+    def kill(self) -> None:
+        """End it and its process group; a process group outlives its leader."""
+        if self._process.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # it may not have had the time to make its process group
+
+    def close(self) -> None:
+        """Wait for its end, close the pipes and remove the directory."""
+        self._process.join(GRACE_SECONDS)
+        for connection in (self._jobs, self._output, self._lifeline):
+            connection.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _unknown_main() -> Iterator[None]:
+    """Keep `multiprocessing` from running the tool's main script again in every rank.
+
+    Programs are importable by name, so no rank needs it; a script without a main guard would start ranks for ever.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Keep Ctrl-C, which a terminal sends to all, from processes that have not yet begun to ignore it.
+
+    They inherit what is held back here, and for good: ranks and the fork server end with the tool, by other means.
+    """
+    multiprocessing.resource_tracker.ensure_running()  # when it starts, it lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
