@@ -33,7 +33,7 @@ def hunted(attend: Implementation, claim: str) -> Hunt:
 
 
 def test_the_ring_holds_no_more_in_a_wider_world():
-    """At a fixed number of positions a rank, eight ranks cost each what four do (on two there is one hop, and one buffer less)."""
+    """Eight ranks cost each what four do; on two there is one hop only, and one buffer less."""
     found = hunted(ring, "sharded")
     assert found.counterexample is None
     assert 0 < found.margin <= 1
