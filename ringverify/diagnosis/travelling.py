@@ -71,6 +71,15 @@ def _like(x: Array, room: Array, axis: int = 2) -> Array:
     return found
 
 
+def _unpacked_as_a_pair(scene: Scene, parts: dict[tuple[int, int], Part]) -> list[Part]:
+    """Two buffers that each hold dk and dv, the one sent and the one received, are taken for dk and for dv."""
+    right, size = collect(scene, parts), scene.size
+    if scene.replicated or size == 1 or any(part.dk.shape != part.dv.shape for part in right):
+        return right
+    sums = [part.dk + part.dv for part in right]
+    return [Part(sums[r], _like(sums[(r + 1) % size], sums[r])) for r in range(size)]
+
+
 def _last_on_the_way(by: Callable[[Part], Part]) -> Steps:
     return replace(
         STEPS,
@@ -112,6 +121,10 @@ TRAVEL: list[Suspicion] = [
     ),
     Suspicion("dk and dv are those of rank r + 1: sent one hop too few", replace(STEPS, collect=_of_neighbour(1))),
     Suspicion("dk and dv are those of rank r - 1: sent one hop too many", replace(STEPS, collect=_of_neighbour(-1))),
+    Suspicion(
+        "dk equals dk + dv, and dv is that sum of rank r + 1: the buffers sent and received are unpacked as dk and dv",
+        replace(STEPS, collect=_unpacked_as_a_pair),
+    ),
     Suspicion("dk and dv never come home: they are 0", _last_on_the_way(lambda part: Part(0 * part.dk, 0 * part.dv))),
     Suspicion("replicated queries: dq is not summed over ranks", replace(STEPS, sum_dq=lambda scene, dq: dq)),
 ]
