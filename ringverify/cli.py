@@ -127,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("case", type=Path, metavar="CASE", help="a file that check wrote")
     replay.add_argument("--edited", action="store_true", help="accept a file that was changed by hand")
     replay.add_argument("--target", help="run the case on another implementation")
+    replay.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write a script that shows it by itself")
     replay.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
     replay.set_defaults(command=_replay)
     listing = commands.add_parser("list", help="list what there is")
@@ -273,6 +274,7 @@ def _replay(options: argparse.Namespace) -> int:
         options.case,
         edited=options.edited,
         target=options.target,
+        written=options.snippet,
         say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
         show=Terminal(console, verbose=options.verbose).counterexample,
     )

@@ -14,9 +14,10 @@ from ringverify.check import casefile
 from ringverify.check.hunting import Counterexample, judged
 from ringverify.check.planning import find_device, open_world
 from ringverify.check.run import told
+from ringverify.check.snippet import snippet
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
-from ringverify.reports.jsonl import Event
+from ringverify.reports.jsonl import Event, write_whole
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import World, WorldUnavailable
 
@@ -34,7 +35,13 @@ def _world(name: str, path: Path) -> World:
 
 
 def replay(
-    path: Path, *, edited: bool, target: str | None, say: Callable[[str], None], show: Callable[[Event], None]
+    path: Path,
+    *,
+    edited: bool,
+    target: str | None,
+    written: Path | None = None,
+    say: Callable[[str], None],
+    show: Callable[[Event], None],
 ) -> int:
     """Run the case of a file, show what is wrong, and say whether it is the same, bit for bit.
 
@@ -42,6 +49,7 @@ def replay(
         path: a case file.
         edited: accept a file that was changed after it was written.
         target: another implementation than the recorded one.
+        written: where to write the case as a stand-alone script too, if anywhere.
         say: takes a line of text.
         show: takes a counterexample event.
 
@@ -59,6 +67,12 @@ def replay(
     implementation = targets.load(name)
     if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
         raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
+    if written is not None:
+        try:
+            write_whole(written, snippet(recorded, name, implementation))
+        except OSError as error:
+            raise UsageError(f"cannot write {written}: {error.strerror}; name another file with --snippet") from None
+        say(f"written to {written}: python {written} shows it without ringverify")
     world = _world(recorded.world, path)
     try:
         sent = None if world.name == "simulated" else name

@@ -139,6 +139,7 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
     """Cases like these: other numbers; and the smallest one grown, where explanations part."""
     yield first.replace(values=smallest.values, seed=first.seed + 1)
     yield first.replace(values=smallest.values, world_size=1)
+    yield from _varied(smallest, first.replace(values=smallest.values))
     if smallest.problem.documents is not None:
         third = first.problem.nq // 3
         yield first.replace(values=smallest.values, documents=(min(1, third), third, max(third, first.problem.nq - 1)))
@@ -147,6 +148,22 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
         if grown is not None:
             yield grown.replace(values=values, seed=first.seed + 2)
     yield first.replace(values="normal", seed=first.seed + 2)
+
+
+def _varied(smallest: Case, first: Case) -> Iterator[Case]:
+    """The first case with one choice made otherwise: what depends on that choice is told from what does not."""
+    p = first.problem
+    if smallest.sharding == "replicated_query":
+        yield first.replace(sharding="contiguous")
+    if smallest.memory != "contiguous":
+        yield first.replace(memory="contiguous")
+    if p.scale is None:
+        yield first.replace(scale=0.3)
+    if p.window is not None:
+        yield first.replace(window=(2, 1))
+    if p.softcap is not None:
+        yield first.replace(values="large_scores")
+    yield first.replace(cotangent="both")
 
 
 def _grown(case: Case, *, world_size: int, length: int, heads: int) -> Case | None:
@@ -175,6 +192,8 @@ def _grown(case: Case, *, world_size: int, length: int, heads: int) -> Case | No
 
 def hop_of(suspicion: Suspicion, scene: Scene) -> int | None:
     """The one hop whose block a suspicion treats otherwise than it should be, if it is one."""
+    if scene.size == 1:
+        return None
     hops, steps = set(), suspicion.steps
     for rank in range(scene.size) if suspicion.ranks is None else suspicion.ranks(scene):
         for at in visits(scene, rank):

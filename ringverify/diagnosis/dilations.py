@@ -121,10 +121,6 @@ DILATION: list[Suspicion] = [
         "dilation offset one too large", of=_offset(lambda problem, dilation, head, branch: (branch[2] + 1) % branch[1])
     ),
     *dilated(
-        "dilation offset taken from the head in every mode",
-        of=_offset(lambda problem, dilation, head, branch: head % branch[1]),
-    ),
-    *dilated(
         "split heads: dilation offset taken from the head instead of the branch",
         of=_of_head("split"),
     ),
