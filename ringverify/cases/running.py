@@ -207,19 +207,19 @@ def run_rank(task: Task) -> RankResult | None:
         result = _run_in_ring(task, groups[0], ring.index(rank))
     else:
         result = None
-        _run_outside(groups[1], outside)
+        _run_outside(groups[1], outside, task.device)
     dist.destroy_process_group(groups[0 if rank in ring else 1])
     return result
 
 
-def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> None:
+def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) -> None:
     """Three times round a ring of the ranks outside, and a reduction: busy, and noticing what is not for them.
 
     Raises:
         ContractError: something else arrived than what these ranks sent to one another.
     """
     place, size = ranks.index(dist.get_rank()), len(ranks)
-    block = torch.full((3,), float(place))
+    block = torch.full((3,), float(place), device=device)
     for hop in range(3 * size):
         arriving = torch.empty_like(block)
         sends = dist.P2POp(dist.isend, block, ranks[(place + 1) % size], group)
@@ -230,7 +230,7 @@ def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> None:
             block = arriving
             if not bool((block == (place - hop - 1) % size).all()):
                 raise ContractError("is outside the ring's group, and received what was not sent to it")
-    total = torch.ones(1)
+    total = torch.ones(1, device=device)
     dist.all_reduce(total, group=group)
     if float(total) != size:
         raise ContractError("is outside the ring's group, and something of it got into a reduction there")

@@ -54,9 +54,13 @@ def failure(world: GlooWorld, program: Any, argument: Any = None, *, deadline: f
 
 
 def is_running(process: int) -> bool:
-    """Whether a process runs; one that has ended but that its parent has not asked after does not."""
+    """Whether a process runs; one that has ended but that its parent has not asked after does not.
+
+    It holds its pipes until its last thread has ended, which may be a moment after its first.
+    """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        ended = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return not ended or len(os.listdir(f"/proc/{process}/task")) > 1
     return False
 
 
