@@ -19,6 +19,6 @@ _SHELVES = (
 )  # fmt: skip
 
 SUSPICIONS: tuple[Suspicion, ...] = tuple(
-    sorted((found for shelf in _SHELVES for found in shelf), key=lambda found: found.when != "always")
+    sorted((found for shelf in _SHELVES for found in shelf), key=lambda found: (found.when != "always", found.narrow))
 )
-"""Those that hold throughout before those that hold in the forward, or in the backward, only."""
+"""What holds throughout before what holds in one direction, on all blocks before on some."""

@@ -31,7 +31,7 @@ def masked(says: str, of: Pattern) -> list[Suspicion]:
 
     scopes = [("", of), (" on blocks from other ranks", elsewhere), (" on the own block", at_home)]
     return [
-        Suspicion(f"{says}{where}", replace(STEPS, pattern=changed), when)
+        Suspicion(f"{says}{where}", replace(STEPS, pattern=changed), when, narrow=bool(where))
         for when in WHENS
         for where, changed in scopes
     ]

@@ -37,12 +37,14 @@ class Suspicion:
         steps: the ring with this one thing wrong.
         when: whether it is wrong throughout, in the forward only, or in the backward only.
         ranks: on which ranks of a case it is wrong; `None` is all.
+        narrow: whether it concerns some blocks only, and comes after what concerns all.
     """
 
     says: str | Callable[[Scene], str]
     steps: Steps
     when: When = "always"
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
+    narrow: bool = False
 
     def sentence(self, scene: Scene) -> str:
         """What it says of a case."""
@@ -157,10 +159,11 @@ def _agree(
         limit = np.maximum(limit, _relative(scene, name) * np.abs(predicted))
         if bool((_margins(seen, predicted, limit, dtype) > 1).any()):
             return None
-        wrong = margins(seen, true, allowed, dtype) > 1
         difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
         # Where the limit is wide, it must still be the suspicion rather than the right answer that is near.
-        if bool((wrong & ~np.isnan(seen) & ~(difference < np.abs(seen - true) / 2)).any()):
+        margin = margins(seen, true, allowed, dtype)
+        most = np.unravel_index(int(margin.argmax()), margin.shape)
+        if margin[most] > 1 and not np.isnan(seen[most]) and not difference[most] < np.abs(seen - true)[most] / 2:
             return None
         worst = max(worst, float(np.max(difference, where=np.isfinite(difference), initial=0.0)))
     return worst
