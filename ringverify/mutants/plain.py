@@ -294,7 +294,6 @@ def ring_of(steps: Steps) -> Callable[[Tensor, Tensor, Tensor, AttentionCall], t
 EVERYTHING = Capabilities(
     sharding=SHARDINGS,
     dtypes=DTYPES,
-    devices=("cpu", "cuda"),
     lse=True,
     lse_gradient=True,
     gqa=True,
