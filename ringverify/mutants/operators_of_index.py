@@ -226,7 +226,7 @@ def _smaller_first(problem: Problem) -> list[list[Branch]]:
 O62 = SHELF.put(
     "O62",
     "split heads: groups cut in proportion",
-    story="h · G // H for larger groups first. The same up to three branches: needs four, and six heads.",
+    story="h · G // H for larger groups first. The same up to three branches: needs four.",
     ring=replace(STEPS, branches=_smaller_first),
 )
 O63 = SHELF.put(
