@@ -180,7 +180,9 @@ def allowed_error(
     merge_cost = MERGE_ROUNDINGS * (merges + 1)
     summing = (u * (keys + merge_cost))[..., None]
     # A weight, or the factor of a merge, may vanish below the smallest normal number of the running sums.
-    vanishing = 2 * UNDERFLOW[pipeline.sums] * attended
+    # Rounded to the input dtype, weights and the gradients of scores vanish where that does.
+    narrow = UNDERFLOW[pipeline.dtype] if pipeline.probabilities == "input" else 0.0
+    vanishing = (2 * UNDERFLOW[pipeline.sums] + narrow) * attended
     out_error = (p * (weight_error + summing) + vanishing) @ np.abs(v_BHKD)
     lse_error = np.where(keys > 0, eta_mean + 2 * u * largest + UNIT_ROUNDOFF[pipeline.lse_dtype] * np.abs(lse), 0.0)
     seen_by_row = np.broadcast_to((keys > 0)[..., None], out_error.shape)
@@ -201,7 +203,8 @@ def allowed_error(
         slope = np.where(attended, 1 - (inner.scores / problem.softcap) ** 2, 0.0)
         slope_error = SCORE_ROUNDINGS * u + TANH_SLOPE_CHANGE * score_error / problem.softcap
     per_score = weight_error + u_weight + u * (2 * problem.dv + merge_cost) + summing
-    ds_error = p * (w * (slope * per_score + slope_error) + slope * from_out[..., None]) + vanishing * w
+    ds_error = p * (w * (slope * per_score + slope_error) + slope * from_out[..., None])
+    ds_error = ds_error + vanishing * w + narrow * attended
     ds_size = p * w * slope
     queries = problem.nq * problem.group_size
     q_sum, k_sum = summing, u * (queries + merge_cost)

@@ -140,6 +140,8 @@ class Runner:
             WorldUnavailable: the world could not be set up; nothing was learned.
         """
         make_inputs(case)  # drawn once here, not once a rank
+        if inputs is None and watch == "memory":
+            inputs = make_inputs(case)  # made by a rank, they would count as its memory
         if gradients and self.target is None:
             _import_for_gradients()
         task = Task(self.implementation if self.target is None else self.target, case, gradients, self.device, inputs)

@@ -18,6 +18,12 @@ from ringverify.properties.property import Judgement, Property, Violation, viola
 POSITIONS = 64
 """Positions a rank: enough for tensors to outweigh what is held beside them."""
 
+FEWEST_RANKS = 3
+"""On two ranks there is a single hop, and one buffer less than on any larger world."""
+
+WIDTH = 32
+"""Heads times head_dim, likewise."""
+
 BESIDE = 1.15
 """What may be held beside the tensors of a shard: positions, lengths and the like, which do grow with the world."""
 
@@ -25,7 +31,9 @@ BESIDE = 1.15
 def _judge(case: Case, runner: Runner) -> Judgement:
     """Compare the largest peak of a rank on this case with that on a wider world, or on twice the positions."""
     c = runner.capabilities
-    size = case.world_size
+    size, p = case.world_size, case.problem
+    if size < FEWEST_RANKS or p.nq < size * POSITIONS or p.heads * p.head_dim < WIDTH:
+        return Judgement(0.0, None, applies=False)  # too small for tensors to outweigh what is held beside them
     wider = case.replace(query_length=2 * case.problem.nq, world_size=2 * size)
     longer = case.replace(query_length=2 * case.problem.nq)
     compared = [(wider, 1.0, f"a world of {2 * size} instead of {size}, at {POSITIONS} positions a rank")]
@@ -63,10 +71,10 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
     causals = {"both": [False, True], "always": [True], "never": [False]}[c.causal]
     dtype = "float32" if "float32" in c.dtypes else c.dtypes[0]
 
-    size = max(declared_world_sizes(c, (1, 2, 3, 4)))
+    size = max(_sizes(c))
 
     def build(sharding: str, causal: bool, seed: int) -> Case:
-        problem = Problem(query_length=size * POSITIONS, heads=2, head_dim=16, dtype=dtype, causal=causal)
+        problem = Problem(query_length=size * POSITIONS, heads=2, head_dim=WIDTH // 2, dtype=dtype, causal=causal)
         return Case(problem=problem, sharding=sharding, world_size=size, seed=seed)
 
     names = [sharding_name(sharding) for sharding in c.shardings]
@@ -75,8 +83,16 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
     return st.builds(build, st.sampled_from(sharded), st.sampled_from(causals), st.integers(0, SEEDS - 1))
 
 
+def _sizes(c: Capabilities) -> list[int]:
+    """World sizes that can be compared with twice as many ranks."""
+    declared = declared_world_sizes(c, tuple(range(1, 9)))
+    return [size for size in declared if FEWEST_RANKS <= size <= 4 and 2 * size in declared]
+
+
 def _not_claimed(c: Capabilities) -> str | None:
-    return None if c.memory is not None else "no claim about memory is declared"
+    if c.memory is None:
+        return "no claim about memory is declared"
+    return None if _sizes(c) else "no world sizes are declared of which one is twice the other, from 3 ranks on"
 
 
 MEMORY = Property(

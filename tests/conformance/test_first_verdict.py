@@ -188,7 +188,8 @@ def test_a_budget_that_cuts_a_property_short_says_how_far_it_came(ringverify):
     )
     (event,) = outcome.told("property")
     assert event["verdict"] == "pass"
-    assert event["reason"] == f"the time budget ended after {event['examples']} of 20000 examples"
+    asked = PROPERTIES["forward"].examples_in("nightly")
+    assert event["reason"] == f"the time budget ended after {event['examples']} of {asked} examples"
     assert event["reason"] in outcome.out
 
 
