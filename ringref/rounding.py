@@ -18,7 +18,9 @@ dtype; results are rounded once more, to the dtype in which they are returned.
    exp(eta_ij) - 1,  eta_ij = delta_ij + u (c_exp + |s_ij - lse_i| + (M + 1)(c_merge + 2 L_i) + K_i), K_i keys summed.
 3. *lse* is wrong by at most the weighted mean  etabar_i = sum_j p_ij eta_ij, and its rounding.
 4. *out* = sum_j p_ij v_j / (sum of weights):
-   |e_id| <= sum_j p_ij |v_jd| (exp(eta_ij + etabar_i) - 1 + u (K_i + c_merge (M + 1))).
+   |e_id| <= sum_j p_ij |v_jd| (exp(eta_ij + etabar_i) - 1 + u (K_i + c_merge (M + 1)))
+             + u c_merge (M + 1) max_j |v_jd|,
+   the last term for merges written as o - w (o - b).
 
 **Gradients.** With g_ij = dout_i . v_j and D_i = sum_j p_ij g_ij, ds_ij = p_ij (g_ij - D_i + dlse_i) * slope_ij.
 g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so errors are relative to
@@ -183,7 +185,10 @@ def allowed_error(
     # Rounded to the input dtype, weights and the gradients of scores vanish where that does.
     narrow = UNDERFLOW[pipeline.dtype] if pipeline.probabilities == "input" else 0.0
     vanishing = (2 * UNDERFLOW[pipeline.sums] + narrow) * attended
-    out_error = (p * (weight_error + summing) + vanishing) @ np.abs(v_BHKD)
+    # A convex combination o - w (o - b) of two partial results errs by their size, whatever the weight.
+    largest_value = np.where(attended[..., None], np.abs(v_BHKD)[:, :, None], 0.0).max(axis=3, initial=0.0)
+    combining = u * merge_cost * largest_value
+    out_error = (p * (weight_error + summing) + vanishing) @ np.abs(v_BHKD) + combining
     lse_error = np.where(keys > 0, eta_mean + 2 * u * largest + UNIT_ROUNDOFF[pipeline.lse_dtype] * np.abs(lse), 0.0)
     seen_by_row = np.broadcast_to((keys > 0)[..., None], out_error.shape)
     out_allowed = _rounded(_from_head(out_error), answer.out, _from_head(seen_by_row), pipeline.dtype)
@@ -196,7 +201,7 @@ def allowed_error(
     if dlse is not None:
         around = around + np.where(keys > 0, np.abs(dlse), 0.0)
     w = product + around[..., None]  # W_ij
-    from_out = u_out * (dout_BHQD * out_BHQD).sum(axis=3)
+    from_out = (dout_BHQD * (u_out * out_BHQD + combining)).sum(axis=3)
     slope: Any = 1.0
     slope_error: Any = 0.0
     if problem.softcap is not None:
@@ -274,7 +279,7 @@ def _from_head(tensor_BHND: NDArray[Any], group_size: int = 1) -> NDArray[Any]:
 
 
 def rms_error(actual: Array, exact: Array, dtype: DtypeName) -> tuple[float, int]:
-    """rho = sqrt(mean over rows of |e|^2 / |exact|^2) / u, and the number of elements it is a mean of.
+    """rho = sqrt(mean over rows of |e|^2 / |exact|^2) / u, and the number of rows it is a mean of.
 
     A row is the last axis; rows whose exact value is 0 are left out. Rounding once to nearest gives about 0.4. Unlike a
     maximum, the mean is not ruled by the few large rows at the start of a causal sequence.
@@ -284,7 +289,7 @@ def rms_error(actual: Array, exact: Array, dtype: DtypeName) -> tuple[float, int
     if not kept.any():
         return 0.0, 0
     relative = ((actual - exact) ** 2).sum(axis=-1)[kept] / size[kept]
-    return float(np.sqrt(relative.mean()) / UNIT_ROUNDOFF[dtype]), int(kept.sum()) * exact.shape[-1]
+    return float(np.sqrt(relative.mean()) / UNIT_ROUNDOFF[dtype]), int(kept.sum())
 
 
 FLUCTUATION = 6.0
@@ -292,10 +297,12 @@ FLUCTUATION = 6.0
 interval, so its square has a relative standard deviation of about 1, and a mean of n of them one of 1 / sqrt(n)."""
 
 
-def precision_allowed(emulated: float, elements: int) -> float:
-    """The largest rho of a pipeline whose emulation has `emulated`, over so many elements.
+def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumulates", "input"]) -> float:
+    """The largest rho of a pipeline whose emulation has `emulated`, over so many rows.
 
     Two pipelines that round at the same places differ in the few elements that lie next to a tie; one that rounds once
-    more, a running sum say, is larger by a factor of sqrt(2) from the first time on.
+    more, a running sum say, is larger by a factor of sqrt(2) from the first time on. Where probabilities are rounded,
+    pipelines do it before or after they are normalised, which are different roundings: their variance may be twice.
     """
-    return emulated * float(np.sqrt(1 + FLUCTUATION / np.sqrt(max(elements, 1))))
+    places = 2.0 if probabilities == "input" else 1.0
+    return emulated * float(np.sqrt(places * (1 + FLUCTUATION / np.sqrt(max(rows, 1)))))

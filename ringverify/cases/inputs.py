@@ -115,8 +115,8 @@ def _reachable(case: Case) -> NDArray[np.bool_]:
 
 
 SELECTOR = 128.0
-"""Entry of selector queries and keys. Other keys than the target score -16384 times the scale, whose exponential
-is exactly 0 in float64 too for head_dim up to 400."""
+"""Entry of selector keys, and step of selector queries. Scores of two keys of a row differ by at least 16384 times the
+scale, and the exponential of that, negated, is exactly 0 in float64 too for head_dim up to 400."""
 
 
 def selectable(case: Case) -> bool:
@@ -129,9 +129,10 @@ def selectable(case: Case) -> bool:
 def _selectors(case: Case, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
     """Inputs whose answer is exact in every dtype: each query selects one key, and a forbidden key scores higher.
 
-    Keys are unit vectors. A query scores 0 on its target and a number far below on every other key, so that its
-    log-sum-exp is exactly 0 in any base and by any way of merging, and out is the target's value, an integer. On the
-    first key that the pattern forbids it scores far above: where the mask leaks, that key's value is what comes out.
+    Keys are unit vectors. A query scores 0 on its target and on every other key a number of its own, each far below
+    the one before. So its log-sum-exp is exactly 0 in any base and by any way of merging, out is the target's value, an
+    integer, and so is every partial result on the way. On the first key that the pattern forbids it scores far above:
+    where the mask leaks, that key's value is what comes out.
 
     Raises:
         ValueError: the case has too few dimensions, or a pattern for which nothing is exact.
@@ -142,8 +143,8 @@ def _selectors(case: Case, rng: np.random.Generator) -> tuple[Array, Array, Arra
         )
     p = case.problem
     attended = multiplicity(p) > 0  # (B, Hq, Nq, Nk)
-    q = np.full((p.batch, p.heads, p.nq, p.head_dim), -SELECTOR)
-    q[..., p.nk :] = 0.0
+    q = np.zeros((p.batch, p.heads, p.nq, p.head_dim))
+    q[..., : p.nk] = -SELECTOR * (1 + rng.random((*q.shape[:-1], p.nk)).argsort(axis=-1))
     for row in np.ndindex(p.batch, p.heads, p.nq):
         allowed = np.flatnonzero(attended[row])
         forbidden = np.flatnonzero(~attended[row])
@@ -174,7 +175,8 @@ def lay_out(values: Array, dtype: torch.dtype, memory: Memory, device: str) -> t
     one projection are. expanded: stride 0 over batch and heads, so values must not vary along them.
     What the tensor does not cover is NaN, so that reading it shows.
     """
-    source = torch.from_numpy(np.array(values)).to(device=device, dtype=dtype)
+    # Picking positions out of an array leaves its axes in another order in memory; plain memory is in order.
+    source = torch.from_numpy(np.array(values, order="C")).to(device=device, dtype=dtype)
     nan = math.nan
     match memory:
         case "contiguous":

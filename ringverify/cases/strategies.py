@@ -28,6 +28,10 @@ GENERAL_VALUES: tuple[Values, ...] = (
     "falling_blocks",
 )
 HEAD_DIMS = (1, 2, 3, 4, 5, 8, 16)
+TILES = (33, 65, 129)
+"""Lengths just past a usual tile of keys, for the whole sequence; times two, for two ranks' worth."""
+WIDE = (33, 40, 64, 80)
+"""Head dimensions past a half warp, and not all multiples of it."""
 CONSTRAINTS = ("window", "documents", "key_lengths", "softcap", "dilation")
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -143,6 +147,13 @@ def _shapes(draw: Draw, c: Capabilities, scope: Scope, size: int, even: int) -> 
             "batch": side, "query_length": length, "key_length": length, "heads": side, "key_heads": side,
             "head_dim": side, "value_dim": side,
         }  # fmt: skip
+    if draw(st.integers(0, 31)) == 31:  # more than one tile of a kernel, in keys and in width
+        length = even * -(-draw(st.sampled_from(TILES)) // even)
+        dim = draw(st.sampled_from(WIDE))
+        return {
+            "batch": 1, "query_length": length, "key_length": length, "heads": 2, "key_heads": 2, "head_dim": dim,
+            "value_dim": draw(st.sampled_from(WIDE)) if c.value_dim else dim,
+        }  # fmt: skip
     length = _length(draw, c, scope, size, even)
     cross = c.cross_lengths and draw(st.integers(0, 3)) >= (2 if scope.want_empty_rows else 3)
     key_length = _length(draw, c, scope, size, even) if cross else length
@@ -192,7 +203,7 @@ def _pattern(
 def _dilation(draw: Draw, modes: tuple[HeadMode, ...], n: int) -> Dilation:
     heads = draw(st.sampled_from(modes))
     branch = st.tuples(st.integers(1, max(1, n + 1)), st.integers(1, 5))
-    branches = tuple(draw(st.lists(branch, min_size=1, max_size=3)))
+    branches = tuple(draw(st.lists(branch, min_size=1, max_size=5)))
     if heads == "split":
         return Dilation(branches)
     return Dilation(branches, heads, draw(st.sampled_from(["cyclic", "block"])))

@@ -126,7 +126,7 @@ def _not_claimed(c: Capabilities) -> str | None:
 HAZARDS = Property(
     id="hazards",
     meaning="no buffer in flight is touched, every handle is waited for, only the ring's group is used",
-    examples=120,
+    examples=100,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge_hazards,
     unsupported=always,
@@ -135,7 +135,7 @@ HAZARDS = Property(
 PROGRESS = Property(
     id="progress",
     meaning="no deadlock, also where a send waits for its receive; no message is left over",
-    examples=100,
+    examples=80,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge_progress,
     unsupported=always,

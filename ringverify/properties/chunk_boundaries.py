@@ -75,7 +75,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
 CHUNK_BOUNDARIES = Property(
     id="chunk_boundaries",
     meaning="results are right wherever shards, segments, windows and documents end: a dense sweep of small sizes",
-    examples=250,
+    examples=220,
     cases=sweep,
     judge=_judge,
     unsupported=always,

@@ -26,7 +26,7 @@ def _never_empty(c: Capabilities) -> str | None:
 MASKED_ROWS = Property(
     id="masked_rows",
     meaning="a query without keys has out 0, lse -inf and gradients that are exactly 0; its neighbours are right",
-    examples=150,
+    examples=120,
     cases=lambda c: cases(c, Scope(want_empty_rows=True, cotangents=_cotangents(c))),
     judge=_judge_everything,
     unsupported=_never_empty,
@@ -34,7 +34,7 @@ MASKED_ROWS = Property(
 OVERFLOW = Property(
     id="overflow",
     meaning="scores of 100, gaps of 100 between blocks in either visiting order, and scores past 65504 are exact work",
-    examples=150,
+    examples=120,
     cases=lambda c: cases(
         c,
         Scope(
@@ -48,7 +48,7 @@ OVERFLOW = Property(
 DTYPES = Property(
     id="dtypes",
     meaning="every declared dtype comes back as it went in, rounded once, with sums and lse in float32 or wider",
-    examples=200,
+    examples=160,
     cases=lambda c: cases(c, Scope(cotangents=_cotangents(c))),
     judge=_judge_everything,
     unsupported=always,

@@ -24,8 +24,8 @@ from ringverify.properties.property import Judgement, Property, Violation, viola
 Array = NDArray[np.float64]
 
 LOW: tuple[DtypeName, ...] = ("bfloat16", "float16")
-FEWEST = 1000
-"""Elements below which a mean says too little."""
+FEWEST = 100
+"""Rows below which a mean says too little."""
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
@@ -34,16 +34,18 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     if observation.failure is not None:
         return Judgement(0.0, violation_of(observation), observation.digest)
     x, truth = make_inputs(case), answer(case)
-    emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline_of(case, c, observation))
+    pipeline = pipeline_of(case, c, observation)
+    emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline)
     largest, violation, applies = 0.0, None, False
     names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
     for name in names:
         exact = getattr(truth, name)
-        rho, elements = rms_error(_gathered(case, c, observation, name), exact, case.problem.dtype)
-        if elements < FEWEST:
+        rho, rows = rms_error(_gathered(case, c, observation, name), exact, case.problem.dtype)
+        if rows < FEWEST:
             continue
         applies = True
-        limit = precision_allowed(rms_error(getattr(emulated, name), exact, case.problem.dtype)[0], elements)
+        declared, _ = rms_error(getattr(emulated, name), exact, case.problem.dtype)
+        limit = precision_allowed(declared, rows, pipeline.probabilities)
         margin = rho / limit if np.isfinite(rho) else np.inf
         if margin > largest:
             largest = margin

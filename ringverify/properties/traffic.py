@@ -10,9 +10,6 @@ from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, violation_of
 from ringverify.worlds.traffic import Traffic
 
-WIDEST_SUM = 8
-"""Bytes of the widest dtype in which gradients or partial results may travel: float64."""
-
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     observation = runner.run(case, gradients=runner.capabilities.gradients, watch=True)
@@ -41,21 +38,22 @@ def _strangers(case: Case, traffic: Traffic) -> Violation | None:
 
 
 def _too_much(case: Case, c: Capabilities, traffic: Traffic) -> Violation | None:
-    """A rank that sends more than once round the ring forward and once round, with gradients, backward.
+    """A rank that sends more than its blocks' hops forward, and those and the gradients' way home backward.
 
     Under `replicated_query` partial results travel instead of keys and values, and all of the queries' gradients.
     """
     p, size = case.problem, case.world_size
     width = DTYPE[p.dtype].itemsize
+    sums = max(width, DTYPE[c.accumulates].itemsize)  # gradients and partial results travel as they are summed
     queries, keys = shards(case, c)
     largest = max(len(rows) for rows in keys)
     block = p.batch * largest * p.hk * (p.head_dim + p.dv)
-    allowed = size * block * width
+    allowed = (size - 1) * block * width
     if c.gradients:
-        allowed += size * block * (width + WIDEST_SUM)
+        allowed += (size - 1) * block * width + size * block * sums
     if case.sharding == "replicated_query":
         rows = p.batch * max(len(rows) for rows in queries) * p.heads
-        allowed = 2 * rows * (p.dv + 2) * WIDEST_SUM * 2 + 2 * rows * p.head_dim * WIDEST_SUM * 2
+        allowed = 2 * rows * (p.dv + 2) * sums + 2 * rows * p.head_dim * sums
     for place, rank in enumerate(case.ring_ranks):
         if (sent := traffic.sent(rank)) > allowed:
             return Violation(

@@ -37,7 +37,7 @@ def _without_lse_gradient(c: Capabilities) -> str | None:
 FORWARD = Property(
     id="forward",
     meaning="out equals the oracle's on every rank",
-    examples=150,
+    examples=120,
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=_judge_out,
     unsupported=always,
@@ -45,7 +45,7 @@ FORWARD = Property(
 LSE = Property(
     id="lse",
     meaning="the log-sum-exp is the natural one, of all keys, and -inf where there are none",
-    examples=100,
+    examples=80,
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=_judge_lse,
     unsupported=_without_lse,
@@ -53,7 +53,7 @@ LSE = Property(
 GRADIENTS_OF_OUT = Property(
     id="gradients",
     meaning="dq, dk and dv equal the oracle's on every rank, for a random cotangent of out",
-    examples=300,
+    examples=250,
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=_judge_gradients,
     unsupported=_without_gradients,
@@ -61,7 +61,7 @@ GRADIENTS_OF_OUT = Property(
 GRADIENTS_OF_LSE = Property(
     id="lse_gradient",
     meaning="dq, dk and dv equal the oracle's for a random cotangent of lse, alone and with one of out",
-    examples=200,
+    examples=160,
     cases=lambda c: cases(c, Scope(dtypes=widest(c), cotangents=("both", "lse"))),
     judge=_judge_gradients,
     unsupported=_without_lse_gradient,
