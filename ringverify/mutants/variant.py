@@ -31,11 +31,9 @@ class Row:
 
     Attributes:
         variants: in the order in which they were put.
-        disputed: as accurate as what is in wide use, and less accurate than the error allowed assumes.
     """
 
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)
-    disputed: dict[str, Variant] = dataclasses.field(default_factory=dict)
 
     def put(
         self,
@@ -43,11 +41,9 @@ class Row:
         story: str,
         ring: Steps | Callable[..., Any],
         claims: Capabilities = EVERYTHING,
-        *,
-        disputed: bool = False,
     ) -> Implementation:
         """Add a variant, made of steps or a plug-in function, and return it as an implementation."""
         function = ring_of(ring) if isinstance(ring, Steps) else ring
         implementation = Implementation(function, f"variant:{id}", claims)
-        (self.disputed if disputed else self.variants)[id] = Variant(id, story, implementation)
+        self.variants[id] = Variant(id, story, implementation)
         return implementation

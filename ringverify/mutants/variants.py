@@ -7,6 +7,3 @@ from ringverify.mutants.variant import Variant
 
 VARIANTS: dict[str, Variant] = {**variants_of_transport.ROW.variants, **variants_of_arithmetic.ROW.variants}
 """By id."""
-
-DISPUTED: dict[str, Variant] = {**variants_of_transport.ROW.disputed, **variants_of_arithmetic.ROW.disputed}
-"""As accurate as what is in wide use, and less accurate than the error allowed assumes: not held to it."""

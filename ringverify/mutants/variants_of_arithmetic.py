@@ -127,7 +127,6 @@ subtracted_sigmoid = ROW.put(
     "o − σ(bl − l) · (o − bo), the merge of zhuzilin/ring-flash-attention, guarded: where the weight of o is tiny it "
     "leaves a rounding error of u · |o|, more than the error that a sum of weighted terms has.",
     replace(STEPS, merge=_subtracted),
-    disputed=True,
 )
 
 

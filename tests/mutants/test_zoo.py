@@ -112,7 +112,7 @@ def test_what_is_right_is_not_rejected(name, property):
         ("B9b", "forward", 40),
         ("C5", "forward", 30),
         ("D5b", "gradients", 20),
-        ("D10", "forward", 30),
+        ("D10", "forward", 100),
         ("F2", "gradients", 20),
         ("F4a", "gradients", 20),
         ("H3", "chunk_boundaries", 60),

@@ -302,6 +302,6 @@ def test_an_interrupt_that_is_lost_is_found_at_the_next_case(monkeypatch):
 
 
 def test_the_matrix_is_as_large_as_promised():
-    """Twenty ways and more, and each one that the file of faults offers."""
-    source = (MINIATURES / "faults.py").read_text()
+    """Twenty ways and more, and each one that the files of faults offer."""
+    source = "".join((MINIATURES / name).read_text() for name in ("faults.py", "changed_settings.py"))
     assert source.count("\n@fault\n") == len(MATRIX) >= 20

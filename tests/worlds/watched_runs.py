@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from simulated_runs import WORLD
 
 from ringverify.worlds.hazards import Hazard
@@ -59,3 +61,19 @@ def everywhere(seeds: int = 2) -> Iterator[tuple[int, Conditions]]:
 def by_rank(run: Run, rank: int) -> list[Hazard]:
     """The hazards of one rank."""
     return [hazard for hazard in run.hazards if hazard.rank == rank]
+
+
+def other():
+    """The other one of two ranks."""
+    return 1 - dist.get_rank()
+
+
+def zeroes_what_it_sends():
+    """Writes to the memory of a send through a view of it."""
+    block, arriving = torch.arange(6.0), torch.empty(6)
+    view = block.view(2, 3)
+    sending = dist.isend(block, other())  # post
+    view[1].zero_()  # act
+    dist.recv(arriving, other())
+    sending.wait()
+    return arriving
