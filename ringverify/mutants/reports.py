@@ -5,6 +5,7 @@ R3, R4 and R5 are with the dilation, R9 and R10 with the backward, R12 with comm
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,6 +18,9 @@ from ringverify.mutants.communication import TRAVELLING
 from ringverify.mutants.mutant import Shelf
 from ringverify.mutants.place import Block, Here, Partial
 from ringverify.mutants.plain import STEPS, Steps, attend
+
+SHARDED = dataclasses.replace(TRAVELLING, memory="sharded")
+"""Claims besides that a rank's memory does not grow with the world."""
 
 SHELF = Shelf()
 
@@ -36,7 +40,7 @@ R1 = SHELF.put(
     source="report R1",
     kind="memory",
     ring=replace(STEPS, attend=_full_size),
-    claims=TRAVELLING,
+    claims=SHARDED,
 )
 
 
@@ -104,7 +108,7 @@ R7 = SHELF.put(
     source="report R7",
     kind="memory",
     ring=replace(STEPS, visit=_all_at_once),
-    claims=TRAVELLING,
+    claims=SHARDED,
 )
 
 
@@ -179,5 +183,5 @@ R14 = SHELF.put(
     source="report R14",
     kind="memory",
     ring=replace(STEPS, capped=_keeps_scores),
-    claims=TRAVELLING,
+    claims=SHARDED,
 )

@@ -24,7 +24,7 @@ FEWEST_RANKS = 3
 WIDTH = 32
 """Heads times head_dim, likewise."""
 
-BESIDE = 1.15
+BESIDE = 1.05
 """What may be held beside the tensors of a shard: positions, lengths and the like, which do grow with the world."""
 
 

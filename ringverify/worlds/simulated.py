@@ -25,7 +25,7 @@ from ringverify.worlds.baton import Baton, Unwound
 from ringverify.worlds.exchange import Event, Exchange
 from ringverify.worlds.process_group import SimulatedGroup
 from ringverify.worlds.stacks import one_line, traceback_of_user
-from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, make_store
+from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watching import Watch
 from ringverify.worlds.world import Conditions, Failure, Run, WorldUnavailable
 
@@ -84,6 +84,8 @@ class SimulatedWorld:
             raise ValueError(f"deadline is {deadline}; it is a number of seconds, more than 0")
         if _RANK_THREADS.mine() is not None:
             raise WorldUnavailable("a rank of a simulated world cannot start another one")
+        if watch:
+            check_modes()
         started = time.perf_counter()
         with _ONE_AT_A_TIME:
             watching = Watch(world_size, memory=watch == "memory") if watch else None

@@ -220,6 +220,25 @@ class RankThreads:
         return group, bookkeeping.pg_map[group][1]
 
 
+_MODES = (
+    "_push_on_torch_dispatch_stack",
+    "_pop_torch_dispatch_stack",
+    "_len_torch_dispatch_stack",
+    "_get_dispatch_stack_at",
+)
+
+
+def check_modes() -> None:
+    """Look for what a watched run leans on.
+
+    Raises:
+        WorldUnavailable: this version of torch lacks it.
+    """
+    for name in _MODES:
+        if not hasattr(torch._C, name):
+            raise WorldUnavailable(_lacking(f"torch._C.{name}"))
+
+
 def push_mode(mode: object) -> None:
     """Show the operations of the calling thread to a dispatch mode.
 

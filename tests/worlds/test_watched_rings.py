@@ -4,6 +4,7 @@ import itertools
 import pathlib
 
 import pytest
+import torch
 from simulated_runs import WORLD
 
 from ringref.problem import Problem
@@ -12,7 +13,7 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Task, run_rank
 from ringverify.ring.declared import allgather, ring
 from ringverify.targets import load
-from ringverify.worlds.world import Conditions
+from ringverify.worlds.world import Conditions, WorldUnavailable
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -83,3 +84,12 @@ def test_watching_costs_no_more_than_a_small_multiple_of_the_case():
 
     plain = min(seconds(False) for _ in range(5))
     assert min(seconds(True) for _ in range(5)) < 5 * plain
+
+
+def test_a_torch_that_cannot_show_what_it_does_is_named_with_what_it_lacks(monkeypatch):
+    """A run that is not watched needs none of it."""
+    with monkeypatch.context() as patch:
+        patch.delattr(torch._C, "_get_dispatch_stack_at")
+        assert WORLD.run(lambda _: 1, None, world_size=1, seed=0, deadline=5).results == (1,)
+        with pytest.raises(WorldUnavailable, match="torch._C._get_dispatch_stack_at, which torch .* lacks"):
+            WORLD.run(lambda _: 1, None, world_size=1, seed=0, deadline=5, watch=True)
