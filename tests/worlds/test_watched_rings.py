@@ -91,5 +91,5 @@ def test_a_torch_that_cannot_show_what_it_does_is_named_with_what_it_lacks(monke
     with monkeypatch.context() as patch:
         patch.delattr(torch._C, "_get_dispatch_stack_at")
         assert WORLD.run(lambda _: 1, None, world_size=1, seed=0, deadline=5).results == (1,)
-        with pytest.raises(WorldUnavailable, match="torch._C._get_dispatch_stack_at, which torch .* lacks"):
+        with pytest.raises(WorldUnavailable, match=r"torch\._C\._get_dispatch_stack_at, which torch .* lacks"):
             WORLD.run(lambda _: 1, None, world_size=1, seed=0, deadline=5, watch=True)
