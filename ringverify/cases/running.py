@@ -20,6 +20,7 @@ from ringverify.cases.inputs import DTYPE, Inputs, lay_out, make_inputs
 from ringverify.implementation import AttentionCall, Capabilities, Implementation
 from ringverify.targets import load
 from ringverify.worlds.hazards import only_group
+from ringverify.worlds.memory import measured
 from ringverify.worlds.world import Conditions, Failure, Run, World
 
 Array = NDArray[np.float64]
@@ -140,8 +141,6 @@ class Runner:
             WorldUnavailable: the world could not be set up; nothing was learned.
         """
         make_inputs(case)  # drawn once here, not once a rank
-        if inputs is None and watch == "memory":
-            inputs = make_inputs(case)  # made by a rank, they would count as its memory
         if gradients and self.target is None:
             _import_for_gradients()
         task = Task(self.implementation if self.target is None else self.target, case, gradients, self.device, inputs)
@@ -274,7 +273,7 @@ def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
     )
 
     started = time.thread_time()
-    with only_group(group):
+    with only_group(group), measured():
         returned = implementation(q, k, v, call)
     out, lse = _unpack(returned, capabilities)
     shape = (problem.batch, len(queries), problem.heads, problem.dv)
@@ -290,7 +289,7 @@ def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
         if case.cotangent != "out" and lse is not None:
             results.append(lse)
             cotangents.append(dlse.to(lse.dtype))
-        with only_group(group):
+        with only_group(group), measured():
             gradients = _gradients(results, (q, k, v), cotangents)
     seconds = time.thread_time() - started
 
