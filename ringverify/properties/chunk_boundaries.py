@@ -12,10 +12,9 @@ from typing import Any
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, why_unsupported
-from ringverify.cases.running import Runner
 from ringverify.cases.strategies import declared_world_sizes, widest
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import Judgement, Property, all_tensors, always, judge_values
+from ringverify.properties.property import Property, always, judge_everything
 
 WORLD_SIZES = (1, 2, 3, 4, 5)
 LONGEST = 13
@@ -68,15 +67,11 @@ def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
                 yield {"dilation": Dilation(((w, r), wider), "shared", "block")}
 
 
-def _judge(case: Case, runner: Runner) -> Judgement:
-    return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
-
-
 CHUNK_BOUNDARIES = Property(
     id="chunk_boundaries",
     meaning="results are right wherever shards, segments, windows and documents end: a dense sweep of small sizes",
     examples=220,
     cases=sweep,
-    judge=_judge,
+    judge=judge_everything,
     unsupported=always,
 )

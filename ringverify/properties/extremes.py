@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from ringverify.cases.case import Case, Cotangent
-from ringverify.cases.running import Runner
+from ringverify.cases.case import Cotangent
 from ringverify.cases.strategies import Scope, cases
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, all_tensors, always, judge_values
-
-
-def _judge_everything(case: Case, runner: Runner) -> Judgement:
-    return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
+from ringverify.properties.property import Property, always, judge_everything
 
 
 def _cotangents(c: Capabilities) -> tuple[Cotangent, ...]:
@@ -28,7 +23,7 @@ MASKED_ROWS = Property(
     meaning="a query without keys has out 0, lse -inf and gradients that are exactly 0; its neighbours are right",
     examples=120,
     cases=lambda c: cases(c, Scope(want_empty_rows=True, cotangents=_cotangents(c))),
-    judge=_judge_everything,
+    judge=judge_everything,
     unsupported=_never_empty,
 )
 OVERFLOW = Property(
@@ -42,7 +37,7 @@ OVERFLOW = Property(
             cotangents=_cotangents(c),
         ),
     ),
-    judge=_judge_everything,
+    judge=judge_everything,
     unsupported=always,
 )
 DTYPES = Property(
@@ -50,6 +45,6 @@ DTYPES = Property(
     meaning="every declared dtype comes back as it went in, rounded once, with sums and lse in float32 or wider",
     examples=160,
     cases=lambda c: cases(c, Scope(cotangents=_cotangents(c))),
-    judge=_judge_everything,
+    judge=judge_everything,
     unsupported=always,
 )

@@ -19,21 +19,14 @@ from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Runner, shards
 from ringverify.cases.strategies import Scope, cases, widest
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import (
-    Judgement,
-    Property,
-    Violation,
-    all_tensors,
-    judge_values,
-    violation_of,
-)
+from ringverify.properties.property import Judgement, Property, Violation, judge_everything, violation_of
 
 Array = NDArray[np.float64]
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     if case.values == "poisoned":
-        return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
+        return judge_everything(case, runner)
     return _judge_past(case, runner)
 
 

@@ -105,6 +105,11 @@ def judge_values(case: Case, runner: Runner, tensors: tuple[TensorName, ...], *,
     return Judgement(margin, violation, observation.digest)
 
 
+def judge_everything(case: Case, runner: Runner) -> Judgement:
+    """Run a case and hold every declared result to the oracle, gradients included if they are declared."""
+    return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
+
+
 def violation_of(observation: Observation) -> Violation:
     """The violation that a run without results is."""
     failure = observation.failure
