@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 EVERYTHING: dict[str, Any] = {
     "sharding": SHARDINGS,
     "dtypes": DTYPES,
+    "devices": ("cpu", "cuda"),
     "causal": "both",
     "lse": True,
     "lse_gradient": True,
