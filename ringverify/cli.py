@@ -79,10 +79,17 @@ def _interrupts() -> Iterator[Callable[[], None]]:
     if not ours or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield look
         return
-    before = signal.signal(signal.SIGINT, interrupt)
+
+    def lost(unraisable: sys.UnraisableHookArgs) -> None:
+        if not (came and unraisable.exc_type is KeyboardInterrupt):  # that one is not lost: `look` finds it
+            tell(unraisable)
+
+    before, tell = signal.signal(signal.SIGINT, interrupt), sys.unraisablehook
+    sys.unraisablehook = lost
     try:
         yield look
     finally:
+        sys.unraisablehook = tell
         signal.signal(signal.SIGINT, before)
 
 
