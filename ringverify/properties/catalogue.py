@@ -16,8 +16,10 @@ from ringverify.properties.isolation import ISOLATION
 from ringverify.properties.memory import MEMORY
 from ringverify.properties.precision import PRECISION
 from ringverify.properties.property import Property
+from ringverify.properties.reentrancy import REENTRANCY
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.traffic import TRAFFIC
+from ringverify.properties.uninitialised import UNINITIALISED
 from ringverify.properties.values import FORWARD, GRADIENTS_OF_LSE, GRADIENTS_OF_OUT, LSE
 from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
 
@@ -39,6 +41,8 @@ PROPERTIES: dict[str, Property] = {
         ISOLATION,
         INPUTS_UNTOUCHED,
         STRIDED_INPUTS,
+        UNINITIALISED,
+        REENTRANCY,
         SUBGROUPS,
         HAZARDS,
         PROGRESS,

@@ -140,3 +140,24 @@ def all_tensors(capabilities: Capabilities) -> tuple[TensorName, ...]:
     """Every result that an implementation declares."""
     tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
     return (*tensors, "dq", "dk", "dv") if capabilities.gradients else tensors
+
+
+def judged_where(case: Case, runner: Runner, observation: Observation, *, when: str) -> Judgement:
+    """Hold all results of an unusual run to the oracle, and say what was unusual if a usual run is not wrong.
+
+    Args:
+        case: what was run.
+        runner: the implementation in its world.
+        observation: what became of it.
+        when: what was unusual, for "dk is wrong on rank 0, when …".
+    """
+    if observation.failure is not None:
+        return Judgement(0.0, violation_of(observation), observation.digest)
+    margin, finding = worst(case, runner.capabilities, observation, all_tensors(runner.capabilities))
+    if finding is None:
+        return Judgement(margin, None, observation.digest)
+    usual = judge_everything(case, runner).violation
+    summary = f"{where(finding)}, when {when}" if usual is None else where(finding)
+    also = tuple(("value", tensor) for tensor in finding.tensors)
+    violation = Violation(("value", finding.tensor), finding.rank, summary, "", finding, also)
+    return Judgement(margin, violation, observation.digest)

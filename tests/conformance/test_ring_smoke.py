@@ -123,7 +123,7 @@ def test_the_same_bits_however_inputs_lie_in_memory(implementation, memory):
     observations = {}
     for layout in ("contiguous", memory):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ringverify.cases.running.lay_out", always(layout))
+            patch.setattr("ringverify.cases.local.lay_out", always(layout))
             observations[layout] = observe(implementation, expanded)
     assert observations["contiguous"].digest == observations[memory].digest
 

@@ -1,0 +1,237 @@
+"""One rank's part in one case: its shards made, the implementation called, gradients taken, results copied."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from ringref.sharding import Positions
+from ringverify.cases.case import Case
+from ringverify.cases.inputs import DTYPE, Inputs, lay_out
+from ringverify.implementation import AttentionCall, Capabilities, Implementation
+from ringverify.worlds.hazards import only_group
+from ringverify.worlds.memory import measured
+
+Array = NDArray[np.float64]
+
+
+class ContractError(Exception):
+    """What a rank returned is not what the plug-in contract asks for; the message says what and what was expected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RankResult:
+    """What one rank returned, as exact float64 copies in the canonical layout.
+
+    Attributes:
+        out: `(B, n_local, Hq, Dv)`.
+        lse: `(B, Hq, n_local)`, or `None` if the implementation declares none.
+        dq: `(B, n_local, Hq, D)`, or `None` without gradients.
+        dk: `(B, m_local, Hk, D)`, or `None`.
+        dv: `(B, m_local, Hk, Dv)`, or `None`.
+        lse_dtype: name of the dtype in which lse came back.
+        changed: names of inputs whose buffers the implementation changed.
+        seconds: processor time of this rank inside the implementation, forward and backward.
+    """
+
+    out: Array
+    lse: Array | None
+    dq: Array | None
+    dk: Array | None
+    dv: Array | None
+    lse_dtype: str
+    changed: tuple[str, ...]
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """One rank's part in one case, before the implementation is called.
+
+    Attributes:
+        call: what the rank is told.
+        leaves: q, k and v.
+        cotangents: of out and of lse.
+        buffers: the memory that each of them is a view of, by name.
+        before: copies of that memory.
+        device: where all of it is.
+    """
+
+    call: AttentionCall
+    leaves: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    cotangents: tuple[torch.Tensor, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    before: dict[str, torch.Tensor]
+    device: str
+
+
+def local_part(
+    case: Case,
+    capabilities: Capabilities,
+    inputs: Inputs,
+    rows: tuple[Positions, Positions],
+    group: dist.ProcessGroup,
+    rank: int,
+    device: str,
+) -> Local:
+    """One rank's shards, laid out as the case has it; `rows` are its positions, of queries and of keys."""
+    dtype = DTYPE[case.problem.dtype]
+    lse_dtype = torch.float64 if dtype is torch.float64 else torch.float32
+    queries, keys = rows
+
+    def local(values: Array, rows: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+        piece = values[:, rows].swapaxes(1, 2) if capabilities.tensor_layout == "bhsd" else values[:, rows]
+        return lay_out(piece, dtype, case.memory, device)
+
+    q, q_buffer = local(inputs.q, queries)
+    k, k_buffer = local(inputs.k, keys)
+    v, v_buffer = local(inputs.v, keys)
+    dout, dout_buffer = local(inputs.dout, queries)
+    dlse, dlse_buffer = lay_out(inputs.dlse[:, :, queries], lse_dtype, case.memory, device)
+    buffers = {"q": q_buffer, "k": k_buffer, "v": v_buffer, "dout": dout_buffer, "dlse": dlse_buffer}
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    positions, key_pos = (torch.from_numpy(rows.copy()).to(device) for rows in (queries, keys))
+    call = AttentionCall(
+        group=group,
+        rank=rank,
+        world_size=case.world_size,
+        problem=case.problem,
+        sharding=capabilities.sharding_named(case.sharding),
+        positions=positions,
+        key_positions=key_pos,
+    )
+    return Local(call, (q, k, v), (dout, dlse), buffers, before, device)
+
+
+def forward(implementation: Implementation, local: Local) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Call the implementation on this rank.
+
+    Raises:
+        ContractError: it returned something else than the contract asks for.
+    """
+    problem, capabilities = local.call.problem, implementation.capabilities
+    with only_group(local.call.group), measured():
+        returned = implementation(*local.leaves, local.call)
+    out, lse = _unpack(returned, capabilities)
+    rows = len(local.call.positions)
+    shape = (problem.batch, rows, problem.heads, problem.dv)
+    swapped = (shape[0], shape[2], shape[1], shape[3])
+    dtype = DTYPE[problem.dtype]
+    _check_tensor("out", out, swapped if capabilities.tensor_layout == "bhsd" else shape, (dtype,), local.device)
+    if lse is not None:
+        wide = (dtype,) if dtype is torch.float64 else (torch.float32, torch.float64)
+        _check_tensor("lse", lse, (problem.batch, problem.heads, rows), wide, local.device)
+    return out, lse
+
+
+def backward(
+    local: Local,
+    case: Case,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    keep: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of q, k and v, for the cotangents of the case; `None` for those that require none.
+
+    Args:
+        local: this rank's part.
+        case: says which results have a cotangent.
+        out: what the forward returned.
+        lse: the same, or `None`.
+        keep: whether the graph is kept for another backward.
+
+    Raises:
+        ContractError: a result is not attached to the inputs.
+    """
+    dout, dlse = local.cotangents
+    results, cotangents = [], []
+    if case.cotangent != "lse":
+        results, cotangents = [out], [dout]
+    if case.cotangent != "out" and lse is not None:
+        results.append(lse)
+        cotangents.append(dlse.to(lse.dtype))
+    wanted = tuple(leaf for leaf in local.leaves if leaf.requires_grad)
+    with only_group(local.call.group), measured():
+        found = iter(_gradients(results, wanted, cotangents, keep))
+    return tuple(next(found) if leaf.requires_grad else None for leaf in local.leaves)
+
+
+def result_of(
+    local: Local,
+    capabilities: Capabilities,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    gradients: tuple[torch.Tensor | None, ...] = (None, None, None),
+    seconds: float = 0.0,
+) -> RankResult:
+    """Copies of what a rank returned, and what has become of its inputs."""
+    swap = capabilities.tensor_layout == "bhsd"
+    changed = tuple(name for name, buffer in local.buffers.items() if not _same_bits(buffer, local.before[name]))
+    dq, dk, dv = (_copy(gradient, swap) for gradient in gradients)
+    copied = _copy(out, swap)
+    assert copied is not None
+    lse_name = "" if lse is None else str(lse.dtype).removeprefix("torch.")
+    return RankResult(copied, _copy(lse, False), dq, dk, dv, lse_name, changed, seconds)
+
+
+def _unpack(returned: Any, capabilities: Capabilities) -> tuple[Any, Any]:
+    if not capabilities.lse:
+        return returned, None
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise ContractError(f"returned {_kind(returned)}: with lse=True declared, (out, lse) is expected")
+    return returned[0], returned[1]
+
+
+def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ContractError(f"returned {_kind(tensor)} for {name}: a tensor is expected")
+    if tuple(tensor.shape) != shape:
+        raise ContractError(f"returned {name} of shape {tuple(tensor.shape)}: {shape} is expected")
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ContractError(f"returned {name} in {str(tensor.dtype).removeprefix('torch.')}: {wanted} is expected")
+    if tensor.device.type != torch.device(device).type:
+        raise ContractError(f"returned {name} on device {tensor.device}: {device} is expected")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _gradients(
+    results: list[torch.Tensor], leaves: tuple[torch.Tensor, ...], cotangents: list[torch.Tensor], keep: bool
+) -> tuple[torch.Tensor, ...]:
+    """Gradients by autograd; an input that the results do not depend on has gradient zero."""
+    attached = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
+    if len(attached) < len(results) and any(leaf.numel() for leaf in leaves):
+        raise ContractError(
+            "returned a result that is not attached to q, k and v by autograd: make it differentiable, or declare "
+            "gradients=False"
+        )
+    if not attached:
+        return tuple(torch.zeros_like(leaf) for leaf in leaves)
+    found = torch.autograd.grad(
+        [r for r, _ in attached], leaves, [c for _, c in attached], allow_unused=True, retain_graph=keep
+    )
+    return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True))
+
+
+def _copy(tensor: torch.Tensor | None, swap: bool) -> Array | None:
+    if tensor is None:
+        return None
+    exact = tensor.detach().to(device="cpu", dtype=torch.float64)
+    copied: Array = np.array((exact.transpose(1, 2) if swap else exact).numpy())
+    return copied
+
+
+def _same_bits(now: torch.Tensor, before: torch.Tensor) -> bool:
+    same = (now == before) | (now.isnan() & before.isnan())
+    return bool(same.all())

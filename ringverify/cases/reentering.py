@@ -1,0 +1,128 @@
+"""One rank's part in calls that overlap: as layers, recomputation and frozen weights make them in training."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from ringverify.cases.case import Case
+from ringverify.cases.inputs import make_inputs
+from ringverify.cases.local import Local, RankResult, backward, forward, local_part, result_of
+from ringverify.cases.running import Observation, Runner, Task, rows_of
+from ringverify.targets import load
+
+Step = Literal[
+    "first", "second", "first_later", "again", "without_grad", "only_q", "only_kv"
+]  # fmt: skip
+"""Results of one call, in the order in which they are looked at; see `Reentered`."""
+
+_REFUSAL = re.compile(r"second time|twice|retain_graph|freed|once|more than one backward|double backward")
+"""What a clear refusal of a second backward speaks of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reentered:
+    """What one rank saw.
+
+    Attributes:
+        steps: by name. "first": forward of the case, its backward after a second call's forward. "second": that call,
+            on other inputs of the same shapes. "first_later": out and lse of the first call once all of this is over.
+            "again": the gradients of a second backward of the first call. "without_grad": the second call under
+            `no_grad`, as recomputation has it; "only_q", "only_kv": then with gradients of some inputs only.
+        refused: what the second backward was refused with, if it was.
+    """
+
+    steps: dict[Step, RankResult]
+    refused: str | None = None
+
+
+def second_of(case: Case) -> Case:
+    """The same problem on other inputs."""
+    return case.replace(seed=case.seed + 1)
+
+
+def run_rank(task: Task) -> Reentered:
+    """The program of one rank.
+
+    Raises:
+        ContractError: the implementation returned something else than the contract asks for.
+    """
+    implementation = load(task.implementation) if isinstance(task.implementation, str) else task.implementation
+    case, capabilities = task.case, implementation.capabilities
+    group, rank = dist.group.WORLD, dist.get_rank()
+    assert group is not None
+    rows = rows_of(case, capabilities, rank)
+
+    def part(of: Case, *wanted: int) -> Local:
+        local = local_part(of, capabilities, make_inputs(of), rows, group, rank, task.device)
+        for leaf in wanted if task.gradients else ():
+            local.leaves[leaf].requires_grad_()
+        return local
+
+    other = second_of(case)
+    one, two = part(case, 0, 1, 2), part(other, 0, 1, 2)
+    out, lse = forward(implementation, one)
+    returned = result_of(one, capabilities, out, lse)
+    steps: dict[Step, RankResult] = {}
+    out_of_two, lse_of_two = forward(implementation, two)
+    steps["second"] = result_of(two, capabilities, out_of_two, lse_of_two)
+    refused = None
+    if task.gradients:
+        found = backward(one, case, out, lse, keep=True)
+        returned = dataclasses.replace(
+            result_of(one, capabilities, out, lse, found), out=returned.out, lse=returned.lse
+        )
+        found = backward(two, other, out_of_two, lse_of_two)
+        steps["second"] = result_of(two, capabilities, out_of_two, lse_of_two, found)
+        with torch.no_grad():
+            local = part(other)
+            steps["without_grad"] = result_of(local, capabilities, *forward(implementation, local))
+        for name, wanted in (("only_q", (0,)), ("only_kv", (1, 2))):
+            local = part(other, *wanted)
+            results = forward(implementation, local)
+            steps[name] = result_of(local, capabilities, *results, backward(local, other, *results))  # type: ignore[index]
+        once_more, refused = _again(one, case, out, lse)
+        if once_more is not None:
+            steps["again"] = result_of(one, capabilities, out, lse, once_more)
+    steps["first"] = returned
+    steps["first_later"] = result_of(one, capabilities, out, lse)
+    return Reentered(steps, refused)
+
+
+def _again(
+    local: Local, case: Case, out: torch.Tensor, lse: torch.Tensor | None
+) -> tuple[tuple[torch.Tensor | None, ...] | None, str | None]:
+    """Gradients of a second backward, or what it was refused with.
+
+    A refusal is an exception that speaks of a second backward; anything else that is raised is an error of the code.
+    """
+    try:
+        return backward(local, case, out, lse), None
+    except RuntimeError as error:
+        if _REFUSAL.search(str(error)) is None:
+            raise
+        return None, str(error)
+
+
+def reenter(runner: Runner, case: Case, *, gradients: bool) -> tuple[dict[Step, Observation], Observation, bool]:
+    """Calls that overlap, step by step; how the run ended; and whether a second backward was refused.
+
+    Raises:
+        WorldUnavailable: the world could not be set up; nothing was learned.
+    """
+    task = Task(runner.named, case, gradients, runner.device)
+    make_inputs(second_of(case))
+    ranks, failure, run = runner.launch(run_rank, task)
+    if failure is not None:
+        return {}, Observation((), failure, run), False
+    seen: tuple[Reentered, ...] = ranks
+    steps: dict[Step, Observation] = {
+        name: Observation(tuple(one.steps[name] for one in seen), None, run)
+        for name in seen[0].steps
+        if all(name in one.steps for one in seen)
+    }
+    return steps, steps["first"], any(one.refused is not None for one in seen)

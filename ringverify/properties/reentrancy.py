@@ -1,0 +1,75 @@
+"""`reentrancy`: calls that overlap do not meet, as those of layers, of recomputation and of frozen weights overlap.
+
+Two layers share one implementation: both forwards come before the first backward. A checkpointed layer runs its forward
+without gradients and once more with them. A graph that is retained is gone through twice. With frozen weights only some
+of q, k and v have gradients. Each of these gives what a call gives that is alone, and an output stays what it was.
+
+A second backward may be refused: some backwards use up what was saved, and training rarely needs a second. But it has
+to be refused in words, by a `RuntimeError` that speaks of a second backward, as autograd's own does. Wrong gradients,
+or any other exception, break the property.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringverify.cases.case import Case
+from ringverify.cases.reentering import Step, reenter, second_of
+from ringverify.cases.running import Observation, Runner
+from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.properties.property import Judgement, Property, Violation, always, judged_where, violation_of
+
+_WHEN: dict[Step, str] = {
+    "first": "a second call came between its forward and its backward",
+    "second": "it is called before the backward of the call before it",
+    "without_grad": "it is called under no_grad, as a checkpointed layer is",
+    "only_q": "only q requires gradients",
+    "only_kv": "only k and v require gradients",
+    "again": "the backward runs for the second time over a graph that was retained",
+}
+"""What is unusual about each step, in the order in which they are judged."""
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    c = runner.capabilities
+    steps, ended, _ = reenter(runner, case, gradients=c.gradients)
+    if ended.failure is not None:
+        return Judgement(0.0, violation_of(ended), ended.digest)
+    largest = 0.0
+    for step, when in _WHEN.items():
+        if step in steps:
+            of = case if step in ("first", "again") else second_of(case)
+            judgement = judged_where(of, runner, steps[step], when=when)
+            if judgement.violation is not None:
+                return judgement
+            largest = max(largest, judgement.margin)
+    return Judgement(largest, _overwritten(steps["first"], steps["first_later"]), ended.digest)
+
+
+def _overwritten(first: Observation, later: Observation) -> Violation | None:
+    """Whether what the first call returned has other bits after the calls that followed."""
+    for rank, (was, now) in enumerate(zip(first.ranks, later.ranks, strict=True)):
+        for name in ("out",) if was.lse is None else ("out", "lse"):
+            if not np.array_equal(getattr(was, name), getattr(now, name), equal_nan=True):
+                summary = f"{name} of the first call on rank {rank} is overwritten by calls that follow it"
+                return Violation(("overwritten", name), rank, summary)
+    return None
+
+
+REENTRANCY = Property(
+    id="reentrancy",
+    meaning="calls that overlap, are recomputed, differentiated twice or in part give what a call alone gives",
+    examples=50,
+    cases=lambda c: cases(
+        c,
+        Scope(
+            dtypes=widest(c),
+            world_sizes=(1, 2, 3, 4),
+            values=("normal", "integers"),
+            cotangents=("out", "both", "lse") if c.lse_gradient else ("out",),
+            longest=12,
+        ),
+    ),
+    judge=_judge,
+    unsupported=always,
+)

@@ -1,0 +1,27 @@
+"""`uninitialised`: what new memory holds before it is written does not matter.
+
+`torch.empty` mostly gives zeros, and a row that is never written, or a gradient that is added to what was never
+cleared, is then right. Here it gives NaN.
+"""
+
+from __future__ import annotations
+
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.properties.property import Judgement, Property, always, judged_where
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    observation = runner.run(case, gradients=runner.capabilities.gradients, unwritten=True)
+    return judged_where(case, runner, observation, when="memory that torch.empty gives holds NaN")
+
+
+UNINITIALISED = Property(
+    id="uninitialised",
+    meaning="what new memory holds before it is written does not matter: torch.empty gives NaN",
+    examples=60,
+    cases=lambda c: cases(c, Scope(dtypes=widest(c), want_empty_rows=True)),
+    judge=_judge,
+    unsupported=always,
+)

@@ -1,0 +1,101 @@
+"""Calls that overlap, and memory that holds anything: each fault is found, and what is right is let through."""
+
+from __future__ import annotations
+
+import overlapping
+import pytest
+import right
+import torch
+
+from ringverify.cases.running import Runner
+from ringverify.cases.unwritten import Unwritten
+from ringverify.check.hunting import Hunt, hunt
+from ringverify.implementation import Implementation
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.worlds.simulated import SimulatedWorld
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def hunted(attend: Implementation, property: str, examples: int = 20) -> Hunt:
+    """What is found of one property."""
+    overlapping.KEPT.clear()
+    return hunt(
+        PROPERTIES[property],
+        Runner(attend, SimulatedWorld()),
+        examples=examples,
+        seed=0,
+        until=float("inf"),
+        progress=lambda done: None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("attend", "reason", "summary"),
+    [
+        (overlapping.on_the_module, "value", "when a second call came between its forward and its backward"),
+        (overlapping.second_backward_stumbles, "raised", "TypeError"),
+        (overlapping.second_backward_adds, "value", "when the backward runs for the second time"),
+        (overlapping.all_or_nothing, "raised", "AssertionError"),
+        (overlapping.one_output_buffer, "overwritten", "out of the first call on rank 0 is overwritten"),
+    ],
+    ids=lambda one: one.name if isinstance(one, Implementation) else "",
+)
+def test_calls_that_meet_are_found_where_plain_calls_are_right(attend, reason, summary):
+    """On one rank and two tokens at most, in words that say what was unusual."""
+    assert hunted(attend, "gradients" if attend.capabilities.gradients else "forward").counterexample is None
+    shown = hunted(attend, "reentrancy").counterexample
+    assert shown is not None
+    assert shown.violation.reason[0] == reason
+    assert summary in shown.violation.summary
+    assert shown.case.world_size == 1
+    assert shown.case.problem.nq <= 2
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        right.attend,
+        right.attend_with_lse,
+        overlapping.layer,
+        overlapping.second_backward_refused,
+        overlapping.empty_then_written,
+    ],
+    ids=lambda one: one.name,
+)
+@pytest.mark.parametrize("property", ["reentrancy", "uninitialised"])
+def test_what_is_right_is_let_through(attend, property):
+    """A second backward that is refused in words included."""
+    assert hunted(attend, property).counterexample is None
+
+
+def test_a_plain_fault_is_not_blamed_on_what_was_unusual():
+    """Where a call that is alone is wrong as well, the summary says no more than that."""
+    import lenses
+
+    for property in ("reentrancy", "uninitialised"):
+        shown = hunted(lenses.half_of_dv, property).counterexample
+        assert shown is not None
+        assert shown.violation.summary.endswith("elements")
+
+
+def test_what_is_added_to_new_memory_is_found():
+    """Whether or not such memory mostly holds zeros."""
+    shown = hunted(overlapping.added_to_empty, "uninitialised").counterexample
+    assert shown is not None
+    assert shown.violation.reason == ("value", "out")
+
+
+def test_new_memory_holds_nan_or_the_largest_integer_and_nothing_else_changes():
+    """By every way to ask for it; zeros are zeros."""
+    like = torch.zeros(2, 3)
+    with Unwritten():
+        found = [
+            torch.empty(2), torch.empty_like(like), torch.empty_strided((2, 2), (1, 2)), like.new_empty(2),
+            like.new_empty_strided((2,), (1,)), torch.empty(3, dtype=torch.bfloat16),
+        ]  # fmt: skip
+        whole, zeros = torch.empty(2, dtype=torch.int64), torch.zeros(2)
+    assert all(bool(one.isnan().all()) for one in found)
+    assert bool((whole == torch.iinfo(torch.int64).max).all())
+    assert bool((zeros == 0).all())
+    assert bool((like == 0).all())
