@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
+from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation, Runner
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.properties.property import Violation
@@ -27,7 +28,10 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
     def observe(case: Case) -> Observation:
         return runner.run(case, gradients=gradients)
 
+    def probe(case: Case, inputs: Inputs) -> Observation:
+        return runner.run(case, gradients=gradients, inputs=inputs)
+
     try:
-        return diagnose(observe, (smallest, first), runner.capabilities)
+        return diagnose(observe, (smallest, first), runner.capabilities, tensor=violation.finding.tensor, probe=probe)
     except WorldUnavailable:
         return None

@@ -15,6 +15,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.check.explaining import explained
+from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Judgement, Property, Violation
 from ringverify.worlds.world import WorldUnavailable
@@ -50,6 +51,7 @@ class Counterexample:
         after: cases that have to run before it in the same process for it to fail; mostly none.
         diagnosis: what explains it, in a sentence; or that nothing does; `None` where there are no values to explain.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop.
+        where: the rows, heads and keys concerned; `None` where there are no values to look at.
     """
 
     case: Case
@@ -62,6 +64,7 @@ class Counterexample:
     after: tuple[Case, ...] = ()
     diagnosis: str | None = None
     hop: int | None = None
+    where: Where | None = None
 
 
 @dataclasses.dataclass
@@ -257,6 +260,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         after=after,
         diagnosis=None if diagnosis is None else diagnosis.text,
         hop=None if diagnosis is None else diagnosis.hop,
+        where=None if diagnosis is None else diagnosis.where,
     )
 
 

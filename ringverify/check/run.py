@@ -304,6 +304,7 @@ def told(shown: Counterexample) -> dict[str, Any]:
         "error": None,
         "allowed": None,
         "diagnosis": shown.diagnosis,
+        "where": None if shown.where is None else shown.where.told(),
         "summary": violation.summary,
         "detail": violation.detail,
     }

@@ -11,15 +11,16 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ringref.problem import DtypeName
-from ringref.rounding import margins
 from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.comparing import TensorName
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.catalogue import SUSPICIONS
 from ringverify.diagnosis.fitting import fits
 from ringverify.diagnosis.model import STEPS
+from ringverify.diagnosis.probing import pairs_by
 from ringverify.diagnosis.scene import Scene, visits
 from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.diagnosis.where import Probe, Where, locate, wrong_elements
 from ringverify.implementation import Capabilities
 
 SECONDS = 2.0
@@ -41,12 +42,14 @@ class Diagnosis:
         hop: passes that the block had made which was treated wrongly, if it is those of one hop: the block of rank o
             reaches rank r at hop (r − o) mod P, in a ring that sends to the right.
         residual: the largest difference that the explanation leaves.
+        where: where the smallest case is wrong, whether or not that is explained.
     """
 
     text: str
     explained: bool = False
     hop: int | None = None
     residual: float | None = None
+    where: Where | None = None
 
 
 def diagnose(
@@ -54,6 +57,8 @@ def diagnose(
     cases: Sequence[Case],
     capabilities: Capabilities,
     *,
+    tensor: TensorName | None = None,
+    probe: Probe | None = None,
     seconds: float = SECONDS,
 ) -> Diagnosis | None:
     """Name the suspicion that explains a failing case and others like it.
@@ -62,14 +67,32 @@ def diagnose(
         observe: runs the implementation on a case; whatever results it returns have to be explained.
         cases: the smallest failing case, then others on which the same is wrong, such as the one found first.
         capabilities: what the implementation declares.
+        tensor: the result to say of where it is wrong; `None` takes the first that is.
+        probe: runs the implementation on a case with other inputs, to find the queries and keys concerned; `None`
+            leaves them out.
         seconds: time for telling suspicions apart by further cases; those not reached by then are left out.
 
     Returns:
         the diagnosis; `None` where there is nothing to explain: the first case does not return values, or right ones.
     """
     smallest = _seen(observe, cases[0], capabilities)
-    if smallest is None or not wrong_ranks(smallest):
+    if smallest is None or not (wrong := wrong_tensors(smallest)):
         return None
+    found = _named(observe, smallest, cases, capabilities, seconds)
+    shown = tensor if tensor in wrong else wrong[0]
+    where = locate(smallest, shown, pairs_by(probe) if probe is not None else lambda scene, tensor: ())
+    hop = found.hop if found.hop is not None or where is None else where.hop
+    return dataclasses.replace(found, where=where, hop=hop)
+
+
+def _named(
+    observe: Callable[[Case], Observation],
+    smallest: Scene,
+    cases: Sequence[Case],
+    capabilities: Capabilities,
+    seconds: float,
+) -> Diagnosis:
+    """The suspicion that explains all cases, if there is one."""
     # Extreme values drown an explanation in rounding, and the smallest case fails with the simplest that it can.
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
     asked = [case for case in dict.fromkeys(others) if case != cases[0] and why_unsupported(case, capabilities) is None]
@@ -119,20 +142,13 @@ def _seen(observe: Callable[[Case], Observation], case: Case, capabilities: Capa
     return None if observation.failure is not None else Scene(case, capabilities, observation)
 
 
-def wrong_ranks(scene: Scene) -> dict[str, tuple[int, ...]]:
-    """The ranks on which each wrong result is wrong."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name in scene.tensors:
-        wide = name == "lse" and scene.problem.dtype != "float64"
-        dtype: DtypeName = "float32" if wide else scene.problem.dtype
-        ranks = tuple(
-            rank
-            for rank in range(scene.size)
-            if bool((margins(scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank), dtype) > 1).any())
-        )
-        if ranks:
-            found[name] = ranks
-    return found
+def wrong_tensors(scene: Scene) -> tuple[TensorName, ...]:
+    """The results that are wrong on some rank."""
+    return tuple(
+        name
+        for name in scene.tensors
+        if any(bool(wrong_elements(scene, name, rank).any()) for rank in range(scene.size))
+    )
 
 
 def like(smallest: Case, first: Case) -> Iterator[Case]:

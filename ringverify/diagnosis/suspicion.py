@@ -156,7 +156,7 @@ def _agree(
         dtype: DtypeName = "float32" if wide else scene.problem.dtype
         true, allowed = scene.true(name, rank), scene.limit(name, rank)
         limit = np.maximum(allowed, scene.local(name, getattr(suspected, name), rank))
-        limit = np.maximum(limit, _relative(scene, name) * np.abs(predicted))
+        limit = np.maximum(limit, relative_rounding(scene, name) * np.abs(predicted))
         if bool((_margins(seen, predicted, limit, dtype) > 1).any()):
             return None
         difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
@@ -185,7 +185,7 @@ def _near(predicted: Array, seen: Array) -> bool:
     return bool(off <= size or off <= np.abs(np.where(finite, predicted, 0.0)).max(initial=0.0))
 
 
-def _relative(scene: Scene, name: TensorName) -> float:
+def relative_rounding(scene: Scene, name: TensorName) -> float:
     """How much, relatively, the largest right value may be off: for predictions with no right value beside them."""
     answer, allowed = getattr(scene.truth, name), getattr(scene.allowed, name)
     p = scene.problem

@@ -61,6 +61,8 @@ class Terminal:
         if event["tensor"] is not None:
             rows.append(("worst", worst_element(event)))
             rows.append(("", worst_numbers(event)))
+        if event.get("where") is not None:
+            rows += zip(("where", ""), event["where"]["text"], strict=False)
         if event["diagnosis"] is not None:
             rows.append(("cause", event["diagnosis"]))
         if event.get("tried"):

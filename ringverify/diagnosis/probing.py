@@ -1,0 +1,280 @@
+"""The implementation itself asked where it goes wrong: each key's weight in each row, each rank's part in dk and dv.
+
+Out is linear in the values: with values that are 0 but for one key, it is that key's weight. dk and dv are linear in
+the cotangents: with those of one rank alone, they are what its queries add. Whoever is not linear is not believed:
+what was learned has to add up to what the case itself gave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ringref.attention import attention
+from ringref.rounding import margins
+from ringref.sharding import Positions
+from ringverify.cases.comparing import TensorName, allowed_on
+from ringverify.cases.inputs import Inputs
+from ringverify.diagnosis.model import STEPS, backward, forward
+from ringverify.diagnosis.scene import Array, Counts, Scene
+from ringverify.diagnosis.suspicion import relative_rounding
+from ringverify.diagnosis.where import Mask, Pair, Probe, What, wrong_elements
+
+SURE = 8
+"""Times that rounding has to fit between one whole number and the next, for a factor to be taken for one."""
+
+PROBES = 24
+"""Runs for one case at most; the smallest failing ones need two to six."""
+
+SECONDS = 2.0
+"""Time after which no further run is started, and nothing is said."""
+
+
+def pairs_by(probe: Probe) -> Callable[[Scene, TensorName], Sequence[Pair]]:
+    """Finds the queries and keys between which a result goes wrong."""
+
+    def found(scene: Scene, tensor: TensorName) -> Sequence[Pair]:
+        finite = all(np.isfinite(scene.seen(tensor, rank)).all() for rank in range(scene.size))
+        if not finite or not _finite(scene.inputs):
+            return ()
+        with np.errstate(all="ignore"):
+            match tensor:
+                case "out":
+                    return _by_weight(scene, probe)
+                case "lse":
+                    return _by_mass(scene) or _by_weight(scene, probe)
+                case "dq":
+                    return _in_dq(scene)
+                case "dk" | "dv":
+                    return _in_blocks(scene, probe, tensor)
+
+    return found
+
+
+def _finite(x: Inputs) -> bool:
+    return all(np.isfinite(each).all() for each in (x.q, x.k, x.v, x.dout, x.dlse))
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def _weights(scene: Scene, probe: Probe) -> tuple[list[Array], Array] | None:
+    """Every rank's weights `(B, H, S, Nk)` as they are, and the error allowed in all of them `(B, H, Nq, Nk)`."""
+    p = scene.problem
+    if not p.nk or -(-p.nk // p.dv) > PROBES:
+        return None
+    found = [np.zeros((p.batch, p.heads, len(rows), p.nk)) for rows in scene.shards[0]]
+    limits = np.zeros((p.batch, p.heads, p.nq, p.nk))
+    until = time.monotonic() + SECONDS
+    for start in range(0, p.nk, p.dv):
+        chosen = np.arange(start, min(start + p.dv, p.nk))
+        v = np.zeros_like(scene.inputs.v)
+        v[:, chosen, :, chosen - start] = 1.0
+        inputs = dataclasses.replace(scene.inputs, v=v)
+        observation = probe(scene.case, inputs)
+        if observation.failure is not None or time.monotonic() > until:
+            return None
+        limit = allowed_on(scene.case, inputs, scene.pipeline).out
+        limits[..., chosen] = limit.swapaxes(1, 2)[..., : len(chosen)]
+        for rank, result in enumerate(observation.ranks):
+            found[rank][..., chosen] = result.out.swapaxes(1, 2)[..., : len(chosen)]
+    return (found, limits) if _add_up(scene, found, limits) else None
+
+
+def _add_up(scene: Scene, weights: list[Array], limits: Array) -> bool:
+    """Whether the weights times the values give the out that was seen."""
+    v = scene.inputs.v.swapaxes(1, 2).repeat(scene.problem.group_size, axis=1)
+    for rank, w in enumerate(weights):
+        rows = scene.shards[0][rank]
+        rounding = relative_rounding(scene, "out") * np.abs(w) + limits[:, :, rows]
+        limit = (rounding @ np.abs(v)).swapaxes(1, 2) + scene.limit("out", rank)
+        if (margins(scene.seen("out", rank), (w @ v).swapaxes(1, 2), limit, scene.problem.dtype) > 1).any():
+            return False
+    return True
+
+
+def _by_weight(scene: Scene, probe: Probe) -> Sequence[Pair]:
+    """Pairs with wrong weights."""
+    if (probed := _weights(scene, probe)) is None:
+        return ()
+    found: dict[tuple[What, int, int], set[int]] = {}
+    weights, limits = probed
+    inner = scene.truth.intermediates
+    owner_of = np.zeros(scene.problem.nk, dtype=np.int64)
+    for owner, held in enumerate(scene.shards[1]):
+        owner_of[held] = owner
+    for rank, w in enumerate(weights):
+        for local, position in enumerate(scene.shards[0][rank]):
+            for place in itertools.product(range(scene.problem.batch), range(scene.problem.heads)):
+                at = (*place, position)
+                for what, keys in _told(w[(*place, local)], inner.probabilities[at], inner.m[at], limits[at]):
+                    for key in keys:
+                        found.setdefault((what, rank, int(owner_of[key])), set()).add(key)
+    return _sorted(scene, found)
+
+
+def _told(w: Array, p: Array, m: Counts, limit: Array) -> Iterator[tuple[What, list[int]]]:
+    """What is wrong with the weights of one row, and with which keys."""
+    wrong = ~(np.abs(w - p) <= limit)
+    if not wrong.any():
+        return
+    missing = wrong & (m > 0) & (np.abs(w) <= limit)
+    forbidden = wrong & (m == 0)
+    if missing.any():
+        yield "missing", _numbers(missing)
+    if forbidden.any():
+        yield "forbidden", _numbers(forbidden)
+    # Of what is left, those whose weight stands out among the others: a block merged twice, or weighed wrongly.
+    there = (p > limit) & ~missing
+    if not there.any():
+        return
+    factor, off = w[there] / p[there], limit[there] / p[there]
+    least = int(np.argmin(np.abs(factor)))
+    times = factor / factor[least]
+    nearest = np.rint(times)
+    slack = 2 * (off + off[least] / np.abs(factor[least])) * np.abs(nearest)
+    if bool((np.abs(times - nearest) <= slack).all()) and bool((SURE * slack < 1).all()):
+        if (nearest > 1).any():
+            yield "repeated", [key for key, n in zip(_numbers(there), nearest, strict=True) if n > 1]
+        elif not missing.any() and not forbidden.any():
+            yield "scaled", _numbers(there)
+    elif not missing.any() and not forbidden.any():
+        yield "wrong", _numbers(wrong)
+
+
+def _numbers(mask: Mask) -> list[int]:
+    return [int(number) for number in np.flatnonzero(mask)]
+
+
+def _sorted(scene: Scene, found: dict[tuple[What, int, int], set[int]]) -> list[Pair]:
+    pairs = []
+    for (what, rank, owner), keys in found.items():
+        hop = None if scene.replicated or scene.size == 1 else (rank - owner) % scene.size
+        pairs.append(Pair(rank, owner, hop, tuple(sorted(keys)), what))
+    return sorted(pairs, key=lambda pair: (pair.rank, pair.hop or 0, pair.what))
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _subsets(size: int) -> list[tuple[What, tuple[int, ...]]]:
+    """Blocks that may be missing or twice, the fewest first."""
+    most = size if size <= 4 else 1
+    missing = [of for count in range(1, most + 1) for of in itertools.combinations(range(size), count)]
+    alone = [] if size <= 4 else [tuple(o for o in range(size) if o != own) for own in range(size)]
+    found: list[tuple[What, tuple[int, ...]]] = [("missing", of) for of in (*missing, *alone)]
+    return found + [("repeated", (owner,)) for owner in range(size)]
+
+
+def _explained_rows(
+    scene: Scene, tensor: TensorName, with_: Callable[[int, What, tuple[int, ...]], Array]
+) -> Sequence[Pair]:
+    """For every wrong row the fewest blocks that are missing or counted twice; nothing unless all are explained."""
+    found: dict[tuple[What, int, int], set[int]] = {}
+    for rank in range(scene.size):
+        wrong = wrong_elements(scene, tensor, rank)
+        axes = (0, 2, 3) if wrong.ndim == 4 else (0, 1)
+        left = set(np.flatnonzero(wrong.any(axis=axes)).tolist())
+        for what, owners in _subsets(scene.size):
+            if not left:
+                break
+            expected = with_(rank, what, owners)
+            limit = np.maximum(scene.limit(tensor, rank), relative_rounding(scene, tensor) * np.abs(expected))
+            agree = margins(scene.seen(tensor, rank), expected, limit, scene.problem.dtype) <= 1
+            for row in sorted(left & set(np.flatnonzero(agree.all(axis=axes)).tolist())):
+                left.discard(row)
+                for owner in owners:
+                    found.setdefault((what, rank, owner), set()).update(scene.shards[1][owner].tolist())
+        if left:
+            return ()
+    return _sorted(scene, found)
+
+
+def _by_mass(scene: Scene) -> Sequence[Pair]:
+    """Blocks that lse counts twice or not at all."""
+    inner = scene.truth.intermediates
+
+    def lse_with(rank: int, what: What, owners: tuple[int, ...]) -> Array:
+        rows = scene.shards[0][rank]
+        share = sum(inner.probabilities[:, :, rows][..., scene.shards[1][o]].sum(axis=-1) for o in owners)
+        seen: Array = inner.lse[:, :, rows] + np.log(1 - share if what == "missing" else 1 + share)
+        return seen
+
+    return _explained_rows(scene, "lse", lse_with)
+
+
+def _in_dq(scene: Scene) -> Sequence[Pair]:
+    """Blocks that dq counts twice or not at all."""
+    if scene.replicated:
+        return ()
+    whole = forward(scene, lambda rank: STEPS)
+
+    def only(owner: int) -> list[Array]:
+        steps = dataclasses.replace(STEPS, dq_times=lambda at: float(at.owner == owner))
+        return [results["dq"] for results in backward(scene, lambda rank: steps, whole)]
+
+    parts = [only(owner) for owner in range(scene.size)]
+
+    def dq_with(rank: int, what: What, owners: tuple[int, ...]) -> Array:
+        true: Array = scene.true("dq", rank)
+        change = sum(parts[owner][rank] for owner in owners)
+        return true - change if what == "missing" else true + change
+
+    return _explained_rows(scene, "dq", dq_with)
+
+
+def _in_blocks(scene: Scene, probe: Probe, tensor: TensorName) -> Sequence[Pair]:
+    """Ranks whose queries add the wrong thing to dk or dv of a block."""
+    if scene.replicated or scene.size > PROBES:
+        return ()
+    found: dict[tuple[What, int, int], set[int]] = {}
+    totals = [np.zeros_like(scene.seen(tensor, owner)) for owner in range(scene.size)]
+    limits = [np.array(scene.limit(tensor, owner)) for owner in range(scene.size)]
+    until = time.monotonic() + SECONDS
+    for rank, rows in enumerate(scene.shards[0]):
+        if not len(rows):
+            continue
+        inputs = _cotangents_of(scene.inputs, rows)
+        observation = probe(scene.case, inputs)
+        if observation.failure is not None or time.monotonic() > until:
+            return ()
+        exact = attention(scene.problem, inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse)
+        allowed = allowed_on(scene.case, inputs, scene.pipeline)
+        for owner in range(scene.size):
+            seen = getattr(observation.ranks[owner], tensor)
+            true = scene.local(tensor, getattr(exact, tensor), owner)
+            limit = scene.local(tensor, getattr(allowed, tensor), owner)
+            totals[owner] += seen
+            limits[owner] += limit + relative_rounding(scene, tensor) * np.abs(seen)
+            if (what := _kind(functools.partial(_agree, scene), seen, true, limit)) is not None:
+                found[what, rank, owner] = set(scene.shards[1][owner].tolist())
+    for owner, total in enumerate(totals):
+        if (margins(total, scene.seen(tensor, owner), limits[owner], scene.problem.dtype) > 1).any():
+            return ()  # not linear in the cotangent: no part is anybody's
+    return _sorted(scene, found)
+
+
+def _agree(scene: Scene, seen: Array, expected: Array, limit: Array) -> bool:
+    return not (margins(seen, expected, limit, scene.problem.dtype) > 1).any()
+
+
+def _kind(agree: Callable[[Array, Array, Array], bool], seen: Array, true: Array, limit: Array) -> What | None:
+    if agree(seen, true, limit):
+        return None
+    if agree(seen, np.zeros_like(true), limit):
+        return "missing"
+    if agree(true, np.zeros_like(true), limit):
+        return "forbidden"
+    return "repeated" if agree(seen, 2 * true, 2 * limit) else "wrong"
+
+
+def _cotangents_of(inputs: Inputs, rows: Positions) -> Inputs:
+    """The same with cotangents on these rows alone."""
+    dout, dlse = np.zeros_like(inputs.dout), np.zeros_like(inputs.dlse)
+    dout[:, rows], dlse[:, :, rows] = inputs.dout[:, rows], inputs.dlse[:, :, rows]
+    return dataclasses.replace(inputs, dout=dout, dlse=dlse)

@@ -1,0 +1,205 @@
+"""Where a case is wrong: ranks, rows and heads; and between which queries and which keys, as far as that can be told.
+
+Out is linear in the values and dk and dv are linear in the cotangents, so the implementation itself says which key has
+which weight in which row (`probing`). What is said so is said only where it adds up to what was seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.problem import DtypeName
+from ringref.rounding import margins
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import AXES, TensorName
+from ringverify.cases.inputs import Inputs
+from ringverify.cases.running import Observation
+from ringverify.diagnosis.scene import Scene
+
+Mask = NDArray[np.bool_]
+Probe = Callable[[Case, Inputs], Observation]
+What = Literal["missing", "forbidden", "repeated", "scaled", "wrong"]
+
+SHOWN = 2
+"""Ranks, or pairs of ranks, that a line names before it says how many more there are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """What is wrong between the queries of one rank and the keys of one block.
+
+    Attributes:
+        rank: whose queries.
+        owner: whose keys.
+        hop: passes that the block has made when it gets there; `None` where nothing rotates.
+        keys: global positions of the keys concerned.
+        what: they have no weight; have one though they are excluded; count several times; all of the row is
+            multiplied by one number; or their weight is another wrong one.
+    """
+
+    rank: int
+    owner: int
+    hop: int | None
+    keys: tuple[int, ...]
+    what: What
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """Where a case is wrong.
+
+    Attributes:
+        tensor: the result.
+        rows: global positions of its wrong rows, by rank.
+        heads: heads in which it is wrong.
+        text: all of it in one line or two.
+        pairs: the queries and keys between which it goes wrong; empty where that cannot be told.
+    """
+
+    tensor: TensorName
+    rows: dict[int, tuple[int, ...]]
+    heads: tuple[int, ...]
+    text: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
+
+    @property
+    def hop(self) -> int | None:
+        """The hop, if only one is concerned."""
+        hops = {pair.hop for pair in self.pairs}
+        return hops.pop() if len(hops) == 1 else None
+
+    def told(self) -> dict[str, Any]:
+        """As the field of an event."""
+        return {
+            "tensor": self.tensor,
+            "rows": {str(rank): list(rows) for rank, rows in self.rows.items()},
+            "heads": list(self.heads),
+            "pairs": [{**dataclasses.asdict(pair), "keys": list(pair.keys)} for pair in self.pairs],
+            "text": list(self.text),
+        }
+
+
+def wrong_elements(scene: Scene, name: TensorName, rank: int) -> Mask:
+    """Which elements of a result are wrong on a rank."""
+    wide = name == "lse" and scene.problem.dtype != "float64"
+    dtype: DtypeName = "float32" if wide else scene.problem.dtype
+    found: Mask = margins(scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank), dtype) > 1
+    return found
+
+
+def locate(scene: Scene, tensor: TensorName, pairs: Callable[[Scene, TensorName], Sequence[Pair]]) -> Where | None:
+    """Where a result is wrong; `None` if it is not.
+
+    Args:
+        scene: the case, and what was seen of it.
+        tensor: the result.
+        pairs: finds the queries and keys concerned.
+    """
+    axes = AXES[tensor]
+    row, head = axes.index("key" if tensor in ("dk", "dv") else "query"), axes.index("head")
+    rows: dict[int, tuple[int, ...]] = {}
+    heads: set[int] = set()
+    for rank in range(scene.size):
+        wrong = wrong_elements(scene, tensor, rank)
+        if wrong.any():
+            local = np.flatnonzero(wrong.any(axis=tuple(axis for axis in range(wrong.ndim) if axis != row)))
+            rows[rank] = tuple(int(p) for p in scene.shards[tensor in ("dk", "dv")][rank][local])
+            heads |= {int(h) for h in np.flatnonzero(wrong.any(axis=tuple(a for a in range(wrong.ndim) if a != head)))}
+    if not rows:
+        return None
+    found = tuple(pairs(scene, tensor))
+    text = [_rows_told(scene, tensor, rows, tuple(sorted(heads)))]
+    if found:
+        text.append(_pairs_told(tensor, found))
+    return Where(tensor, rows, tuple(sorted(heads)), tuple(text), found)
+
+
+def _rows_told(scene: Scene, tensor: TensorName, rows: dict[int, tuple[int, ...]], heads: tuple[int, ...]) -> str:
+    of_keys = tensor in ("dk", "dv")
+    shards = scene.shards[of_keys]
+    word, count = ("key", scene.problem.hk) if of_keys else ("query", scene.problem.heads)
+    words = {"key": "keys", "query": "queries"}[word]
+    if all(len(rows.get(rank, ())) == len(shards[rank]) for rank in range(scene.size)):
+        text = f"{tensor}, all {words} of every rank" if scene.size > 1 else f"{tensor}, all {words}"
+    else:
+        told = []
+        for rank, wrong in list(rows.items())[:SHOWN]:
+            local = np.flatnonzero(np.isin(shards[rank], wrong)).tolist()
+            many = words if len(wrong) > 1 else word
+            told.append(f"rank {rank} {many} {ranges(local)} (position{'s'[: len(wrong) > 1]} {ranges(wrong)})")
+        text = f"{tensor}, " + "; ".join(told)
+        if len(rows) > SHOWN:
+            text += f"; and on {len(rows) - SHOWN} more rank{'s'[: len(rows) - SHOWN > 1]}"
+    if len(heads) == count:
+        return text + (", all heads" if count > 1 else "")
+    return text + f", head{'s'[: len(heads) > 1]} {ranges(heads)} of {count}"
+
+
+def _pairs_told(tensor: TensorName, pairs: tuple[Pair, ...]) -> str:
+    """What is wrong, of the kind that says most, for the first few pairs of ranks."""
+    kinds: tuple[What, ...] = ("missing", "forbidden", "repeated", "wrong", "scaled")
+    what = next(kind for kind in kinds if any(pair.what == kind for pair in pairs))
+    here = [pair for pair in pairs if pair.what == what]
+    if what == "scaled":
+        return "its keys are the right ones: all weights of a row are multiplied by one number"
+    told = [
+        _weight_told(tensor, pair) if tensor in ("out", "lse") else _part_told(tensor, pair) for pair in here[:SHOWN]
+    ]
+    if len(here) > SHOWN:
+        told.append(f"{len(here)} such pairs of ranks in all")
+    return "; ".join(told)
+
+
+def _all_told(tensor: TensorName, what: What) -> str:
+    """Of every pair of ranks the same."""
+    if tensor in ("out", "lse"):
+        said = {"missing": "not attended", "repeated": "counted more than once"}
+        return f"on every rank keys of all ranks are {said.get(what, 'weighed wrongly')}"
+    kind = "keys" if tensor == "dq" else "queries"
+    return f"on every rank the parts of all ranks' {kind} are {'missing' if what == 'missing' else 'wrong'}"
+
+
+def _weight_told(tensor: TensorName, pair: Pair) -> str:
+    """As of a rank that attends keys."""
+    keys = f"key{'s'[: len(pair.keys) > 1]} {ranges(pair.keys)} of rank {pair.owner}{_hop(pair)}"
+    if pair.rank == pair.owner:
+        keys = f"its own key{'s'[: len(pair.keys) > 1]} {ranges(pair.keys)}"
+    match pair.what:
+        case "missing":
+            return f"rank {pair.rank} does not {'count' if tensor == 'lse' else 'attend'} {keys}"
+        case "forbidden":
+            return f"rank {pair.rank} attends {keys}, which the mask excludes"
+        case "repeated":
+            return f"rank {pair.rank} counts {keys} more than once"
+        case _:
+            return f"rank {pair.rank} weighs {keys} wrongly"
+
+
+def _part_told(tensor: TensorName, pair: Pair) -> str:
+    """As of a rank's gradient, to which another rank's queries or keys add."""
+    here, other, kind = (pair.rank, pair.owner, "keys") if tensor == "dq" else (pair.owner, pair.rank, "queries")
+    whose = f"its own {kind}" if here == other else f"rank {other}'s {kind}{_hop(pair)}"
+    said = {"missing": "is missing", "forbidden": "is not 0 as it should be", "repeated": "is twice what it should be"}
+    return f"on rank {here} the part of {whose} {said.get(pair.what, 'is wrong')}"
+
+
+def _hop(pair: Pair) -> str:
+    return "" if pair.hop is None else f" (hop {pair.hop})"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in order, runs of them as `first–last`, and how many more there are after a few runs."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(first) if first == last else f"{first}–{last}" for first, last in runs[:4]]
+    left = sum(last - first + 1 for first, last in runs[4:])
+    return ", ".join(texts) + (f" and {left} more" if left else "")

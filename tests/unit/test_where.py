@@ -1,0 +1,127 @@
+"""The diagnosis says where: which rows of which ranks and heads, and between which queries and keys."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.diagnosis.diagnose import UNEXPLAINED, diagnose
+from ringverify.diagnosis.where import Pair, ranges
+from ringverify.mutants.catalogue import MUTANTS
+from ringverify.worlds.simulated import SimulatedWorld
+
+
+def where(mutant, *, tensor, size=3, spoilt=lambda result: result, **problem):
+    """Where a mutant is wrong on nine positions; `spoilt` changes what comes back from probes."""
+    plain = {"query_length": 9, "heads": 2, "head_dim": 3}
+    case = Case(problem=Problem(**plain | problem), world_size=size, values="normal", seed=1)
+    implementation, world = MUTANTS[mutant].implementation, SimulatedWorld()
+    gradients = tensor in ("dq", "dk", "dv")
+    try:
+        runner = Runner(implementation, world)
+
+        def probe(case, inputs):
+            seen = runner.run(case, gradients=gradients, inputs=inputs)
+            return dataclasses.replace(seen, ranks=tuple(spoilt(result) for result in seen.ranks))
+
+        return diagnose(
+            lambda case: runner.run(case, gradients=gradients),
+            [case, case],
+            implementation.capabilities,
+            tensor=tensor,
+            probe=probe,
+        )
+    finally:
+        world.close()
+
+
+def test_a_block_that_is_not_merged_is_named_on_every_rank():
+    """The last of three hops."""
+    found = where("O65", tensor="out").where
+    keys = {0: (0, 1, 2), 1: (3, 4, 5), 2: (6, 7, 8)}
+    assert [pair for pair in found.pairs if pair.what == "missing"] == [
+        Pair(rank, (rank + 1) % 3, 2, keys[(rank + 1) % 3], "missing") for rank in range(3)
+    ]
+    assert found.hop == 2
+    assert found.rows == keys
+    assert found.text[1].startswith("rank 0 does not attend keys 3–5 of rank 1 (hop 2); rank 1 does not attend")
+
+
+def test_a_block_that_is_merged_twice_is_told_from_the_others():
+    """Rank 0's, on the other ranks, and its own rows are right."""
+    found = where("O69", tensor="out").where
+    assert {(pair.rank, pair.owner, pair.what) for pair in found.pairs} == {(1, 0, "repeated"), (2, 0, "repeated")}
+    assert found.text[0] == "out, rank 1 queries 0–2 (positions 3–5); rank 2 queries 0–2 (positions 6–8), all heads"
+
+
+def test_keys_that_the_mask_excludes_are_named_one_by_one():
+    """The causal mask lets one key too many through on blocks from other ranks, so only from the next one."""
+    found = where("O42", tensor="out", causal=True).where
+    assert [(pair.rank, pair.keys) for pair in found.pairs] == [(0, (3,)), (1, (6,))]
+    assert {pair.what for pair in found.pairs} == {"forbidden"}
+    assert found.rows == {0: (2,), 1: (5,)}
+
+
+def test_the_rank_whose_queries_add_nothing_to_dk_is_named():
+    """dk and dv come from the own queries only."""
+    for tensor in ("dk", "dv"):
+        found = where("F1b", tensor=tensor).where
+        assert {(pair.rank, pair.owner) for pair in found.pairs} == {
+            (rank, owner) for rank in range(3) for owner in range(3) if rank != owner
+        }
+        assert {pair.what for pair in found.pairs} == {"missing"}
+
+
+def test_the_block_that_dq_lacks_is_named():
+    """dq comes from the own block only, and without a mask that is wrong on every rank."""
+    found = where("F1a", tensor="dq", causal=True).where
+    assert {(pair.rank, pair.owner, pair.what) for pair in found.pairs} == {
+        (1, 0, "missing"), (2, 0, "missing"), (2, 1, "missing")
+    }  # fmt: skip
+    assert set(found.rows) == {1, 2}
+
+
+def test_what_lse_leaves_out_is_named():
+    """Merged lse is the earlier one, that of the own block; with two ranks the weights are right."""
+    for size in (2, 3):
+        found = where("O07", tensor="lse", size=size).where
+        assert {(pair.rank, pair.hop, pair.what) for pair in found.pairs} == {
+            (rank, hop, "missing") for rank in range(size) for hop in range(1, size)
+        }
+        assert found.text[1].startswith("rank 0 does not count keys")
+
+
+def test_what_nothing_explains_is_located_all_the_same():
+    """The keys that a tile forgets, with no cause beside them."""
+    found = where("G6", tensor="out", causal=True, query_length=15)
+    assert found.text == UNEXPLAINED
+    assert found.where.pairs
+    assert len(found.where.text) == 2
+
+
+@pytest.mark.parametrize(("mutant", "tensor", "field"), [("O65", "out", "out"), ("F1b", "dk", "dk")])
+def test_an_implementation_that_is_not_linear_is_not_believed(mutant, tensor, field):
+    """What probes say has to add up to what was seen; if not, rows are named and no keys."""
+
+    def twice(result):
+        return dataclasses.replace(result, **{field: 2 * getattr(result, field)})
+
+    found = where(mutant, tensor=tensor, spoilt=twice).where
+    assert found.rows
+    assert (found.pairs, len(found.text)) == ((), 1)
+
+
+def test_one_head_is_named():
+    """Query head h reads key head h % Hk: the first and the last read the right one."""
+    found = where("O28", tensor="out", heads=4, key_heads=2).where
+    assert found.heads == (1, 2)
+    assert found.text[0] == "out, all queries of every rank, heads 1–2 of 4"
+
+
+def test_long_lists_are_cut():
+    """Runs are joined, and what follows the fourth is counted."""
+    assert ranges([3, 1, 2, 7]) == "1–3, 7"
+    assert ranges(np.arange(0, 20, 2).tolist()) == "0, 2, 4, 6 and 6 more"
