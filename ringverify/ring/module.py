@@ -1,0 +1,199 @@
+"""Sequence-parallel attention as a module: configured once, called like a function, without parameters."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ringref.problem import Dilation, Problem
+from ringref.sharding import Sharding, key_positions
+from ringverify.ring.attention import Method, Transport, ring_attention
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(ring_attention).parameters.items()}
+"""What is left out of a module's text: settings at the default of `ring_attention`."""
+
+_LEFT_BEHIND = object()
+"""In place of the group in a module that came out of a pickle."""
+
+
+class RingAttention(nn.Module):
+    """Attention of this rank's queries to the keys of all ranks of a group: `ring_attention`, configured once.
+
+    It has no parameters and no buffers, and its state dict is empty, so that it can be put in place of the attention of
+    a trained model. All ranks of the group call it together, forward and backward.
+
+    A copy (`copy.deepcopy` included) shares the process group, which is a set of connections and cannot be doubled. A
+    pickle, `torch.save` of a whole model included, keeps the settings and leaves the group behind: the module that
+    comes out raises until its `group` has been set, rather than run in another one. A module of the default group
+    (`group=None`) is pickled whole, and then means the default group of the process that loads it.
+
+    Args:
+        group: the process group that is the ring, or a one-dimensional `DeviceMesh`; `None` is the default group, or
+            this process alone where torch.distributed is not initialised.
+        sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query, or a function
+            `(length, world_size) -> positions of each rank`.
+        causal: query i attends key j only if `j <= i + (key_length - query_length)`.
+        window: `(left, right)`, both ends inclusive; `None` on a side is unbounded.
+        dilation: branches of segment lengths and dilation rates.
+        scale: factor on `q·k`; `None` means `D ** -0.5`.
+        softcap: c turns a score s into `c · tanh(s / c)`.
+        dropout_p: only 0.0 is supported.
+        return_lse: return `(out, lse)` instead of out.
+        method: ring, allgather, local, or auto, which chooses.
+        transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
+        kernel: what computes a tile; auto chooses by device, dtype and shape.
+        memory_budget: bytes that one rank may use beside its inputs and outputs.
+        bandwidth: bytes a second between two neighbours, for `method="auto"`.
+        explain: say on standard error, on rank 0, what was chosen and why.
+
+    Raises:
+        ValueError: a setting is none of those, or has no meaning; raised on construction.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: ProcessGroup | DeviceMesh | None = None,
+        sharding: Sharding = "contiguous",
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        dilation: Dilation | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        dropout_p: float = 0.0,
+        return_lse: bool = False,
+        method: Method = "ring",
+        transport: Transport = "p2p",
+        kernel: str = "auto",
+        memory_budget: int | None = None,
+        bandwidth: float | None = None,
+        explain: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(sharding, str):
+            key_positions(sharding, 0, 1)  # raises for a name that is none
+        _one_of("method", method, get_args(Method))
+        _one_of("transport", transport, get_args(Transport))
+        if dropout_p != 0.0:
+            raise ValueError(f"dropout_p={dropout_p!r}: dropout inside the ring is not supported; leave it at 0.0")
+        Problem(query_length=1, causal=causal, window=window, dilation=dilation, scale=scale, softcap=softcap)
+        if isinstance(group, DeviceMesh) and group.ndim != 1:
+            raise ValueError(
+                f"a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names}: the ring needs one; "
+                "pass the mesh of that dimension, mesh[name]"
+            )
+        self._group: Any = group
+        self.settings: dict[str, Any] = {
+            "sharding": sharding, "causal": causal, "window": window, "dilation": dilation, "scale": scale,
+            "softcap": softcap, "dropout_p": dropout_p, "return_lse": return_lse, "method": method,
+            "transport": transport, "kernel": kernel, "memory_budget": memory_budget, "bandwidth": bandwidth,
+            "explain": explain,
+        }  # fmt: skip
+
+    @property
+    def group(self) -> ProcessGroup | DeviceMesh | None:
+        """The ring. To be set on a module that came out of a pickle.
+
+        Raises:
+            RuntimeError: it was left behind in the process that pickled this module.
+        """
+        if self._group is _LEFT_BEHIND:
+            raise RuntimeError(
+                "this RingAttention came out of a pickle, which cannot hold its process group: set module.group to the "
+                "group (or DeviceMesh) that is the ring in this process, or to None for the default group"
+            )
+        group: ProcessGroup | DeviceMesh | None = self._group
+        return group
+
+    @group.setter
+    def group(self, group: ProcessGroup | DeviceMesh | None) -> None:
+        self._group = group
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        query_length: int | None = None,
+        key_length: int | None = None,
+        documents: Sequence[int] | torch.Tensor | None = None,
+        key_lengths: Sequence[int] | torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of this rank's queries to the keys of all ranks.
+
+        Args:
+            q: this rank's queries `(B, S, H, D)`, in any memory layout.
+            k: this rank's keys `(B, T, K, D)`; K divides H.
+            v: this rank's values `(B, T, K, E)`.
+            query_length: queries over all ranks; `None` means that all ranks hold as many as this one.
+            key_length: keys over all ranks, likewise.
+            documents: cumulative document lengths (`cu_seqlens`) of the whole sequence.
+            key_lengths: number of valid keys of each batch element, of the whole sequence.
+
+        Returns:
+            out `(B, S, H, E)` in the dtype of q, and with `return_lse` lse `(B, H, S)`, natural logarithm, float64 for
+            float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf and gradients 0.
+
+        Raises:
+            ValueError: the inputs do not fit each other or the settings; raised before any communication.
+            RuntimeError: this module came out of a pickle and its group has not been set.
+        """
+        return ring_attention(
+            q,
+            k,
+            v,
+            group=self.group,
+            query_length=query_length,
+            key_length=key_length,
+            documents=documents,
+            key_lengths=key_lengths,
+            **self.settings,
+        )
+
+    def extra_repr(self) -> str:
+        """The settings that are not the default, and the ring if it is not the default group."""
+        shown = {name: value for name, value in self.settings.items() if value != DEFAULTS[name]}
+        match self._group:
+            case None:
+                pass
+            case group if group is _LEFT_BEHIND:
+                shown["group"] = "left behind by a pickle"
+            case DeviceMesh() as mesh:
+                shown["group"] = f"DeviceMesh of {mesh.size()} ranks"
+            case group:
+                shown["group"] = f"{type(group).__name__} of {group.size()} ranks"
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+    def __copy__(self) -> RingAttention:
+        twin = self.__class__.__new__(self.__class__)
+        twin.__dict__.update(self.__dict__, settings=dict(self.settings))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RingAttention:
+        memo[id(self._group)] = self._group  # connections are shared, not doubled
+        twin = memo[id(self)] = self.__class__.__new__(self.__class__)
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_group": None, "_has_group": self._group is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state.pop("_has_group"):
+            state["_group"] = _LEFT_BEHIND
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(choices)}")
