@@ -34,7 +34,7 @@ class Hazard:
         kind: "send_changed": a rank wrote to what it was sending; "receive_read", "receive_changed": it read or wrote
             what it was receiving; "overlap": it received into memory that another operation was using; "not_waited":
             it never waited for an operation; "not_received": a message that nobody received, or a receive that nothing
-            met; "mismatch": two sides that agree about the bytes, if at all, but not about shape, dtype or order;
+            met; "mismatch": two sides that agree about the bytes, if at all, but not about dtype, number or order;
             "wrong_group": it communicated outside the group that is the ring.
         rank: global rank of who did it.
         operation: the operation it concerns, such as "send to rank 1, tag 0".

@@ -1,4 +1,7 @@
-"""Sides of one communication that disagree about it: shapes and dtypes, even where the bytes agree, and order."""
+"""Sides of one communication that disagree about it: number of elements, dtype, even where the bytes agree, and order.
+
+A shape is no part of a message: a flat send into a shaped receive of as many elements is well defined.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Matching:
 
     def match(self, receive: Receive, message: Send) -> None:
         """A receive has met its message."""
-        if _form(receive.buffer) != _form(message.payload):
+        if _form(receive.buffer) != _form(message.payload):  # the shapes tell whether it is a matter of order
             self._misfits.append((receive, message))
 
     def join(self, part: Joining, inputs: Pieces, outputs: Pieces) -> None:
@@ -42,17 +45,17 @@ class Matching:
             case "all_to_all" | "all_to_all_single":
                 for at, part in enumerate(parts):
                     for giver, (brought, _), taken in zip(parts, forms, forms[at][1], strict=False):
-                        if at < len(brought) and brought[at] != taken:
+                        if at < len(brought) and _differ(brought[at], taken):
                             self._disagree(part, taken, giver, brought[at], "takes {} out of")
             case "scatter":
                 for giver, (brought, _) in zip(parts, forms, strict=True):
                     for part, (_, takes), form in zip(parts, forms, brought, strict=False):
-                        if takes[0] != form:
+                        if _differ(takes[0], form):
                             self._disagree(part, takes[0], giver, form, "takes {} out of")
             case _:
                 for part, (inputs, _) in zip(parts[1:], forms[1:], strict=True):
                     for form, first in zip(inputs, forms[0][0], strict=False):
-                        if form != first:
+                        if _differ(form, first):
                             self._disagree(part, form, parts[0], first, "brings {} to")
                             break
 
@@ -72,6 +75,8 @@ class Matching:
             pairs = channels[message.mailbox, message.source, message.destination, message.tag]
             expected = collections.Counter(_form(one.buffer) for one, _ in pairs)
             order = expected == collections.Counter(_form(one.payload) for _, one in pairs)
+            if not order and not _differ(_form(receive.buffer), _form(message.payload)):
+                continue
             place, posted = receive.posted, message.posted
             text = (
                 f"rank {receive.rank} receives {shown(receive.buffer)} with its {receive.title} (at {place.short}), "
@@ -84,6 +89,11 @@ class Matching:
 
 def _form(tensor: torch.Tensor) -> _Form:
     return tensor.shape, tensor.dtype
+
+
+def _differ(one: _Form, other: _Form) -> bool:
+    """Whether a message of one form is no message of the other: elements are counted, and have a dtype."""
+    return one[0].numel() != other[0].numel() or one[1] != other[1]
 
 
 def _text(form: _Form) -> str:
