@@ -241,6 +241,22 @@ def witness_bound(dtype: DtypeName, terms: int) -> float:
     return 2 * nu / (1 - nu)
 
 
+def scaled_bound(error: float, measured: DtypeName, dtype: DtypeName) -> float:
+    """Relative difference allowed between two computations of one program in `dtype`, from one's error in `measured`.
+
+    For programs too long to be bounded step by step, a training step say. Their error is linear in u to first order
+    (this module's model), so what one computation in a coarser dtype is off by, against the same in a far finer one, a
+    computation in `dtype` is off by times the ratio of the units; two of them differ by the sum of theirs. Where they
+    round differently these are two draws of one random quantity, which FLUCTUATION allows for.
+
+    Args:
+        error: relative error of the computation in the coarser dtype, a norm over many elements.
+        measured: that coarser dtype.
+        dtype: in which the two are compared.
+    """
+    return 2 * FLUCTUATION * error * UNIT_ROUNDOFF[dtype] / UNIT_ROUNDOFF[measured]
+
+
 def margins(actual: Array, expected: Array, allowed: Array, dtype: DtypeName) -> Array:
     """Error over allowed error of each component; 1.0 is the line, inf where no error is allowed or a NaN came back.
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding, key_positions
-from ringverify.ring.attention import Method, Transport, ring_attention
+from ringverify.ring.attention import ring_attention
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(ring_attention).parameters.items()}
 """What is left out of a module's text: settings at the default of `ring_attention`."""
+
+# For a model that is compiled: one graph break a call, where dynamo would otherwise trace the hops and compile pieces.
+# `torch.compiler.disable` says the same, but imports dynamo, for seconds, in programs that never compile.
+_untraced = _disable_dynamo(ring_attention)
 
 _LEFT_BEHIND = object()
 """In place of the group in a module that came out of a pickle."""
@@ -56,7 +61,8 @@ class RingAttention(nn.Module):
         explain: say on standard error, on rank 0, what was chosen and why.
 
     Raises:
-        ValueError: a setting is none of those, or has no meaning; raised on construction.
+        ValueError: the sharding is unknown, the pattern has no meaning, or the mesh has several dimensions; raised on
+            construction. Settings of the engine (method, transport, kernel, …) are judged by the first call.
     """
 
     def __init__(
@@ -71,8 +77,8 @@ class RingAttention(nn.Module):
         softcap: float | None = None,
         dropout_p: float = 0.0,
         return_lse: bool = False,
-        method: Method = "ring",
-        transport: Transport = "p2p",
+        method: str = "ring",
+        transport: str = "p2p",
         kernel: str = "auto",
         memory_budget: int | None = None,
         bandwidth: float | None = None,
@@ -81,10 +87,6 @@ class RingAttention(nn.Module):
         super().__init__()
         if isinstance(sharding, str):
             key_positions(sharding, 0, 1)  # raises for a name that is none
-        _one_of("method", method, get_args(Method))
-        _one_of("transport", transport, get_args(Transport))
-        if dropout_p != 0.0:
-            raise ValueError(f"dropout_p={dropout_p!r}: dropout inside the ring is not supported; leave it at 0.0")
         Problem(query_length=1, causal=causal, window=window, dilation=dilation, scale=scale, softcap=softcap)
         if isinstance(group, DeviceMesh) and group.ndim != 1:
             raise ValueError(
@@ -148,7 +150,8 @@ class RingAttention(nn.Module):
             ValueError: the inputs do not fit each other or the settings; raised before any communication.
             RuntimeError: this module came out of a pickle and its group has not been set.
         """
-        return ring_attention(
+        attend = _untraced if torch.compiler.is_compiling() else ring_attention
+        return attend(
             q,
             k,
             v,
@@ -192,8 +195,3 @@ class RingAttention(nn.Module):
         if state.pop("_has_group"):
             state["_group"] = _LEFT_BEHIND
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(choices)}")
