@@ -27,7 +27,9 @@ g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so
 W_ij = sum_d |dout_id| |v_jd| + its weighted mean over j + |dlse_i|. D_i may be computed from out as returned, that
 is rounded to its dtype: u_out sum_d |dout_id| |out_id|. dq, dk and dv are sums of such terms.
 
-**Probabilities in the input dtype** (`probabilities="input"`) add u_input to every weight and to every ds.
+**Probabilities in the input dtype** (`probabilities="input"`) add u_input to every weight and to every ds. Pipelines
+that do so may also sum the rounded weights, which adds as much to lse and to the divisor of out, and fused kernels
+return the partial result of a block in the input dtype: once more u_input times the sum of the sizes of its terms.
 
 The bounds are first order made safe by exp(x) - 1; they hold for every order of summation, so they never reject a
 pipeline that does what it declares. Random errors reach a small part of them (Higham & Mary 2019, *A new approach to
@@ -176,11 +178,11 @@ def allowed_error(
     row = EXP_ROUNDINGS + (merges + 1) * (MERGE_ROUNDINGS + 2 * largest) + keys
     shift = np.where(attended, np.abs(inner.scores - lse[..., None]), 0.0)
     eta = np.where(attended, score_error + u * (shift + row[..., None]), 0.0)
-    eta_mean = (p * eta).sum(axis=3)
+    eta_mean = (p * eta).sum(axis=3) + np.where(keys > 0, u_weight, 0.0)
     weight_error = np.expm1(np.minimum(eta + eta_mean[..., None], LARGEST_EXPONENT)) + u_weight
 
     merge_cost = MERGE_ROUNDINGS * (merges + 1)
-    summing = (u * (keys + merge_cost))[..., None]
+    summing = (u * (keys + merge_cost))[..., None] + u_weight  # and a partial result's rounding
     # A weight, or the factor of a merge, may vanish below the smallest normal number of the running sums.
     # Rounded to the input dtype, weights and the gradients of scores vanish where that does.
     narrow = UNDERFLOW[pipeline.dtype] if pipeline.probabilities == "input" else 0.0
@@ -212,7 +214,7 @@ def allowed_error(
     ds_error = ds_error + vanishing * w + narrow * attended
     ds_size = p * w * slope
     queries = problem.nq * problem.group_size
-    q_sum, k_sum = summing, u * (queries + merge_cost)
+    q_sum, k_sum = summing, u * (queries + merge_cost) + u_weight
     dq_error = scale * ((ds_error + q_sum * ds_size) @ np.abs(k_BHKD))
     dk_error = scale * ((ds_error + k_sum * ds_size).swapaxes(2, 3) @ np.abs(q_BHQD))
     dv_error = (p * (weight_error + k_sum) + vanishing).swapaxes(2, 3) @ dout_BHQD
@@ -294,14 +296,28 @@ def _from_head(tensor_BHND: NDArray[Any], group_size: int = 1) -> NDArray[Any]:
     return tensor_BHND.transpose(0, 2, 1, 3)
 
 
-def rms_error(actual: Array, exact: Array, dtype: DtypeName) -> tuple[float, int]:
+CANCELLED = 4.0
+"""A row whose bound is so many times larger, relative to its answer, than the median row's is left by cancellation:
+single such rows would rule a mean of relative errors, and they say more about the inputs than about the pipeline."""
+
+
+def rms_error(actual: Array, exact: Array, dtype: DtypeName, allowed: Array | None = None) -> tuple[float, int]:
     """rho = sqrt(mean over rows of |e|^2 / |exact|^2) / u, and the number of rows it is a mean of.
 
     A row is the last axis; rows whose exact value is 0 are left out. Rounding once to nearest gives about 0.4. Unlike a
     maximum, the mean is not ruled by the few large rows at the start of a causal sequence.
+
+    Args:
+        actual: what a pipeline returned.
+        exact: what is right.
+        dtype: in units of whose u.
+        allowed: bounds on the error of each element; if given, rows left by cancellation are left out.
     """
     size = (exact**2).sum(axis=-1)
     kept = size > 0
+    if allowed is not None and kept.any():
+        relative_bound = np.sqrt((allowed**2).sum(axis=-1) / np.where(kept, size, 1.0))
+        kept &= relative_bound <= CANCELLED * np.median(relative_bound[kept])
     if not kept.any():
         return 0.0, 0
     relative = ((actual - exact) ** 2).sum(axis=-1)[kept] / size[kept]
@@ -319,6 +335,9 @@ def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumu
     Two pipelines that round at the same places differ in the few elements that lie next to a tie; one that rounds once
     more, a running sum say, is larger by a factor of sqrt(2) from the first time on. Where probabilities are rounded,
     pipelines do it before or after they are normalised, which are different roundings: their variance may be twice.
+    Fused kernels that do so also return the partial result of a block in the input dtype. Merged by weights that add up
+    to 1 (out), or added with signs that are as good as random (gradients), these roundings have together at most the
+    variance of one more rounding of the result, so of the emulated pipeline once more.
     """
-    places = 2.0 if probabilities == "input" else 1.0
+    places = 3.0 if probabilities == "input" else 1.0
     return emulated * float(np.sqrt(places * (1 + FLUCTUATION / np.sqrt(max(rows, 1)))))

@@ -14,7 +14,7 @@ from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import precision_allowed, rms_error
 from ringverify.cases.case import SEEDS, Case
-from ringverify.cases.comparing import TensorName, answer, pipeline_of
+from ringverify.cases.comparing import TensorName, allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.cases.strategies import declared_world_sizes
@@ -36,15 +36,17 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     x, truth = make_inputs(case), answer(case)
     pipeline = pipeline_of(case, c, observation)
     emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline)
+    bounds = allowed(case, pipeline)
     largest, violation, applies = 0.0, None, False
     names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
     for name in names:
         exact = getattr(truth, name)
-        rho, rows = rms_error(_gathered(case, c, observation, name), exact, case.problem.dtype)
+        bound = getattr(bounds, name)
+        rho, rows = rms_error(_gathered(case, c, observation, name), exact, case.problem.dtype, bound)
         if rows < FEWEST:
             continue
         applies = True
-        declared, _ = rms_error(getattr(emulated, name), exact, case.problem.dtype)
+        declared, _ = rms_error(getattr(emulated, name), exact, case.problem.dtype, bound)
         limit = precision_allowed(declared, rows, pipeline.probabilities)
         margin = rho / limit if np.isfinite(rho) else np.inf
         if margin > largest:

@@ -5,25 +5,30 @@ Shape letters: B batch, S this rank's queries, T this rank's keys, H query heads
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringref.problem import Dilation, Problem
+from ringref.problem import DTYPES, Dilation, Problem
 from ringref.sharding import Sharding, key_positions, query_positions
-from ringverify.implementation import AttentionCall
-from ringverify.ring import allgather, passes
-from ringverify.ring.ring import _attention
+from ringverify.ring import allgather, passes, replicated
+from ringverify.ring.autograd import Attention
+from ringverify.ring.choosing import METHODS, Method, choose_method
+from ringverify.ring.compute import Job
+from ringverify.ring.kernels.choose import choose_kernel
+from ringverify.ring.kernels.kernel import Setting
+from ringverify.ring.plan import Plan, make_plan
+from ringverify.ring.transport import Transport, TransportName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Method = Literal["auto", "ring", "allgather", "local"]
-Transport = Literal["p2p", "blocking"]
+TRANSPORTS = ("p2p", "blocking")
 
 
 def ring_attention(
@@ -45,7 +50,7 @@ def ring_attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     method: Method = "ring",
-    transport: Transport = "p2p",
+    transport: TransportName = "p2p",
     kernel: str = "auto",
     memory_budget: int | None = None,
     bandwidth: float | None = None,
@@ -87,36 +92,197 @@ def ring_attention(
         ValueError: the inputs do not fit each other or the arguments; raised before any communication.
         RuntimeError: on differentiating a gradient again, which is not supported.
     """
-    if isinstance(group, DeviceMesh):
-        group = group.get_group()
-    rank, world_size = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-    nq = query_length if query_length is not None else q.size(1) * (1 if sharding == "replicated_query" else world_size)
-    nk = key_length if key_length is not None else k.size(1) * world_size
+    if dropout_p:
+        raise ValueError(
+            f"dropout_p={dropout_p!r}: ring attention has no dropout, because its mask would have to be the same on "
+            "every rank, forward and backward; use dropout_p=0.0 and drop in the layers around it"
+        )
+    ring = Ring.of(group)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: expected (batch, sequence, heads, head_dim)")
+        if x.dtype not in ACCUMULATES:
+            raise ValueError(f"{name} is {x.dtype}: expected one of {', '.join(DTYPES)}")
+    everywhere = 1 if sharding == "replicated_query" else ring.world_size
     problem = Problem(
         batch=q.size(0),
-        query_length=nq,
-        key_length=nk,
+        query_length=q.size(1) * everywhere if query_length is None else query_length,
+        key_length=k.size(1) * ring.world_size if key_length is None else key_length,
         heads=q.size(2),
         key_heads=k.size(2),
         head_dim=q.size(3),
         value_dim=v.size(3),
-        dtype=str(q.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # Problem checks it
+        dtype=str(q.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # checked above
         causal=causal,
         window=window,
-        documents=documents,  # type: ignore[arg-type]
-        key_lengths=key_lengths,  # type: ignore[arg-type]
+        documents=documents,  # type: ignore[arg-type]  # Problem takes any sequence
+        key_lengths=key_lengths,  # type: ignore[arg-type]  # likewise
         dilation=dilation,
         scale=scale,
         softcap=softcap,
     )
-    call = AttentionCall(
-        group,  # type: ignore[arg-type]
-        rank,
-        world_size,
-        problem,
-        sharding,
-        torch.as_tensor(query_positions(sharding, nq, world_size)[rank]),
-        torch.as_tensor(key_positions(sharding, nk, world_size)[rank]),
+    out, lse = attend(
+        q,
+        k,
+        v,
+        problem=problem,
+        sharding=sharding,
+        ring=ring,
+        method=method,
+        transport=transport,
+        kernel=kernel,
+        memory_budget=memory_budget,
+        bandwidth=bandwidth,
+        explain=explain,
     )
-    out, lse = _attention(q, k, v, call, allgather if method == "allgather" else passes)
     return (out, lse) if return_lse else out
+
+
+ACCUMULATES = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+"""Input dtype to the dtype of running sums, log-sum-exps and travelling gradients."""
+
+
+class Ring(NamedTuple):
+    """A process group and this process's place in it.
+
+    Attributes:
+        group: the process group, or `None` for the default group or a process on its own.
+        rank: this rank within the group.
+        world_size: ranks in the group.
+    """
+
+    group: ProcessGroup | None
+    rank: int
+    world_size: int
+
+    @classmethod
+    def of(cls, group: ProcessGroup | DeviceMesh | None) -> Ring:
+        """The ring of a group.
+
+        Raises:
+            ValueError: this process is not in the group, or the mesh has several dimensions.
+        """
+        if isinstance(group, DeviceMesh):
+            if group.ndim != 1:
+                raise ValueError(
+                    f"group is a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names}: expected one; "
+                    "mesh['name'] is the part along a dimension"
+                )
+            group = group.get_group()
+        if not dist.is_initialized():
+            return cls(None, 0, 1)
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError("group: this process is not one of its ranks; only they may call ring_attention")
+        return cls(group, rank, dist.get_world_size(group))
+
+
+def attend(
+    q: Float[torch.Tensor, "B S H D"],
+    k: Float[torch.Tensor, "B T K D"],
+    v: Float[torch.Tensor, "B T K E"],
+    *,
+    problem: Problem,
+    sharding: Sharding,
+    ring: Ring,
+    method: Method = "ring",
+    transport: TransportName = "p2p",
+    kernel: str = "auto",
+    memory_budget: int | None = None,
+    bandwidth: float | None = None,
+    explain: bool = False,
+) -> tuple[Float[torch.Tensor, "B S H E"], Float[torch.Tensor, "B H S"]]:
+    """`ring_attention` of a problem that is already written down; returns out and lse.
+
+    Raises:
+        ValueError: the inputs do not fit the problem; raised before any communication.
+    """
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport={transport!r}: expected {' or '.join(TRANSPORTS)}")
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: expected {', '.join(METHODS)}")
+    plan = make_plan(problem, sharding, ring.world_size, ring.rank)
+    _check(q, k, v, plan)
+    setting = Setting(
+        q.device.type,
+        q.dtype,
+        ACCUMULATES[q.dtype],
+        problem.head_dim,
+        problem.dv,
+        problem.scale_value,
+        problem.softcap,
+    )
+    chosen, why = choose_kernel(kernel, setting)
+    chosen_method = choose_method(plan, setting, ring.group, method, memory_budget, bandwidth)
+    if explain and ring.rank == 0:
+        print(f"ring_attention: method {chosen_method.method}: {chosen_method.reason}", file=sys.stderr)
+        print(f"ring_attention: kernel {chosen.name}: {why}", file=sys.stderr)
+    row_bucket, key_bucket = _buckets(chosen.row_bucket, chosen.key_bucket, problem, setting, memory_budget)
+    job = Job(
+        plan,
+        setting,
+        chosen,
+        row_bucket,
+        key_bucket,
+        Transport(ring.group, ring.rank, ring.world_size, transport),
+        _positions(plan, sharding, q.device),
+    )
+    if chosen_method.method == "allgather":
+        module: Any = allgather
+    else:
+        module = replicated if plan.replicated else passes
+    # Contiguous, so that the same numbers in another memory layout give the same bits.
+    out, lse = Attention.apply(q.contiguous(), k.contiguous(), v.contiguous(), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+    return out, lse
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> None:
+    problem, rank, size = plan.problem, plan.rank, plan.world_size
+    for name, tensor, shape in (
+        ("q", q, (problem.batch, plan.query_count, problem.heads, problem.head_dim)),
+        ("k", k, (problem.batch, plan.key_count(rank), problem.hk, problem.head_dim)),
+        ("v", v, (problem.batch, plan.key_count(rank), problem.hk, problem.dv)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} on rank {rank} of {size}: expected {shape}, that is (batch, "
+                f"positions of this rank, heads, head_dim) for {problem.nq} queries and {problem.nk} keys in all; "
+                "shards of unequal length need query_length and key_length"
+            )
+        # Checked against the problem, which all ranks share: were two ranks to differ, messages would not fit.
+        if str(tensor.dtype) != f"torch.{problem.dtype}":
+            raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, as the problem says")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
+
+
+def _buckets(rows: int, keys: int, problem: Problem, setting: Setting, memory_budget: int | None) -> tuple[int, int]:
+    """Sides of the largest tile, halved until a tile's share of the gradients fits the budget."""
+    if memory_budget is None:
+        return rows, keys
+    if memory_budget <= 0:
+        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes")
+    width = problem.batch * problem.heads * (problem.head_dim + problem.dv) * setting.accumulates.itemsize
+    while rows > SMALLEST_BUCKET and (rows + keys) * width > memory_budget:
+        rows, keys = rows // 2, keys // 2
+    return rows, keys
+
+
+SMALLEST_BUCKET = 32
+"""Rows of a tile below which calls cost more than what they compute."""
+
+
+def _positions(
+    plan: Plan, sharding: Sharding, device: torch.device
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+    """Positions of this rank's queries and of every rank's keys, where a mask has to be looked up by them."""
+    if not any(region.by_position for owner in range(plan.world_size) for region in plan.regions(owner)):
+        return None
+    queries = query_positions(sharding, plan.problem.nq, plan.world_size)[plan.rank]
+    keys = key_positions(sharding, plan.problem.nk, plan.world_size)
+    return torch.as_tensor(queries, device=device), tuple(torch.as_tensor(one, device=device) for one in keys)

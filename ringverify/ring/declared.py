@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ringref.problem import DTYPES
 from ringref.sharding import SHARDINGS
 from ringverify.implementation import AttentionCall, implementation
-from ringverify.ring.ring import allgather_attention, ring_attention
+from ringverify.ring.attention import Ring, attend
 
 if TYPE_CHECKING:
     import torch
@@ -32,19 +32,24 @@ EVERYTHING: dict[str, Any] = {
     "empty_shards": True,
     "subgroups": True,
     "deterministic": True,
+    "probabilities": "input",
 }
 """What both declare: all that the written semantics covers."""
 
 
-@implementation(name="ring", traffic="neighbours", memory="sharded", **EVERYTHING)
+@implementation(name="ring", traffic="neighbours", memory="streaming", **EVERYTHING)
 def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values passed hop by hop; see `ringverify.ring.ring.ring_attention`."""
-    return ring_attention(q, k, v, call)
+    """Keys and values passed hop by hop; see `ringverify.ring.attention`."""
+    return attend(q, k, v, problem=call.problem, sharding=call.sharding, ring=_ring(call))
 
 
 @implementation(name="allgather", **EVERYTHING)
 def allgather(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values gathered; see `ringverify.ring.ring.allgather_attention`."""
-    return allgather_attention(q, k, v, call)
+    """Keys and values gathered; see `ringverify.ring.allgather`."""
+    return attend(q, k, v, problem=call.problem, sharding=call.sharding, ring=_ring(call), method="allgather")
+
+
+def _ring(call: AttentionCall) -> Ring:
+    return Ring(call.group, call.rank, call.world_size)

@@ -1,0 +1,201 @@
+"""The work of one rank on one block, tile by tile: `Job` holds what all blocks of a call share.
+
+Shape letters: B batch, S this rank's queries, T keys of one block, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ringverify.ring.accumulate import Partial, merge_
+from ringverify.ring.kernels.choose import STREAMING
+from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
+from ringverify.ring.masks import band_bias, position_bias
+from ringverify.ring.plan import Plan
+from ringverify.ring.regions import Region, Span
+from ringverify.ring.tiles import Tile, tiles
+
+if TYPE_CHECKING:
+    from ringverify.ring.transport import Transport
+
+
+class Rows:
+    """This rank's side of a backward pass, merged over all keys; see `Kernel.backward`.
+
+    Args:
+        dout: cotangent of out `(B, S, H, E)`, in the dtype of q.
+        out: `(B, S, H, E)`, in the dtype of q.
+        lse: `(B, H, S)`, −inf in rows that attend nothing.
+        dlse: cotangent of lse `(B, H, S)`, or `None`.
+    """
+
+    def __init__(self, dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None) -> None:
+        self.dout, self.out, self.dlse = dout, out, dlse
+        self.lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """One call on one rank.
+
+    Attributes:
+        plan: who holds what, who needs whom.
+        setting: what kernels have to know.
+        kernel: what computes tiles that are finite or unmasked.
+        row_bucket: longest side of a tile, in queries.
+        key_bucket: longest side of a tile in backward, in keys; forward takes all keys of a region at once.
+        transport: between the ranks.
+        positions: queries' positions, and each owner's keys' positions; only needed by regions `by_position`.
+    """
+
+    plan: Plan
+    setting: Setting
+    kernel: Kernel
+    row_bucket: int
+    key_bucket: int
+    transport: Transport
+    positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
+
+    def whole(self, *tensors: torch.Tensor) -> Literal["causal", False] | None:
+        """The mask if a single call of the kernel does all the work, as on a world of one; False if it does not.
+
+        Args:
+            *tensors: what has to be finite for a mask to be left to a fused kernel.
+        """
+        plan, problem = self.plan, self.plan.problem
+        regions = plan.regions(plan.rank)
+        if plan.schedule.steps > 1 or (plan.replicated and plan.world_size > 1) or not self.kernel.blocked:
+            return False
+        if self.setting.dtype != self.setting.accumulates:  # the sums between tiles are wider than those within
+            return False
+        everything = (
+            (0, problem.batch),
+            Span(0, problem.heads),
+            Span(0, problem.hk),
+            Span(0, plan.query_count),
+            Span(0, plan.key_count(plan.rank)),
+        )
+        if len(regions) != 1 or regions[0][:5] != everything or regions[0].by_position:
+            return False
+        region = regions[0]
+        if region.low is None and region.high is None:
+            return None
+        square = region.queries.size == region.keys.size
+        return "causal" if square and (region.low, region.high) == (None, 0) and all_finite(*tensors) else False
+
+    def attend(self, partial: Partial, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, owner: int) -> None:
+        """Merge the attention of `q (B, S, H, D)` to the block `k (B, T, K, D)`, `v (B, T, K, E)` into `partial`."""
+        regions = self.plan.regions(owner)
+        safe = _safe(regions, k, v)
+        for region in regions:
+            q_r, k_r, v_r = _of_queries(region, q), _of_keys(region, k), _of_keys(region, v)
+            out_r, lse_r = _of_queries(region, partial.out), _lse(region, partial.lse)
+            streams = self._kernel(region, safe) is STREAMING
+            for tile in tiles(region, self.row_bucket, self.key_bucket if streams else region.keys.size):
+                mask, some = self._mask(region, tile, owner, q.device)
+                if not some:
+                    continue
+                kernel = self.kernel if safe or mask is None else STREAMING
+                rows, keys = slice(*tile.rows), slice(*tile.keys)
+                out_b, lse_b = kernel.forward(self.setting, q_r[:, :, rows], k_r[:, :, keys], v_r[:, :, keys], mask)
+                merge_(out_r[:, :, rows], lse_r[:, :, rows], out_b, lse_b)
+
+    def differentiate(
+        self, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, owner: int, dq: torch.Tensor, finite: bool
+    ) -> Iterator[tuple[tuple[Region, Tile], torch.Tensor, torch.Tensor]]:
+        """Add to `dq (B, S, H, D)` what this block contributes, and yield its tiles' dk and dv, to be added by `add`.
+
+        The block, owner and q are those of `attend`; `finite` says whether q and the rows are.
+        """
+        regions = self.plan.regions(owner)
+        safe = _safe(regions, k, v, finite=finite)
+        for region in regions:
+            q_r, k_r, v_r = _of_queries(region, q), _of_keys(region, k), _of_keys(region, v)
+            dout_r, out_r, dq_r = (_of_queries(region, x) for x in (rows.dout, rows.out, dq))
+            lse_r = _lse(region, rows.lse)
+            dlse_r = None if rows.dlse is None else _lse(region, rows.dlse)
+            for tile in tiles(region, self.row_bucket, self.key_bucket):
+                mask, some = self._mask(region, tile, owner, q.device)
+                if not some:
+                    continue
+                kernel = self.kernel if safe or mask is None else STREAMING
+                i, j = slice(*tile.rows), slice(*tile.keys)
+                dq_b, dk_b, dv_b = kernel.backward(
+                    self.setting,
+                    dout_r[:, :, i],
+                    q_r[:, :, i],
+                    k_r[:, :, j],
+                    v_r[:, :, j],
+                    out_r[:, :, i],
+                    lse_r[:, :, i],
+                    None if dlse_r is None else dlse_r[:, :, i],
+                    mask,
+                )
+                dq_r[:, :, i].add_(dq_b)
+                yield (region, tile), dk_b, dv_b
+
+    def _kernel(self, region: Region, safe: bool) -> Kernel:
+        masked = region.low is not None or region.high is not None or region.by_position
+        return STREAMING if masked and not safe else self.kernel
+
+    def _mask(self, region: Region, tile: Tile, owner: int, device: torch.device) -> tuple[TileMask, bool]:
+        """The mask of a tile, and whether it lets any pair through."""
+        match tile.kind:
+            case "full":
+                return None, True
+            case "causal":
+                return "causal", True
+            case "band":
+                return band_bias(tile, self.setting.accumulates, device), True
+        assert self.positions is not None
+        queries, keys = self.positions
+        bias = position_bias(
+            self.plan.problem,
+            queries[slice(*tile.rows)],
+            keys[owner][slice(*tile.keys)],
+            self.setting.accumulates,
+        )
+        return bias, bias is None or bool((bias > -torch.inf).any())
+
+
+def add(where: tuple[Region, Tile], dk: torch.Tensor, dv: torch.Tensor, dk_b: torch.Tensor, dv_b: torch.Tensor) -> None:
+    """Add a tile's gradients to those of its block, `dk (B, T, K, D)` and `dv (B, T, K, E)`."""
+    region, tile = where
+    keys = slice(*tile.keys)
+    _of_keys(region, dk)[:, :, keys].add_(dk_b)
+    _of_keys(region, dv)[:, :, keys].add_(dv_b)
+
+
+def all_finite(*tensors: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite. A sum that overflows counts as not finite, which costs time only."""
+    return all(bool(torch.isfinite(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))) for x in tensors)
+
+
+def _safe(regions: tuple[Region, ...], k: torch.Tensor, v: torch.Tensor, *, finite: bool = True) -> bool:
+    """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
+    if all(region.low is None and region.high is None and not region.by_position for region in regions):
+        return True
+    return finite and all_finite(k, v)
+
+
+def _of_queries(region: Region, x: torch.Tensor) -> torch.Tensor:
+    """The region's part of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
+    return _part(x, region.batch, region.queries, region.heads)
+
+
+def _of_keys(region: Region, x: torch.Tensor) -> torch.Tensor:
+    """The region's part of `(B, T, K, ...)`, as `(B, K, T, ...)`."""
+    return _part(x, region.batch, region.keys, region.key_heads)
+
+
+def _part(x: torch.Tensor, batch: tuple[int, int], rows: Span, heads: Span) -> torch.Tensor:
+    return x[slice(*batch), rows.slice(), heads.slice()].transpose(1, 2)
+
+
+def _lse(region: Region, x: torch.Tensor) -> torch.Tensor:
+    """The region's part of `(B, H, S)`."""
+    return x[slice(*region.batch), region.heads.slice(), region.queries.slice()]

@@ -1,0 +1,1 @@
+"""What computes a tile: fused ops where the device, the dtype and the shape allow it, else plain tensor operations."""

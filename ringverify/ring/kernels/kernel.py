@@ -1,0 +1,110 @@
+"""The interface of kernels: attention of some queries to some keys, as a partial that can be merged, and its gradients.
+
+    forward:  out_b = softmax over this tile,  lse_b = log Σ_j exp(s + bias)
+    backward: p = exp(s + bias − lse),  ds = p · (dout·v − Σ_e dout·out + dlse)
+
+In backward `out` and `lse` are the merged ones of the whole row, never the tile's own: with them p is the tile's part
+of the whole softmax and the parts of all tiles add up to the gradient (Dao 2023, arXiv:2307.08691, algorithm 2).
+
+Shape letters: B batch, S queries, T keys, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+TileMask = torch.Tensor | Literal["causal"] | None
+"""What restricts a tile: nothing; causal, on a square whose row x attends keys 0 to x; or a bias added to scores.
+
+A bias is `(S, T)`, or with batch and heads, or 1s, before that: −inf where a pair is excluded, the logarithm of the
+multiplicity elsewhere."""
+
+
+class Setting(NamedTuple):
+    """What a kernel has to know beside its tensors, the same for all tiles of a call.
+
+    Attributes:
+        device: type of the device.
+        dtype: dtype of q, k and v.
+        accumulates: dtype of scores, sums and lse.
+        head_dim: D.
+        value_dim: E.
+        scale: factor on `q·k`.
+        softcap: c of `c · tanh(s / c)`, or `None`.
+    """
+
+    device: str
+    dtype: torch.dtype
+    accumulates: torch.dtype
+    head_dim: int
+    value_dim: int
+    scale: float
+    softcap: float | None
+
+
+class Kernel(Protocol):
+    """One way to compute a tile. No side of a tile is ever empty.
+
+    Attributes:
+        name: how users ask for it.
+        blocked: whether it cuts tiles itself and never forms their scores, so that they may be of any size.
+        row_bucket: a good number of queries a tile.
+        key_bucket: a good number of keys a tile.
+    """
+
+    name: str
+    blocked: bool
+    row_bucket: int
+    key_bucket: int
+
+    def why_not(self, setting: Setting) -> str | None:
+        """Why it cannot compute such tiles, as the end of a sentence; `None` if it can."""
+
+    def forward(
+        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The partial over the keys of a tile.
+
+        Args:
+            setting: of the call.
+            q: `(B, H, S, D)`, any strides but of the last axis.
+            k: `(B, K, T, D)`, likewise.
+            v: `(B, K, T, E)`, likewise.
+            mask: of the tile.
+
+        Returns:
+            out `(B, H, S, E)` in the dtype of q or wider, and lse `(B, H, S)` in the accumulation dtype, −inf where a
+            row attends nothing.
+        """
+
+    def backward(
+        self,
+        setting: Setting,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        dlse: torch.Tensor | None,
+        mask: TileMask,
+    ) -> Gradients:
+        """What a tile adds to the gradients.
+
+        Args:
+            setting: of the call.
+            dout: cotangent of out `(B, H, S, E)`, in the dtype of q.
+            q: as in `forward`.
+            k: as in `forward`.
+            v: as in `forward`.
+            out: merged output `(B, H, S, E)`, in the dtype of q.
+            lse: merged lse `(B, H, S)`, +inf (sic) in rows that attend nothing, so that every p of theirs is 0.
+            dlse: cotangent of lse `(B, H, S)`, or `None` for none.
+            mask: of the tile.
+
+        Returns:
+            dq `(B, H, S, D)`, dk `(B, K, T, D)`, dv `(B, K, T, E)`.
+        """

@@ -1,0 +1,115 @@
+"""The mask of one tile, built when the tile is computed and forgotten afterwards.
+
+Written from the semantics and not from the oracle's pattern. A band needs nothing but indices. Where a sharding does
+not fall into runs, the mask of a tile is looked up by position: causality and window, key lengths, documents and
+dilation, with multiplicities as their logarithms, because adding log m to a score counts it m times.
+
+Shape letters: B batch or 1, H query heads or 1, S queries, T keys, N positions, R branches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ringref.problem import Dilation, Problem
+from ringverify.ring.regions import band
+from ringverify.ring.tiles import Tile
+
+NO_QUERY_LABEL = -1
+NO_KEY_LABEL = -2
+"""Labels of positions that no document or branch covers; they differ, so that they do not even meet each other."""
+
+
+def band_bias(tile: Tile, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The bias `(S, T)` of a tile of kind band: 0 where `low <= j - i <= high`, −inf elsewhere."""
+    rows, keys = (stop - start for start, stop in (tile.rows, tile.keys))
+    bias = torch.zeros(rows, keys, dtype=dtype, device=device)
+    excluded = torch.full_like(bias, -math.inf)
+    if tile.low is not None:
+        bias += excluded.tril(tile.low - 1)
+    if tile.high is not None:
+        bias += excluded.triu_(tile.high + 1)
+    return bias
+
+
+def position_bias(
+    problem: Problem, queries: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """The bias `(B or 1, H or 1, S, T)` of any queries and keys by their positions; `None` if all attend once.
+
+    Args:
+        problem: names the constraints.
+        queries: global positions `(S,)`, int64.
+        keys: global positions `(T,)`, int64.
+        dtype: of the bias.
+    """
+    factors: list[torch.Tensor] = []
+    low, high = band(problem)
+    ahead_ST = keys - (queries + problem.diagonal)[:, None]
+    if high is not None:
+        factors.append(ahead_ST <= high)
+    if low is not None:
+        factors.append(ahead_ST >= low)
+    if problem.key_lengths is not None:
+        lengths = torch.tensor(problem.key_lengths, device=keys.device)
+        factors.append(keys < lengths[:, None, None, None])
+    times_HST: torch.Tensor | None = None
+    if problem.documents is not None or problem.dilation is not None:
+        labels_RHS = labels(problem, queries, NO_QUERY_LABEL)
+        labels_RHT = labels(problem, keys, NO_KEY_LABEL)
+        times_HST = (labels_RHS[..., :, None] == labels_RHT[..., None, :]).sum(dim=0)
+        factors.append(times_HST > 0)
+    if not factors:
+        return None
+    allowed = factors[0]
+    for factor in factors[1:]:
+        allowed = allowed & factor
+    if bool(allowed.all()) and (times_HST is None or bool((times_HST == 1).all())):
+        return None
+    often = torch.zeros((), dtype=dtype, device=keys.device) if times_HST is None else times_HST.to(dtype).log()
+    bias = torch.where(allowed, often, -math.inf)
+    return bias[(None,) * (4 - bias.dim())]
+
+
+def labels(problem: Problem, positions: torch.Tensor, nowhere: int) -> torch.Tensor:
+    """What a query and a key must have in common, `(R, H, N)` int64: one attends the other once for each equal label.
+
+    Args:
+        problem: has documents or a dilation.
+        positions: global positions, int64, shape `(N,)`.
+        nowhere: the label of a position that is in no document, or that no branch covers.
+    """
+    if problem.documents is not None:
+        offsets = torch.tensor(problem.documents, device=positions.device)
+        # The number of offsets at or before a position. A zero-length document's number is passed over by all.
+        document = torch.bucketize(positions, offsets, right=True)
+        inside = (document > 0) & (document < len(problem.documents))
+        return torch.where(inside, document, nowhere)[None, None]
+    assert problem.dilation is not None
+    segment_RH1, rate_RH1, offset_RH1 = _branches(problem.dilation, problem.heads, positions.device)
+    covered = positions % segment_RH1 % rate_RH1 == offset_RH1
+    return torch.where(covered, positions // segment_RH1, nowhere)
+
+
+def _branches(dilation: Dilation, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Segment length, dilation rate and offset of every branch in every head, each `(R, H, 1)`.
+
+    With heads split a head runs one branch, so there R is 1.
+    """
+    count = len(dilation.branches)
+    rows: list[list[tuple[int, int, int]]]
+    if dilation.heads == "split":
+        size, larger = divmod(heads, count)
+        rows = [[]]
+        for number, (segment, rate) in enumerate(dilation.branches):
+            rows[0] += [(segment, rate, number % rate)] * (size + (number < larger))
+    elif dilation.head_offset == "cyclic":
+        rows = [[(segment, rate, head % rate) for head in range(heads)] for segment, rate in dilation.branches]
+    else:
+        rows = [
+            [(segment, rate, head // -(-heads // rate)) for head in range(heads)] for segment, rate in dilation.branches
+        ]
+    segment_RH1, rate_RH1, offset_RH1 = torch.tensor(rows, device=device)[..., None].unbind(dim=2)
+    return segment_RH1, rate_RH1, offset_RH1

@@ -1,0 +1,105 @@
+"""Positions of a rank as arithmetic progressions, so that a plan is made of a few integers and not of positions.
+
+A named sharding gives a rank at most two runs (zigzag; contiguous and striped: one). Cutting a run at a document or
+a segment, or thinning it to the positions that a dilated branch covers, gives a run again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ringref.sharding import Sharding, key_positions
+
+
+class Run(NamedTuple):
+    """Some rows of one rank, evenly spaced both in position and in row.
+
+    Attributes:
+        first: position of the first.
+        step: from one position to the next, at least 1.
+        size: how many, at least 1.
+        row: row of the first among the rows of its rank.
+        stride: from one row to the next, at least 1.
+    """
+
+    first: int
+    step: int
+    size: int
+    row: int
+    stride: int = 1
+
+    @property
+    def last(self) -> int:
+        """Position of the last."""
+        return self.first + self.step * (self.size - 1)
+
+    def part(self, start: int, stop: int, by: int = 1) -> Run | None:
+        """Entries `range(start, stop, by)` of this run, cut to those that exist; `None` if there are none."""
+        start, stop = max(start, 0), min(stop, self.size)
+        if start >= stop:
+            return None
+        count = -(-(stop - start) // by)
+        return Run(
+            self.first + self.step * start, self.step * by, count, self.row + self.stride * start, self.stride * by
+        )
+
+    def within(self, low: int, high: int) -> Run | None:
+        """The entries with `low <= position < high`."""
+        if low <= self.first and self.last < high:
+            return self
+        return self.part(-((self.first - low) // self.step), -((self.first - high) // self.step))
+
+    def thinned(self, modulus: int, residue: int) -> Run | None:
+        """The entries with `position % modulus == residue % modulus`."""
+        if modulus == 1:
+            return self
+        common = math.gcd(self.step, modulus)
+        distance = residue - self.first
+        if distance % common:
+            return None
+        by = modulus // common
+        start = distance // common * pow(self.step // common, -1, by) % by if by > 1 else 0
+        return self.part(start, self.size, by)
+
+
+def runs(sharding: Sharding, length: int, world_size: int, rank: int) -> tuple[Run, ...]:
+    """The keys (and, but for `replicated_query`, the queries) of a rank, in the order of its rows."""
+    match sharding:
+        case "contiguous" | "replicated_query":
+            found = [_piece(length, world_size, rank, 0)]
+        case "zigzag":
+            early = _piece(length, 2 * world_size, rank, 0)
+            found = [early, _piece(length, 2 * world_size, 2 * world_size - 1 - rank, early.size)]
+            if early.last + 1 == found[1].first:
+                found = [early._replace(size=early.size + found[1].size)]
+        case "striped":
+            found = [Run(rank, world_size, len(range(rank, length, world_size)), 0)]
+        case _:
+            return tuple(progressions(key_positions(sharding, length, world_size)[rank]))
+    return tuple(run for run in found if run.size)
+
+
+def _piece(length: int, pieces: int, number: int, row: int) -> Run:
+    """One of `length` positions' consecutive pieces, the larger ones first; it may be empty."""
+    size, larger = divmod(length, pieces)
+    return Run(number * size + min(number, larger), 1, size + (number < larger), row)
+
+
+def progressions(positions: np.ndarray) -> Iterator[Run]:
+    """Any positions as runs, greedily."""
+    steps = np.diff(positions)
+    changes = np.flatnonzero(steps[1:] != steps[:-1]) + 1
+    row, count = 0, len(positions)
+    while row < count:
+        if row == count - 1 or steps[row] < 1:
+            yield Run(int(positions[row]), 1, 1, row)
+            row += 1
+            continue
+        after = int(np.searchsorted(changes, row, side="right"))
+        last = int(changes[after]) if after < len(changes) else count - 1
+        yield Run(int(positions[row]), int(steps[row]), last - row + 1, row)
+        row = last + 1

@@ -1,0 +1,99 @@
+"""A region cut into tiles: what one kernel call works on. Empty tiles do not exist.
+
+Within a bucket of rows `[r0, r1)` the keys that every row attends are a full tile, without a mask. Under causality the
+rest is a square on the diagonal, which every fused kernel masks by itself; at a window's edges, and where a window is
+narrower than the bucket, a mask is built for that tile alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from ringverify.ring.regions import Region
+
+Kind = Literal["full", "causal", "band", "positions"]
+NARROWEST = 64
+"""Rows of the narrowest bucket under a window; below that, calls cost more than the masked pairs they save."""
+
+
+class Tile(NamedTuple):
+    """A piece of a region.
+
+    Attributes:
+        rows: `[start, stop)` within the region's queries.
+        keys: `[start, stop)` within the region's keys.
+        kind: full: every pair attends. causal: square, and row x attends keys 0 to x of the tile. band: a mask is
+            built from `low` and `high`. positions: a mask is looked up.
+        low: on `j - i`, indices within the tile; `None` is unbounded.
+        high: likewise.
+    """
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    kind: Kind
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def computed(self) -> int:
+        """Pairs that a kernel works on, per head; a fused kernel spares itself about half of a causal square."""
+        return (self.rows[1] - self.rows[0]) * (self.keys[1] - self.keys[0])
+
+
+def tiles(region: Region, row_bucket: int, key_bucket: int) -> Iterator[Tile]:
+    """The tiles of a region, rows first; no side is longer than its bucket, which is at least 1."""
+    rows = region.queries.size
+    if region.low is not None and region.high is not None:
+        row_bucket = min(row_bucket, max(NARROWEST, (region.high - region.low + 1) // 4))
+    if region.high is not None:
+        row_bucket = min(row_bucket, key_bucket)  # a square on the diagonal is one tile
+    for start in range(0, rows, row_bucket):
+        for tile in _bucket(region, start, min(start + row_bucket, rows)):
+            for key in range(*tile.keys, key_bucket):
+                stop = min(key + key_bucket, tile.keys[1])
+                moved = tile.keys[0] - key
+                low, high = (None if side is None else side + moved for side in (tile.low, tile.high))
+                yield tile._replace(keys=(key, stop), low=low, high=high)
+
+
+def _bucket(region: Region, start: int, stop: int) -> Iterator[Tile]:
+    """The tiles of rows `[start, stop)`, keys not yet cut."""
+    total, low, high = region.keys.size, region.low, region.high
+    rows = start, stop
+    if region.by_position:
+        yield Tile(rows, (0, total), "positions")
+        return
+    if low is None and high is None:
+        yield Tile(rows, (0, total), "full")
+        return
+    if low is None:
+        assert high is not None
+        corner = min(start + high, total)
+        side = min(stop - start, total - corner)
+        if corner > 0:
+            yield Tile(rows, (0, corner), "full")
+        if side > 0:
+            yield Tile((start, start + side), (corner, corner + side), "causal")
+            if start + side < stop:
+                yield Tile((start + side, stop), (corner, total), "full")
+        return
+    any_first = max(0, start + low)
+    any_stop = total if high is None else min(total, stop + high)
+    full_first = max(0, min(total, stop - 1 + low))
+    full_stop = total if high is None else max(0, min(total, start + high + 1))
+    if full_first >= full_stop:
+        if any_first < any_stop:
+            yield _band(rows, (any_first, any_stop), low, high)
+        return
+    if any_first < full_first:
+        yield _band(rows, (any_first, full_first), low, None)
+    yield Tile(rows, (full_first, full_stop), "full")
+    if full_stop < any_stop:
+        yield _band(rows, (full_stop, any_stop), None, high)
+
+
+def _band(rows: tuple[int, int], keys: tuple[int, int], low: int | None, high: int | None) -> Tile:
+    """A tile with its band, moved from indices within the region to indices within the tile."""
+    shift = rows[0] - keys[0]
+    return Tile(rows, keys, "band", *(None if side is None else side + shift for side in (low, high)))

@@ -1,0 +1,85 @@
+"""How messages between ranks travel: `p2p` posts them and computes meanwhile, `blocking` sends and receives in turn.
+
+Both take the same lists: what to send to whom and what to receive from whom, equal lists on both sides of a pair in
+the same order. An empty message is left out; both sides know its length, so both leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+TransportName = Literal["p2p", "blocking"]
+Message = tuple[torch.Tensor, int]
+"""A contiguous buffer, and the rank within the group that it goes to or comes from."""
+Wait = Callable[[], None]
+"""Returns when all messages have gone and arrived; until then their buffers may not be touched."""
+
+
+class Transport:
+    """Messages within one group.
+
+    Args:
+        group: the process group; `None` is the default group.
+        rank: this rank within it.
+        world_size: ranks in it.
+        name: p2p or blocking.
+    """
+
+    def __init__(self, group: ProcessGroup | None, rank: int, world_size: int, name: TransportName) -> None:
+        self.group, self.rank, self.world_size, self.name = group, rank, world_size, name
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
+        """Start an exchange. With `blocking` it takes place when it is waited for, so all ranks wait in one order."""
+        sends = [message for message in sends if message[0].numel()]
+        receives = [message for message in receives if message[0].numel()]
+        if not sends and not receives:
+            return _nothing
+        if self.name == "blocking":
+            return lambda: self._in_turn(sends, receives)
+        posted = [dist.P2POp(dist.isend, buffer, self._global(to), self.group) for buffer, to in sends]
+        posted += [dist.P2POp(dist.irecv, buffer, self._global(source), self.group) for buffer, source in receives]
+        works = dist.batch_isend_irecv(posted)
+        return lambda: _wait(works)
+
+    def _in_turn(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """First what travels to the right, then what travels to the left; even ranks send first, odd ones receive.
+
+        In each direction the ranks form a line or a ring of neighbours. Every odd rank can receive at once, so that a
+        chain of waiting even ones (two of them are neighbours if the world is odd) always ends.
+        """
+        for step in (1, -1):
+            if step == -1 and self.world_size == 2:  # the left neighbour is the right one
+                return
+            right, left = ((self.rank + step) % self.world_size, (self.rank - step) % self.world_size)
+            out = [message for message in sends if message[1] == right]
+            into = [message for message in receives if message[1] == left]
+            order = (self._send, self._receive) if self.rank % 2 == 0 else (self._receive, self._send)
+            for act in order:
+                for buffer, other in out if act == self._send else into:
+                    act(buffer, other)
+
+    def _send(self, buffer: torch.Tensor, to: int) -> None:
+        dist.send(buffer, self._global(to), group=self.group)
+
+    def _receive(self, buffer: torch.Tensor, source: int) -> None:
+        dist.recv(buffer, self._global(source), group=self.group)
+
+    def _global(self, rank: int) -> int:
+        """A rank of the group as the world numbers it: point-to-point calls want that one."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+
+def _nothing() -> None:
+    """Nothing to wait for."""
+
+
+def _wait(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        work.wait()
