@@ -27,7 +27,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,peers]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,peers,plots]'
 	@mkdir -p .ringverify
 	@touch $@
 

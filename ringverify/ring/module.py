@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding, key_positions
 from ringverify.ring.attention import ring_attention
+from ringverify.ring.choosing import Method
+from ringverify.ring.transport import TransportName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -77,8 +79,8 @@ class RingAttention(nn.Module):
         softcap: float | None = None,
         dropout_p: float = 0.0,
         return_lse: bool = False,
-        method: str = "ring",
-        transport: str = "p2p",
+        method: Method = "ring",
+        transport: TransportName = "p2p",
         kernel: str = "auto",
         memory_budget: int | None = None,
         bandwidth: float | None = None,

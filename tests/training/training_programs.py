@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from training_model import batch, build, local_attention, summed_loss
+from training_model import Attend, batch, build, local_attention, summed_loss
 
 from ringverify.ring.module import RingAttention
-from ringverify.ring.shards import position_ids, shard
+from ringverify.ring.shards import position_ids, shard, unshard
 
 SEQUENCES = 4
 
@@ -76,6 +76,38 @@ def in_a_ring(setup: Setup) -> Result:
     total = loss.detach().clone()
     dist.all_reduce(total)
     return total.item(), {name: _whole(p.grad, setup).numpy() for name, p in model.named_parameters()}
+
+
+class Wave(nn.Module):
+    """Attention between two elementwise operations: the least that a compiler has something to do with."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def forward(self, x_BSHD: torch.Tensor) -> torch.Tensor:
+        y = x_BSHD.sin()
+        return self.attend(y, y, y) * x_BSHD
+
+
+def wave(dtype: torch.dtype) -> Result:
+    """One process and torch's own attention."""
+    return _wave_step(Wave(local_attention), dtype)
+
+
+def wave_by_inductor(_: None) -> Result:
+    """The ranks of this world together, elementwise operations compiled to machine code."""
+    return _wave_step(torch.compile(Wave(RingAttention(group=dist.group.WORLD, causal=True)), backend="inductor"))
+
+
+def _wave_step(compute: nn.Module, dtype: torch.dtype = torch.float64) -> Result:
+    length = 6
+    x = torch.randn(2, length, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(dtype)
+    part = shard(x).requires_grad_()
+    out = unshard(compute(part), length=length, replicated_loss=True)
+    loss = (out**2).sum()
+    loss.backward()
+    return loss.item(), {"x": unshard(part.grad, length=length).double().numpy()}
 
 
 def _wrapped(model: nn.Module, setup: Setup) -> tuple[nn.Module, nn.Module]:
