@@ -11,6 +11,8 @@ import torch.distributed as dist
 from ringverify.check.casefile import environment
 from ringverify.check.planning import WorldName, open_world
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.ring.kernels.choose import KERNELS
+from ringverify.ring.kernels.kernel import Kernel, Setting
 from ringverify.targets import BUILT_IN, load
 from ringverify.worlds.world import WorldUnavailable
 
@@ -32,6 +34,8 @@ def examine(say: Callable[[str], None]) -> int:
         say(f"world nccl      {_try_world('nccl', world_size=min(2, len(devices)), device='cuda') or 'works'}")
     else:
         say("world nccl      no GPU: its checks end with exit code 3")
+    for kernel in KERNELS:
+        say(f"kernel {kernel.name:<15}{_kernel(kernel, bool(devices)) or 'can be used by the ring'}")
     for target in BUILT_IN:
         try:
             load(target)
@@ -39,6 +43,16 @@ def examine(say: Callable[[str], None]) -> int:
         except (Inconclusive, UsageError) as error:
             say(f"{target}: {error}")
     return 0 if works else Inconclusive.exit_code
+
+
+def _kernel(kernel: Kernel, cuda: bool) -> str | None:
+    """Why the ring never chooses that kernel on this machine, or `None` if for some call it may."""
+    reasons = [
+        kernel.why_not(Setting(device, dtype, torch.float32, 64, 64, 0.125, None))
+        for device in (["cuda"] if cuda else []) + ["cpu"]
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    return None if None in reasons else reasons[-1]
 
 
 def _try_world(name: WorldName, *, world_size: int = 2, device: str = "cpu") -> str | None:

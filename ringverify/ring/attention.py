@@ -81,7 +81,7 @@ def ring_attention(
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
         memory_budget: bytes that one rank may use beside its inputs and outputs; it bounds buckets and tiles.
-        bandwidth: bytes a second between two neighbours, for `method="auto"`; `None` measures or assumes it.
+        bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks; `None` assumes it.
         explain: say on standard error, on rank 0, which method and kernel were chosen and why.
 
     Returns:
@@ -218,7 +218,7 @@ def attend(
         problem.softcap,
     )
     chosen, why = choose_kernel(kernel, setting)
-    chosen_method = choose_method(plan, setting, ring.group, method, memory_budget, bandwidth)
+    chosen_method = choose_method(plan, setting, method, memory_budget, bandwidth)
     if explain and ring.rank == 0:
         print(f"ring_attention: method {chosen_method.method}: {chosen_method.reason}", file=sys.stderr)
         print(f"ring_attention: kernel {chosen.name}: {why}", file=sys.stderr)

@@ -1,21 +1,46 @@
-"""Which method computes a call: on this rank alone, by gathering everything, or hop by hop; and why."""
+"""Which method computes a call: on this rank alone, by gathering everything, or hop by hop; and why.
+
+The ring hides a hop behind the tiles of the block before it; what it cannot hide is a fixed cost a hop: starting the
+messages, waiting for the slowest neighbour, merging. Gathering pays that once, and the transfer of all blocks in full,
+because nothing is computed meanwhile; and it holds the keys of all ranks. So gathering wins while
+
+    hops · latency  >  bytes gathered / bandwidth
+
+and as long as the gathered keys fit the budget. Nothing here looks at a clock: every rank has to choose the same, so
+latency and bandwidth are given by the caller, the same on all ranks (`ringverify bench --crossover` measures them), or
+else are those of `ASSUMED`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
+from ringverify.ring.blocks import largest_numel
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.plan import Plan
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 Method = Literal["auto", "ring", "allgather", "local"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 
+class Link(NamedTuple):
+    """What a hop costs between two neighbours.
+
+    Attributes:
+        latency: seconds a hop takes whatever its size, and that tiles do not hide.
+        bandwidth: bytes a second.
+    """
+
+    latency: float
+    bandwidth: float
+
+
+ASSUMED: dict[str, Link] = {"cpu": Link(3e-4, 1.5e9), "cuda": Link(3e-5, 5e10)}
+"""By type of device: gloo over the loopback of one machine, as measured; NVLink by its data sheet, not measured."""
+
+
 class Choice(NamedTuple):
-    """A method and the reason in a few words."""
+    """A method, never `auto`, and the reason in a few words."""
 
     method: Method
     reason: str
@@ -24,17 +49,57 @@ class Choice(NamedTuple):
 def choose_method(
     plan: Plan,
     setting: Setting,
-    group: ProcessGroup | None,
     method: Method,
     memory_budget: int | None,
     bandwidth: float | None,
 ) -> Choice:
     """The method of a call; the same on every rank, because it depends on what all ranks know.
 
+    Args:
+        plan: of this rank.
+        setting: of the call.
+        method: asked for.
+        memory_budget: bytes that one rank may use beside inputs and outputs, the same on all ranks.
+        bandwidth: bytes a second between two neighbours, the same on all ranks; `None` assumes it.
+
     Raises:
-        ValueError: `local` was asked for, but some rank needs keys of another.
+        ValueError: `local` was asked for, but some rank needs keys of another; or a bandwidth is not positive.
     """
-    del setting, group, memory_budget, bandwidth
+    if bandwidth is not None and not bandwidth > 0:
+        raise ValueError(f"bandwidth={bandwidth!r}: expected a positive number of bytes a second")
+    hops = max(plan.schedule.reach)
+    combines = plan.replicated and plan.world_size > 1
+    if method == "local" and (hops or combines):
+        raise ValueError(
+            f"method='local' on {plan.world_size} ranks: queries need keys of other ranks, up to {hops} hops away; "
+            "use 'ring', 'allgather' or 'auto'"
+        )
     if method != "auto":
         return Choice(method, "asked for")
-    return Choice("ring", "to be chosen")
+    if plan.world_size == 1:
+        return Choice("local", "there is one rank")
+    if combines:
+        return Choice("ring", "queries are replicated: partial results are combined round the ring")
+    if not hops:
+        return Choice("local", "no query needs a key of another rank")
+    link = ASSUMED.get(setting.device, ASSUMED["cuda"])
+    link = link if bandwidth is None else link._replace(bandwidth=bandwidth)
+    return _ring_or_gather(plan, setting, hops, link, memory_budget)
+
+
+def _ring_or_gather(plan: Plan, setting: Setting, hops: int, link: Link, memory_budget: int | None) -> Choice:
+    gathered = (plan.world_size - 1) * largest_numel(plan) * setting.dtype.itemsize
+    # In backward the gradients of all blocks are held as well, in the accumulation dtype.
+    held = gathered + plan.world_size * largest_numel(plan) * setting.accumulates.itemsize
+    if memory_budget is not None and held > memory_budget:
+        return Choice("ring", f"gathered keys and gradients take {held:,} bytes of a budget of {memory_budget:,}")
+    waits, transfer = hops * link.latency, gathered / link.bandwidth
+    if waits > transfer:
+        return Choice(
+            "allgather",
+            f"{hops} hops cost {waits:.1e} s whatever they carry, gathering {gathered:,} bytes {transfer:.1e} s",
+        )
+    return Choice(
+        "ring",
+        f"gathering {gathered:,} bytes costs {transfer:.1e} s that nothing hides, {hops} hops {waits:.1e} s",
+    )

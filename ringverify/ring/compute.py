@@ -94,12 +94,11 @@ class Job:
         for region in regions:
             q_r, k_r, v_r = _of_queries(region, q), _of_keys(region, k), _of_keys(region, v)
             out_r, lse_r = _of_queries(region, partial.out), _lse(region, partial.lse)
-            streams = self._kernel(region, safe) is STREAMING
-            for tile in tiles(region, self.row_bucket, self.key_bucket if streams else region.keys.size):
-                mask, some = self._mask(region, tile, owner, q.device)
+            for tile in tiles(region, *self._buckets(region, safe, forward=True)):
+                mask, some = self._mask(tile, owner, q.device)
                 if not some:
                     continue
-                kernel = self.kernel if safe or mask is None else STREAMING
+                kernel = self._kernel(mask, safe)
                 rows, keys = slice(*tile.rows), slice(*tile.keys)
                 out_b, lse_b = kernel.forward(self.setting, q_r[:, :, rows], k_r[:, :, keys], v_r[:, :, keys], mask)
                 merge_(out_r[:, :, rows], lse_r[:, :, rows], out_b, lse_b)
@@ -118,11 +117,11 @@ class Job:
             dout_r, out_r, dq_r = (_of_queries(region, x) for x in (rows.dout, rows.out, dq))
             lse_r = _lse(region, rows.lse)
             dlse_r = None if rows.dlse is None else _lse(region, rows.dlse)
-            for tile in tiles(region, self.row_bucket, self.key_bucket):
-                mask, some = self._mask(region, tile, owner, q.device)
+            for tile in tiles(region, *self._buckets(region, safe, forward=False)):
+                mask, some = self._mask(tile, owner, q.device)
                 if not some:
                     continue
-                kernel = self.kernel if safe or mask is None else STREAMING
+                kernel = self._kernel(mask, safe)
                 i, j = slice(*tile.rows), slice(*tile.keys)
                 dq_b, dk_b, dv_b = kernel.backward(
                     self.setting,
@@ -138,11 +137,22 @@ class Job:
                 dq_r[:, :, i].add_(dq_b)
                 yield (region, tile), dk_b, dv_b
 
-    def _kernel(self, region: Region, safe: bool) -> Kernel:
-        masked = region.low is not None or region.high is not None or region.by_position
-        return STREAMING if masked and not safe else self.kernel
+    def _buckets(self, region: Region, safe: bool, *, forward: bool) -> tuple[int, int]:
+        """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all keys at once."""
+        biased = region.low is not None or region.by_position  # a band with an upper side only has causal squares
+        masked = biased or region.high is not None
+        fused = self.kernel.blocked and (safe or not masked) and (self.kernel.takes_bias or not biased)
+        if not fused:
+            return min(self.row_bucket, STREAMING.row_bucket), min(self.key_bucket, STREAMING.key_bucket)
+        return self.row_bucket, region.keys.size if forward else self.key_bucket
 
-    def _mask(self, region: Region, tile: Tile, owner: int, device: torch.device) -> tuple[TileMask, bool]:
+    def _kernel(self, mask: TileMask, safe: bool) -> Kernel:
+        """A masked tile is left to a fused kernel if nothing it excludes can matter, and if it takes such a mask."""
+        if mask is None or (safe and (isinstance(mask, str) or self.kernel.takes_bias)):
+            return self.kernel
+        return STREAMING
+
+    def _mask(self, tile: Tile, owner: int, device: torch.device) -> tuple[TileMask, bool]:
         """The mask of a tile, and whether it lets any pair through."""
         match tile.kind:
             case "full":

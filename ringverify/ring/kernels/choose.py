@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ringverify.ring.kernels.flex import Flex
 from ringverify.ring.kernels.fused_cpu import FusedCPU
+from ringverify.ring.kernels.fused_cuda import EfficientCUDA, FlashCUDA
 from ringverify.ring.kernels.kernel import Kernel, Setting
 from ringverify.ring.kernels.streaming import Streaming
 
 STREAMING = Streaming()
-KERNELS: tuple[Kernel, ...] = (FusedCPU(), STREAMING)
+KERNELS: tuple[Kernel, ...] = (FusedCPU(), FlashCUDA(), EfficientCUDA(), Flex(), STREAMING)
 """In order of preference; the last one computes everything."""
 
 

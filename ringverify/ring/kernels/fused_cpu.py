@@ -3,9 +3,7 @@
 `aten::_scaled_dot_product_flash_attention_for_cpu` differs from the interface in six ways, mended here:
 1. A row whose tile is fully masked gets lse 0, not −inf.
 2. It wants head_dim and value_dim equal; the shorter is padded with zeros, which changes no score and no output.
-3. It knows no cotangent of lse. Backward needs `Σ_e dout·out − dlse` where the op forms `Σ_e dout·out`: with one more
-   column, 0 in v, 1 in dout and −dlse in out, that sum is what is wanted and dout·v is unchanged. In 16 bits dlse takes
-   three columns, each what the ones before it rounded away.
+3. It knows no cotangent of lse; further columns of dout and out bring it in.
 4. Under causality it multiplies −inf with the scale, so that a negative one lets masked keys win and 0 gives NaN. Only
    positive scales are passed on; a sign, or the 0, goes into q.
 5. In float16 its backward takes longer than in float32 and rounds more, and its forward as long: float16 is converted,
@@ -18,8 +16,8 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import pad
 
+from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.kernel import Gradients, Setting, TileMask
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -31,6 +29,7 @@ class FusedCPU:
 
     name = "fused_cpu"
     blocked = True
+    takes_bias = True
     row_bucket = 1024
     key_bucket = 1024
 
@@ -46,7 +45,7 @@ class FusedCPU:
         """See `Kernel.forward`."""
         causal, bias = _flags(mask)
         q, k, v = _fast(q, k, v)
-        q, scale, _ = _positive(q, setting.scale)
+        q, scale, _ = positive(q, setting.scale)
         q, k, v = _widened(q, k, v, max(setting.head_dim, setting.value_dim))
         out, lse = _forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
         if bias is not None:
@@ -68,15 +67,11 @@ class FusedCPU:
         """See `Kernel.backward`."""
         causal, bias = _flags(mask)
         dout, q, k, v, out = _fast(dout, q, k, v, out)
-        width = max(setting.head_dim, setting.value_dim)
-        if dlse is not None:
-            columns = _in_columns(-dlse[..., None], out.dtype)
-            width = max(setting.head_dim, setting.value_dim + columns.size(-1))
-            dout = torch.cat([dout, torch.ones_like(columns)], dim=-1)
-            out = torch.cat([out, columns], dim=-1)
-        q, scale, sign = _positive(q, setting.scale)
+        dout, out = with_lse_cotangent(dout, out, dlse)
+        width = max(setting.head_dim, out.size(-1))
+        q, scale, sign = positive(q, setting.scale)
         q, k, v = _widened(q, k, v, width)
-        dout, out = (_to_width(x, width) for x in (dout, out))
+        dout, out = (to_width(x, width) for x in (dout, out))
         group = q.size(1) // k.size(1)
         if q.dtype == torch.bfloat16 and group > 1:
             dq = torch.empty_like(q)
@@ -100,33 +95,9 @@ def _fast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x.float() if x.dtype == torch.float16 else x for x in tensors)
 
 
-def _positive(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float, int]:
-    """q and a positive scale of the same scores, and the sign, or 0, that was moved into q."""
-    if scale > 0:
-        return q, scale, 1
-    sign = -1 if scale < 0 else 0
-    return q * sign, abs(scale) or 1.0, sign
-
-
-def _in_columns(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Columns of a narrower dtype that add up to the column x."""
-    columns: list[torch.Tensor] = []
-    for _ in range(1 if x.dtype == dtype else 3):
-        columns.append(x.to(dtype))
-        x = x - columns[-1].to(x.dtype)
-    return torch.cat(columns, dim=-1)
-
-
 def _flags(mask: TileMask) -> tuple[bool, torch.Tensor | None]:
     return (True, None) if isinstance(mask, str) else (False, mask)
 
 
 def _widened(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
-    return tuple(_to_width(x, width) for x in (q, k, v))
-
-
-def _to_width(x: torch.Tensor, width: int) -> torch.Tensor:
-    """`x` with zeros after its last axis up to `width`; the op wants that axis contiguous as well."""
-    if x.size(-1) < width:
-        return pad(x, (0, width - x.size(-1)))
-    return x if x.stride(-1) == 1 or x.size(-1) == 1 else x.contiguous()
+    return tuple(to_width(x, width) for x in (q, k, v))

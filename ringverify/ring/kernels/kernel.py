@@ -51,12 +51,14 @@ class Kernel(Protocol):
     Attributes:
         name: how users ask for it.
         blocked: whether it cuts tiles itself and never forms their scores, so that they may be of any size.
+        takes_bias: whether it computes tiles whose mask is a bias.
         row_bucket: a good number of queries a tile.
         key_bucket: a good number of keys a tile.
     """
 
     name: str
     blocked: bool
+    takes_bias: bool
     row_bucket: int
     key_bucket: int
 

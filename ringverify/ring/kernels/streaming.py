@@ -22,6 +22,7 @@ class Streaming:
 
     name = "streaming"
     blocked = False
+    takes_bias = True
     row_bucket = 256
     key_bucket = 256
 

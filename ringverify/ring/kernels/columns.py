@@ -1,0 +1,55 @@
+"""What fused ops do not know, brought in by other columns: unequal head dimensions, signs, the cotangent of lse.
+
+Shape letters: see `ringverify.ring.kernels.kernel`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+
+def to_width(x: torch.Tensor, width: int) -> torch.Tensor:
+    """`x` with zeros after its last axis up to `width`, and that axis contiguous, as fused ops want it.
+
+    Zeros after q and k change no score, zeros after v only add columns of 0 to out.
+    """
+    if x.size(-1) < width:
+        return pad(x, (0, width - x.size(-1)))
+    return x if x.stride(-1) == 1 or x.size(-1) == 1 else x.contiguous()
+
+
+def with_lse_cotangent(
+    dout: torch.Tensor, out: torch.Tensor, dlse: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dout and out with columns after which `Σ_e dout·out` is smaller by dlse.
+
+    Backward needs `Σ_e dout·out − dlse` where fused ops form `Σ_e dout·out`: with one more column, 0 in v, 1 in dout
+    and −dlse in out, that sum is what is wanted and dout·v is unchanged.
+
+    Args:
+        dout: `(B, H, S, E)`.
+        out: `(B, H, S, E)`.
+        dlse: `(B, H, S)`, or `None` for no columns.
+    """
+    if dlse is None:
+        return dout, out
+    columns = in_columns(-dlse[..., None], out.dtype)
+    return torch.cat([dout, torch.ones_like(columns)], dim=-1), torch.cat([out, columns], dim=-1)
+
+
+def in_columns(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Columns that add up to the column x: one in its own dtype, three in a narrower one, each the others' rest."""
+    columns: list[torch.Tensor] = []
+    for _ in range(1 if x.dtype == dtype else 3):
+        columns.append(x.to(dtype))
+        x = x - columns[-1].to(x.dtype)
+    return torch.cat(columns, dim=-1)
+
+
+def positive(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float, int]:
+    """q and a positive scale of the same scores, and the sign, or 0, that was moved into q."""
+    if scale > 0:
+        return q, scale, 1
+    sign = -1 if scale < 0 else 0
+    return q * sign, abs(scale) or 1.0, sign

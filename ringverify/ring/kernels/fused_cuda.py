@@ -1,0 +1,158 @@
+"""torch's fused attention on CUDA devices: flash for 16-bit inputs, memory-efficient for the others and for biases.
+
+Both ops take `(B, H, S, D)`, keep float32 sums and return a natural lse in float32. They differ from the interface:
+1. Flash wants head dimensions that are equal and multiples of 8, up to 256; the shorter are padded with zeros. It takes
+   no bias: a tile that needs one goes to the streaming kernel.
+2. Memory-efficient wants as many key heads as query heads (keys are repeated and their gradients summed), returns lse
+   padded to a multiple of 32 rows, and reads it with that padding in backward.
+3. Neither knows a cotangent of lse; as on CPU, further columns of dout and out bring it in.
+4. A causal mask is aligned to the bottom right by one and to the top left by another version: causal tiles are square.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
+from ringverify.ring.kernels.kernel import Gradients, Setting, TileMask
+
+LSE_ALIGNMENT = 32
+"""Rows that the memory-efficient op pads lse to a multiple of."""
+
+
+class FlashCUDA:
+    """`aten::_scaled_dot_product_flash_attention`; see the module."""
+
+    name = "flash_cuda"
+    blocked = True
+    takes_bias = False
+    row_bucket = 8192
+    key_bucket = 8192
+    widest = 256
+
+    def why_not(self, setting: Setting) -> str | None:
+        """Anything but softcap, in 16 bits, on CUDA devices."""
+        if setting.device != "cuda":
+            return f"runs on cuda, not on {setting.device}"
+        if setting.dtype not in (torch.bfloat16, torch.float16):
+            return f"computes in 16 bits, not in {setting.dtype}"
+        if max(setting.head_dim, setting.value_dim + 3) > self.widest:
+            return f"takes head dimensions up to {self.widest}, three columns for the cotangent of lse included"
+        return "knows no softcap" if setting.softcap is not None else None
+
+    def forward(
+        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernel.forward`."""
+        q, scale, _ = positive(q, setting.scale)
+        width = _multiple_of_8(max(setting.head_dim, setting.value_dim))
+        q, k, v = (to_width(x, width) for x in (q, k, v))
+        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, mask is not None, False, scale=scale)
+        return found[0][..., : setting.value_dim], found[1]
+
+    def backward(
+        self,
+        setting: Setting,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        dlse: torch.Tensor | None,
+        mask: TileMask,
+    ) -> Gradients:
+        """See `Kernel.backward`."""
+        q, scale, sign = positive(q, setting.scale)
+        dout, out = with_lse_cotangent(dout, out, dlse)
+        width = _multiple_of_8(max(setting.head_dim, out.size(-1)))
+        q, k, v, dout, out = (to_width(x, width) for x in (q, k, v, dout, out))
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            dout, q, k, v, out, lse.contiguous(), None, None, q.size(2), k.size(2), 0.0, mask is not None,
+            no_dropout, no_dropout, scale=scale,
+        )  # fmt: skip
+        return dq[..., : setting.head_dim] * sign, dk[..., : setting.head_dim], dv[..., : setting.value_dim]
+
+
+class EfficientCUDA:
+    """`aten::_scaled_dot_product_efficient_attention`; see the module."""
+
+    name = "efficient_cuda"
+    blocked = True
+    takes_bias = True
+    row_bucket = 4096
+    key_bucket = 4096
+
+    def why_not(self, setting: Setting) -> str | None:
+        """Anything but softcap, up to 32 bits, on CUDA devices."""
+        if setting.device != "cuda":
+            return f"runs on cuda, not on {setting.device}"
+        if setting.dtype == torch.float64:
+            return "does not compute in float64"
+        return "knows no softcap" if setting.softcap is not None else None
+
+    def forward(
+        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernel.forward`."""
+        q, scale, _ = positive(q, setting.scale)
+        q, k, v = (to_width(x, _multiple_of_8(x.size(-1))) for x in (q, *_repeated(q, k, v)))
+        bias = _aligned_bias(mask, q, k)
+        out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, bias, True, 0.0, isinstance(mask, str), scale=scale
+        )
+        lse = lse[..., : q.size(2)]
+        if isinstance(mask, torch.Tensor):
+            lse = lse.masked_fill((mask == -torch.inf).all(dim=-1), -torch.inf)
+        return out[..., : setting.value_dim], lse
+
+    def backward(
+        self,
+        setting: Setting,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        dlse: torch.Tensor | None,
+        mask: TileMask,
+    ) -> Gradients:
+        """See `Kernel.backward`."""
+        key_heads = k.size(1)
+        q, scale, sign = positive(q, setting.scale)
+        dout, out = with_lse_cotangent(dout, out, dlse)
+        width = _multiple_of_8(out.size(-1))
+        k, v = _repeated(q, k, v)
+        q, k = (to_width(x, _multiple_of_8(x.size(-1))) for x in (q, k))
+        v, dout, out = (to_width(x, width) for x in (v, dout, out))
+        bias = _aligned_bias(mask, q, k)
+        lse = pad(lse, (0, -lse.size(-1) % LSE_ALIGNMENT), value=torch.inf)
+        no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
+        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            dout, q, k, v, bias, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False],
+            isinstance(mask, str), scale=scale,
+        )  # fmt: skip
+        dk, dv = (x.unflatten(1, (key_heads, -1)).sum(dim=2, dtype=setting.accumulates) for x in (dk, dv))
+        return dq[..., : setting.head_dim] * sign, dk[..., : setting.head_dim], dv[..., : setting.value_dim]
+
+
+def _multiple_of_8(width: int) -> int:
+    return -(-width // 8) * 8
+
+
+def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values once for every query head."""
+    group = q.size(1) // k.size(1)
+    return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
+
+
+def _aligned_bias(mask: TileMask, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """The bias in the dtype of q for all batch elements and heads, its rows 16 elements apart or a multiple of that."""
+    if not isinstance(mask, torch.Tensor):
+        return None
+    rows, keys = mask.shape[-2:]
+    aligned = pad(mask.to(q.dtype), (0, -keys % 16))[..., :keys]
+    return aligned.expand(q.size(0), q.size(1), rows, k.size(2))
