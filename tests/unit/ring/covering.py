@@ -1,0 +1,117 @@
+"""What regions and tiles cover, counted pair by pair, beside what the oracle's pattern says."""
+
+import math
+from itertools import product
+
+import numpy as np
+import torch
+
+from ringref.pattern import multiplicity
+from ringref.sharding import key_positions, query_positions
+from ringverify.ring.masks import position_bias
+from ringverify.ring.regions import regions
+from ringverify.ring.runs import Run, runs
+from ringverify.ring.tiles import tiles
+
+
+def indices(span):
+    """Of what a span takes: from the span's numbers, not from its slice."""
+    return [span.start + span.step * x for x in range(span.size)]
+
+
+def runs_of(problem, sharding, world_size):
+    """Every rank's queries and every rank's keys, as a plan has them."""
+    keys = [runs(sharding, problem.nk, world_size, rank) for rank in range(world_size)]
+    if sharding == "replicated_query":
+        return [(Run(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size, keys
+    return [runs(sharding, problem.nq, world_size, rank) for rank in range(world_size)], keys
+
+
+def mismatch(problem, sharding, world_size, buckets):
+    """A sentence on the first pair of ranks whose tiles are not the pattern; `None` if all are."""
+    expected = multiplicity(problem)
+    queries_at = query_positions(sharding, problem.nq, world_size)
+    keys_at = key_positions(sharding, problem.nk, world_size)
+    query_runs, key_runs = runs_of(problem, sharding, world_size)
+    for rank, owner in product(range(world_size), repeat=2):
+        right = expected[:, :, queries_at[rank]][..., keys_at[owner]]
+        found = list(regions(problem, query_runs[rank], key_runs[owner]))
+        if any(region.by_position for region in found):
+            got = looked_up(problem, found, queries_at[rank], keys_at[owner], buckets)
+        else:
+            got = np.zeros(right.shape, dtype=np.int64)
+            for region in found:
+                if (why := add_region(problem, got, region, buckets)) is not None:
+                    return f"rank {rank} and the keys of {owner}: {why}"
+        if not np.array_equal(right, got):
+            b, h, i, j = (int(x) for x in np.argwhere(right != got)[0])
+            return (
+                f"rank {rank} and the keys of {owner}: row {i} and key {j} of head {h}, batch {b}, meet "
+                f"{got[b, h, i, j]} times instead of {right[b, h, i, j]}"
+            )
+    return None
+
+
+def add_region(problem, got, region, buckets):
+    """Add to `got (B, H, S, T)` how often a region's tiles let each pair meet; a sentence if they break a promise."""
+    heads, key_heads = indices(region.heads), indices(region.key_heads)
+    each = len(heads) // len(key_heads)
+    if [head // problem.group_size for head in heads] != [key for key in key_heads for _ in range(each)]:
+        return f"{region}: these heads read others"
+    rows, keys = indices(region.queries), indices(region.keys)
+    i, j = np.arange(len(rows))[:, None], np.arange(len(keys))[None]
+    inside = np.ones((len(rows), len(keys)), dtype=bool)
+    for bound, side in ((region.low, j - i >= (region.low or 0)), (region.high, j - i <= (region.high or 0))):
+        if bound is not None:
+            inside &= side
+            if side.all():
+                return f"{region}: a side that does not bind"
+    if not (inside.any(axis=1).all() and inside.any(axis=0).all()):
+        return f"{region}: a row or a key without a pair"
+    tiled = np.zeros(inside.shape, dtype=np.int64)
+    for tile in tiles(region, *buckets):
+        pairs = pairs_of(tile)
+        if not pairs.any() or pairs.shape[0] > buckets[0] or pairs.shape[1] > buckets[1]:
+            return f"{tile}: empty, or larger than {buckets}"
+        if tile.kind == "causal" and pairs.shape[0] != pairs.shape[1]:
+            return f"{tile}: not square"
+        tiled[slice(*tile.rows), slice(*tile.keys)] += pairs
+    if not np.array_equal(tiled, inside):
+        return f"{region}: its tiles are not its pairs"
+    got[np.ix_(range(*region.batch), heads, rows, keys)] += tiled
+    return None
+
+
+def pairs_of(tile):
+    """Which pairs a tile's kind lets through, `(rows, keys)`."""
+    i, j = np.arange(tile.rows[1] - tile.rows[0])[:, None], np.arange(tile.keys[1] - tile.keys[0])[None]
+    match tile.kind:
+        case "full":
+            return np.ones((len(i), j.size), dtype=bool)
+        case "causal":
+            return j <= i
+        case "band":
+            return (j - i >= (-math.inf if tile.low is None else tile.low)) & (
+                j - i <= (math.inf if tile.high is None else tile.high)
+            )
+    raise AssertionError(tile)
+
+
+def looked_up(problem, found, queries, keys, buckets):
+    """The same where the mask is looked up: one region, the whole rectangle, every tile by its positions."""
+    (region,) = found
+    assert region[:5] == (
+        (0, problem.batch),
+        (0, problem.heads, 1),
+        (0, problem.hk, 1),
+        *((0, len(x), 1) for x in (queries, keys)),
+    )
+    got = np.zeros((problem.batch, problem.heads, len(queries), len(keys)), dtype=np.int64)
+    for tile in tiles(region, *buckets):
+        assert tile.kind == "positions"
+        assert tile.rows[1] - tile.rows[0] <= buckets[0]
+        assert tile.keys[1] - tile.keys[0] <= buckets[1]
+        i, j = slice(*tile.rows), slice(*tile.keys)
+        bias = position_bias(problem, torch.as_tensor(queries[i]), torch.as_tensor(keys[j]), torch.float64)
+        got[:, :, i, j] += 1 if bias is None else np.rint(bias.exp().numpy()).astype(np.int64)
+    return got
