@@ -34,7 +34,14 @@ STRIDED_INPUTS = Property(
     id="strided_inputs",
     meaning="transposed, strided, offset, packed and expanded inputs and cotangents give the same answer",
     examples=80,
-    cases=lambda c: cases(c, Scope(dtypes=widest(c), memory=("transposed", "strided", "offset", "packed", "expanded"))),
+    cases=lambda c: cases(
+        c,
+        Scope(
+            dtypes=widest(c),
+            memory=("transposed", "strided", "offset", "packed", "expanded"),
+            cotangents=("out", "both", "lse") if c.lse_gradient else ("out",),
+        ),
+    ),
     judge=judge_everything,
     unsupported=always,
 )

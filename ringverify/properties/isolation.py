@@ -26,6 +26,8 @@ Array = NDArray[np.float64]
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     if case.values == "poisoned":
+        if not np.isnan(make_inputs(case).k).any():  # some query attends every key: nothing to leak
+            return Judgement(0.0, None, applies=False)
         return judge_everything(case, runner)
     return _judge_past(case, runner)
 
