@@ -31,7 +31,17 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
     def probe(case: Case, inputs: Inputs) -> Observation:
         return runner.run(case, gradients=gradients, inputs=inputs)
 
+    def differentiate(case: Case) -> Observation:
+        return runner.run(case, gradients=True)
+
     try:
-        return diagnose(observe, (smallest, first), runner.capabilities, tensor=violation.finding.tensor, probe=probe)
+        return diagnose(
+            observe,
+            (smallest, first),
+            runner.capabilities,
+            tensor=violation.finding.tensor,
+            probe=probe,
+            differentiate=differentiate if runner.capabilities.gradients and not gradients else None,
+        )
     except WorldUnavailable:
         return None

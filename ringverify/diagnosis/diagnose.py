@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.comparing import TensorName
 from ringverify.cases.running import Observation
@@ -23,7 +25,7 @@ from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.where import Probe, Where, locate, wrong_elements
 from ringverify.implementation import Capabilities
 
-SECONDS = 2.0
+SECONDS = 4.0
 """Time for telling suspicions apart by further cases; a simulated one takes a hundredth of that."""
 
 ALTERNATIVES = 2
@@ -59,6 +61,7 @@ def diagnose(
     *,
     tensor: TensorName | None = None,
     probe: Probe | None = None,
+    differentiate: Callable[[Case], Observation] | None = None,
     seconds: float = SECONDS,
 ) -> Diagnosis | None:
     """Name the suspicion that explains a failing case and others like it.
@@ -70,6 +73,8 @@ def diagnose(
         tensor: the result to say of where it is wrong; `None` takes the first that is.
         probe: runs the implementation on a case with other inputs, to find the queries and keys concerned; `None`
             leaves them out.
+        differentiate: runs a case with gradients, where `observe` leaves them out: what out and lse do not tell apart,
+            they may.
         seconds: time for telling suspicions apart by further cases; those not reached by then are left out.
 
     Returns:
@@ -78,7 +83,7 @@ def diagnose(
     smallest = _seen(observe, cases[0], capabilities)
     if smallest is None or not (wrong := wrong_tensors(smallest)):
         return None
-    found = _named(observe, smallest, cases, capabilities, seconds)
+    found = _named(observe, smallest, cases, capabilities, seconds, differentiate)
     shown = tensor if tensor in wrong else wrong[0]
     where = locate(smallest, shown, pairs_by(probe) if probe is not None else lambda scene, tensor: ())
     hop = found.hop if found.hop is not None or where is None else where.hop
@@ -91,32 +96,64 @@ def _named(
     cases: Sequence[Case],
     capabilities: Capabilities,
     seconds: float,
+    differentiate: Callable[[Case], Observation] | None,
 ) -> Diagnosis:
     """The suspicion that explains all cases, if there is one."""
     # Extreme values drown an explanation in rounding, and the smallest case fails with the simplest that it can.
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
     asked = [case for case in dict.fromkeys(others) if case != cases[0] and why_unsupported(case, capabilities) is None]
-    scenes = [smallest]
+    asked.sort(key=_cost)  # in the time there is, many small ones tell more apart than one large
+    scenes: dict[Case, Scene | None] = {}
+
+    def scene_of(case: Case) -> Scene | None:
+        if case not in scenes:
+            scenes[case] = _seen(observe, case, capabilities)
+        return scenes[case]
+
     differentiated = "dq" in smallest.tensors
     for suspicions in (SUSPICIONS, fits(smallest)):
         # Without gradients there is nothing that a fault in one direction only could be told by.
         tried = (found for found in suspicions if differentiated or found.when == "always")
         left = [(found, residual) for found in tried if (residual := found.explains(smallest)) is not None]
-        until = time.monotonic() + seconds
+        until, confirmed = time.monotonic() + seconds, False
         for number, case in enumerate(asked):
             if not left or (number and time.monotonic() > until):
                 break
-            if len(scenes) == number + 1:
-                scenes += [scene] if (scene := _seen(observe, case, capabilities)) is not None else [smallest]
-            left = _still(left, scenes[number + 1])
+            if (scene := scene_of(case)) is not None and not _of_other_code(scene, cases[0]):
+                left = _still(left, scene)
+                confirmed = confirmed or bool(wrong_tensors(scene))
+        if left and not confirmed and cases[-1] != cases[0] and (scene := scene_of(cases[-1])) is not None:
+            left = _still(left, scene)  # none of the others fails, this one does
+        if len(_told(left, smallest)) > 1 and differentiate is not None:
+            left = _told_apart(left, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
         if left:
             found, residual = left[0]
-            text = (
-                "; or ".join(_apart([suspicion.sentence(smallest) for suspicion, _ in left])[:ALTERNATIVES])
-                + f" (residual {residual:.0e})"
-            )
+            text = "; or ".join(_told(left, smallest)[:ALTERNATIVES]) + f" (residual {residual:.0e})"
             return Diagnosis(text, True, hop_of(found, smallest), residual)
     return Diagnosis(UNEXPLAINED)
+
+
+def _of_other_code(scene: Scene, smallest: Case) -> bool:
+    """Whether nothing is wrong in a case of another sharding: often that is another branch of the code."""
+    shardings = {scene.case.sharding, smallest.sharding}
+    return len(shardings) > 1 and "replicated_query" not in shardings and not wrong_tensors(scene)
+
+
+def _cost(case: Case) -> int:
+    p = case.problem
+    return p.batch * p.heads * p.nq * p.nk * case.world_size
+
+
+def _told(left: list[tuple[Suspicion, float]], scene: Scene) -> list[str]:
+    return _apart([suspicion.sentence(scene) for suspicion, _ in left])
+
+
+def _told_apart(left: list[tuple[Suspicion, float]], scenes: list[Scene | None]) -> list[tuple[Suspicion, float]]:
+    """Those that explain gradients too, if any do: they may be wrong for another reason as well."""
+    for scene in scenes:
+        if scene is not None:
+            left = _still(left, scene) or left
+    return left
 
 
 def _apart(sentences: list[str]) -> list[str]:
@@ -163,6 +200,11 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
         grown = _grown(smallest, world_size=size, length=length, heads=heads)
         if grown is not None:
             yield grown.replace(values=values, seed=first.seed + 2)
+    if smallest.problem.nk > smallest.world_size * 2:
+        # Blocks that are long enough to be cut in tiles: another length leaves another rest.
+        grown = _grown(smallest, world_size=smallest.world_size, length=3 * smallest.problem.nk // 2, heads=1)
+        if grown is not None:
+            yield grown
     yield first.replace(values="normal", seed=first.seed + 2)
 
 
@@ -170,16 +212,45 @@ def _varied(smallest: Case, first: Case) -> Iterator[Case]:
     """The first case with one choice made otherwise: what depends on that choice is told from what does not."""
     p = first.problem
     if smallest.sharding == "replicated_query":
-        yield first.replace(sharding="contiguous")
+        yield from _if_legal(first, sharding="contiguous")
+    for sharding in ("contiguous", "zigzag", "striped"):
+        grown = _grown(smallest, world_size=2, length=12, heads=2)
+        if grown is not None and sharding != smallest.sharding:
+            yield from _if_legal(grown, sharding=sharding, seed=first.seed + 2)
     if smallest.memory != "contiguous":
-        yield first.replace(memory="contiguous")
+        yield from _if_legal(first, memory="contiguous")
     if p.scale is None:
-        yield first.replace(scale=0.3)
+        yield from _if_legal(first, scale=0.3)
     if p.window is not None:
-        yield first.replace(window=(2, 1))
+        yield from _if_legal(first, window=(2, 1))
     if p.softcap is not None:
-        yield first.replace(values="large_scores")
-    yield first.replace(cotangent="both")
+        yield from _if_legal(first, values="large_scores")
+    yield from _if_legal(first, cotangent="both")
+    # A constraint more or less tells a fault of the ring from one of a mask.
+    yield from _if_legal(first, causal=not p.causal)
+    if p.key_lengths is not None or p.documents is not None:
+        yield from _if_legal(first, key_lengths=None, documents=None, causal=True)
+    if not smallest.problem.nk:
+        # Keys that nobody attends, and keys that the queries of some ranks do not attend, in place of no keys.
+        p = smallest.problem
+        yield from _if_legal(smallest, query_length=p.nq, key_length=4, key_lengths=(0,) * p.batch)
+        yield from _if_legal(smallest, query_length=12, key_length=4, causal=True, world_size=3)
+    if (kept := smallest.problem.dilation) is not None:
+        # In segments of one more than a multiple of the rate, places in them and in the sequence part.
+        branches = ((7, 3), (6, 2), (5, 4))[: max(1, len(kept.branches))]
+        grown = _grown(smallest, world_size=3, length=18, heads=4)
+        if grown is not None:
+            yield from _if_legal(
+                grown, dilation=Dilation(branches, heads=kept.heads, head_offset=kept.head_offset), seed=first.seed + 2
+            )
+
+
+def _if_legal(case: Case, **changes: Any) -> Iterator[Case]:
+    """The case with some fields changed, unless they contradict others."""
+    try:
+        yield case.replace(**changes)
+    except ValueError:
+        return
 
 
 def _grown(case: Case, *, world_size: int, length: int, heads: int) -> Case | None:

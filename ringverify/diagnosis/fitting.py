@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ringref.rounding import margins
+from ringverify.cases.comparing import TensorName
 from ringverify.diagnosis.catalogue import SUSPICIONS
 from ringverify.diagnosis.model import STEPS
 from ringverify.diagnosis.scene import Scene, Visit
 from ringverify.diagnosis.scores import fitted_scale
 from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.diagnosis.where import wrong_elements
 
 Deviations = dict[tuple[int, int], int]
 """How often a rank merges an owner's block, where that is not once."""
@@ -46,22 +47,29 @@ def _scales(scene: Scene) -> Iterator[Suspicion]:
 
 def wrong_forward(scene: Scene) -> tuple[int, ...]:
     """The ranks on which out or lse is wrong."""
-    found = set()
-    for name in scene.tensors:
-        if name in ("out", "lse"):
-            for rank in range(scene.size):
-                seen, true, limit = scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank)
-                if bool((margins(seen, true, limit, scene.problem.dtype) > 1).any()):
-                    found.add(rank)
-    return tuple(sorted(found))
+    return _wrong(scene, ("out", "lse"))
+
+
+def wrong_backward(scene: Scene) -> tuple[int, ...]:
+    """The ranks on which a gradient is wrong."""
+    return _wrong(scene, ("dq", "dk", "dv"))
+
+
+def _wrong(scene: Scene, tensors: tuple[TensorName, ...]) -> tuple[int, ...]:
+    names = [name for name in tensors if name in scene.tensors]
+    return tuple(rank for rank in range(scene.size) if any(wrong_elements(scene, name, rank).any() for name in names))
 
 
 def _on_some_ranks(scene: Scene) -> Iterator[Suspicion]:
-    """What would explain everything if it were wrong on those ranks only whose forward is wrong."""
+    """What would explain everything if it were wrong on those ranks only which are wrong."""
     if 0 < len(wrong_forward(scene)) < scene.size:
         for suspicion in SUSPICIONS:
-            if suspicion.when == "always":
+            if suspicion.when == "always" and suspicion.judge is None:
                 yield dataclasses.replace(suspicion, ranks=wrong_forward)
+    if not wrong_forward(scene) and 0 < len(wrong_backward(scene)) < scene.size:
+        for suspicion in SUSPICIONS:
+            if suspicion.steps.home is not STEPS.home:
+                yield dataclasses.replace(suspicion, ranks=wrong_backward)
 
 
 def _single_blocks(scene: Scene) -> Iterator[Suspicion]:
@@ -76,7 +84,7 @@ def _single_blocks(scene: Scene) -> Iterator[Suspicion]:
     def times(at: Visit) -> int:
         return deviations(at.scene).get((at.rank, at.owner), 1)
 
-    if deviations(scene) and not scene.replicated:
+    if scene.size > 1 and not scene.replicated and deviations(scene):
         pattern = replace(STEPS, pattern=lambda at: STEPS.pattern(at) * times(at))
         yield Suspicion(lambda of: _told(deviations(of)), pattern)
         yield Suspicion(lambda of: _told(deviations(of)), replace(STEPS, times=times))
@@ -85,6 +93,8 @@ def _single_blocks(scene: Scene) -> Iterator[Suspicion]:
 def _deviations(scene: Scene) -> Deviations | None:
     """For each wrong rank the one deviation that explains its out and lse; `None` if one has none."""
     found: Deviations = {}
+    if scene.replicated:
+        return None
     for rank in wrong_forward(scene):
         for owner, times in [(owner, times) for times in (0, 2) for owner in range(scene.size)]:
             if _explains_rank(scene, rank, owner, times):

@@ -174,6 +174,11 @@ def _local(at: Visit) -> tuple[Any, Any, int]:
     return np.arange(len(at.i)), np.arange(len(at.j)), 0
 
 
+def _local_and_diagonal(at: Visit) -> tuple[Any, Any, int]:
+    """Local indices beside the right difference of the global lengths."""
+    return np.arange(len(at.i)), np.arange(len(at.j)), at.problem.diagonal
+
+
 CAUSAL: list[Suspicion] = [
     *masked("causal mask missing", _without(causal=False)),
     *masked("causal mask shifted by one: every query sees one key too many", _causal(1)),
@@ -193,6 +198,7 @@ WINDOW: list[Suspicion] = [
     *masked("left and right of the window exchanged", _window(lambda left, right: (right, left))),
     *masked("window aligned top-left instead of bottom-right", _window_by(lambda at: (at.i, at.j, 0))),
     *masked("window uses local indices", _window_by(_local)),
+    *masked("window uses local indices, moved by the whole lengths", _window_by(_local_and_diagonal)),
     *masked(
         "window inverted: keys outside it are attended",
         _window_by(lambda at: (at.i, at.j, at.problem.diagonal), inverted=True),

@@ -327,7 +327,9 @@ BLOCKS: list[Suspicion] = [
     *_blocks("every rank's own block is counted twice", lambda at: 2 if at.hop == 0 and _several(at) else 1),
     *_blocks("the block of the last hop is counted twice", lambda at: 2 if at.last else 1),
     *_blocks("the block of hop 1 is never merged", lambda at: int(at.hop != 1)),
+    *_blocks("the block of hop 2 is never merged", lambda at: int(at.hop != 2)),
     *_blocks("the block of hop 1 is counted twice", lambda at: 2 if at.hop == 1 else 1),
+    *_blocks("the block of hop 2 is counted twice", lambda at: 2 if at.hop == 2 else 1),
     *_blocks(
         "the block of rank 0 is counted twice on every other rank", lambda at: 2 if at.owner == 0 and at.rank else 1
     ),

@@ -92,6 +92,7 @@ class Steps:
     widen: Callable[[Array], Array] = lambda x: x.swapaxes(1, 2)
 
     # scores
+    products: Callable[[Visit, Array, Array], Array] = lambda at, q, k: q @ k.swapaxes(2, 3)
     pattern: Callable[[Visit], Counts] = lambda at: at.scene.patterns[at.rank, at.owner]
     scale: Callable[[Visit], float] = lambda at: at.problem.scale_value
     heads: Callable[[Visit], Counts] = lambda at: np.arange(at.problem.heads) // at.problem.group_size
@@ -180,7 +181,7 @@ def scored(at: Visit, steps: Steps) -> tuple[Array, Counts, Array, Array, Array]
     heads = steps.heads(at)
     k, v = (steps.widen(x)[:, heads] for x in steps.block(at))
     m = steps.pattern(at)
-    raw = (q @ k.swapaxes(2, 3)) * steps.scale(at)
+    raw = steps.products(at, q, k) * steps.scale(at)
     s = raw if at.problem.softcap is None else steps.cap(raw, at.problem.softcap)
     return s, m, q, k, v
 

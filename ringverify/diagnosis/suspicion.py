@@ -21,7 +21,7 @@ from ringverify.diagnosis.model import STEPS, ByRank, Steps, backward, forward, 
 from ringverify.diagnosis.scene import Array, Partial, Results, Scene, visits
 
 When = Literal["always", "forward", "backward"]
-SCORING = ("q", "block", "pattern", "scale", "heads", "cap", "widen")
+SCORING = ("q", "block", "products", "pattern", "scale", "heads", "cap", "widen")
 """Steps that change which scores there are, so that their rounding is that of another problem."""
 
 FORWARD = (*SCORING, "partial", "times", "arrived", "merge", "everyone", "whole", "returned")
@@ -38,6 +38,7 @@ class Suspicion:
         when: whether it is wrong throughout, in the forward only, or in the backward only.
         ranks: on which ranks of a case it is wrong; `None` is all.
         narrow: whether it concerns some blocks only, and comes after what concerns all.
+        judge: decides in place of the steps, for what they cannot say: the largest difference left, or `None`.
     """
 
     says: str | Callable[[Scene], str]
@@ -45,6 +46,7 @@ class Suspicion:
     when: When = "always"
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
     narrow: bool = False
+    judge: Callable[[Scene], float | None] | None = None
 
     def sentence(self, scene: Scene) -> str:
         """What it says of a case."""
@@ -60,6 +62,8 @@ class Suspicion:
 
     def explains(self, scene: Scene) -> float | None:
         """The largest difference left between what it predicts and what was seen, or `None` if it does not explain."""
+        if self.judge is not None:
+            return self.judge(scene)
         there, back = self._by_rank(scene)
         with np.errstate(all="ignore"):
             if self.when == "backward" or all(getattr(self.steps, name) is getattr(STEPS, name) for name in FORWARD):
@@ -139,16 +143,20 @@ def _agree(
     limits: Callable[[], Allowed],
     ranks: tuple[int, ...] | None = None,
 ) -> float | None:
-    """The largest difference between prediction and observation, or `None` where one passes what is allowed."""
+    """The largest difference between prediction and observation, or `None` where one passes what is allowed.
+
+    It is relative for numbers larger than 1.
+    """
     worst = 0.0
     names = [name for name in tensors if name in scene.tensors]
     where = range(scene.size) if ranks is None else ranks
     pairs = [(name, rank, found[rank][name], scene.seen(name, rank)) for name in names for rank in where]
     if any(predicted.shape != seen.shape for _, _, predicted, seen in pairs):
         return None
-    if not all(_near(predicted, seen) for _, _, predicted, seen in pairs):
+    if not all(_near(predicted, seen, scene.limit(name, rank)) for name, rank, predicted, seen in pairs):
         return None  # far off: no need to derive by how much it may be
     suspected = limits() if pairs else None
+    violated = told = False  # whether anything is wrong, and anything by more than the suspicion leaves open
     for name, rank, predicted, seen in pairs:
         if not seen.size:
             continue
@@ -156,17 +164,26 @@ def _agree(
         dtype: DtypeName = "float32" if wide else scene.problem.dtype
         true, allowed = scene.true(name, rank), scene.limit(name, rank)
         limit = np.maximum(allowed, scene.local(name, getattr(suspected, name), rank))
-        limit = np.maximum(limit, relative_rounding(scene, name) * np.abs(predicted))
+        relative = relative_rounding(scene, name)
+        limit = np.maximum(limit, relative * np.abs(predicted))
+        # What is wrong may be the rest of larger terms that cancel: its rounding is that of the largest of its kind.
+        finite = np.where(np.isfinite(predicted), np.abs(predicted), 0.0)
+        wrong = margins(predicted, true, allowed, dtype) > 1
+        limit = np.where(wrong, np.maximum(limit, relative * finite.max(initial=0.0)), limit)
         if bool((_margins(seen, predicted, limit, dtype) > 1).any()):
             return None
         difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
         # Where the limit is wide, it must still be the suspicion rather than the right answer that is near.
-        margin = margins(seen, true, allowed, dtype)
-        most = np.unravel_index(int(margin.argmax()), margin.shape)
-        if margin[most] > 1 and not np.isnan(seen[most]) and not difference[most] < np.abs(seen - true)[most] / 2:
-            return None
+        off = np.where(margins(seen, true, allowed, dtype) > 1, _margins(seen, true, limit, dtype), 0.0)
+        most = np.unravel_index(int(off.argmax()), off.shape)
+        violated = violated or bool((margins(seen, true, allowed, dtype) > 1).any())
+        if off[most] > 1:
+            told = True
+            if not np.isnan(seen[most]) and not difference[most] < np.abs(seen - true)[most] / 2:
+                return None
+        difference = difference / np.maximum(1.0, np.abs(seen))
         worst = max(worst, float(np.max(difference, where=np.isfinite(difference), initial=0.0)))
-    return worst
+    return worst if told or not violated else None
 
 
 def _margins(seen: Array, predicted: Array, limit: Array, dtype: DtypeName) -> Array:
@@ -175,14 +192,15 @@ def _margins(seen: Array, predicted: Array, limit: Array, dtype: DtypeName) -> A
     return np.where(np.isnan(seen) & np.isnan(predicted), 0.0, margin)
 
 
-def _near(predicted: Array, seen: Array) -> bool:
+def _near(predicted: Array, seen: Array, limit: Array) -> bool:
     """Whether they agree in where they are no numbers, and in magnitude as a whole."""
     finite = np.isfinite(predicted) & np.isfinite(seen)
     if bool((np.isnan(predicted) != np.isnan(seen)).any()):
         return False
     size = np.abs(np.where(finite, seen, 0.0)).max(initial=0.0)
     off = np.abs(np.where(finite, predicted - seen, 0.0)).max(initial=0.0)
-    return bool(off <= size or off <= np.abs(np.where(finite, predicted, 0.0)).max(initial=0.0))
+    slack = np.where(np.isfinite(limit), limit, 0.0).max(initial=0.0)  # where both are nothing but rounding
+    return bool(off <= slack or off <= size or off <= np.abs(np.where(finite, predicted, 0.0)).max(initial=0.0))
 
 
 def relative_rounding(scene: Scene, name: TensorName) -> float:
@@ -190,7 +208,8 @@ def relative_rounding(scene: Scene, name: TensorName) -> float:
     answer, allowed = getattr(scene.truth, name), getattr(scene.allowed, name)
     p = scene.problem
     terms = (p.head_dim + p.dv + p.nk + p.nq * p.group_size) * (1 + scene.size)
-    rounding = witness_bound(scene.pipeline.sums, terms) + witness_bound(p.dtype, 1)
+    returned: DtypeName = scene.pipeline.lse_dtype if name == "lse" else p.dtype
+    rounding = witness_bound(scene.pipeline.sums, terms) + witness_bound(returned, 1)
     finite = np.isfinite(answer) & np.isfinite(allowed)
     size = np.abs(np.where(finite, answer, 0.0)).max(initial=0.0)
     tiny = size <= UNDERFLOW[p.dtype] or size >= LARGEST[p.dtype]

@@ -23,7 +23,9 @@ WHICH: dict[str, Times] = {
     "lack the rank's own part": lambda at: at.hop > 0 or not _several(at) or at.scene.replicated,
     "lack the part of the last hop": lambda at: not at.last,
     "lack the part of hop 1": lambda at: at.hop != 1,
+    "lack the part of hop 2": lambda at: at.hop != 2,
     "have the part of hop 1 twice": lambda at: 2 if at.hop == 1 else 1,
+    "have the part of hop 2 twice": lambda at: 2 if at.hop == 2 else 1,
     "have the part of the last hop twice": lambda at: 2 if at.last else 1,
     "have the rank's own part twice": lambda at: 2 if at.hop == 0 and _several(at) else 1,
     "are those of the last hop alone: nothing is added up": lambda at: (
