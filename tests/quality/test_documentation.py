@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,29 @@ def commands() -> list[str]:
     return sorted(set(re.findall(r"(?:^\$ |`)(ringverify [^`\n]+)", README, re.MULTILINE)))
 
 
-def test_the_readme_shows_the_example_as_it_is():
+@pytest.mark.parametrize("name", ["my_ring", "wrong_ring"])
+def test_the_readme_shows_the_examples_as_they_are(name):
     """The code block and the file are the same text."""
-    shown = re.search(r"<!-- docs/examples/my_ring.py -->\n```python\n(.*?)```", README, re.DOTALL)
+    shown = re.search(rf"<!-- docs/examples/{name}.py -->\n```python\n(.*?)```", README, re.DOTALL)
     assert shown is not None
-    assert shown.group(1) == (ROOT / "docs/examples/my_ring.py").read_text(encoding="utf-8")
+    assert shown.group(1) == (ROOT / f"docs/examples/{name}.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(120)
+def test_the_wrong_ring_gets_the_diagnosis_that_the_readme_shows(monkeypatch, tmp_path, capfd):
+    """Word for word, but for seconds and for digits that a machine rounds in its own way."""
+    shown = re.search(r"\$ ringverify (check docs/examples/wrong_ring.py.*?)\n(.*?)```", README, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "docs" / "examples").mkdir(parents=True)
+    shutil.copy(ROOT / "docs/examples/wrong_ring.py", tmp_path / "docs" / "examples")
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(shown.group(1))) == 1
+    assert _steady(shown.group(2)) in _steady(capfd.readouterr().out)
+
+
+def _steady(text: str) -> str:
+    """Without what differs from run to run and from machine to machine."""
+    return re.sub(r" +[\d.]+ s |residual \S+|-[0-9a-f]{8}\.json", " … ", text)
 
 
 def test_the_example_gets_its_verdict(monkeypatch, tmp_path):
