@@ -19,6 +19,7 @@ from typing import NoReturn
 from rich.console import Console
 
 import ringverify
+from ringverify.bench.command import add_options as add_bench_options
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.jsonl import Event, ReportError, ReportWriter
 from ringverify.reports.terminal import ProgressBar, Terminal
@@ -141,6 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
     listing.set_defaults(command=_list)
     _add_mutants(commands.add_parser("mutants", help="try the suite on implementations broken on purpose"))
+    bench = commands.add_parser("bench", help="measure our ring's speed and memory beside all it can be compared with")
+    add_bench_options(bench)
+    bench.set_defaults(command=_bench)
     doctor = commands.add_parser("doctor", help="say what this machine can run")
     doctor.set_defaults(command=_doctor)
     return parser
@@ -309,6 +313,12 @@ def _list(options: argparse.Namespace) -> int:
             for name in BUILT_IN:
                 print(name)
     return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from ringverify.bench.command import bench
+
+    return bench(options, _Output())
 
 
 def _doctor(options: argparse.Namespace) -> int:

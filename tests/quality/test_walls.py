@@ -16,6 +16,7 @@ FLOORS = {
     "ringverify.__main__": 7,
     "ringverify.cli": 6,
     "ringverify.pytest_plugin": 6,
+    "ringverify.bench": 5,
     "ringverify.check": 5,
     "ringverify.properties": 4,
     "ringverify.diagnosis": 4,

@@ -187,7 +187,14 @@ def test_lines_are_not_wrapped_where_a_reader_would_cut_them():
     assert VALUE["case_text"] in file.getvalue()
 
 
-COMMANDS = {"": [], "check": ["check"], "replay": ["replay"], "list": ["list"], "doctor": ["doctor"]}
+COMMANDS = {
+    "": [],
+    "check": ["check"],
+    "replay": ["replay"],
+    "list": ["list"],
+    "bench": ["bench"],
+    "doctor": ["doctor"],
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,83 @@
+"""The options of `ringverify bench`. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+PATTERNS = ("dense", "causal", "window", "documents", "uneven")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add them to the parser of the command."""
+    parser.add_argument(
+        "--length", type=_sizes, action="append", metavar="N,…", help="positions over all ranks (default: 4096)"
+    )
+    parser.add_argument("--ranks", type=_sizes, default=(2,), metavar="P,…", help="numbers of ranks (default: 2)")
+    parser.add_argument("--batch", type=_size, default=1, metavar="N", help="sequences (default: 1)")
+    parser.add_argument("--heads", type=_size, default=8, metavar="N", help="heads (default: 8)")
+    parser.add_argument("--head-dim", type=_size, default=64, metavar="N", help="their dimension (default: 64)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of all tensors (default: float32)")
+    parser.add_argument("--pattern", type=_patterns, default=(), metavar="NAME,…", help=", ".join(PATTERNS))
+    parser.add_argument(
+        "--causal",
+        action=argparse.BooleanOptionalAction,
+        help="causal patterns only, or none (default: dense and causal; window, documents and uneven are causal)",
+    )
+    parser.add_argument("--repeat", type=_size, default=5, metavar="N", help="rounds that are measured (default: 5)")
+    parser.add_argument(
+        "--sides",
+        type=_names,
+        metavar="NAME,…",
+        help="plain, ring, floor, allgather, world-of-1, peers, or any TARGET of check (default: all but targets)",
+    )
+    parser.add_argument("--phases", action="store_true", help="also where our ring's time goes")
+    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write everything as JSON")
+
+
+def bench(options: argparse.Namespace, console: Console) -> int:
+    """Run the command and return its exit code."""
+    from ringverify.bench.run import Wish, run
+    from ringverify.bench.table import Tables
+    from ringverify.bench.workload import Shape
+    from ringverify.reports.terminal import ProgressBar
+
+    wish = Wish(
+        lengths=tuple(length for some in options.length or [(4096,)] for length in some),
+        ranks=options.ranks,
+        shape=Shape(options.batch, options.heads, options.head_dim, options.dtype),
+        patterns=options.pattern,
+        causal=options.causal,
+        rounds=options.repeat,
+        sides=options.sides,
+        phases=options.phases,
+        report=options.report,
+    )
+    return run(wish, Tables(console), ProgressBar(console))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_size(part) for part in text.split(","))
+
+
+def _size(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected names separated by commas")
+    return names
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    for name in _names(text):
+        if name not in PATTERNS:
+            raise argparse.ArgumentTypeError(f"{name!r}: expected some of {', '.join(PATTERNS)}")
+    return _names(text)

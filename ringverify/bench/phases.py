@@ -1,0 +1,73 @@
+"""One pass of our ring taken apart on one rank: computing, waiting, merging, and the rest.
+
+Nothing of the ring is changed for it: the functions that do these things are replaced by ones that also look at the
+clock. What comes of that is kept apart from the times that ratios are made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ringverify.bench.patching import patched
+from ringverify.ring import allgather, compute, passes, replicated
+from ringverify.ring.kernels.choose import KERNELS
+from ringverify.ring.transport import Transport
+
+PHASES = ("compute", "communication", "merge", "other")
+"""compute: in a kernel. communication: exposed, that is posting messages and waiting for them. merge: of partials, and
+adding tiles' gradients to their blocks. other: whatever is left of the pass, packing and planning among it."""
+
+
+@dataclasses.dataclass
+class Phases:
+    """Seconds of one pass on one rank.
+
+    Attributes:
+        compute: in kernels.
+        communication: posting messages and blocked in waits.
+        merge: in merges and in sums of gradients.
+    """
+
+    compute: float = 0.0
+    communication: float = 0.0
+    merge: float = 0.0
+
+    def timed(self, phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A wrapper that adds what a call takes to a phase."""
+
+        def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **named: Any) -> Any:
+                began = time.perf_counter()
+                try:
+                    return function(*args, **named)
+                finally:
+                    setattr(self, phase, getattr(self, phase) + time.perf_counter() - began)
+
+            return called
+
+        return wrap
+
+    def started(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """A wrapper for a function that posts messages and returns what waits for them: both are timed."""
+        post = self.timed("communication")(start)
+        return lambda *args, **named: self.timed("communication")(post(*args, **named))
+
+
+@contextlib.contextmanager
+def taken_apart(*, wanted: bool) -> Iterator[Phases]:
+    """Collect the phases of what runs within, if that is wanted."""
+    phases = Phases()
+    with contextlib.ExitStack() as stack:
+        if wanted:
+            for kernel in {type(kernel) for kernel in KERNELS}:
+                for name in ("forward", "backward"):
+                    stack.enter_context(patched(kernel, name, phases.timed("compute")))
+            stack.enter_context(patched(Transport, "start", phases.started))
+            stack.enter_context(patched(compute, "merge_", phases.timed("merge")))
+            for module in (allgather, passes, replicated):
+                stack.enter_context(patched(module, "add", phases.timed("merge")))
+        yield phases

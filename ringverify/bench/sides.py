@@ -1,0 +1,110 @@
+"""Who computes: our ring, what it is compared with, and the two measures that it is held to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from ringverify.bench.workload import Workload
+from ringverify.cases.case import Case, why_unsupported
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.implementation import Capabilities, sharding_name
+from ringverify.targets import BUILT_IN, load
+
+Kind = Literal["ranks", "alone", "plain", "floor"]
+
+OURS: dict[str, tuple[Kind, str]] = {
+    "plain": ("plain", ""),
+    "ring": ("ranks", "ring"),
+    "floor": ("floor", "ring"),
+    "allgather": ("ranks", "allgather"),
+    "world-of-1": ("alone", "ring"),
+}
+"""Sides by name: the kind, and the implementation."""
+
+MEANING = {
+    "plain": "one process, as many threads as there are ranks, scaled_dot_product_attention",
+    "ring": "a process a rank, 1 thread each",
+    "floor": "the ring's tile work, each rank its own, without communication and without merges",
+    "allgather": "a process a rank, 1 thread each",
+    "world-of-1": "our ring in one process, as many threads as there are ranks",
+}
+MASK_BYTES = 2 << 30
+"""What the plain call may spend on a mask: it knows no window, and gets a matrix of all pairs instead."""
+BYTES_A_PAIR = 5
+"""Of that matrix: one byte as it is given, four as torch converts it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One side of a comparison.
+
+    Attributes:
+        name: how tables call it.
+        kind: ranks: an implementation, a process a rank. alone: one in a world of 1. plain: no ring at all. floor: the
+            ring's tile work alone.
+        target: the implementation, as `ringverify.targets` knows it; empty for the plain call.
+    """
+
+    name: str
+    kind: Kind
+    target: str
+
+    def processes(self, workload: Workload) -> int:
+        """How many processes it runs in."""
+        return workload.world_size if self.kind in ("ranks", "floor") else 1
+
+    def threads(self, workload: Workload) -> int:
+        """Threads of each of them: together as many as there are ranks."""
+        return workload.world_size // self.processes(workload)
+
+
+def chosen_sides(names: Sequence[str] | None) -> tuple[list[Side], list[str]]:
+    """The sides of those names, by default ours and the installed peers; and remarks on peers that are left out.
+
+    Raises:
+        UsageError: there is no such side.
+        Inconclusive: a peer was named whose package is not installed.
+    """
+    if names is not None:
+        return [_side(name) for name in dict.fromkeys(names)], []
+    sides, remarks = [_side(name) for name in OURS], []
+    for name in BUILT_IN:
+        if name.startswith("peer:"):
+            try:
+                sides.append(_side(name))
+            except Inconclusive as error:
+                remarks.append(str(error))
+    return sides, remarks
+
+
+def _side(name: str) -> Side:
+    if name in OURS:
+        return Side(name, *OURS[name])
+    try:
+        load(name)
+    except UsageError as error:
+        raise UsageError(f"--sides {name}: {error}; sides of our own are {', '.join(OURS)}") from None
+    return Side(name, "ranks", name)
+
+
+def sharding_of(side: Side, workload: Workload) -> str:
+    """The workload's sharding if the implementation declares it, else the first that it does."""
+    declared = [sharding_name(one) for one in load(side.target).capabilities.shardings]
+    return workload.sharding if workload.sharding in declared else declared[0]
+
+
+def why_not(side: Side, workload: Workload) -> str | None:
+    """Why a side cannot take part, or `None` if it can."""
+    problem = workload.problem
+    if side.kind == "plain":
+        needed = BYTES_A_PAIR * problem.nq * problem.nk
+        if problem.window is not None and needed > MASK_BYTES:
+            return f"it knows no window, and a mask would take {needed / 2**30:.1f} GiB"
+        return None
+    capabilities: Capabilities = load(side.target).capabilities
+    if not capabilities.gradients:
+        return "gradients=False is declared"
+    case = Case(problem=problem, sharding=sharding_of(side, workload), world_size=side.processes(workload), seed=0)
+    return why_unsupported(case, capabilities)

@@ -1,0 +1,134 @@
+"""Every side's time on every workload: processes kept from turn to turn, and one entry of the report a workload."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ringverify.bench.phases import PHASES
+from ringverify.bench.sides import Side, why_not
+from ringverify.bench.timing import Seconds, interleaved, rows
+from ringverify.bench.visiting import Call, Visit, visit
+from ringverify.bench.workload import Workload
+from ringverify.errors import Inconclusive
+from ringverify.worlds.world import World, WorldUnavailable
+
+VISIT_SECONDS = 900.0
+"""How long one turn may take before its ranks are given up."""
+PLAIN = "plain"
+FLOORS = {"ring": "floor", "allgather": "floor"}
+
+
+class Progress(Protocol):
+    """Told how far a long piece of work has come."""
+
+    def start(self, implementation: str, property: str, examples: int) -> None:
+        """A piece begins."""
+
+    def step(self, done: int) -> None:
+        """So many of its parts are done."""
+
+    def stop(self) -> None:
+        """It has ended."""
+
+
+def taken(world: World, side: Side, workload: Workload, calls: int, *, phases: bool = False) -> list[tuple[Call, ...]]:
+    """A turn of a side: for every call what each rank saw of it.
+
+    Raises:
+        Inconclusive: the ranks could not be started, or did not return.
+    """
+    turn = Visit(side, workload, calls, phases)
+    try:
+        run = world.run(visit, turn, world_size=side.processes(workload), seed=0, deadline=VISIT_SECONDS)
+    except WorldUnavailable as error:
+        raise Inconclusive(str(error)) from None
+    if run.failure is not None:
+        raise Inconclusive(f"{side.name} on {workload.title}: {run.failure.message}")
+    return list(zip(*run.results, strict=True))
+
+
+def seconds(ranks: Sequence[Call]) -> Seconds:
+    """One call, from the first rank's beginning to the last one's end."""
+    forward = max(call.forward[1] for call in ranks) - min(call.forward[0] for call in ranks)
+    backward = max(call.backward[1] for call in ranks) - min(call.backward[0] for call in ranks)
+    return Seconds(forward, backward)
+
+
+def measured(
+    world: World, workload: Workload, sides: Sequence[Side], rounds: int, progress: Progress, *, phases: bool
+) -> dict[str, Any]:
+    """The report's entry of one workload.
+
+    Args:
+        world: of processes.
+        workload: what to compute.
+        sides: who takes part, as far as they can.
+        rounds: how many are measured.
+        progress: told of every turn.
+        phases: take our ring apart, in further rounds.
+
+    Raises:
+        Inconclusive: a rank raised, died or hung.
+    """
+    reasons = {side.name: why_not(side, workload) for side in sides}
+    taking = [side for side in sides if reasons[side.name] is None]
+    apart = next((side for side in taking if side.name == "ring"), None) if phases else None
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        progress.step(done)
+
+    progress.start(workload.pattern, f"n={workload.problem.nq}", (rounds + 1) * len(taking) + (rounds if apart else 0))
+    try:
+        found = interleaved(
+            taking,
+            lambda side, calls: [seconds(ranks) for ranks in taken(world, side, workload, calls)],
+            rounds,
+            step,
+        )
+        passes = []
+        for _ in range(rounds if apart else 0):
+            assert apart is not None
+            passes += taken(world, apart, workload, 1, phases=True)
+            step()
+    finally:
+        progress.stop()
+    problem = workload.problem
+    return {
+        "pattern": workload.pattern,
+        "title": workload.title,
+        "length": problem.nq,
+        "ranks": workload.world_size,
+        "causal": problem.causal,
+        "sharding": workload.sharding,
+        "batch": problem.batch,
+        "heads": problem.heads,
+        "head_dim": problem.head_dim,
+        "dtype": problem.dtype,
+        "rows": rows(found, PLAIN, FLOORS),
+        "left_out": [{"side": name, "reason": reason} for name, reason in reasons.items() if reason is not None],
+        "phases": phases_of(passes) if passes else None,
+    }
+
+
+def phases_of(calls: Sequence[Sequence[Call]]) -> dict[str, list[dict[str, float]]]:
+    """Median seconds of every phase, by pass and by rank."""
+    by_rank = list(zip(*calls, strict=True))
+    return {name: [_medians(one, number) for one in by_rank] for number, name in enumerate(("forward", "backward"))}
+
+
+def _medians(seen: Sequence[Call], number: int) -> dict[str, float]:
+    """The phases of one rank in its forward (0) or backward (1) passes."""
+    values: dict[str, list[float]] = {name: [] for name in (*PHASES, "total")}
+    for call in seen:
+        assert call.phases is not None
+        one, (began, ended) = call.phases[number], (call.forward, call.backward)[number]
+        for name in PHASES[:-1]:
+            values[name].append(getattr(one, name))
+        values["total"].append(ended - began)
+        values["other"].append(ended - began - one.compute - one.communication - one.merge)
+    return {name: statistics.median(several) for name, several in values.items()}

@@ -1,0 +1,179 @@
+"""What a process does when its side's turn comes: the same call a few times, forward and backward, between barriers.
+
+Processes are kept from turn to turn, and so are their inputs. Between turns they wait for a message, blocked, and take
+no processor time from the side whose turn it is.
+
+Shape letters: B batch, S this process's queries, T its keys, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ringref.sharding import key_positions, query_positions
+from ringverify.bench import floor, plain
+from ringverify.bench.phases import Phases, taken_apart
+from ringverify.bench.sides import Side, sharding_of
+from ringverify.bench.workload import Workload
+from ringverify.implementation import AttentionCall, Implementation
+from ringverify.targets import load
+
+Interval = tuple[float, float]
+"""Beginning and end by `time.monotonic()`, which the processes of one machine share."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """One turn of a side.
+
+    Attributes:
+        side: whose.
+        workload: what to compute.
+        calls: how many times.
+        phases: take each pass apart, which costs a little time.
+    """
+
+    side: Side
+    workload: Workload
+    calls: int
+    phases: bool = False
+
+
+class Call(NamedTuple):
+    """One call on one rank: when each pass was under way, and its phases if they were asked for."""
+
+    forward: Interval
+    backward: Interval
+    phases: tuple[Phases, Phases] | None
+
+
+class Prepared(Protocol):
+    """A side with its inputs."""
+
+    def forward(self) -> Any:
+        """The forward pass; returns what backward needs."""
+
+    def backward(self, made: Any) -> None:
+        """The backward pass."""
+
+
+class Attending:
+    """An implementation with this rank's shards of a workload.
+
+    Args:
+        implementation: what to call.
+        sharding: name of one that it declares.
+        workload: what to compute.
+        world_size: ranks.
+        rank: this one.
+        group: of all of them.
+    """
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        sharding: str,
+        workload: Workload,
+        world_size: int,
+        rank: int,
+        group: Any,
+        device: str = "cpu",
+    ) -> None:
+        problem, declared = workload.problem, implementation.capabilities
+        named = declared.sharding_named(sharding)
+        positions = torch.as_tensor(query_positions(named, problem.nq, world_size)[rank], device=device)
+        key_pos = torch.as_tensor(key_positions(named, problem.nk, world_size)[rank], device=device)
+        shapes = (
+            (problem.batch, len(positions), problem.heads, problem.head_dim),
+            (problem.batch, len(key_pos), problem.hk, problem.head_dim),
+            (problem.batch, len(key_pos), problem.hk, problem.dv),
+            (problem.batch, len(positions), problem.heads, problem.dv),
+        )
+        dtype = getattr(torch, problem.dtype)
+        tensors = [torch.randn(shape, dtype=dtype, device=device) for shape in shapes]
+        if declared.tensor_layout == "bhsd":
+            tensors = [x.transpose(1, 2).contiguous() for x in tensors]
+        self.leaves = tuple(x.requires_grad_() for x in tensors[:3])
+        self.dout = tensors[3]
+        self._implementation = implementation
+        self._call = AttentionCall(
+            group=group,
+            rank=rank,
+            world_size=world_size,
+            problem=problem,
+            sharding=named,
+            positions=positions,
+            key_positions=key_pos,
+        )
+
+    def forward(self) -> torch.Tensor:
+        """Returns this rank's output."""
+        q, k, v = self.leaves
+        returned = self._implementation(q, k, v, self._call)
+        out: torch.Tensor = returned[0] if isinstance(returned, tuple) else returned
+        return out
+
+    def backward(self, made: torch.Tensor) -> None:
+        """Gradients of this rank's q, k and v."""
+        torch.autograd.grad(made, self.leaves, self.dout)
+
+
+_PREPARED: dict[Side, Prepared] = {}
+_OF: list[Workload] = []
+"""What the sides of this process prepared, and for which workload; one at a time, for the memory's sake."""
+
+
+def visit(turn: Visit) -> list[Call]:
+    """Take a side's turn on this rank."""
+    torch.set_num_threads(turn.side.threads(turn.workload))
+    prepared = _prepared(turn.side, turn.workload)
+    torch.zeros(1 << 17).add_(1)  # wakes the threads
+    calls = []
+    for _ in range(turn.calls):
+        with taken_apart(wanted=turn.phases) as first:
+            _together()
+            began = time.monotonic()
+            made = prepared.forward()
+            forward = began, time.monotonic()
+        with taken_apart(wanted=turn.phases) as second:
+            _together()
+            began = time.monotonic()
+            prepared.backward(made)
+            backward = began, time.monotonic()
+        del made
+        calls.append(Call(forward, backward, (first, second) if turn.phases else None))
+    return calls
+
+
+def _prepared(side: Side, workload: Workload) -> Prepared:
+    if workload not in _OF:
+        _PREPARED.clear()
+        _OF[:] = [workload]
+    if side not in _PREPARED:
+        torch.manual_seed(dist.get_rank())
+        _PREPARED[side] = _prepare(side, workload)
+    return _PREPARED[side]
+
+
+def _prepare(side: Side, workload: Workload) -> Prepared:
+    if side.kind == "plain":
+        return plain.Plain(workload)
+    attending = Attending(
+        load(side.target),
+        sharding_of(side, workload),
+        workload,
+        dist.get_world_size(),
+        dist.get_rank(),
+        dist.group.WORLD,
+    )
+    return floor.Floor(attending) if side.kind == "floor" else attending
+
+
+def _together() -> None:
+    if dist.get_world_size() > 1:
+        dist.barrier()

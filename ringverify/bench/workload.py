@@ -1,0 +1,110 @@
+"""What is computed: a pattern at one length, on so many ranks, under the sharding that suits it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal, get_args
+
+from ringref.problem import DtypeName, Problem
+from ringref.sharding import ShardingName
+from ringverify.errors import UsageError
+
+PatternName = Literal["dense", "causal", "window", "documents", "uneven"]
+PATTERNS: tuple[PatternName, ...] = get_args(PatternName)
+
+WINDOW_SHARE = 8
+"""A window reaches back over this part of the sequence."""
+DOCUMENT_SHARES = (1, 6, 3, 8, 2)
+"""Lengths of packed documents, as parts of the sequence: no document begins where a rank does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What all workloads of a run have in common.
+
+    Attributes:
+        batch: sequences.
+        heads: of queries, keys and values.
+        head_dim: of all three.
+        dtype: of all three.
+    """
+
+    batch: int = 1
+    heads: int = 8
+    head_dim: int = 64
+    dtype: DtypeName = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One thing to compute on one number of ranks.
+
+    Attributes:
+        pattern: its name.
+        problem: what to compute.
+        sharding: how our ring shards it; an implementation that declares another one is given its own.
+        world_size: ranks.
+    """
+
+    pattern: PatternName
+    problem: Problem
+    sharding: ShardingName
+    world_size: int
+
+    @property
+    def title(self) -> str:
+        """The workload in one line."""
+        p = self.problem
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        causal = "" if self.pattern == "causal" else ", causal" if p.causal else ", not causal"
+        return f"{self.pattern}{causal}, n={p.nq}, {ranks} {self.sharding}, {p.heads} heads of {p.head_dim}, {p.dtype}"
+
+
+def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, causal: bool | None = None) -> Workload:
+    """The workload of a pattern.
+
+    Args:
+        pattern: dense: all pairs. causal: balanced by a zigzag sharding. window: the last eighth of the sequence.
+            documents: five packed documents of unlike lengths. uneven: one position less than asked for, so that no
+            number of ranks divides it.
+        length: positions over all ranks.
+        world_size: ranks.
+        shape: heads and dtype.
+        causal: for window, documents and uneven, which are causal by default.
+
+    Raises:
+        UsageError: too short for so many ranks, or a pattern that contradicts `causal`.
+    """
+    if pattern in ("dense", "causal") and causal is not None and causal != (pattern == "causal"):
+        raise UsageError(f"--pattern {pattern} contradicts --{'' if causal else 'no-'}causal: leave one of them out")
+    if length < 2 * world_size:
+        raise UsageError(
+            f"--length {length} on {world_size} ranks: expected at least {2 * world_size}, two positions a rank"
+        )
+    masked = pattern != "dense" if causal is None else causal
+    size = length - 1 if pattern == "uneven" else length
+    problem = Problem(
+        query_length=size,
+        batch=shape.batch,
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
+        causal=masked,
+        window=None if pattern != "window" else (length // WINDOW_SHARE, 0 if masked else length // WINDOW_SHARE),
+        documents=_documents(length) if pattern == "documents" else None,
+    )
+    return Workload(pattern, problem, "zigzag" if pattern in ("causal", "uneven") else "contiguous", world_size)
+
+
+def chosen_patterns(named: Sequence[PatternName], causal: bool | None) -> tuple[PatternName, ...]:
+    """The patterns of a run: those named, or by default dense and causal, as far as `--causal` allows."""
+    if named:
+        return tuple(named)
+    return tuple(pattern for pattern in PATTERNS[:2] if causal is None or causal == (pattern == "causal"))
+
+
+def _documents(length: int) -> tuple[int, ...]:
+    ends = accumulate(DOCUMENT_SHARES)
+    return (0, *(length * end // sum(DOCUMENT_SHARES) for end in ends))
