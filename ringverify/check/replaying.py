@@ -14,7 +14,7 @@ from ringverify.check import casefile
 from ringverify.check.hunting import Counterexample, judged
 from ringverify.check.planning import find_device, open_world
 from ringverify.check.run import told
-from ringverify.check.snippet import snippet
+from ringverify.check.snippet import needs_the_tool, snippet
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
 from ringverify.reports.jsonl import Event, write_whole
@@ -72,7 +72,8 @@ def replay(
             write_whole(written, snippet(recorded, name, implementation))
         except OSError as error:
             raise UsageError(f"cannot write {written}: {error.strerror}; name another file with --snippet") from None
-        say(f"written to {written}: python {written} shows it without ringverify")
+        without = f"with ringverify installed, where {name} lives" if needs_the_tool(name) else "without ringverify"
+        say(f"written to {written}: python {written} shows it {without}")
     world = _world(recorded.world, path)
     try:
         sent = None if world.name == "simulated" else name

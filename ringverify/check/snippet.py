@@ -106,9 +106,17 @@ def _fields(p: Problem) -> dict[str, Any]:
     return fields
 
 
+def needs_the_tool(target: str) -> bool:
+    """Whether the implementation itself lives in ringverify: a built-in one, an adapter of a peer, or a mutant."""
+    return target in targets.BUILT_IN or target.startswith(targets.MUTANT)
+
+
 def _import(target: str) -> str:
     """Statements that make `target` the user's function."""
-    module, _, attribute = targets.BUILT_IN.get(target, target).rpartition(":")
+    location = targets.BUILT_IN.get(target, target)
+    if target.startswith(targets.MUTANT):
+        location = f"ringverify.mutants.catalogue:{target.removeprefix(targets.MUTANT)}"
+    module, _, attribute = location.rpartition(":")
     lines = []
     if module.endswith(".py"):
         lines.append(f"sys.path.insert(0, {str(Path(module).parent)!r})")

@@ -9,32 +9,61 @@ import pytest
 
 from ringverify.cli import main
 
-FAULTY = Path(__file__).parent.parent / "miniatures" / "faulty_rings.py"
+MINIATURES = Path(__file__).parent.parent / "miniatures"
+WRONG = {
+    "faulty_rings.py:swapped_gradients": {"dk", "dv"},
+    "ten_faults.py:grouped": {"out", "dq", "dk", "dv"},
+    "ten_faults.py:own_gradients": {"dk", "dv"},
+    "ten_faults.py:causal": {"out", "dq", "dk", "dv"},
+}
+"""What is wrong with each: plain, (batch, heads, …) with other value_dim, bfloat16 through lse, and zigzag."""
 
 
-@pytest.mark.timeout(240)
-def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(tmp_path, capsys, monkeypatch):
-    """It exits with 1, says which results are off, and imports nothing of the suite."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["check", f"{FAULTY}:swapped_gradients", "--only", "gradients", "--max-examples", "40"]) == 1
-    (case,) = (tmp_path / ".ringverify").glob("*.json")
-    assert main(["replay", str(case), "--snippet", "shown.py"]) == 1
-    assert "without ringverify" in capsys.readouterr().out
-    missing = tmp_path / "not_installed"
+def shown(script, *, hidden):
+    """The script run where some modules cannot be imported."""
+    missing = script.parent / "not_installed"
     missing.mkdir()
-    for name in ("ringverify", "ringref"):
+    for name in hidden:
         text = f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n"
         (missing / f"{name}.py").write_text(text)
-    shown = subprocess.run(
-        [sys.executable, "shown.py"],
+    return subprocess.run(
+        [sys.executable, script.name],
+        cwd=script.parent,
         env={**os.environ, "PYTHONPATH": str(missing)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert shown.returncode == 1, shown.stderr
-    lines = {line.split()[2]: line for line in shown.stdout.splitlines()}
-    assert "allowed in 0 of" in lines["out"]
-    assert "allowed in 0 of" in lines["dq"]
-    assert "allowed in 0 of" not in lines["dk"]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("target", WRONG)
+def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(target, tmp_path, capsys, monkeypatch):
+    """It exits with 1, says which results are off, and imports nothing of the suite."""
+    monkeypatch.chdir(tmp_path)
+    only = ("--only", "gradients", "--max-examples", "60")
+    assert main(["check", f"{MINIATURES / target}", *only]) == 1
+    (case,) = (tmp_path / ".ringverify").glob("*.json")
+    assert main(["replay", str(case), "--snippet", "shown.py"]) == 1
+    told = capsys.readouterr().out
+    assert "shows it without ringverify" in told
+    assert "the same bits as recorded" in told
+    run = shown(tmp_path / "shown.py", hidden=("ringverify", "ringref"))
+    assert run.returncode == 1, run.stderr
+    off = {line.split()[2] for line in run.stdout.splitlines() if "allowed in 0 of" not in line}
+    assert off
+    assert off <= WRONG[target]
+
+
+@pytest.mark.timeout(240)
+def test_a_snippet_of_what_lives_in_the_tool_says_that_it_needs_it(tmp_path, capsys, monkeypatch):
+    """A mutant is part of ringverify: its script runs where that is installed."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "mutant:A9", "--only", "forward", "--max-examples", "20"]) == 1
+    (case,) = (tmp_path / ".ringverify").glob("*.json")
+    assert main(["replay", str(case), "--snippet", "shown.py"]) == 1
+    assert "shows it with ringverify installed, where mutant:A9 lives" in capsys.readouterr().out
+    run = shown(tmp_path / "shown.py", hidden=())
+    assert run.returncode == 1, run.stderr
+    assert any(line.split()[2] == "out" and "allowed in 0 of" not in line for line in run.stdout.splitlines())
