@@ -222,13 +222,12 @@ def attend(
     if explain and ring.rank == 0:
         print(f"ring_attention: method {chosen_method.method}: {chosen_method.reason}", file=sys.stderr)
         print(f"ring_attention: kernel {chosen.name}: {why}", file=sys.stderr)
-    row_bucket, key_bucket = _buckets(chosen.row_bucket, chosen.key_bucket, problem, setting, memory_budget)
+    bucket = _bucket(chosen.bucket(setting), problem, setting, memory_budget)
     job = Job(
         plan,
         setting,
         chosen,
-        row_bucket,
-        key_bucket,
+        bucket,
         Transport(ring.group, ring.rank, ring.world_size, transport),
         _positions(plan, sharding, q.device),
     )
@@ -261,16 +260,16 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> Non
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
 
 
-def _buckets(rows: int, keys: int, problem: Problem, setting: Setting, memory_budget: int | None) -> tuple[int, int]:
-    """Sides of the largest tile, halved until a tile's share of the gradients fits the budget."""
+def _bucket(bucket: int, problem: Problem, setting: Setting, memory_budget: int | None) -> int:
+    """The side of the largest tile, halved until what a tile's backward returns fits the budget."""
     if memory_budget is None:
-        return rows, keys
+        return bucket
     if memory_budget <= 0:
         raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes")
-    width = problem.batch * problem.heads * (problem.head_dim + problem.dv) * setting.accumulates.itemsize
-    while rows > SMALLEST_BUCKET and (rows + keys) * width > memory_budget:
-        rows, keys = rows // 2, keys // 2
-    return rows, keys
+    per_row = problem.batch * (problem.heads * problem.head_dim + problem.hk * (problem.head_dim + problem.dv))
+    while bucket > SMALLEST_BUCKET and bucket * per_row * setting.accumulates.itemsize > memory_budget:
+        bucket //= 2
+    return bucket
 
 
 SMALLEST_BUCKET = 32

@@ -46,8 +46,7 @@ class Job:
         plan: who holds what, who needs whom.
         setting: what kernels have to know.
         kernel: what computes tiles that are finite or unmasked.
-        row_bucket: longest side of a tile, in queries.
-        key_bucket: longest side of a tile in backward, in keys; forward takes all keys of a region at once.
+        bucket: longest side of a tile; forward, a kernel that cuts tiles itself takes all keys of a region at once.
         transport: between the ranks.
         positions: queries' positions, and each owner's keys' positions; only needed by regions `by_position`.
     """
@@ -55,8 +54,7 @@ class Job:
     plan: Plan
     setting: Setting
     kernel: Kernel
-    row_bucket: int
-    key_bucket: int
+    bucket: int
     transport: Transport
     positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
 
@@ -143,8 +141,9 @@ class Job:
         masked = biased or region.high is not None
         fused = self.kernel.blocked and (safe or not masked) and (self.kernel.takes_bias or not biased)
         if not fused:
-            return min(self.row_bucket, STREAMING.row_bucket), min(self.key_bucket, STREAMING.key_bucket)
-        return self.row_bucket, region.keys.size if forward else self.key_bucket
+            small = min(self.bucket, STREAMING.bucket(self.setting))
+            return small, small
+        return self.bucket, region.keys.size if forward else self.bucket
 
     def _kernel(self, mask: TileMask, safe: bool) -> Kernel:
         """A masked tile is left to a fused kernel if nothing it excludes can matter, and if it takes such a mask."""

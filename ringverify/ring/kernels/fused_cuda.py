@@ -27,8 +27,6 @@ class FlashCUDA:
     name = "flash_cuda"
     blocked = True
     takes_bias = False
-    row_bucket = 8192
-    key_bucket = 8192
     widest = 256
 
     def why_not(self, setting: Setting) -> str | None:
@@ -40,6 +38,11 @@ class FlashCUDA:
         if max(setting.head_dim, setting.value_dim + 3) > self.widest:
             return f"takes head dimensions up to {self.widest}, three columns for the cotangent of lse included"
         return "knows no softcap" if setting.softcap is not None else None
+
+    def bucket(self, setting: Setting) -> int:
+        """Launching and merging cost little beside such tiles."""
+        del setting
+        return 8192
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
@@ -82,8 +85,6 @@ class EfficientCUDA:
     name = "efficient_cuda"
     blocked = True
     takes_bias = True
-    row_bucket = 4096
-    key_bucket = 4096
 
     def why_not(self, setting: Setting) -> str | None:
         """Anything but softcap, up to 32 bits, on CUDA devices."""
@@ -92,6 +93,11 @@ class EfficientCUDA:
         if setting.dtype == torch.float64:
             return "does not compute in float64"
         return "knows no softcap" if setting.softcap is not None else None
+
+    def bucket(self, setting: Setting) -> int:
+        """Launching and merging cost little beside such tiles; a bias of that size is still affordable."""
+        del setting
+        return 4096
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask

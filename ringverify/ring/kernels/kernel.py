@@ -52,15 +52,14 @@ class Kernel(Protocol):
         name: how users ask for it.
         blocked: whether it cuts tiles itself and never forms their scores, so that they may be of any size.
         takes_bias: whether it computes tiles whose mask is a bias.
-        row_bucket: a good number of queries a tile.
-        key_bucket: a good number of keys a tile.
     """
 
     name: str
     blocked: bool
     takes_bias: bool
-    row_bucket: int
-    key_bucket: int
+
+    def bucket(self, setting: Setting) -> int:
+        """A good number of queries and of keys a tile: large enough for a call to cost little beside its work."""
 
     def why_not(self, setting: Setting) -> str | None:
         """Why it cannot compute such tiles, as the end of a sentence; `None` if it can."""

@@ -23,13 +23,16 @@ class Streaming:
     name = "streaming"
     blocked = False
     takes_bias = True
-    row_bucket = 256
-    key_bucket = 256
 
     def why_not(self, setting: Setting) -> str | None:
         """Never."""
         del setting
         return None
+
+    def bucket(self, setting: Setting) -> int:
+        """A tile of this many rows and columns of scores fits a cache."""
+        del setting
+        return 256
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
