@@ -1,0 +1,181 @@
+"""The most that a rank holds: what the call is made of, two blocks and two gradients on their way, and one tile."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringref.sharding import query_positions
+from ringverify.ring import compute
+from ringverify.ring.attention import ACCUMULATES, ring_attention
+from ringverify.ring.kernels.choose import KERNELS
+from ringverify.ring.kernels.kernel import Setting
+from ringverify.worlds.memory import measured
+from ringverify.worlds.simulated import SimulatedWorld
+
+pytestmark = pytest.mark.timeout(60)
+
+MOST = 1.15
+"""What the ring promises: its peak over the sum of what has to be there."""
+SLACK = 0.03
+"""What the ring promises: how far the exponent of its peak in the positions of a rank may lie from 1."""
+DIM = 16
+
+
+class Call(NamedTuple):
+    """A call of one head on several ranks."""
+
+    n: int
+    ranks: int
+    causal: bool = False
+    sharding: str = "contiguous"
+    method: str = "ring"
+    memory_budget: int | None = None
+    dtype: torch.dtype = torch.float32
+    backward: bool = True
+
+    @property
+    def positions(self) -> int:
+        """Of the rank that has most."""
+        return max(len(one) for one in query_positions(self.sharding, self.n, self.ranks))
+
+
+def peak(call):
+    """The largest peak of a rank in bytes, q counted, and what it was made of."""
+
+    def program(_):
+        rows = len(query_positions(call.sharding, call.n, call.ranks)[dist.get_rank()])
+        q, k, v = (torch.ones(1, rows, 1, DIM, dtype=call.dtype, requires_grad=call.backward) for _ in range(3))
+        with measured():
+            out = ring_attention(
+                q,
+                k,
+                v,
+                sharding=call.sharding,
+                query_length=call.n,
+                key_length=call.n,
+                causal=call.causal,
+                method=call.method,
+                memory_budget=call.memory_budget,
+            )
+            gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out)) if call.backward else ()
+        return q.nbytes, len(gradients)
+
+    run = SimulatedWorld().run(program, None, world_size=call.ranks, seed=0, deadline=50, watch="memory")
+    assert run.failure is None, f"{run.failure.message}\n{run.failure.detail}"
+    worst = max(run.memory, key=lambda memory: memory.peak_bytes)
+    return worst.peak_bytes + run.results[worst.rank][0], "\n".join(worst.describe())
+
+
+def bucket_of(call):
+    """The side of a tile: the kernel's, or what fits the budget."""
+    if call.memory_budget is not None:
+        return call.memory_budget // (3 * DIM * 4)
+    sums = ACCUMULATES[call.dtype]
+    return KERNELS[0].bucket(Setting("cpu", call.dtype, sums, DIM, DIM, scale=1.0, softcap=None))
+
+
+def needed(call):
+    """Bytes that have to be there at the peak."""
+    narrow, wide = call.dtype.itemsize, ACCUMULATES[call.dtype].itemsize
+    row, tile = call.positions * DIM, min(bucket_of(call), call.positions) * DIM
+    lse = call.positions * wide
+    travels = call.ranks > 1
+    blocks = 2 * 2 * row * narrow * travels
+    if not call.backward:  # q and out, as large as the sum that it is made of, and a tile's out
+        return row * narrow + row * wide + lse + blocks + tile * wide
+    rows = 3 * row * narrow + row * wide + 2 * lse  # q, out, dout; dq as a sum; lse, and as the backward wants it
+    gradients = (2 * 2 if travels else 2) * row * wide
+    return rows + blocks + gradients + 3 * tile * narrow * travels
+
+
+BOUNDED = [
+    Call(n, ranks, causal, sharding)
+    for n in (1024, 4096)
+    for ranks in (1, 2, 4, 8)
+    for causal, sharding in ((False, "contiguous"), (True, "zigzag"), (True, "striped"))
+]
+
+
+def test_peak_is_linear_and_bounded():
+    """For every world size, and in narrow dtypes, peak ≤ 1.15 × (q, out, dq, dout and their lse + two blocks + two
+    gradients + one tile), and its exponent in the positions of a rank is 1.
+
+    k and v, as they were given, belong to the caller: they are neither measured nor allowed for. All else that a
+    forward and its backward have alive together counts, gradients that are returned included. dk and dv are one of the
+    two gradients in flight; on one rank nothing is in flight, and they stand for themselves. Gradients in flight and dq
+    are in the dtype of sums. A tile is what one kernel call returns: dq, dk and dv of so many rows, out in forward.
+    """
+    by_kind = {}
+    for call in [
+        *BOUNDED,
+        Call(16384, 2),
+        Call(4096, 4, dtype=torch.bfloat16),
+        *(call._replace(backward=False) for call in BOUNDED),
+    ]:
+        found, parts = peak(call)
+        assert found <= MOST * needed(call), (call, found / needed(call), parts)
+        by_kind.setdefault(call._replace(n=0), []).append((call.positions, found))
+    for kind, points in by_kind.items():
+        if len(points) == 2:  # tiles are no longer than the positions of a rank
+            (short, less), (long, more) = points
+            assert abs(math.log(more / less) / math.log(long / short) - 1) <= SLACK, kind
+
+
+SMALL_TILES = Call(2048, 4, memory_budget=128 * 3 * DIM * 4)
+"""Tiles of 128 rows, a quarter of what a rank holds."""
+
+
+def test_small_tiles_leave_little_beside_what_has_to_be_there():
+    """With a memory budget a tile is a small part of the shard: the bound hardly counts it, and still holds."""
+    found, parts = peak(SMALL_TILES)
+    assert found <= MOST * needed(SMALL_TILES), parts
+    assert found < peak(SMALL_TILES._replace(memory_budget=None))[0]
+
+
+def test_a_wider_world_costs_a_rank_nothing():
+    """At a fixed number of positions a rank, from four ranks to eight."""
+    for causal, sharding in ((False, "contiguous"), (True, "zigzag"), (True, "striped")):
+        assert peak(Call(2048, 8, causal, sharding))[0] == peak(Call(1024, 4, causal, sharding))[0]
+
+
+def test_a_full_size_buffer_a_tile_is_seen(monkeypatch):
+    """A mutant that has gradients of the size of the block for every tile that it works on."""
+    differentiate = compute.Job.differentiate
+
+    def in_full(self, rows, q, k, v, *others):
+        for part in differentiate(self, rows, q, k, v, *others):
+            full = [torch.zeros_like(x) for x in (q, k, v)]
+            yield part
+            del part
+        full.clear()
+
+    monkeypatch.setattr(compute.Job, "differentiate", in_full)
+    assert peak(SMALL_TILES)[0] > MOST * needed(SMALL_TILES)
+    assert peak(Call(16384, 2))[0] > MOST * needed(Call(16384, 2))
+
+
+def test_a_score_matrix_is_seen(monkeypatch):
+    """A mutant that has the scores of a whole block once, in forward alone: neither bounded nor linear."""
+    attend = compute.Job.attend
+
+    def with_scores(self, partial, q, k, v, owner):
+        scores = torch.zeros(q.size(1), k.size(1))
+        attend(self, partial, q, k, v, owner)
+        return scores
+
+    monkeypatch.setattr(compute.Job, "attend", with_scores)
+    for ranks in (2, 4, 8):
+        short, long = (Call(n, ranks, backward=False) for n in (1024, 4096))
+        (less, _), (more, _) = peak(short), peak(long)
+        assert more > MOST * needed(long)
+        assert abs(math.log(more / less) / math.log(4) - 1) > SLACK
+
+
+def test_gathering_all_keys_is_seen():
+    """The all-gather holds every rank's keys, and their gradients: past the bound from four ranks on."""
+    for ranks in (4, 8):
+        call = Call(512 * ranks, ranks, method="allgather")
+        assert peak(call)[0] > MOST * needed(call)
