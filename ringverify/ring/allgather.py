@@ -16,14 +16,15 @@ import torch
 import torch.distributed as dist
 
 from ringverify.ring.accumulate import Partial, from_rows, merge_, to_rows
-from ringverify.ring.blocks import block_numel, largest_numel, pack_into, unpack
-from ringverify.ring.compute import Job, Rows, add, all_finite
+from ringverify.ring.compute import Job, Rows, all_finite
+from ringverify.ring.parcels import Block
+from ringverify.ring.plan import Plan
 
 
 def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, partial: Partial) -> None:
     """Merge the attention of this rank's queries to the keys of all ranks into `partial`."""
-    for owner, k_b, v_b in _gathered(job, k, v):
-        job.attend(partial, q, k_b, v_b, owner)
+    for owner, block in _gathered(job, k, v):
+        job.attend(partial, q, block, owner)
     if not job.plan.replicated or job.plan.world_size == 1 or not partial.lse.numel():
         return
     own = to_rows(partial)
@@ -43,32 +44,41 @@ def backward(
     plan, group = job.plan, job.transport.group
     finite = all_finite(q, rows.dout, rows.out)
     alone = plan.schedule.steps == 1
-    owners = [plan.rank] if alone else list(range(plan.world_size))
-    numel = block_numel(plan, plan.rank) if alone else largest_numel(plan)
-    parts = dq.new_zeros(len(owners), numel)
-    for index, (owner, k_b, v_b) in enumerate(_gathered(job, k, v)):
-        dk, dv = unpack(plan, parts[index], owner)
-        for part in job.differentiate(rows, q, k_b, v_b, owner, dq, finite):
-            add(part[0], dk, dv, *part[1:])
+    parts = []
+    for owner, block in _gathered(job, k, v):
+        flat = dq.new_zeros(plan.whole(owner).numel if alone else _longest(plan))
+        gradients = Block.of_flat(plan.whole(owner), flat)
+        for part in job.differentiate(rows, q, block, owner, dq, finite):
+            gradients.add(*part)
+        parts.append(flat)
     if plan.replicated and plan.world_size > 1 and dq.numel():
         dist.all_reduce(dq, group=group)
-    if alone or not numel:
-        return unpack(plan, parts[0], plan.rank)
-    total = parts.new_empty(numel)
-    dist.reduce_scatter(total, list(parts.unbind()), group=group)
-    return unpack(plan, total, plan.rank)
+    if alone or not parts[0].numel():
+        total = parts[0]
+    else:
+        total = parts[0].new_empty(parts[0].numel())
+        dist.reduce_scatter(total, parts, group=group)
+    dk, dv = (torch.empty(x.shape, dtype=dq.dtype, device=x.device) for x in (k, v))
+    Block.of_flat(plan.whole(plan.rank), total).copy_to(Block.of_tensors(plan.whole(plan.rank), dk, dv))
+    return dk, dv
 
 
-def _gathered(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+def _gathered(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Block]]:
     """Every rank's keys and values, by rank; with replicated queries this rank's own."""
     plan = job.plan
-    numel = largest_numel(plan)
+    numel = _longest(plan)
+    mine = Block.of_tensors(plan.whole(plan.rank), k, v)
     if plan.schedule.steps == 1 or not numel:  # no rank needs the keys of another
-        yield plan.rank, k, v
+        yield plan.rank, mine
         return
     own = k.new_zeros(numel)
-    pack_into(plan, own, k, v)
+    mine.copy_to(Block.of_flat(plan.whole(plan.rank), own))
     everyone = [torch.empty_like(own) for _ in range(plan.world_size)]
     dist.all_gather(everyone, own, group=job.transport.group)
     for owner, flat in enumerate(everyone):
-        yield owner, *unpack(plan, flat, owner)
+        yield owner, Block.of_flat(plan.whole(owner), flat)
+
+
+def _longest(plan: Plan) -> int:
+    """Elements of the largest block."""
+    return max(plan.whole(owner).numel for owner in range(plan.world_size))

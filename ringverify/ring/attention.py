@@ -5,13 +5,15 @@ Shape letters: B batch, S this rank's queries, T this rank's keys, H query heads
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
+from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringref.problem import DTYPES, Dilation, Problem
@@ -29,8 +31,25 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TRANSPORTS = ("p2p", "blocking")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
+def _untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """For a model that is compiled: one graph break a call, where dynamo would trace the hops and compile pieces.
+
+    `torch.compiler.disable` says the same, but imports dynamo, for seconds, in programs that never compile.
+    """
+    untraced: Callable[P, R] = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (untraced if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return call
+
+
+@_untraced
 def ring_attention(
     q: Float[torch.Tensor, "B S H D"],
     k: Float[torch.Tensor, "B T K D"],

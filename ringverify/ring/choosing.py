@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-from ringverify.ring.blocks import largest_numel
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.plan import Plan
 
@@ -88,9 +87,10 @@ def choose_method(
 
 
 def _ring_or_gather(plan: Plan, setting: Setting, hops: int, link: Link, memory_budget: int | None) -> Choice:
-    gathered = (plan.world_size - 1) * largest_numel(plan) * setting.dtype.itemsize
+    longest = max(plan.whole(owner).numel for owner in range(plan.world_size))
+    gathered = (plan.world_size - 1) * longest * setting.dtype.itemsize
     # In backward the gradients of all blocks are held as well, in the accumulation dtype.
-    held = gathered + plan.world_size * largest_numel(plan) * setting.accumulates.itemsize
+    held = gathered + plan.world_size * longest * setting.accumulates.itemsize
     if memory_budget is not None and held > memory_budget:
         return Choice("ring", f"gathered keys and gradients take {held:,} bytes of a budget of {memory_budget:,}")
     waits, transfer = hops * link.latency, gathered / link.bandwidth

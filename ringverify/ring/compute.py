@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -15,12 +15,22 @@ from ringverify.ring.accumulate import Partial, merge_
 from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
 from ringverify.ring.masks import band_bias, position_bias
+from ringverify.ring.parcels import Block
 from ringverify.ring.plan import Plan
 from ringverify.ring.regions import Region, Span
 from ringverify.ring.tiles import Tile, tiles
 
 if TYPE_CHECKING:
     from ringverify.ring.transport import Transport
+
+
+class Part(NamedTuple):
+    """What one tile adds to the gradients of some rows of a region: `dk (B, K, T, D)` and `dv (B, K, T, E)`."""
+
+    region: Region
+    keys: slice
+    dk: torch.Tensor
+    dv: torch.Tensor
 
 
 class Rows:
@@ -71,13 +81,14 @@ class Job:
         if self.setting.dtype != self.setting.accumulates:  # the sums between tiles are wider than those within
             return False
         everything = (
+            0,
             (0, problem.batch),
             Span(0, problem.heads),
             Span(0, problem.hk),
             Span(0, plan.query_count),
             Span(0, plan.key_count(plan.rank)),
         )
-        if len(regions) != 1 or regions[0][:5] != everything or regions[0].by_position:
+        if len(regions) != 1 or regions[0][:6] != everything or regions[0].by_position:
             return False
         region = regions[0]
         if region.low is None and region.high is None:
@@ -85,15 +96,15 @@ class Job:
         square = region.queries.size == region.keys.size
         return "causal" if square and (region.low, region.high) == (None, 0) and all_finite(*tensors) else False
 
-    def attend(self, partial: Partial, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, owner: int) -> None:
-        """Merge the attention of `q (B, S, H, D)` to the block `k (B, T, K, D)`, `v (B, T, K, E)` into `partial`."""
+    def attend(self, partial: Partial, q: torch.Tensor, block: Block, owner: int) -> None:
+        """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into `partial`."""
         regions = self.plan.regions(owner)
-        safe = _safe(regions, k, v)
+        safe = _safe(regions, block)
         for region in regions:
-            q_r, k_r, v_r = _of_queries(region, q), _of_keys(region, k), _of_keys(region, v)
+            q_r, (k_r, v_r) = _of_queries(region, q), block.of(region)
             out_r, lse_r = _of_queries(region, partial.out), _lse(region, partial.lse)
             for tile in tiles(region, *self._buckets(region, safe, forward=True)):
-                mask, some = self._mask(tile, owner, q.device)
+                mask, some = self._mask(region, tile, owner, q.device)
                 if not some:
                     continue
                 kernel = self._kernel(mask, safe)
@@ -102,21 +113,21 @@ class Job:
                 merge_(out_r[:, :, rows], lse_r[:, :, rows], out_b, lse_b)
 
     def differentiate(
-        self, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, owner: int, dq: torch.Tensor, finite: bool
-    ) -> Iterator[tuple[tuple[Region, Tile], torch.Tensor, torch.Tensor]]:
-        """Add to `dq (B, S, H, D)` what this block contributes, and yield its tiles' dk and dv, to be added by `add`.
+        self, rows: Rows, q: torch.Tensor, block: Block, owner: int, dq: torch.Tensor, finite: bool
+    ) -> Iterator[Part]:
+        """Add to `dq (B, S, H, D)` what this block contributes, and yield what its tiles add to dk and dv.
 
         The block, owner and q are those of `attend`; `finite` says whether q and the rows are.
         """
         regions = self.plan.regions(owner)
-        safe = _safe(regions, k, v, finite=finite)
+        safe = _safe(regions, block, finite=finite)
         for region in regions:
-            q_r, k_r, v_r = _of_queries(region, q), _of_keys(region, k), _of_keys(region, v)
+            q_r, (k_r, v_r) = _of_queries(region, q), block.of(region)
             dout_r, out_r, dq_r = (_of_queries(region, x) for x in (rows.dout, rows.out, dq))
             lse_r = _lse(region, rows.lse)
             dlse_r = None if rows.dlse is None else _lse(region, rows.dlse)
             for tile in tiles(region, *self._buckets(region, safe, forward=False)):
-                mask, some = self._mask(tile, owner, q.device)
+                mask, some = self._mask(region, tile, owner, q.device)
                 if not some:
                     continue
                 kernel = self._kernel(mask, safe)
@@ -133,7 +144,7 @@ class Job:
                     mask,
                 )
                 dq_r[:, :, i].add_(dq_b)
-                yield (region, tile), dk_b, dv_b
+                yield Part(region, j, dk_b, dv_b)
 
     def _buckets(self, region: Region, safe: bool, *, forward: bool) -> tuple[int, int]:
         """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all keys at once."""
@@ -151,7 +162,7 @@ class Job:
             return self.kernel
         return STREAMING
 
-    def _mask(self, tile: Tile, owner: int, device: torch.device) -> tuple[TileMask, bool]:
+    def _mask(self, region: Region, tile: Tile, owner: int, device: torch.device) -> tuple[TileMask, bool]:
         """The mask of a tile, and whether it lets any pair through."""
         match tile.kind:
             case "full":
@@ -168,15 +179,9 @@ class Job:
             keys[owner][slice(*tile.keys)],
             self.setting.accumulates,
         )
+        if bias is not None and bias.size(1) > 1:
+            bias = bias[:, region.heads.slice()]
         return bias, bias is None or bool((bias > -torch.inf).any())
-
-
-def add(where: tuple[Region, Tile], dk: torch.Tensor, dv: torch.Tensor, dk_b: torch.Tensor, dv_b: torch.Tensor) -> None:
-    """Add a tile's gradients to those of its block, `dk (B, T, K, D)` and `dv (B, T, K, E)`."""
-    region, tile = where
-    keys = slice(*tile.keys)
-    _of_keys(region, dk)[:, :, keys].add_(dk_b)
-    _of_keys(region, dv)[:, :, keys].add_(dv_b)
 
 
 def all_finite(*tensors: torch.Tensor) -> bool:
@@ -184,25 +189,16 @@ def all_finite(*tensors: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))) for x in tensors)
 
 
-def _safe(regions: tuple[Region, ...], k: torch.Tensor, v: torch.Tensor, *, finite: bool = True) -> bool:
+def _safe(regions: tuple[Region, ...], block: Block, *, finite: bool = True) -> bool:
     """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
     if all(region.low is None and region.high is None and not region.by_position for region in regions):
         return True
-    return finite and all_finite(k, v)
+    return finite and all_finite(*(x for pair in block.parts.values() for x in pair))
 
 
 def _of_queries(region: Region, x: torch.Tensor) -> torch.Tensor:
     """The region's part of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
-    return _part(x, region.batch, region.queries, region.heads)
-
-
-def _of_keys(region: Region, x: torch.Tensor) -> torch.Tensor:
-    """The region's part of `(B, T, K, ...)`, as `(B, K, T, ...)`."""
-    return _part(x, region.batch, region.keys, region.key_heads)
-
-
-def _part(x: torch.Tensor, batch: tuple[int, int], rows: Span, heads: Span) -> torch.Tensor:
-    return x[slice(*batch), rows.slice(), heads.slice()].transpose(1, 2)
+    return x[slice(*region.batch), region.queries.slice(), region.heads.slice()].transpose(1, 2)
 
 
 def _lse(region: Region, x: torch.Tensor) -> torch.Tensor:

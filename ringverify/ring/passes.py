@@ -9,37 +9,33 @@ homecoming; the tiles of its own block are kept for them, the first for the begi
 In the same way the first tile of every other block is computed before the gradient that it is added to has to be
 there. So every sum has a fixed order, and the same inputs give the same bits on any schedule.
 
-Two buffers hold blocks, whatever the world size: what arrives in one step is sent on in the next while the other one
-receives. This rank's own keys and values are packed into the second, which is free until the second hop.
+Only what is needed travels: a parcel of a block holds the rows that ranks ahead still need, its gradient those that
+ranks behind have added to. For dense problems that is the whole block, all the way, and two buffers hold blocks
+whatever the world size: what arrives in one step is sent on in the next while the other one receives. This rank's own
+keys and values are packed into the second, which is free until the second hop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 import torch
 
 from ringverify.ring.accumulate import Partial
-from ringverify.ring.blocks import block_numel, largest_numel, pack_into, unpack
-from ringverify.ring.compute import Job, Rows, add, all_finite
-from ringverify.ring.regions import Region
-from ringverify.ring.tiles import Tile
-from ringverify.ring.transport import Wait
+from ringverify.ring.compute import Job, Part, Rows, all_finite
+from ringverify.ring.parcels import Block, Parcel
+from ringverify.ring.transport import Message, Wait
 
-Block = tuple[torch.Tensor, torch.Tensor]
-"""Keys `(B, T, K, D)` and values `(B, T, K, E)` of one rank."""
-Part = tuple[tuple[Region, Tile], torch.Tensor, torch.Tensor]
-"""Where a tile lies, and its dk and dv."""
 HELD = 1
 """Tiles whose gradients are kept until there is something to add them to."""
 
 
 def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, partial: Partial) -> None:
     """Merge the attention of this rank's queries to the keys of all ranks into `partial`."""
-    for owner, (k_b, v_b), computes in rotate(job, k, v):
+    for owner, block, computes in rotate(job, k, v):
         if computes:
-            job.attend(partial, q, k_b, v_b, owner)
+            job.attend(partial, q, block, owner)
 
 
 def backward(
@@ -49,105 +45,143 @@ def backward(
     plan, moves = job.plan, job.plan.schedule
     finite = all_finite(q, rows.dout, rows.out)
     travelling = _Travelling(job, k.device)
-    own = job.differentiate(rows, q, k, v, plan.rank, dq, finite)
+    own = job.differentiate(rows, q, Block.of_tensors(plan.whole(plan.rank), k, v), plan.rank, dq, finite)
     first = list(islice(own, HELD)) if moves.computes[0] and moves.steps > 1 else []
     last = 0
-    tiles: Iterator[Part] = iter(())
-    for step, (owner, (k_b, v_b), computes) in enumerate(rotate(job, k, v)):
+    for step, (owner, block, computes) in enumerate(rotate(job, k, v)):
         if step == 0:
             continue
-        tiles = job.differentiate(rows, q, k_b, v_b, owner, dq, finite) if computes else iter(())
-        travelling.join(owner, list(islice(tiles, HELD)), tiles, computes)
+        tiles = job.differentiate(rows, q, block, owner, dq, finite) if computes else iter(())
+        held = list(islice(tiles, HELD))
+        travelling.join()
+        if computes:
+            travelling.add(owner, plan.homeward(owner, step), held, tiles)
+        del block, tiles, held  # what they hold on to is free for what comes next
         travelling.leave(step)
         last = step
-    del k_b, v_b, tiles  # nothing visits any more: the buffers are free for the gradient that comes home
     for boundary in range(last + 1, len(moves.gradients)):  # gradients on their way home pass by
-        travelling.join(plan.rank, [], iter(()), computes=False)
+        travelling.join()
         travelling.leave(boundary)
-    travelling.join(plan.rank, [*first, *islice(own, HELD)], own, computes=True)
-    return unpack(plan, travelling.held[plan.rank], plan.rank)
+    first += islice(own, HELD)
+    travelling.join()
+    home, (dk, dv) = travelling.home(k, v)
+    _add(home, first, own)
+    return dk, dv
 
 
 def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Block, bool]]:
     """Every block that this rank is sent, its own first, the next one on its way while the caller works on one.
 
     Yields:
-        (owner, its block, whether a query here needs it); the block is valid until the next one is asked for.
+        (owner, what arrived of its block, whether a query here needs it); valid until the next one is asked for.
     """
     plan, moves = job.plan, job.plan.schedule
+    right, left = (plan.rank + 1) % plan.world_size, (plan.rank - 1) % plan.world_size
+    arriving = [
+        plan.outward(moves.owner(step + 1), step) if step + 1 < moves.steps and moves.receives(step) else None
+        for step in range(moves.steps)
+    ]
+    departing = plan.outward(plan.rank, 0) if moves.passes_on(0) else None
+    longest = max((one.numel for one in (departing, *arriving) if one is not None), default=0)
     buffers: dict[int, torch.Tensor] = {}
 
-    def buffer(step: int, numel: int) -> torch.Tensor:
+    def block_in_buffer(step: int, parcel: Parcel) -> Block:
         # Made when first used: a world of two needs one to send and one to receive, a rank that only receives just one.
         if step % 2 not in buffers:
-            buffers[step % 2] = k.new_empty(largest_numel(plan))
-        return buffers[step % 2][:numel]
+            buffers[step % 2] = k.new_empty(longest)
+        return Block.of_flat(parcel, buffers[step % 2])
 
-    block: Block = k, v
-    if moves.steps > 1 and moves.passes_on(0):
-        own = buffer(0, block_numel(plan, plan.rank))
-        pack_into(plan, own, k, v)
+    block = Block.of_tensors(plan.whole(plan.rank), k, v)
     for step in range(moves.steps):
-        owner, following = moves.owner(step), moves.owner(step + 1)
-        sends, receives = [], []
+        sends: list[Message] = []
+        receives: list[Message] = []
         if moves.passes_on(step):
-            sends.append((buffer(step, block_numel(plan, owner)), (plan.rank + 1) % plan.world_size))
-        if step + 1 < moves.steps and moves.receives(step):
-            receives.append((buffer(step + 1, block_numel(plan, following)), (plan.rank - 1) % plan.world_size))
+            parcel = plan.outward(moves.owner(step), step)
+            sent = block
+            if step == 0:
+                sent = block_in_buffer(0, parcel)
+            elif parcel != block.parcel:
+                sent = Block.of_flat(parcel, k.new_empty(parcel.numel))
+            if sent is not block:
+                block.copy_to(sent)
+            sends.append((_flat(sent), right))
+        following = arriving[step]
+        received = None
+        if following is not None:
+            received = block_in_buffer(step + 1, following)
+            receives.append((_flat(received), left))
         wait = job.transport.start(sends, receives)
-        yield owner, block, moves.computes[step]
+        yield moves.owner(step), block, moves.computes[step]
         wait()
-        if receives:
-            block = unpack(plan, receives[0][0], following)
+        if received is not None:
+            block = received
+
+
+def _flat(block: Block) -> torch.Tensor:
+    assert block.flat is not None
+    return block.flat
+
+
+def _add(block: Block, *parts: Iterable[Part]) -> None:
+    for part in chain(*parts):
+        block.add(*part)
 
 
 class _Travelling:
-    """The gradients of blocks that are at this rank, and those on their way to it.
-
-    Attributes:
-        held: by owner, flat, in the accumulation dtype.
-    """
+    """The gradients of blocks that are at this rank, and those on their way to it."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        self.held: dict[int, torch.Tensor] = {}
-        self._job, self._device = job, device
-        self._wait: Wait | None = None
+        self._plan, self._transport = job.plan, job.transport
+        self._dtype, self._device = job.setting.accumulates, device
+        self._held: dict[int, Block] = {}
         self._leaving: list[int] = []
-        self._arriving: dict[int, torch.Tensor] = {}
+        self._arriving: dict[int, Block] = {}
+        self._wait: Wait | None = None
 
-    def join(self, owner: int, first: list[Part], others: Iterator[Part], computes: bool) -> None:
-        """Let what is on its way arrive, then add tiles to the gradient of one block, `first` having been computed."""
+    def join(self) -> None:
+        """Let what is on its way arrive."""
         if self._wait is not None:
             self._wait()
             self._wait = None
         for gone in self._leaving:
-            del self.held[gone]
-        self.held |= self._arriving
+            del self._held[gone]
+        self._held |= self._arriving
         self._leaving, self._arriving = [], {}
-        if not computes:
-            return
-        if owner not in self.held:
-            numel = block_numel(self._job.plan, owner)
-            self.held[owner] = torch.zeros(numel, dtype=self._job.setting.accumulates, device=self._device)
-        dk, dv = unpack(self._job.plan, self.held[owner], owner)
-        for part in first:
-            add(part[0], dk, dv, *part[1:])
-        first.clear()
-        for part in others:
-            add(part[0], dk, dv, *part[1:])
+
+    def add(self, owner: int, parcel: Parcel, *parts: Iterable[Part]) -> None:
+        """Add tiles to the gradient of a block, which holds the rows of `parcel` from now on."""
+        block = self._held.get(owner)
+        if block is None or block.parcel != parcel:
+            wider = Block.of_flat(parcel, torch.zeros(parcel.numel, dtype=self._dtype, device=self._device))
+            if block is not None:
+                wider.write(block)
+            self._held[owner] = block = wider
+        _add(block, *parts)
 
     def leave(self, boundary: int) -> None:
         """Start sending and receiving what is due after a step."""
-        plan = self._job.plan
-        if boundary >= len(plan.schedule.gradients):
+        if boundary >= len(self._plan.schedule.gradients):
             return
-        moves = plan.schedule.gradients[boundary]
+        moves = self._plan.schedule.gradients[boundary]
         self._leaving = [owner for owner, _ in moves.sends]
-        self._arriving = {
-            owner: torch.empty(block_numel(plan, owner), dtype=self._job.setting.accumulates, device=self._device)
-            for owner, _ in moves.receives
-        }
-        self._wait = self._job.transport.start(
-            [(self.held[owner], to) for owner, to in moves.sends],
-            [(self._arriving[owner], source) for owner, source in moves.receives],
+        for owner, _ in moves.receives:
+            parcel = self._plan.homeward(owner, boundary)
+            self._arriving[owner] = Block.of_flat(
+                parcel, torch.empty(parcel.numel, dtype=self._dtype, device=self._device)
+            )
+        self._wait = self._transport.start(
+            [(_flat(self._held[owner]), to) for owner, to in moves.sends],
+            [(_flat(self._arriving[owner]), source) for owner, source in moves.receives],
         )
+
+    def home(self, k: torch.Tensor, v: torch.Tensor) -> tuple[Block, tuple[torch.Tensor, torch.Tensor]]:
+        """The gradient of this rank's own block with what has come home, as a block and as dk and dv."""
+        arrived = self._held.pop(self._plan.rank, None)
+        whole = self._plan.whole(self._plan.rank)
+        if arrived is not None and arrived.parcel == whole and len(whole.parts) == 1:
+            return arrived, arrived.parts[0]
+        dk, dv = (torch.zeros(x.shape, dtype=self._dtype, device=self._device) for x in (k, v))
+        block = Block.of_tensors(whole, dk, dv)
+        if arrived is not None:
+            block.write(arrived)
+        return block, (dk, dv)

@@ -6,14 +6,16 @@ a band on the difference of two indices. Two runs of one step s that begin at a 
 `low <= b + j·s - (a + i·s + diagonal) <= high`, which is a band on `j - i`; for striped shards it is causality shifted
 by one where the key's rank comes after the query's.
 
-A sharding that does not fall into a few runs of equal steps gets a single region whose mask is looked up by position.
+A sharding that does not fall into a few runs of equal steps gets a region for all of a block whose mask is looked up by
+position.
 """
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from ringref.problem import Dilation, Problem
@@ -30,6 +32,10 @@ class Span(NamedTuple):
     size: int
     step: int = 1
 
+    def bounds(self) -> tuple[int, int, int]:
+        """Arguments of the `range`."""
+        return self.start, self.start + self.step * self.size, self.step
+
     def slice(self, start: int = 0, stop: int | None = None) -> slice:
         """Entries `[start, stop)` of this span, as a slice of what it indexes."""
         stop = self.size if stop is None else stop
@@ -40,6 +46,7 @@ class Region(NamedTuple):
     """A rectangle of queries and keys that attend each other within a band.
 
     Attributes:
+        head_class: number of the class that the key heads belong to; see `head_classes`.
         batch: `[start, stop)` of the batch.
         heads: query heads.
         key_heads: the key heads they read, equally many queries heads each.
@@ -50,6 +57,7 @@ class Region(NamedTuple):
         by_position: the mask has to be looked up by position instead.
     """
 
+    head_class: int
     batch: tuple[int, int]
     heads: Span
     key_heads: Span
@@ -61,8 +69,9 @@ class Region(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """Heads that run the same branch with the same offset; `None` for all positions."""
+    """Heads of one class that run the same branch with the same offset; `None` for all positions."""
 
+    head_class: int
     heads: Span
     key_heads: Span
     branch: tuple[int, int, int] | None
@@ -85,9 +94,11 @@ def regions(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -
         return
     irregular = len(queries) > MOST_RUNS or len(keys) > MOST_RUNS
     if irregular or len({run.step for run in (*queries, *keys) if run.size > 1}) > 1:
-        everything = Span(0, problem.heads), Span(0, problem.hk)
         rows, columns = (Span(0, sum(run.size for run in runs)) for runs in (queries, keys))
-        yield Region((0, problem.batch), *everything, rows, columns, by_position=True)
+        for number, (key_heads, _) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
+            group = problem.group_size
+            heads = Span(key_heads.start * group, key_heads.size * group, key_heads.step)
+            yield Region(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=True)
         return
     step = max(run.step for run in (*queries, *keys))
     for batch, limit in _batches(problem):
@@ -119,14 +130,57 @@ def _batches(problem: Problem) -> Iterator[tuple[tuple[int, int], int]]:
         yield (elements[0], elements[-1] + 1), length
 
 
+class HeadClass(NamedTuple):
+    """Key heads whose query heads run the same branches, and those branches with the query heads that run them."""
+
+    key_heads: Span
+    lanes: tuple[tuple[tuple[int, int, int] | None, Span], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def head_classes(dilation: Dilation | None, heads: int, key_heads: int) -> tuple[HeadClass, ...]:
+    """The classes of key heads, a partition; without dilation a single one."""
+    if dilation is None:
+        return (HeadClass(Span(0, key_heads), ((None, Span(0, heads)),)),)
+    group = heads // key_heads
+    branches = list(_branches(dilation, heads))
+    runs_in: dict[tuple[tuple[tuple[int, int, int], tuple[int, ...]], ...], list[int]] = {}
+    for key_head in range(key_heads):
+        queries = range(key_head * group, (key_head + 1) * group)
+        members = [
+            (branch, tuple(head - queries.start for head in queries if head in range(*span.bounds())))
+            for branch, span in branches
+        ]
+        runs_in.setdefault(tuple((branch, mine) for branch, mine in members if mine), []).append(key_head)
+    found = []
+    for lanes_of, members_of in runs_in.items():
+        whole = all(len(mine) == group for _, mine in lanes_of)
+        for span in _spans(members_of, together=group == 1 or whole, neighbours=group > 1):
+            lanes = []
+            for branch, mine in lanes_of:
+                step = mine[1] - mine[0] if len(mine) > 1 else 1
+                one = span.size == 1
+                size, step = (len(mine), step) if one else (span.size * group, span.step if group == 1 else 1)
+                lanes.append((branch, Span(span.start * group + mine[0], size, step)))
+            found.append(HeadClass(span, tuple(lanes)))
+    return tuple(found)
+
+
+def _spans(members: list[int], *, together: bool, neighbours: bool) -> Iterator[Span]:
+    """Ascending numbers as one span if they may be together and are evenly spaced, else one by one."""
+    step = members[1] - members[0] if len(members) > 1 else 1
+    even = all(after - before == step for before, after in pairwise(members))
+    if together and even and (step == 1 or not neighbours):
+        yield Span(members[0], len(members), step)
+    else:
+        yield from (Span(member, 1) for member in members)
+
+
 def lanes(problem: Problem) -> Iterator[Lane]:
-    """The branches of every head, heads of equal branch and offset together."""
-    if problem.dilation is None:
-        yield Lane(Span(0, problem.heads), Span(0, problem.hk), None)
-        return
-    for (segment, rate, offset), heads in _branches(problem.dilation, problem.heads):
-        for span, key_span in _with_key_heads(heads, problem.group_size):
-            yield Lane(span, key_span, (segment, rate, offset))
+    """The branches of every class of heads."""
+    for number, (key_heads, branches) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
+        for branch, heads in branches:
+            yield Lane(number, heads, key_heads, branch)
 
 
 def _branches(dilation: Dilation, heads: int) -> Iterator[tuple[tuple[int, int, int], Span]]:
@@ -148,30 +202,6 @@ def _branches(dilation: Dilation, heads: int) -> Iterator[tuple[tuple[int, int, 
                 yield (segment, rate, offset), Span(offset, len(range(offset, heads, rate)), rate)
             elif offset * block < heads:
                 yield (segment, rate, offset), Span(offset * block, min(block, heads - offset * block))
-
-
-def _with_key_heads(heads: Span, group: int) -> Iterator[tuple[Span, Span]]:
-    """Query heads cut so that each part reads whole key heads, or a single one, with those key heads."""
-    if group == 1:
-        yield heads, heads
-        return
-    if heads.step > 1:
-        for number in range(heads.size):
-            head = heads.start + heads.step * number
-            yield Span(head, 1), Span(head // group, 1)
-        return
-    start, stop = heads.start, heads.start + heads.size
-    whole = -(-start // group) * group, stop // group * group
-    if whole[0] >= whole[1]:  # no key head is read by all of its queries
-        for key_head in range(start // group, -(-stop // group)):
-            a, b = max(start, key_head * group), min(stop, (key_head + 1) * group)
-            yield Span(a, b - a), Span(key_head, 1)
-        return
-    if start < whole[0]:
-        yield Span(start, whole[0] - start), Span(start // group, 1)
-    yield Span(whole[0], whole[1] - whole[0]), Span(whole[0] // group, (whole[1] - whole[0]) // group)
-    if whole[1] < stop:
-        yield Span(whole[1], stop - whole[1]), Span(whole[1] // group, 1)
 
 
 def _together(problem: Problem, lane: Lane, queries: Run, keys: Run) -> Iterator[tuple[Run, Run]]:
@@ -225,6 +255,7 @@ def _banded(
     low = None if low is None or low + shift <= 1 - rows else low + shift
     high = None if high is None or high + shift >= columns - 1 else high + shift
     return Region(
+        lane.head_class,
         batch,
         lane.heads,
         lane.key_heads,

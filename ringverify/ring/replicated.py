@@ -14,14 +14,16 @@ from itertools import accumulate, pairwise
 import torch
 
 from ringverify.ring.accumulate import Partial, from_rows, merge_rows, to_rows
-from ringverify.ring.compute import Job, Rows, add, all_finite
+from ringverify.ring.compute import Job, Rows, all_finite
+from ringverify.ring.parcels import Block
 from ringverify.ring.transport import Transport
 
 
 def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, partial: Partial) -> None:
     """Merge the attention of all queries to the keys of all ranks into `partial`, the same bits on every rank."""
-    job.attend(partial, q, k, v, job.plan.rank)
-    if job.plan.world_size == 1 or not partial.lse.numel():
+    plan = job.plan
+    job.attend(partial, q, Block.of_tensors(plan.whole(plan.rank), k, v), plan.rank)
+    if plan.world_size == 1 or not partial.lse.numel():
         return
     merged = from_rows(all_reduce(job.transport, to_rows(partial), merge_rows), q.size(0), q.size(2))
     for own, everyone in zip(partial, merged, strict=True):
@@ -32,9 +34,11 @@ def backward(
     job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Make `dq (B, S, H, D)` the sum over all ranks' keys, and return dk and dv of this rank's; accumulation dtype."""
+    whole = job.plan.whole(job.plan.rank)
     dk, dv = (torch.zeros(x.shape, dtype=dq.dtype, device=x.device) for x in (k, v))
-    for part in job.differentiate(rows, q, k, v, job.plan.rank, dq, all_finite(q, rows.dout, rows.out)):
-        add(part[0], dk, dv, *part[1:])
+    gradients, finite = Block.of_tensors(whole, dk, dv), all_finite(q, rows.dout, rows.out)
+    for part in job.differentiate(rows, q, Block.of_tensors(whole, k, v), job.plan.rank, dq, finite):
+        gradients.add(*part)
     if job.plan.world_size > 1 and dq.numel():
         dq.copy_(all_reduce(job.transport, dq.flatten(0, 2), torch.add).view(dq.shape))
     return dk, dv
