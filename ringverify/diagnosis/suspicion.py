@@ -156,7 +156,7 @@ def _agree(
     if not all(_near(predicted, seen, scene.limit(name, rank)) for name, rank, predicted, seen in pairs):
         return None  # far off: no need to derive by how much it may be
     suspected = limits() if pairs else None
-    violated = told = False  # whether anything is wrong, and anything by more than the suspicion leaves open
+    violated = told = False  # whether anything is wrong, and the suspicion nearer to it than the right answer is
     for name, rank, predicted, seen in pairs:
         if not seen.size:
             continue
@@ -174,13 +174,16 @@ def _agree(
             return None
         difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
         # Where the limit is wide, it must still be the suspicion rather than the right answer that is near.
-        off = np.where(margins(seen, true, allowed, dtype) > 1, _margins(seen, true, limit, dtype), 0.0)
-        most = np.unravel_index(int(off.argmax()), off.shape)
-        violated = violated or bool((margins(seen, true, allowed, dtype) > 1).any())
-        if off[most] > 1:
-            told = True
-            if not np.isnan(seen[most]) and not difference[most] < np.abs(seen - true)[most] / 2:
+        margin = margins(seen, true, allowed, dtype)
+        if bool((margin > 1).any()):
+            violated = True
+            off = np.where(margin > 1, _margins(seen, true, limit, dtype), 0.0)
+            sure = bool((off > 1).any())
+            most = np.unravel_index(int((off if sure else margin).argmax()), margin.shape)
+            nearer = bool(np.isnan(seen[most]) or difference[most] < np.abs(seen - true)[most] / 2)
+            if sure and not nearer:
                 return None
+            told = told or nearer
         difference = difference / np.maximum(1.0, np.abs(seen))
         worst = max(worst, float(np.max(difference, where=np.isfinite(difference), initial=0.0)))
     return worst if told or not violated else None
