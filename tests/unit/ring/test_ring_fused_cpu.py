@@ -1,0 +1,170 @@
+"""What torch's fused CPU op does by itself, so that a release that changes it is noticed, and that the kernel mends it.
+
+Each test shows the raw op first. Where one fails because torch has mended it, the workaround can go.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from by_tile import computed, inputs_of, worst_margin
+
+from ringref.attention import attention
+from ringref.problem import Problem
+from ringref.rounding import UNDERFLOW, rms_error, witness_bound
+from ringverify.ring.kernels.columns import in_columns, positive, to_width, with_lse_cotangent
+from ringverify.ring.kernels.fused_cpu import FusedCPU
+
+forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+KERNEL = FusedCPU()
+SQUARE = Problem(query_length=6, heads=2, head_dim=4)
+
+
+def by_head(inputs):
+    """q, k, v and dout as `(B, H, S, ...)`."""
+    return [x.transpose(1, 2) for x in inputs[:4]]
+
+
+def test_a_fully_masked_row_has_lse_zero_and_the_kernel_says_minus_infinity():
+    """Out is 0 in both. As an lse of 0 it would take part in a merge, with the weight of a real score."""
+    q, k, v, _ = by_head(inputs_of(SQUARE))
+    bias = torch.zeros(6, 6)
+    bias[2] = -math.inf
+    out, lse = forward(q, k, v, 0.0, False, attn_mask=bias, scale=0.5)
+    assert not bool(out[:, :, 2].any())
+    assert torch.equal(lse[:, :, 2], torch.zeros(1, 2))
+    masked = SQUARE.replace(key_length=3, causal=True)
+    results, _ = computed(KERNEL, masked, inputs_of(masked))
+    assert bool((results[1][:, :, :3] == -math.inf).all())
+    assert not bool(results[0][:, :3].any())
+
+
+def test_unequal_head_dimensions_are_refused_and_the_kernel_pads():
+    """Zeros after the shorter one, whichever it is."""
+    q, k, v, _ = by_head(inputs_of(SQUARE.replace(value_dim=2)))
+    with pytest.raises(RuntimeError, match="same head size"):
+        forward(q, k, v, 0.0, False, scale=0.5)
+    for dims in ({"value_dim": 2}, {"value_dim": 9}):
+        problem = SQUARE.replace(**dims)
+        given = inputs_of(problem)
+        assert worst_margin(problem, given, computed(KERNEL, problem, given)[0]) <= 1
+
+
+def test_the_op_takes_no_cotangent_of_lse_and_the_kernel_brings_it_in():
+    """The schema has none; with dlse alone the gradients are right."""
+    names = [argument.name for argument in backward.default._schema.arguments]
+    assert names[:6] == ["grad_out", "query", "key", "value", "out", "logsumexp"]
+    assert not any("logsumexp" in name and "grad" in name for name in names)
+    for dtype in ("float32", "bfloat16"):
+        problem = SQUARE.replace(dtype=dtype)
+        given = inputs_of(problem)
+        given.dout.zero_()
+        assert worst_margin(problem, given, computed(KERNEL, problem, given)[0]) <= 1
+        without = given._replace(dlse=torch.zeros_like(given.dlse))
+        assert worst_margin(problem, given, computed(KERNEL, problem, without)[0]) > 1
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_under_causality_a_scale_must_be_positive(scale):
+    """The op multiplies −inf with it: +inf or NaN, in the very first row. Without causality it is right."""
+    problem = SQUARE.replace(scale=scale, causal=True)
+    given = inputs_of(problem)
+    q, k, v, _ = by_head(given)
+    out, _ = forward(q, k, v, 0.0, True, scale=scale)
+    assert not bool(torch.isfinite(out[:, :, 0]).all())
+    assert bool(torch.isfinite(forward(q, k, v, 0.0, False, scale=scale)[0]).all())
+    assert bool(torch.isfinite(computed(KERNEL, problem, given)[0][0]).all())
+    assert worst_margin(problem, given, computed(KERNEL, problem, given)[0]) <= 1
+
+
+def gradients(problem, given, kernel=None):
+    """dq, dk, dv by the raw op, or by the kernel in a single tile."""
+    if kernel is not None:
+        return computed(kernel, problem, given)[0][2:]
+    q, k, v, dout = by_head(given)
+    scale = problem.scale_value
+    out, lse = forward(q, k, v, 0.0, problem.causal, scale=scale)
+    found = backward(dout, q, k, v, out, lse, 0.0, problem.causal, scale=scale)
+    return [x.transpose(1, 2) for x in found]
+
+
+def rho(problem, given, found):
+    """Root mean square errors of dq, dk and dv in units of u."""
+    answer = attention(problem, *given.arrays())
+    return [
+        rms_error(x.double().numpy(), getattr(answer, name), problem.dtype)[0]
+        for name, x in zip(("dq", "dk", "dv"), found, strict=True)
+    ]
+
+
+def test_float16_gradients_round_more_and_the_kernel_computes_them_in_float32():
+    """Converted, tile by tile, they are off by little more than the rounding of what is returned."""
+    problem = Problem(query_length=256, heads=4, head_dim=16, dtype="float16")
+    given = inputs_of(problem, dlse=False)
+    raw, ours = rho(problem, given, gradients(problem, given)), rho(problem, given, gradients(problem, given, KERNEL))
+    assert all(r > o for r, o in zip(raw, ours, strict=True)), (raw, ours)
+
+
+def test_bfloat16_is_summed_over_query_heads_in_bfloat16_and_the_kernel_sums_in_float32():
+    """Eight query heads a key head round dk and dv more than one does in the op, and no more in the kernel."""
+    one = Problem(query_length=256, heads=1, key_heads=1, head_dim=16, dtype="bfloat16")
+    eight = one.replace(heads=8)
+    single, many = inputs_of(one, dlse=False), inputs_of(eight, dlse=False)
+    alone = rho(one, single, gradients(one, single))
+    raw, ours = rho(eight, many, gradients(eight, many)), rho(eight, many, gradients(eight, many, KERNEL))
+    for name, a, r, o in list(zip(("dq", "dk", "dv"), alone, raw, ours, strict=True))[1:]:
+        assert r > math.sqrt(2) * a, (name, alone, raw, ours)
+        assert o < r / math.sqrt(2), (name, alone, raw, ours)
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+def test_three_narrow_columns_hold_a_float32(narrow):
+    """What is left out is below the rounding of float32, or vanishes in float16; in its own dtype one is the number."""
+    x = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
+    columns = in_columns(x, getattr(torch, narrow))
+    assert columns.shape == (64, 3)
+    left = (columns.double().sum(dim=-1, keepdim=True) - x.double()).abs()
+    # Each column rounds away u of what was left; three leave u ** 3, for bfloat16 the rounding of float32 itself.
+    assert bool((left <= witness_bound("float32", 1) * x.double().abs() + UNDERFLOW[narrow]).all())
+    assert not bool(
+        (columns[:, :2].double().sum(dim=-1, keepdim=True) == columns.double().sum(dim=-1, keepdim=True)).all()
+    )
+    assert torch.equal(in_columns(x, torch.float32), x)
+
+
+def test_columns_lower_the_row_sum_by_dlse():
+    """Σ dout · out with them is Σ dout · out − dlse without; no dlse, no columns and no copy."""
+    generator = torch.Generator().manual_seed(0)
+    dout, out = torch.randn(2, 1, 3, 5, 4, generator=generator, dtype=torch.float64)
+    dlse = torch.randn(1, 3, 5, generator=generator, dtype=torch.float64)
+    wider = [x.numpy() for x in with_lse_cotangent(dout, out, dlse)]
+    expected = (dout * out).sum(dim=-1) - dlse
+    size = (dout * out).abs().sum(dim=-1) + dlse.abs()
+    bound = witness_bound("float64", 10) * size.numpy()
+    assert bool((np.abs((wider[0] * wider[1]).sum(axis=-1) - expected.numpy()) <= bound).all())
+    assert with_lse_cotangent(dout, out, None) == (dout, out)
+
+
+def test_what_is_wide_and_contiguous_enough_is_not_copied():
+    """Views go to the op as they are, transposed ones too; a last axis with gaps is copied."""
+    x = torch.randn(2, 3, 4)
+    assert to_width(x, 4) is x
+    assert to_width(x.transpose(0, 1), 4).data_ptr() == x.data_ptr()
+    assert to_width(x.transpose(1, 2), 3).is_contiguous()
+    assert torch.equal(to_width(x, 6)[..., 4:], torch.zeros(2, 3, 2))
+
+
+def test_a_sign_goes_into_the_queries():
+    """The scores stay, and 0 becomes queries of 0 with a scale of 1."""
+    q = torch.randn(3)
+    assert positive(q, 0.25) == (q, 0.25, 1)
+    for scale in (-0.25, 0.0):
+        moved, factor, sign = positive(q, scale)
+        assert factor > 0
+        assert torch.equal(moved * factor, q * scale)
+        assert sign == (-1 if scale else 0)

@@ -1,0 +1,258 @@
+"""Every kernel against the oracle, tile by tile, forward and backward, and what a mask keeps out of it."""
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from by_tile import computed, inputs_of, setting_of, worst_margin
+
+from ringref.problem import DTYPES, Dilation, Problem
+from ringverify.ring.kernels import flex
+from ringverify.ring.kernels.choose import KERNELS, STREAMING, choose_kernel
+from ringverify.ring.kernels.flex import Flex
+from ringverify.ring.kernels.kernel import Setting
+
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+EVERY = [(kernel, device) for device in DEVICES for kernel in KERNELS]
+BY_KERNEL = pytest.mark.parametrize(("kernel", "device"), EVERY, ids=[f"{k.name}-{d}" for k, d in EVERY])
+
+SHAPES = [
+    {"heads": 2, "head_dim": 4},
+    {"batch": 2, "heads": 4, "key_heads": 2, "head_dim": 3, "value_dim": 10},
+    {"heads": 6, "key_heads": 1, "head_dim": 8, "value_dim": 2},
+    {"heads": 2, "head_dim": 4, "scale": -0.7},
+    {"heads": 2, "key_heads": 1, "head_dim": 4, "scale": 0.0},
+    {"head_dim": 1},
+]
+MASKS = {
+    "none": ({"query_length": 7, "key_length": 11}, ((5,), (4,)), {"none"}),
+    "causal": ({"query_length": 9, "causal": True}, ((), ()), {"causal"}),
+    "causal in tiles": ({"query_length": 9, "causal": True}, ((3, 5), (3, 5)), {"causal", "none"}),
+    "rows of nothing": ({"query_length": 12, "key_length": 5, "window": (2, 1)}, ((4,), (3,)), {"bias"}),
+    "padding": ({"query_length": 6, "batch": 3, "key_lengths": (2, 0, 5)}, ((), (3,)), {"bias"}),
+    "counted": (
+        {"query_length": 9, "dilation": Dilation(((4, 1), (3, 2), (9, 1)), heads="shared"), "causal": True},
+        ((5,), (6,)),
+        {"bias", "none"},
+    ),
+}
+"""Fields of a problem, where tiles end, and the kinds of masks that they have."""
+
+
+def runs(kernel, problem, device):
+    """Whether a kernel computes such a problem there."""
+    return kernel.why_not(setting_of(problem, device)) is None
+
+
+def agrees(kernel, problem, device, cuts, **inputs):
+    """Whether all results are within what rounding allows; `None` where the kernel cannot compute it."""
+    if not runs(kernel, problem, device):
+        return None
+    given = inputs_of(problem, device=device, **inputs)
+    results, kinds = computed(kernel, problem, given, cuts)
+    margin = worst_margin(problem, given, results)
+    assert margin <= 1, (kernel.name, problem, margin)
+    return kinds
+
+
+@BY_KERNEL
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiles_merged_are_attention(kernel, device, dtype):
+    """Every shape under every mask, with a cotangent of lse and without, in every dtype that the kernel takes."""
+    for shape in SHAPES:
+        for fields, cuts, kinds in MASKS.values():
+            for dlse in (True, False):
+                if "bias" not in kinds or kernel.takes_bias:
+                    found = agrees(kernel, Problem(**{**shape, **fields}, dtype=dtype), device, cuts, dlse=dlse)
+                    assert found is None or found <= kinds
+
+
+@BY_KERNEL
+def test_softcap_is_computed_where_it_is_known(kernel, device):
+    """With every mask; the others say no."""
+    computes = False
+    for fields, cuts, kinds in MASKS.values():
+        if "bias" in kinds and not kernel.takes_bias:
+            continue
+        problem = Problem(**{"heads": 4, "key_heads": 2, "head_dim": 4, "softcap": 1.5, **fields})
+        computes |= agrees(kernel, problem, device, cuts, size=2.0) is not None
+    assert computes == (kernel.name == "streaming" or (device == "cuda" and kernel.name == "flex_cuda"))
+
+
+def flex_by_definition(q, k, v, *, score_mod, scale, enable_gqa, return_lse):
+    """What `flex_attention` is documented to compute, for a device on which it has no backward."""
+    assert return_lse
+    assert enable_gqa == (q.size(1) != k.size(1))
+    k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+    b, h, i, j = torch.meshgrid(*(torch.arange(n) for n in (*q.shape[:3], k.size(2))), indexing="ij")
+    s = score_mod(q @ k.transpose(2, 3) * scale, b, h, i, j)
+    return s.softmax(dim=-1) @ v, s.logsumexp(dim=-1)
+
+
+def test_the_arithmetic_around_flex_is_right(monkeypatch):
+    """The chain rule through merged weights, where the op itself is the definition; it is chosen on CUDA alone."""
+    monkeypatch.setattr(flex, "compiled", lambda: flex_by_definition)
+    for name in ("none", "causal", "causal in tiles"):
+        fields, cuts, _ = MASKS[name]
+        for softcap, dlse in itertools.product((None, 2.0), (True, False)):
+            problem = Problem(heads=4, key_heads=2, head_dim=8, softcap=softcap, **fields)
+            given = inputs_of(problem, dlse=dlse)
+            assert worst_margin(problem, given, computed(Flex(), problem, given, cuts)[0]) <= 1, (name, softcap)
+
+
+@BY_KERNEL
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_beyond_the_largest_float16(kernel, device, causal):
+    """Scores past 65504 are held in float32: weights and gradients are right, and nothing is infinite."""
+    problem = Problem(query_length=8, heads=2, key_heads=1, head_dim=8, scale=1.0, causal=causal, dtype="float16")
+    if not runs(kernel, problem, device):
+        pytest.skip("the kernel does not compute this")
+    given = inputs_of(problem, size=200.0, device=device)
+    scores = given.q.double().transpose(1, 2) @ given.k.double().permute(0, 2, 3, 1)
+    assert float(scores.abs().max()) > torch.finfo(torch.float16).max
+    results, _ = computed(kernel, problem, given, ((), ()) if causal else ((3,), (5,)))
+    assert worst_margin(problem, given, results) <= 1
+    assert all(bool(torch.isfinite(result).all()) for result in results[:2])
+
+
+def test_the_margin_sees_a_wrong_kernel():
+    """A scale that is off, a multiplicity that is lost, an lse cotangent of the other sign, dk without its scale."""
+    problem = Problem(
+        query_length=9, heads=2, key_heads=1, head_dim=4, dilation=Dilation(((4, 1), (9, 1)), heads="shared")
+    )
+    given = inputs_of(problem)
+
+    class Wrong:
+        takes_bias = True
+
+        def forward(self, setting, q, k, v, mask):
+            return STREAMING.forward(*self.changed(setting, q, k, v, mask))
+
+        def backward(self, setting, dout, q, k, v, out, lse, dlse, mask):
+            setting, q, k, v, mask = self.changed(setting, q, k, v, mask)
+            return self.returned(STREAMING.backward(setting, dout, q, k, v, out, lse, self.cotangent(dlse), mask))
+
+        changed = staticmethod(lambda *them: them)
+        cotangent = staticmethod(lambda dlse: dlse)
+        returned = staticmethod(lambda them: them)
+
+    assert worst_margin(problem, given, computed(Wrong(), problem, given)[0]) <= 1
+    for name, change in {
+        "changed": lambda setting, *others: (setting._replace(scale=1.01 * setting.scale), *others),
+        "cotangent": lambda dlse: -dlse,
+        "returned": lambda them: (them[0], 2 * them[1], them[2]),
+    }.items():
+        wrong = type("Mutant", (Wrong,), {name: staticmethod(change)})()
+        assert worst_margin(problem, given, computed(wrong, problem, given)[0]) > 1, name
+    lost = type("Mutant", (Wrong,), {"changed": staticmethod(lambda *them: (*them[:-1], them[-1].clamp(max=0.0)))})()
+    assert worst_margin(problem, given, computed(lost, problem, given)[0]) > 1
+
+
+# -- what a mask keeps out ---------------------------------------------------------------------------------------------
+
+
+POISONS = [math.nan, math.inf, -math.inf, 2.0**100]
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_streaming_keeps_out_what_is_excluded(poison, softcap):
+    """Padding may hold anything: not one bit of any result moves, and its own gradients are 0."""
+    problem = Problem(query_length=7, heads=4, key_heads=2, head_dim=4, key_lengths=(4,), softcap=softcap)
+    for cuts in (((), ()), ((3,), ()), ((), (2,)), ((2, 5), (6,))):
+        given = inputs_of(problem)
+        clean, kinds = computed(STREAMING, problem, given, cuts)
+        assert "bias" in kinds
+        given.k[:, 4:], given.v[:, 4:] = poison, poison
+        poisoned, _ = computed(STREAMING, problem, given, cuts)
+        assert all(torch.equal(a, b) for a, b in zip(clean, poisoned, strict=True))
+        assert not any(bool(gradient[:, 4:].any()) for gradient in poisoned[3:])
+
+
+@pytest.mark.parametrize("poison", POISONS[:3])
+def test_streaming_leaves_what_is_not_finite_with_those_that_attend_it(poison):
+    """A document that holds a NaN or an infinity: all others keep their bits."""
+    problem = Problem(query_length=9, heads=2, head_dim=4, documents=(0, 3, 9))
+    given = inputs_of(problem)
+    clean, _ = computed(STREAMING, problem, given)
+    for name in ("q", "k", "v", "dout"):
+        given = inputs_of(problem)
+        getattr(given, name)[:, 1] = poison
+        poisoned, kinds = computed(STREAMING, problem, given)
+        assert kinds == {"bias"}
+        for result, before, axis in zip(poisoned, clean, (1, 2, 1, 1, 1), strict=True):
+            assert torch.equal(result.narrow(axis, 3, 6), before.narrow(axis, 3, 6)), name
+        assert not all(bool(torch.isfinite(result.narrow(1, 0, 3)).all()) for result in (poisoned[0], *poisoned[2:]))
+
+
+@BY_KERNEL
+def test_rows_of_nothing_ignore_their_cotangents(kernel, device):
+    """out 0, lse −inf and no part in any gradient; for streaming even with a cotangent that is not finite."""
+    problem = Problem(query_length=8, key_length=3, heads=2, head_dim=4, causal=True)  # rows 0 to 4 attend nothing
+    if not (kernel.takes_bias and runs(kernel, problem, device)):
+        pytest.skip("the kernel does not compute this")
+    given = inputs_of(problem, device=device)
+    clean, _ = computed(kernel, problem, given)
+    assert torch.equal(clean[0][:, :5], torch.zeros_like(clean[0][:, :5]))
+    assert bool((clean[1][:, :, :5] == -math.inf).all())
+    for dout, dlse in [(2.0, 3.0)] + [(math.nan, math.inf)] * (kernel is STREAMING):
+        given.dout[:, :5], given.dlse[:, :, :5] = dout, dlse
+        results, _ = computed(kernel, problem, given)
+        assert all(torch.equal(a, b) for a, b in zip(clean, results, strict=True))
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+def setting(device="cpu", dtype=torch.float32, head_dim=64, softcap=None):
+    """An ordinary one, with changes."""
+    return Setting(device, dtype, torch.float32, head_dim, head_dim, 0.125, softcap)
+
+
+def test_the_first_kernel_that_can_is_chosen_and_the_reason_names_the_others():
+    """On CPU the fused op but for softcap; on CUDA by dtype; anywhere else, plain tensor operations."""
+    assert choose_kernel("auto", setting())[0].name == "fused_cpu"
+    assert choose_kernel("auto", setting())[1] == "the first choice"
+    streaming, why = choose_kernel("auto", setting(softcap=30.0))
+    assert streaming is STREAMING
+    assert why.startswith("fused_cpu knows no softcap; flash_cuda runs on cuda, not on cpu; ")
+    chosen = {
+        (torch.bfloat16, 64): "flash_cuda",
+        (torch.float16, 300): "efficient_cuda",
+        (torch.float32, 64): "efficient_cuda",
+        (torch.float64, 64): "streaming",
+    }
+    for (dtype, head_dim), name in chosen.items():
+        kernel, why = choose_kernel("auto", setting("cuda", dtype, head_dim))
+        assert kernel.name == name
+        assert "fused_cpu runs on cpu, not on cuda" in why
+    assert choose_kernel("auto", setting("mps"))[0] is STREAMING
+
+
+def test_a_kernel_may_be_asked_for():
+    """By name, with that as its reason."""
+    for name in ("fused_cpu", "streaming"):
+        kernel, why = choose_kernel(name, setting())
+        assert (kernel.name, why) == (name, "asked for")
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "message"),
+    [
+        (
+            "flash",
+            setting(),
+            "kernel='flash': expected auto, fused_cpu, flash_cuda, efficient_cuda, flex_cuda, streaming",
+        ),
+        ("fused_cpu", setting(softcap=2.0), "kernel='fused_cpu' knows no softcap; kernel='auto' chooses one that can"),
+        ("fused_cpu", setting("cuda"), "kernel='fused_cpu' runs on cpu, not on cuda; kernel='auto' chooses"),
+        ("flash_cuda", setting("cuda"), "kernel='flash_cuda' computes in 16 bits, not in torch.float32; kernel='auto'"),
+    ],
+)
+def test_a_kernel_that_cannot_is_refused_with_the_reason(name, call, message):
+    """One line: the value, why not, and the way out."""
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        choose_kernel(name, call)
+    assert "\n" not in str(raised.value)
