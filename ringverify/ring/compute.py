@@ -144,7 +144,10 @@ class Job:
                     mask,
                 )
                 dq_r[:, :, i].add_(dq_b)
-                yield Part(region, j, dk_b, dv_b)
+                part = Part(region, j, dk_b, dv_b)
+                del dq_b, dk_b, dv_b  # while the next tile is computed, this one is gone
+                yield part
+                del part
 
     def _buckets(self, region: Region, safe: bool, *, forward: bool) -> tuple[int, int]:
         """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all keys at once."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringref.problem import Dilation, Problem
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(ring_attention).parameters.items()}
 """What is left out of a module's text: settings at the default of `ring_attention`."""
-
-# For a model that is compiled: one graph break a call, where dynamo would otherwise trace the hops and compile pieces.
-# `torch.compiler.disable` says the same, but imports dynamo, for seconds, in programs that never compile.
-_untraced = _disable_dynamo(ring_attention)
 
 _LEFT_BEHIND = object()
 """In place of the group in a module that came out of a pickle."""
@@ -152,8 +147,7 @@ class RingAttention(nn.Module):
             ValueError: the inputs do not fit each other or the settings; raised before any communication.
             RuntimeError: this module came out of a pickle and its group has not been set.
         """
-        attend = _untraced if torch.compiler.is_compiling() else ring_attention
-        return attend(
+        return ring_attention(
             q,
             k,
             v,

@@ -17,8 +17,8 @@ keys and values are packed into the second, which is free until the second hop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterator
+from itertools import islice
 
 import torch
 
@@ -122,9 +122,13 @@ def _flat(block: Block) -> torch.Tensor:
     return block.flat
 
 
-def _add(block: Block, *parts: Iterable[Part]) -> None:
-    for part in chain(*parts):
+def _add(block: Block, first: list[Part], others: Iterator[Part]) -> None:
+    """Add tiles to a gradient; each is let go before the next one is computed."""
+    while first:
+        block.add(*first.pop(0))
+    for part in others:
         block.add(*part)
+        del part
 
 
 class _Travelling:
@@ -148,7 +152,7 @@ class _Travelling:
         self._held |= self._arriving
         self._leaving, self._arriving = [], {}
 
-    def add(self, owner: int, parcel: Parcel, *parts: Iterable[Part]) -> None:
+    def add(self, owner: int, parcel: Parcel, first: list[Part], others: Iterator[Part]) -> None:
         """Add tiles to the gradient of a block, which holds the rows of `parcel` from now on."""
         block = self._held.get(owner)
         if block is None or block.parcel != parcel:
@@ -156,7 +160,7 @@ class _Travelling:
             if block is not None:
                 wider.write(block)
             self._held[owner] = block = wider
-        _add(block, *parts)
+        _add(block, first, others)
 
     def leave(self, boundary: int) -> None:
         """Start sending and receiving what is due after a step."""

@@ -16,6 +16,9 @@ from ringverify.ring.rows import Rows, union
 from ringverify.ring.runs import Run, runs
 from ringverify.ring.schedule import Schedule, schedule
 
+SLIGHT = 32
+"""One part in so many is not cut off: the last key of a striped shard, which half of the ranks do not attend."""
+
 
 class Plan:
     """One attention as one rank sees it.
@@ -47,6 +50,7 @@ class Plan:
         self._regions: dict[tuple[int, int], tuple[Region, ...]] = {}
         self._rows: dict[tuple[int, int], dict[int, Rows]] = {}
         self._parcels: dict[tuple[int, int, int], Parcel] = {}
+        self._whole: dict[int, Parcel] = {}
         if self.replicated:  # nothing visits
             self.schedule = Schedule(rank, world_size, (0,) * world_size, (self._needs(rank, rank),), ())
         else:
@@ -67,15 +71,20 @@ class Plan:
 
     def whole(self, owner: int) -> Parcel:
         """All keys of a rank."""
-        return everything(self.problem, self._classes, self.key_count(owner))
+        if owner not in self._whole:
+            self._whole[owner] = everything(self.problem, self._classes, self.key_count(owner))
+        return self._whole[owner]
 
     def outward(self, owner: int, boundary: int) -> Parcel:
         """What of a block crosses a boundary: what ranks that it has not yet visited need."""
-        return self._parcel(owner, boundary + 1, self.schedule.reach[owner])
+        reach = self.schedule.reach[owner]
+        before = self.whole(owner) if boundary == 0 else self.outward(owner, boundary - 1)
+        return _worth_cutting(self._parcel(owner, boundary + 1, reach), before)
 
     def homeward(self, owner: int, boundary: int) -> Parcel:
         """What of a block's gradient crosses a boundary: what ranks have added to."""
-        return self._parcel(owner, 1, min(boundary, self.schedule.reach[owner]))
+        reach = self.schedule.reach[owner]
+        return _worth_cutting(self._parcel(owner, 1, min(boundary, reach)), self.whole(owner))
 
     def _parcel(self, owner: int, first_hop: int, last_hop: int) -> Parcel:
         key = owner, first_hop, last_hop
@@ -103,6 +112,11 @@ class Plan:
         if (rank, owner) in self._regions:
             return bool(self._regions[rank, owner])
         return next(regions(self.problem, self._queries[rank], self.keys[owner]), None) is not None
+
+
+def _worth_cutting(part: Parcel, of: Parcel) -> Parcel:
+    """A part of a parcel, or all of it where cutting would cost a copy and save next to nothing."""
+    return of if part.numel * SLIGHT >= of.numel * (SLIGHT - 1) else part
 
 
 @functools.lru_cache(maxsize=128)
