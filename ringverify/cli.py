@@ -187,29 +187,41 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 def _add_mutants(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="these mutants only (ringverify list mutants)")
     parser.add_argument("--matrix", action="store_true", help="every property on every mutant, not only the first kill")
+    parser.add_argument("--variants", action="store_true", help="correct implementations instead: false alarms")
     parser.add_argument("--only", type=_names, metavar="ID,…", help="these properties only")
     parser.add_argument("--skip", type=_names, metavar="ID,…", default=(), help="not these properties")
-    parser.add_argument("--expected", type=Path, metavar="FILE", help="only what killed each mutant in a former run")
+    parser.add_argument("--expected", type=Path, metavar="FILE", help="only the kills that this file expects")
+    parser.add_argument("--write-expected", type=Path, metavar="FILE", help="with --matrix: write the cheapest kills")
     parser.add_argument(
         "--seed", type=_count, default=0, metavar="N", help="decides which cases are tried (default: 0)"
     )
-    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write the kills as JSON")
+    parser.add_argument(
+        "--max-examples", type=_positive, metavar="N", help="examples of each property (--variants: in all), at most"
+    )
+    parser.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes side by side (default: 1)")
+    parser.add_argument("--report", type=Path, metavar="FILE.json", help="add what is found to this file")
+    parser.add_argument("--table", type=Path, metavar="FILE.md", help="run nothing, make tables of the report")
     parser.set_defaults(command=_mutants)
 
 
 def _mutants(options: argparse.Namespace) -> int:
-    from ringverify.check.killing import run
+    from ringverify.check.zoo import Wish, run
 
-    return run(
-        options.ids,
+    wish = Wish(
+        ids=tuple(options.ids),
         only=options.only,
         skip=options.skip,
         every=options.matrix,
+        variants=options.variants,
         expected=options.expected,
-        seed=options.seed,
+        write_expected=options.write_expected,
         report=options.report,
-        say=lambda text: print(text, flush=True),
+        table=options.table,
+        seed=options.seed,
+        most=options.max_examples,
+        jobs=options.jobs,
     )
+    return run(wish, lambda text: print(text, flush=True))
 
 
 def _check(options: argparse.Namespace) -> int:

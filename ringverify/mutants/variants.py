@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from ringverify.implementation import Implementation
 from ringverify.mutants import variants_of_arithmetic, variants_of_transport
 from ringverify.mutants.variant import Variant
 
 VARIANTS: dict[str, Variant] = {**variants_of_transport.ROW.variants, **variants_of_arithmetic.ROW.variants}
 """By id."""
+
+
+def __getattr__(name: str) -> Implementation:
+    """A variant's implementation as an attribute of this module, so that a target can name it by its id alone."""
+    if name in VARIANTS:
+        return VARIANTS[name].implementation
+    raise AttributeError(f"no variant {name!r}; there are {', '.join(VARIANTS)}")
