@@ -35,14 +35,18 @@ def mismatch(problem, sharding, world_size, buckets):
     query_runs, key_runs = runs_of(problem, sharding, world_size)
     for rank, owner in product(range(world_size), repeat=2):
         right = expected[:, :, queries_at[rank]][..., keys_at[owner]]
-        found = list(regions(problem, query_runs[rank], key_runs[owner]))
-        if any(region.by_position for region in found):
-            got = looked_up(problem, found, queries_at[rank], keys_at[owner], buckets)
-        else:
-            got = np.zeros(right.shape, dtype=np.int64)
-            for region in found:
-                if (why := add_region(problem, got, region, buckets)) is not None:
-                    return f"rank {rank} and the keys of {owner}: {why}"
+        got = np.zeros(right.shape, dtype=np.int64)
+        for region in regions(problem, query_runs[rank], key_runs[owner]):
+            heads, key_heads = indices(region.heads), indices(region.key_heads)
+            each = len(heads) // len(key_heads)
+            if [head // problem.group_size for head in heads] != [key for key in key_heads for _ in range(each)]:
+                return f"{region}: these heads read others"
+            if region.by_position:
+                why = add_looked_up(problem, got, region, queries_at[rank], keys_at[owner], buckets)
+            else:
+                why = add_region(got, region, buckets)
+            if why is not None:
+                return f"rank {rank} and the keys of {owner}: {why}"
         if not np.array_equal(right, got):
             b, h, i, j = (int(x) for x in np.argwhere(right != got)[0])
             return (
@@ -52,12 +56,8 @@ def mismatch(problem, sharding, world_size, buckets):
     return None
 
 
-def add_region(problem, got, region, buckets):
+def add_region(got, region, buckets):
     """Add to `got (B, H, S, T)` how often a region's tiles let each pair meet; a sentence if they break a promise."""
-    heads, key_heads = indices(region.heads), indices(region.key_heads)
-    each = len(heads) // len(key_heads)
-    if [head // problem.group_size for head in heads] != [key for key in key_heads for _ in range(each)]:
-        return f"{region}: these heads read others"
     rows, keys = indices(region.queries), indices(region.keys)
     i, j = np.arange(len(rows))[:, None], np.arange(len(keys))[None]
     inside = np.ones((len(rows), len(keys)), dtype=bool)
@@ -78,7 +78,7 @@ def add_region(problem, got, region, buckets):
         tiled[slice(*tile.rows), slice(*tile.keys)] += pairs
     if not np.array_equal(tiled, inside):
         return f"{region}: its tiles are not its pairs"
-    got[np.ix_(range(*region.batch), heads, rows, keys)] += tiled
+    got[np.ix_(range(*region.batch), indices(region.heads), rows, keys)] += tiled
     return None
 
 
@@ -97,21 +97,16 @@ def pairs_of(tile):
     raise AssertionError(tile)
 
 
-def looked_up(problem, found, queries, keys, buckets):
-    """The same where the mask is looked up: one region, the whole rectangle, every tile by its positions."""
-    (region,) = found
-    assert region[:5] == (
-        (0, problem.batch),
-        (0, problem.heads, 1),
-        (0, problem.hk, 1),
-        *((0, len(x), 1) for x in (queries, keys)),
-    )
-    got = np.zeros((problem.batch, problem.heads, len(queries), len(keys)), dtype=np.int64)
+def add_looked_up(problem, got, region, queries, keys, buckets):
+    """The same where the mask is looked up: of a whole block for some heads, every tile by its positions."""
+    if (region.batch, region.queries[:2], region.keys[:2]) != ((0, problem.batch), (0, len(queries)), (0, len(keys))):
+        return f"{region}: not all of the block"
+    heads = indices(region.heads)
     for tile in tiles(region, *buckets):
-        assert tile.kind == "positions"
-        assert tile.rows[1] - tile.rows[0] <= buckets[0]
-        assert tile.keys[1] - tile.keys[0] <= buckets[1]
         i, j = slice(*tile.rows), slice(*tile.keys)
+        if tile.kind != "positions" or i.stop - i.start > buckets[0] or j.stop - j.start > buckets[1]:
+            return f"{tile}: by position, and no larger than {buckets}"
         bias = position_bias(problem, torch.as_tensor(queries[i]), torch.as_tensor(keys[j]), torch.float64)
-        got[:, :, i, j] += 1 if bias is None else np.rint(bias.exp().numpy()).astype(np.int64)
-    return got
+        times = np.array(1) if bias is None else np.rint(bias.exp().numpy()).astype(np.int64)
+        got[:, heads, i, j] += np.broadcast_to(times, got[:, :, i, j].shape)[:, heads]
+    return None

@@ -145,9 +145,9 @@ def test_a_full_size_buffer_a_tile_is_seen(monkeypatch):
     """A mutant that has gradients of the size of the block for every tile that it works on."""
     differentiate = compute.Job.differentiate
 
-    def in_full(self, rows, q, k, v, *others):
-        for part in differentiate(self, rows, q, k, v, *others):
-            full = [torch.zeros_like(x) for x in (q, k, v)]
+    def in_full(self, rows, q, block, *others):
+        for part in differentiate(self, rows, q, block, *others):
+            full = [torch.zeros_like(x) for pair in block.parts.values() for x in (q, *pair)]
             yield part
             del part
         full.clear()
@@ -161,9 +161,9 @@ def test_a_score_matrix_is_seen(monkeypatch):
     """A mutant that has the scores of a whole block once, in forward alone: neither bounded nor linear."""
     attend = compute.Job.attend
 
-    def with_scores(self, partial, q, k, v, owner):
-        scores = torch.zeros(q.size(1), k.size(1))
-        attend(self, partial, q, k, v, owner)
+    def with_scores(self, partial, q, *others):
+        scores = torch.zeros(q.size(1), q.size(1))
+        attend(self, partial, q, *others)
         return scores
 
     monkeypatch.setattr(compute.Job, "attend", with_scores)
