@@ -10,6 +10,7 @@ import functools
 
 from ringref.problem import Problem
 from ringref.sharding import Sharding
+from ringverify.ring.needs import needs
 from ringverify.ring.parcels import Parcel, everything, parcel
 from ringverify.ring.regions import Region, Span, head_classes, regions
 from ringverify.ring.rows import Rows, union
@@ -52,9 +53,10 @@ class Plan:
         self._parcels: dict[tuple[int, int, int], Parcel] = {}
         self._whole: dict[int, Parcel] = {}
         if self.replicated:  # nothing visits
-            self.schedule = Schedule(rank, world_size, (0,) * world_size, (self._needs(rank, rank),), ())
+            self.schedule = Schedule(rank, world_size, (0,) * world_size, (bool(self.regions(rank)),), ())
         else:
-            self.schedule = schedule(self._needs, world_size, rank)
+            needed = needs(problem, self._queries, self.keys).tolist()
+            self.schedule = schedule(lambda one, owner: bool(needed[one][owner]), world_size, rank)
 
     @property
     def query_count(self) -> int:
@@ -107,11 +109,6 @@ class Plan:
         if (rank, owner) not in self._regions:
             self._regions[rank, owner] = tuple(regions(self.problem, self._queries[rank], self.keys[owner]))
         return self._regions[rank, owner]
-
-    def _needs(self, rank: int, owner: int) -> bool:
-        if (rank, owner) in self._regions:
-            return bool(self._regions[rank, owner])
-        return next(regions(self.problem, self._queries[rank], self.keys[owner]), None) is not None
 
 
 def _worth_cutting(part: Parcel, of: Parcel) -> Parcel:

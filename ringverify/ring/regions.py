@@ -90,6 +90,12 @@ def regions(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -
 
     Only a region with `by_position` may turn out to hold no pair at all.
     """
+    return _regions(problem, queries, keys, lanes(problem))
+
+
+def _regions(
+    problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...], of: tuple[Lane, ...]
+) -> Iterator[Region]:
     if not queries or not keys:
         return
     irregular = len(queries) > MOST_RUNS or len(keys) > MOST_RUNS
@@ -107,11 +113,21 @@ def regions(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -
             if cut is None:
                 continue
             for query_run in queries:
-                yield from _between(problem, batch, query_run, cut, step)
+                yield from _between(problem, batch, query_run, cut, step, of)
 
 
-def _between(problem: Problem, batch: tuple[int, int], queries: Run, keys: Run, step: int) -> Iterator[Region]:
-    for lane in lanes(problem):
+def attends(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> bool:
+    """Whether any of these queries attends any of these keys: whether there are regions, without asking every head."""
+    if problem.dilation is None:
+        return next(regions(problem, queries, keys), None) is not None
+    distinct = {branch: Lane(0, heads, heads, branch) for branch, heads in _branches(problem.dilation, problem.heads)}
+    return next(_regions(problem, queries, keys, tuple(distinct.values())), None) is not None
+
+
+def _between(
+    problem: Problem, batch: tuple[int, int], queries: Run, keys: Run, step: int, of: tuple[Lane, ...]
+) -> Iterator[Region]:
+    for lane in of:
         for rows, columns in _together(problem, lane, queries, keys):
             # Thinning multiplies both steps alike; a run of one entry has no step of its own.
             spacing = next((run.step for run in (rows, columns) if run.size > 1), step)
@@ -176,11 +192,10 @@ def _spans(members: list[int], *, together: bool, neighbours: bool) -> Iterator[
         yield from (Span(member, 1) for member in members)
 
 
-def lanes(problem: Problem) -> Iterator[Lane]:
+def lanes(problem: Problem) -> tuple[Lane, ...]:
     """The branches of every class of heads."""
-    for number, (key_heads, branches) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
-        for branch, heads in branches:
-            yield Lane(number, heads, key_heads, branch)
+    classes = enumerate(head_classes(problem.dilation, problem.heads, problem.hk))
+    return tuple(Lane(number, heads, key_heads, branch) for number, (key_heads, of) in classes for branch, heads in of)
 
 
 def _branches(dilation: Dilation, heads: int) -> Iterator[tuple[tuple[int, int, int], Span]]:
@@ -220,6 +235,8 @@ def _together(problem: Problem, lane: Lane, queries: Run, keys: Run) -> Iterator
         yield queries, keys
         return
     segment, rate, offset = lane.branch
+    if segment % rate == 0 and (queries.thinned(rate, offset) is None or keys.thinned(rate, offset) is None):
+        return  # the same places in every segment, and none of them here
     first, last = max(queries.first, keys.first) // segment, min(queries.last, keys.last) // segment
     for number in range(first, last + 1):
         low = number * segment
