@@ -32,10 +32,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--sides",
         type=_names,
         metavar="NAME,…",
-        help="plain, ring, floor, allgather, world-of-1, peers, or any TARGET of check (default: all but targets)",
+        help="plain, ring, floor, allgather, world-of-1, local, peers, any TARGET of check (default: ours and peers)",
     )
     parser.add_argument("--phases", action="store_true", help="also where our ring's time goes")
+    parser.add_argument("--memory", action="store_true", help="also peak bytes a rank, predicted and by component")
+    parser.add_argument(
+        "--crossover", action="store_true", help="instead: local, allgather and ring by length, and the cost of a hop"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write everything as JSON")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw time and memory against length and ranks, as .svg or .png"
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the tables as a page")
+    parser.add_argument("--saved", type=Path, metavar="FILE.json", help="measure nothing, show a report again")
 
 
 def bench(options: argparse.Namespace, console: Console) -> int:
@@ -54,7 +63,12 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         rounds=options.repeat,
         sides=options.sides,
         phases=options.phases,
+        memory=options.memory,
+        crossover=options.crossover,
         report=options.report,
+        plot=options.plot,
+        markdown=options.markdown,
+        saved=options.saved,
     )
     return run(wish, Tables(console), ProgressBar(console))
 

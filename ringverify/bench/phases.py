@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringverify.bench.patching import patched
-from ringverify.ring import allgather, compute, passes, replicated
+from ringverify.ring import compute
 from ringverify.ring.kernels.choose import KERNELS
+from ringverify.ring.parcels import Block
 from ringverify.ring.transport import Transport
 
 PHASES = ("compute", "communication", "merge", "other")
 """compute: in a kernel. communication: exposed, that is posting messages and waiting for them. merge: of partials, and
 adding tiles' gradients to their blocks. other: whatever is left of the pass, packing and planning among it."""
+
+MERGES = ((compute, "merge_"), (Block, "add"))
+"""Where partials are merged, and tiles' gradients added to those of their block."""
 
 
 @dataclasses.dataclass
@@ -67,7 +71,6 @@ def taken_apart(*, wanted: bool) -> Iterator[Phases]:
                 for name in ("forward", "backward"):
                     stack.enter_context(patched(kernel, name, phases.timed("compute")))
             stack.enter_context(patched(Transport, "start", phases.started))
-            stack.enter_context(patched(compute, "merge_", phases.timed("merge")))
-            for module in (allgather, passes, replicated):
-                stack.enter_context(patched(module, "add", phases.timed("merge")))
+            for owner, name in MERGES:
+                stack.enter_context(patched(owner, name, phases.timed("merge")))
         yield phases

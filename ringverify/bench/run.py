@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ringverify.bench import machine, speed
+from ringverify.bench import crossover, cuda, machine, markdown, memory, plots, speed
 from ringverify.bench.sides import Side, chosen_sides
 from ringverify.bench.table import Tables
 from ringverify.bench.workload import PatternName, Shape, Workload, chosen_patterns, workload
 from ringverify.errors import UsageError
 from ringverify.reports.jsonl import finite, write_whole
+from ringverify.worlds.contained import ContainedWorld
 from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
 
 SCHEMA = 1
@@ -34,7 +35,12 @@ class Wish:
         rounds: how many are measured.
         sides: by name; `None` is ours and the installed peers.
         phases: take our ring apart.
+        memory: measure peaks by component.
+        crossover: compare methods by length, instead of sides.
         report: where to write the report.
+        plot: where to draw it, as SVG or PNG.
+        markdown: where to write it as a page.
+        saved: a report to show again; nothing is measured.
     """
 
     lengths: tuple[int, ...] = (4096,)
@@ -45,7 +51,12 @@ class Wish:
     rounds: int = 5
     sides: tuple[str, ...] | None = None
     phases: bool = False
+    memory: bool = False
+    crossover: bool = False
     report: Path | None = None
+    plot: Path | None = None
+    markdown: Path | None = None
+    saved: Path | None = None
 
 
 def run(wish: Wish, tables: Tables, progress: speed.Progress) -> int:
@@ -53,11 +64,31 @@ def run(wish: Wish, tables: Tables, progress: speed.Progress) -> int:
 
     Raises:
         UsageError: an option is wrong.
-        Inconclusive: a world died, so that there is nothing to report.
+        Inconclusive: a world died, so that there is nothing to report; or what draws plots is not installed.
     """
+    for path in (wish.report, wish.plot, wish.markdown):
+        if path is not None:
+            writable(path)
+    if wish.plot is not None:
+        plots.look_at(wish.plot)
+    if wish.saved is not None:
+        report = read(wish.saved)
+        tables.everything(report)
+    else:
+        report = _measured(wish, tables, progress)
+    if wish.report is not None:
+        write(wish.report, json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    if wish.markdown is not None:
+        write(wish.markdown, markdown.page(report))
+    if wish.plot is not None:
+        plots.draw(report, wish.plot)
+    return 0
+
+
+def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
     sides, remarks = chosen_sides(wish.sides)
-    workloads = list(_workloads(wish))
-    _look_at(wish, workloads, sides)
+    works = list(_workloads(wish))
+    _look_at(wish, works, sides)
     report: Report = {
         "bench": SCHEMA,
         **machine.versions(),
@@ -65,18 +96,65 @@ def run(wish: Wish, tables: Tables, progress: speed.Progress) -> int:
         "options": _options(wish, sides),
         "remarks": remarks,
         "speed": [],
+        "memory": [],
+        "crossover": [],
+        "cuda": None,
     }
     tables.header(report)
     with contextlib.closing(GlooWorld()) as world:
-        for one in workloads:
+        if wish.crossover:
+            for several in _by_length(wish):
+                report["crossover"].append(crossover.report(world, several, wish.rounds, progress))
+                tables.crossover(report["crossover"][-1])
+        for one in () if wish.crossover else works:
             entry = speed.measured(world, one, sides, wish.rounds, progress, phases=wish.phases)
             report["speed"].append(entry)
             tables.speed(entry)
+    if wish.memory:
+        for pattern in chosen_patterns(wish.patterns, wish.causal):
+            report["memory"].append(_memory(wish, pattern, progress))
+            tables.memory(report["memory"][-1])
+    if not wish.crossover:
+        report["cuda"] = _cuda(wish, progress)
+        tables.cuda(report["cuda"])
     report["machine"]["load_after"] = machine.load()
     tables.footer(report)
-    if wish.report is not None:
-        write(wish.report, json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    return 0
+    return report
+
+
+def _memory(wish: Wish, pattern: PatternName, progress: speed.Progress) -> dict[str, Any]:
+    def make(length: int, ranks: int) -> Workload:
+        return workload(pattern, length, ranks, wish.shape, wish.causal)
+
+    progress.start("memory", pattern, len(memory.points(wish.lengths, memory.LARGEST_WORLD)))
+    try:
+        with contextlib.closing(ContainedWorld()) as world:
+            found = memory.report(world, "ring", wish.lengths, make, progress.step)
+    finally:
+        progress.stop()
+    return {"pattern": pattern, **found}
+
+
+def _cuda(wish: Wish, progress: speed.Progress) -> dict[str, Any]:
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        progress.step(done)
+
+    progress.start("cuda", "one device", 2 * 3 * (wish.rounds + 1))
+    try:
+        return cuda.report(wish.rounds, step)
+    finally:
+        progress.stop()
+
+
+def _by_length(wish: Wish) -> Iterator[list[Workload]]:
+    for ranks in wish.ranks:
+        for pattern in chosen_patterns(wish.patterns, wish.causal):
+            lengths = crossover.lengths_up_to(max(wish.lengths), ranks)
+            yield [workload(pattern, length, ranks, wish.shape, wish.causal) for length in lengths]
 
 
 def _workloads(wish: Wish) -> Iterator[Workload]:
@@ -98,8 +176,21 @@ def _look_at(wish: Wish, workloads: list[Workload], sides: list[Side]) -> None:
                 f"--length {one.problem.nq}: about {needed / 2**30:.1f} GiB are needed for {len(sides)} sides, and "
                 f"{available / 2**30:.1f} GiB are available; use a shorter length, fewer --heads or fewer --sides"
             )
-    if wish.report is not None:
-        writable(wish.report)
+
+
+def read(path: Path) -> Report:
+    """A report that was written before.
+
+    Raises:
+        UsageError: it cannot be read, or is something else.
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    if not isinstance(report, dict) or report.get("bench") != SCHEMA:
+        raise UsageError(f"{path} is no report of ringverify bench with schema {SCHEMA}; --report FILE.json writes one")
+    return report
 
 
 def writable(path: Path) -> None:
@@ -136,4 +227,6 @@ def _options(wish: Wish, sides: list[Side]) -> dict[str, Any]:
         "rounds": wish.rounds,
         "sides": [side.name for side in sides],
         "phases": wish.phases,
+        "memory": wish.memory,
+        "crossover": wish.crossover,
     }

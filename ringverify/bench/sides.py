@@ -12,7 +12,7 @@ from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.targets import BUILT_IN, load
 
-Kind = Literal["ranks", "alone", "plain", "floor"]
+Kind = Literal["ranks", "alone", "local", "plain", "floor"]
 
 OURS: dict[str, tuple[Kind, str]] = {
     "plain": ("plain", ""),
@@ -20,8 +20,10 @@ OURS: dict[str, tuple[Kind, str]] = {
     "floor": ("floor", "ring"),
     "allgather": ("ranks", "allgather"),
     "world-of-1": ("alone", "ring"),
+    "local": ("local", "ring"),
 }
 """Sides by name: the kind, and the implementation."""
+BY_DEFAULT = tuple(name for name in OURS if name != "local")
 
 MEANING = {
     "plain": "one process, as many threads as there are ranks, scaled_dot_product_attention",
@@ -29,6 +31,7 @@ MEANING = {
     "floor": "the ring's tile work, each rank its own, without communication and without merges",
     "allgather": "a process a rank, 1 thread each",
     "world-of-1": "our ring in one process, as many threads as there are ranks",
+    "local": "our ring in one process with one thread",
 }
 MASK_BYTES = 2 << 30
 """What the plain call may spend on a mask: it knows no window, and gets a matrix of all pairs instead."""
@@ -42,7 +45,8 @@ class Side:
 
     Attributes:
         name: how tables call it.
-        kind: ranks: an implementation, a process a rank. alone: one in a world of 1. plain: no ring at all. floor: the
+        kind: ranks: an implementation, a process a rank. alone: one in a world of 1, with
+            all threads. local: with one thread. plain: no ring at all. floor: the
             ring's tile work alone.
         target: the implementation, as `ringverify.targets` knows it; empty for the plain call.
     """
@@ -57,7 +61,7 @@ class Side:
 
     def threads(self, workload: Workload) -> int:
         """Threads of each of them: together as many as there are ranks."""
-        return workload.world_size // self.processes(workload)
+        return 1 if self.kind == "local" else workload.world_size // self.processes(workload)
 
 
 def chosen_sides(names: Sequence[str] | None) -> tuple[list[Side], list[str]]:
@@ -69,7 +73,7 @@ def chosen_sides(names: Sequence[str] | None) -> tuple[list[Side], list[str]]:
     """
     if names is not None:
         return [_side(name) for name in dict.fromkeys(names)], []
-    sides, remarks = [_side(name) for name in OURS], []
+    sides, remarks = [_side(name) for name in BY_DEFAULT], []
     for name in BUILT_IN:
         if name.startswith("peer:"):
             try:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringverify.bench.machine import BUSY
+from ringverify.bench.memory import COMPONENTS
 from ringverify.bench.phases import PHASES
 
 PASSES = ("forward", "backward", "both")
@@ -27,12 +28,9 @@ class Tables:
     def header(self, report: Mapping[str, Any]) -> None:
         """What measures, on what."""
         here, options = report["machine"], report["options"]
+        self._line(versions(report))
         self._line(
-            f"ringverify {report['ringverify']}, torch {report['torch']}, python {report['python']}, "
-            f"{report['platform']}"
-        )
-        self._line(
-            f"{here['cpu']}, {here['processors']} processors, load {_load(here['load_before'])}; "
+            f"{here['cpu']}, {here['processors']} processors, load {load(here['load_before'])}; "
             f"{options['rounds']} rounds of all sides in turn"
         )
         if busy(here):
@@ -68,9 +66,62 @@ class Tables:
                 )
         self.console.print(table)
 
+    def memory(self, found: Mapping[str, Any]) -> None:
+        """Peaks of the worst rank, by component."""
+        self._line(f"\nmemory, {found['pattern']}: MiB of the worst rank at its peak, forward and backward", "bold")
+        table = _table("n", "ranks", "n / ranks", "peak", *COMPONENTS, "÷ predicted")
+        for entry in found["entries"]:
+            table.add_row(
+                str(entry["length"]),
+                str(entry["ranks"]),
+                f"{entry['positions']:.0f}",
+                mebibytes(entry["peak"]),
+                *(mebibytes(entry["measured"][name]) for name in COMPONENTS),
+                f"{entry['to_predicted']:.3f}",
+            )
+        self.console.print(table)
+        told = ", ".join(
+            f"{ranks} ranks {exponent:.3f}" for ranks, exponent in found["exponents"].items() if exponent is not None
+        )
+        self._line(f"exponent of the peak in n / ranks: {told or 'needs two lengths'}")
+
+    def crossover(self, found: Mapping[str, Any]) -> None:
+        """The methods by length, and where the fastest one changes."""
+        self._line(f"\ncrossover, {found['pattern']}, {found['ranks']} ranks: forward and backward, ms", "bold")
+        names = list(found["points"][0]["seconds"])
+        table = _table("n", *names)
+        for point in found["points"]:
+            table.add_row(str(point["length"]), *(milliseconds(point["seconds"][name]) for name in names))
+        self.console.print(table)
+        for line in crossover_lines(found):
+            self._line(line)
+
+    def cuda(self, found: Mapping[str, Any]) -> None:
+        """One device, or that there is none."""
+        if found["reason"] is not None:
+            self._line(f"\ncuda: {found['reason']}")
+            return
+        for entry in found["speed"]:
+            self._line(f"\n{found['device']}: {entry['title']}", "bold")
+            table = _table("side", *(f"{name} ms" for name in PASSES), "× flash")
+            for row in entry["rows"]:
+                times = (milliseconds(row[name]["seconds"]) for name in PASSES)
+                table.add_row(row["side"], *times, ratio(row["both"].get("to_plain")))
+            self.console.print(table)
+
+    def everything(self, report: Mapping[str, Any]) -> None:
+        """A whole report."""
+        self.header(report)
+        for show, part in ((self.speed, "speed"), (self.memory, "memory"), (self.crossover, "crossover")):
+            for entry in report[part]:
+                show(entry)
+        if report["cuda"] is not None:
+            self.cuda(report["cuda"])
+        self.footer(report)
+
     def footer(self, report: Mapping[str, Any]) -> None:
         """What the machine was like at the end."""
-        self._line(f"\nload at the end {_load(report['machine']['load_after'])}", "dim")
+        self._line(f"\nload at the end {load(report['machine']['load_after'])}", "dim")
 
     def _line(self, text: str, style: str = "") -> None:
         self.console.print(Text(text, style=style), soft_wrap=True)
@@ -78,8 +129,8 @@ class Tables:
 
 def busy(machine: Mapping[str, Any]) -> bool:
     """Whether others were at work when it began."""
-    load = machine["load_before"]
-    return load is not None and load > BUSY * machine["processors"]
+    average = machine["load_before"]
+    return average is not None and average > BUSY * machine["processors"]
 
 
 def milliseconds(spread: Mapping[str, float]) -> str:
@@ -96,6 +147,23 @@ def ratio(spread: Mapping[str, float] | None) -> str:
     return f"{spread['median']:.2f} [{spread['low']:.2f}–{spread['high']:.2f}]"
 
 
+def mebibytes(count: int) -> str:
+    """Bytes, for a table."""
+    return f"{count / 2**20:.{2 if count >= 2**20 else 4}f}"
+
+
+def crossover_lines(found: Mapping[str, Any]) -> list[str]:
+    """Where the fastest method changes, and what a hop costs, in sentences."""
+    ring, ranks, link, assumed = (found[name] for name in ("ring_from", "ranks_from", "link", "assumed"))
+    longest = found["points"][-1]["length"]
+    return [
+        f"more than one rank pays from n = {ranks} on" if ranks else f"one rank is faster up to n = {longest}",
+        f"the ring is the fastest from n = {ring} on" if ring else f"the ring is not the fastest up to n = {longest}",
+        f"a hop costs {1e6 * link['latency']:.0f} µs and {link['bandwidth'] / 1e9:.2f} GB/s "
+        f"(assumed: {1e6 * assumed['latency']:.0f} µs and {assumed['bandwidth'] / 1e9:.2f} GB/s)",
+    ]
+
+
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(first, no_wrap=True)
@@ -104,5 +172,13 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-def _load(load: float | None) -> str:
-    return "unknown" if load is None else f"{load:.1f}"
+def load(average: float | None) -> str:
+    """A load average, where there is one."""
+    return "unknown" if average is None else f"{average:.1f}"
+
+
+def versions(report: Mapping[str, Any]) -> str:
+    """What measured."""
+    return (
+        f"ringverify {report['ringverify']}, torch {report['torch']}, python {report['python']}, {report['platform']}"
+    )

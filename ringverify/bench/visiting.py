@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -72,6 +73,8 @@ class Attending:
         world_size: ranks.
         rank: this one.
         group: of all of them.
+        device: of all tensors.
+        make: make q, k, v and the cotangent of out, each from its shape.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Attending:
         rank: int,
         group: Any,
         device: str = "cpu",
+        make: Sequence[Callable[..., torch.Tensor]] = (torch.randn,) * 4,
     ) -> None:
         problem, declared = workload.problem, implementation.capabilities
         named = declared.sharding_named(sharding)
@@ -95,7 +99,7 @@ class Attending:
             (problem.batch, len(positions), problem.heads, problem.dv),
         )
         dtype = getattr(torch, problem.dtype)
-        tensors = [torch.randn(shape, dtype=dtype, device=device) for shape in shapes]
+        tensors = [one(*shape, dtype=dtype, device=device) for one, shape in zip(make, shapes, strict=True)]
         if declared.tensor_layout == "bhsd":
             tensors = [x.transpose(1, 2).contiguous() for x in tensors]
         self.leaves = tuple(x.requires_grad_() for x in tensors[:3])

@@ -59,7 +59,7 @@ class Workload:
         p = self.problem
         ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
         causal = "" if self.pattern == "causal" else ", causal" if p.causal else ", not causal"
-        return f"{self.pattern}{causal}, n={p.nq}, {ranks} {self.sharding}, {p.heads} heads of {p.head_dim}, {p.dtype}"
+        return f"{self.pattern}{causal}, n={p.nq}, {ranks} {self.sharding}, {p.heads} × {p.head_dim} {p.dtype}"
 
 
 def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, causal: bool | None = None) -> Workload:

@@ -1,0 +1,92 @@
+"""Where the choice between methods should change: one rank alone, all ranks gathering, all ranks in a ring, by length.
+
+Beside the times stands what a hop costs on this machine, which is what `ringverify.ring.choosing` reckons with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringverify.bench.sides import Side, chosen_sides
+from ringverify.bench.speed import Progress, measured
+from ringverify.bench.workload import Workload
+from ringverify.errors import Inconclusive
+from ringverify.ring.choosing import ASSUMED, Link
+from ringverify.ring.link import measured_link
+from ringverify.worlds.world import World, WorldUnavailable
+
+METHODS = ("local", "allgather", "ring")
+SHORTEST = 64
+LINK_SECONDS = 60.0
+
+
+def lengths_up_to(longest: int, world_size: int) -> list[int]:
+    """Lengths that double, up to the longest asked for."""
+    shortest = max(SHORTEST, 2 * world_size)
+    steps = max(0, math.floor(math.log2(max(longest, 1) / shortest)))
+    return [shortest << step for step in range(steps + 1)]
+
+
+def report(world: World, works: Sequence[Workload], rounds: int, progress: Progress) -> dict[str, Any]:
+    """Times of the three methods on every length, and from where on each is the fastest.
+
+    Raises:
+        Inconclusive: a rank raised, died or hung.
+    """
+    sides: list[Side] = chosen_sides(METHODS)[0]
+    first = works[0]
+    points = []
+    for work in works:
+        entry = measured(world, work, sides, rounds, progress, phases=False)
+        seconds = {row["side"]: row["both"]["seconds"] for row in entry["rows"]}
+        points.append({"length": work.problem.nq, "seconds": seconds})
+    link = of_group(world, first.world_size)
+    return {
+        "pattern": first.pattern,
+        "ranks": first.world_size,
+        "link": {"latency": link.latency, "bandwidth": link.bandwidth},
+        "assumed": dict(ASSUMED["cpu"]._asdict()),
+        "points": points,
+        "ring_from": won_from(points, "ring", ["allgather", "local"]),
+        "allgather_from": won_from(points, "allgather", ["local"]),
+        "ranks_from": _earliest(won_from(points, "ring", ["local"]), won_from(points, "allgather", ["local"])),
+    }
+
+
+def won_from(points: Sequence[Mapping[str, Any]], method: str, others: Sequence[str]) -> int | None:
+    """The shortest length from which on a method is at least as fast as others, at every length that was measured."""
+    won: int | None = None
+    for point in sorted(points, key=lambda one: -one["length"]):
+        seconds = {name: spread["median"] for name, spread in point["seconds"].items()}
+        if any(seconds[method] > seconds[other] for other in others):
+            break
+        won = point["length"]
+    return won
+
+
+def _earliest(*lengths: int | None) -> int | None:
+    return min((one for one in lengths if one is not None), default=None)
+
+
+def of_group(world: World, world_size: int) -> Link:
+    """What a hop costs between processes of this machine.
+
+    Raises:
+        Inconclusive: the ranks could not be started, or did not return.
+    """
+    try:
+        run = world.run(on_rank, None, world_size=world_size, seed=0, deadline=LINK_SECONDS)
+    except WorldUnavailable as error:
+        raise Inconclusive(str(error)) from None
+    if run.failure is not None:
+        raise Inconclusive(f"measuring a hop on {world_size} ranks: {run.failure.message}")
+    link: Link = run.results[0]
+    return link
+
+
+def on_rank(argument: None) -> Link:
+    """What a rank measures of a hop."""
+    del argument
+    return measured_link()

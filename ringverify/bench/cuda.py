@@ -1,0 +1,166 @@
+"""The rows that need a CUDA device: our ring on one device against torch's flash attention.
+
+Ranks that share a device are simulated: threads that take turns at communication, while the device works through what
+they queue. So the time of all of them together is the device's time for the whole work, with all that a ring adds to
+it, and is compared with the same work in one call.
+
+Shape letters: B batch, N positions, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from ringverify.bench.sides import Side
+from ringverify.bench.timing import Seconds, interleaved, rows
+from ringverify.bench.visiting import Attending
+from ringverify.bench.workload import PatternName, Shape, Workload, workload
+from ringverify.errors import Inconclusive
+from ringverify.ring.attention import ring_attention
+from ringverify.targets import load
+from ringverify.worlds.simulated import SimulatedWorld
+
+LENGTH = 32768
+SHAPE = Shape(batch=1, heads=32, head_dim=128, dtype="bfloat16")
+RANKS = 4
+RUN_SECONDS = 300.0
+PLAIN, ALONE, RING = (
+    Side("flash", "plain", ""),
+    Side("world of 1", "alone", "ring"),
+    Side(f"{RANKS} ranks on one device", "ranks", "ring"),
+)
+NO_DEVICE = "no CUDA device here"
+
+
+def report(
+    rounds: int, step: Callable[[], None], *, device: str = "cuda", length: int = LENGTH, shape: Shape = SHAPE
+) -> dict[str, Any]:
+    """Both comparisons, not causal and causal; without a device the reason why there are none.
+
+    Args:
+        rounds: how many are measured.
+        step: called when a side has had its turn.
+        device: where; anything but cuda is for trying this out.
+        length: positions.
+        shape: heads and dtype.
+
+    Raises:
+        Inconclusive: a simulated rank failed.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        return {"device": None, "reason": NO_DEVICE, "speed": []}
+    patterns: tuple[PatternName, ...] = ("dense", "causal")
+    name = torch.cuda.get_device_name(0) if device == "cuda" else device
+    entries = [_compared(workload(one, length, RANKS, shape), rounds, step, device) for one in patterns]
+    return {"device": name, "reason": None, "speed": entries}
+
+
+def _compared(work: Workload, rounds: int, step: Callable[[], None], device: str) -> dict[str, Any]:
+    one = _OneProcess(work, device)
+
+    def take(side: Side, calls: int) -> list[Seconds]:
+        if side == RING:
+            return _simulated(work, calls, device)
+        attend = one.flash if side == PLAIN else one.ring
+        return [_timed(attend, one.leaves, one.dout, device) for _ in range(calls)]
+
+    found = interleaved((PLAIN, ALONE, RING), take, rounds, step)
+    p = work.problem
+    return {"pattern": work.pattern, "title": work.title, "length": p.nq, "rows": rows(found, PLAIN.name, {})}
+
+
+class _OneProcess:
+    """The whole problem's tensors `(B, N, H, D)`, and two ways to attend."""
+
+    def __init__(self, work: Workload, device: str) -> None:
+        p = work.problem
+        shape = (p.batch, p.nq, p.heads, p.head_dim)
+        made = [torch.randn(shape, dtype=getattr(torch, p.dtype), device=device) for _ in range(4)]
+        self.leaves, self.dout = [x.requires_grad_() for x in made[:3]], made[3]
+        self._causal = p.causal
+
+    def flash(self) -> torch.Tensor:
+        """Torch's flash attention, and no other: an error where it cannot take these inputs."""
+        q, k, v = (x.transpose(1, 2) for x in self.leaves)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, is_causal=self._causal).transpose(1, 2)
+
+    def ring(self) -> torch.Tensor:
+        """Our ring, alone."""
+        out = ring_attention(*self.leaves, causal=self._causal)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
+def _timed(attend: Callable[[], torch.Tensor], leaves: list[torch.Tensor], dout: torch.Tensor, device: str) -> Seconds:
+    """One call, from an idle device to an idle device."""
+    _idle(device)
+    began = time.perf_counter()
+    out = attend()
+    _idle(device)
+    between = time.perf_counter()
+    torch.autograd.grad(out, leaves, dout)
+    _idle(device)
+    return Seconds(between - began, time.perf_counter() - between)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Turn:
+    work: Workload
+    calls: int
+    device: str
+
+
+def _simulated(work: Workload, calls: int, device: str) -> list[Seconds]:
+    turn = _Turn(work, calls, device)
+    run = SimulatedWorld().run(on_rank, turn, world_size=work.world_size, seed=0, deadline=RUN_SECONDS)
+    if run.failure is not None:
+        raise Inconclusive(f"{work.world_size} ranks on one device, {work.title}: {run.failure.message}")
+    found = []
+    for ranks in zip(*run.results, strict=True):
+        # The first rank past a barrier finds the device done with everyone's work, and may be ahead of the others.
+        start, middle, end = (min(moments) for moments in zip(*ranks, strict=True))
+        found.append(Seconds(middle - start, end - middle))
+    return found
+
+
+def on_rank(turn: _Turn) -> list[tuple[float, float, float]]:
+    """One rank's calls: when each began, when it knew all ranks through forward, and through backward."""
+    implementation = load("ring")
+    attending = Attending(
+        implementation,
+        turn.work.sharding,
+        turn.work,
+        dist.get_world_size(),
+        dist.get_rank(),
+        dist.group.WORLD,
+        turn.device,
+    )
+    attending.backward(attending.forward())  # a first call allocates
+    found = []
+    for _ in range(turn.calls):
+        dist.barrier()
+        _idle(turn.device)
+        began = time.perf_counter()
+        out = attending.forward()
+        dist.barrier()
+        _idle(turn.device)
+        between = time.perf_counter()
+        attending.backward(out)
+        dist.barrier()
+        _idle(turn.device)
+        found.append((began, between, time.perf_counter()))
+    return found
+
+
+def _idle(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,246 @@
+"""`ringverify bench` from end to end, at sizes that take no time: reports, what the terminal shows, and errors."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from ringverify.bench import cuda, markdown, memory
+from ringverify.bench.memory import COMPONENTS, GIVEN
+from ringverify.bench.phases import PHASES
+from ringverify.bench.table import Tables
+from ringverify.bench.workload import Shape, workload
+from ringverify.cli import main
+from ringverify.worlds.simulated import SimulatedWorld
+
+pytestmark = pytest.mark.timeout(60)
+
+TINY = ("--heads", "1", "--head-dim", "8", "--repeat", "2")
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Runs the command in an empty folder: exit code, output, errors, and the report if one was asked for."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        path = tmp_path / "bench.json"
+        code = main(["bench", *arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err, json.loads(path.read_text()) if path.exists() else None
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """One report with everything in it, with its page and its plot."""
+    folder = tmp_path_factory.mktemp("bench")
+    options = [*TINY, "--length", "64", "--pattern", "dense,window", "--phases", "--memory"]
+    plot = ["--plot", str(folder / "plot.svg")]
+    pytest.importorskip("matplotlib")
+    written = ["--report", str(folder / "bench.json"), "--markdown", str(folder / "bench.md")]
+    assert main(["bench", *options, *written, *plot]) == 0
+    return json.loads((folder / "bench.json").read_text()), folder
+
+
+def test_a_report_says_what_where_and_how_long(whole):
+    """Versions, machine, options, and for every workload each side with spreads and ratios of each pass."""
+    report, _ = whole
+    assert report["bench"] == 1
+    assert {"ringverify", "torch", "python", "platform", "machine", "options"} <= set(report)
+    assert {"cpu", "processors", "load_before", "load_after", "cuda"} <= set(report["machine"])
+    assert [(one["pattern"], one["length"]) for one in report["speed"]] == [("dense", 64), ("window", 64)]
+    for entry in report["speed"]:
+        sides = {row["side"]: row for row in entry["rows"]}
+        assert {"plain", "ring", "floor", "allgather", "world-of-1"} <= set(sides)
+        for row in sides.values():
+            for name in ("forward", "backward", "both"):
+                assert 0 < row[name]["seconds"]["low"] <= row[name]["seconds"]["high"]
+                assert len(row[name]["rounds"]) == 2
+                assert row[name]["to_plain"]["median"] > 0
+        assert sides["ring"]["both"]["to_floor"]["median"] > 0
+        assert "to_floor" not in sides["world-of-1"]["both"]
+
+
+def test_a_side_that_cannot_take_part_says_why(whole):
+    """The published package declares no window; nothing is measured in its name."""
+    pytest.importorskip("ring_attention_pytorch")
+    left_out = {one["pattern"]: one["left_out"] for one in whole[0]["speed"]}
+    assert left_out["dense"] == []
+    assert left_out["window"] == [{"side": "peer:ring-attention-pytorch", "reason": "window is not declared"}]
+
+
+def test_phases_add_up(whole):
+    """Every phase of every rank is seen, and what is left of the pass is no less than nothing."""
+    for entry in whole[0]["speed"]:
+        for ranks in entry["phases"].values():
+            assert len(ranks) == 2
+            for one in ranks:
+                assert all(one[name] > 0 for name in (*PHASES, "total")), one
+
+
+def test_memory_is_measured_and_predicted_by_component(whole):
+    """On one to eight ranks, every byte in some component."""
+    for found in whole[0]["memory"]:
+        assert {entry["ranks"] for entry in found["entries"]} == set(range(1, 9))
+        assert found["exponents"]["4"] is not None
+        for entry in found["entries"]:
+            assert set(entry["measured"]) == set(entry["predicted"]) == set(COMPONENTS)
+            assert sum(entry["measured"].values()) == entry["peak"]
+
+
+@pytest.mark.parametrize(("pattern", "ranks"), [("dense", 1), ("dense", 2), ("causal", 4)])
+def test_no_component_of_the_ring_is_unknown(pattern, ranks):
+    """A function of the ring that allocates and has no component would show here."""
+    work = workload(pattern, 512, ranks, Shape(heads=2, head_dim=16))
+    found = memory.measured(SimulatedWorld(), "ring", [work], lambda done: None)[0]
+    assert found["measured"]["other"] == 0
+    assert found["measured"]["q"] == found["predicted"]["q"] > 0
+    positions = 2 * 8 * work.problem.nq // ranks
+    assert found["measured"][GIVEN] == found["predicted"][GIVEN] + positions
+    assert found["measured"]["KV buffers"] == found["predicted"]["KV buffers"]
+
+
+def test_without_a_device_the_cuda_rows_stay_empty(whole):
+    """And say so."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    report, folder = whole
+    assert report["cuda"] == {"device": None, "reason": "no CUDA device here", "speed": []}
+    assert "No CUDA device here" in (folder / "bench.md").read_text()
+
+
+def test_the_cuda_rows_are_measured_where_there_is_a_device():
+    """The same code on the CPU, where torch has a flash attention too."""
+    found = cuda.report(1, lambda: None, device="cpu", length=64, shape=Shape(heads=2, head_dim=8, dtype="bfloat16"))
+    assert [entry["pattern"] for entry in found["speed"]] == ["dense", "causal"]
+    for entry in found["speed"]:
+        assert [row["side"] for row in entry["rows"]] == ["flash", "world of 1", "4 ranks on one device"]
+        assert all(row["both"]["to_plain"]["median"] > 0 for row in entry["rows"])
+
+
+def test_a_plot_and_a_page_are_written(whole):
+    """Both from the report alone."""
+    report, folder = whole
+    assert (folder / "plot.svg").read_text().startswith("<?xml")
+    page = (folder / "bench.md").read_text()
+    assert page == markdown.page(report)
+    for words in ("## Speed", "## Memory, dense", "exposed communication", "× floor"):
+        assert words in page
+
+
+def test_a_report_is_shown_again_without_measuring(whole, capsys):
+    """As it was shown the first time."""
+    report, folder = whole
+    assert main(["bench", "--saved", str(folder / "bench.json")]) == 0
+    file = io.StringIO()
+    Tables(Console(file=file, force_terminal=False)).everything(report)
+    assert capsys.readouterr().out == file.getvalue()
+
+
+def test_a_crossover_names_lengths_and_the_cost_of_a_hop(bench):
+    """Three methods at every length."""
+    code, out, _, report = bench(
+        "--crossover", *TINY, "--length", "128", "--pattern", "dense", "--report", "bench.json"
+    )
+    assert code == 0
+    found = report["crossover"][0]
+    assert [point["length"] for point in found["points"]] == [64, 128]
+    assert all(set(point["seconds"]) == {"local", "allgather", "ring"} for point in found["points"])
+    assert found["link"]["latency"] > 0
+    assert found["link"]["bandwidth"] > 0
+    assert "a hop costs" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sides", "peer:no-such-peer"], ["peer:no-such-peer", "unknown target"]),
+        (["--sides", "rnig"], ["rnig", "sides of our own are plain, ring"]),
+        (["--length", "3", "--ranks", "2"], ["--length 3 on 2 ranks", "at least 4"]),
+        (["--length", "0"], ["'0'", "at least 1"]),
+        (["--length", "many"], ["'many'"]),
+        (["--ranks", "17"], ["--ranks 17", "at most 16"]),
+        (["--length", str(1 << 40)], ["GiB are needed", "shorter length"]),
+        (["--pattern", "diagonal"], ["'diagonal'", "uneven"]),
+        (["--pattern", "dense", "--causal"], ["--pattern dense contradicts --causal"]),
+        (["--pattern", "causal", "--no-causal"], ["--pattern causal contradicts --no-causal"]),
+        (["--report", "nowhere/bench.json"], ["nowhere/bench.json", "no folder"]),
+        (["--plot", "bench.gif"], ["bench.gif", ".svg or .png"]),
+        (["--saved", "nothing.json"], ["nothing.json"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, words, bench):
+    """Found out before anything is measured."""
+    code, out, err, _ = bench(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("ringverify: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(bench, monkeypatch):
+    """Before anything is measured."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, out, err, _ = bench("--plot", "bench.svg")
+    assert (code, out) == (3, "")
+    assert err == "ringverify: --plot needs matplotlib: pip install 'ringverify[plots]'\n"
+
+
+def test_a_world_that_dies_is_inconclusive(bench, tmp_path):
+    """A rank that ends its process: exit code 3, and who it was."""
+    (tmp_path / "dies.py").write_text(
+        "import os\nfrom ringverify import implementation\n"
+        "@implementation()\ndef attend(q, k, v, call):\n    os._exit(7)\n"
+    )
+    code, _, err, _ = bench(*TINY, "--length", "64", "--sides", "dies.py:attend", "--pattern", "dense")
+    assert code == 3
+    assert err.count("\n") == 1
+    assert "dies.py:attend" in err
+    assert "exit code 7" in err
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="sessions are read from /proc")
+def test_an_interrupt_ends_it_and_leaves_no_process(tmp_path):
+    """Ctrl-C while ranks are at work: exit code 130, and nobody is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ringverify", "bench", *TINY, "--length", "512", "--repeat", "100000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    process.stdout.readline()
+    while len(session(process.pid)) < 5:  # the command, what multiprocessing adds, and ranks
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "ringverify: interrupted\n")
+    while session(process.pid):  # the test's own deadline
+        time.sleep(0.05)
+
+
+def session(number):
+    """Processes of a session that are not zombies."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # After the command's name, which may hold spaces: state, parent, process group, session.
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == number and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
