@@ -81,9 +81,9 @@ class Tables:
             )
         self.console.print(table)
         told = ", ".join(
-            f"{ranks} ranks {exponent:.3f}" for ranks, exponent in found["exponents"].items() if exponent is not None
+            f"{exponent:.3f} on {ranks}" for ranks, exponent in found["exponents"].items() if exponent is not None
         )
-        self._line(f"exponent of the peak in n / ranks: {told or 'needs two lengths'}")
+        self._line(f"exponent of the peak in n / ranks, by ranks: {told or 'needs two lengths'}")
 
     def crossover(self, found: Mapping[str, Any]) -> None:
         """The methods by length, and where the fastest one changes."""

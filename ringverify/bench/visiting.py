@@ -24,6 +24,8 @@ from ringverify.bench.workload import Workload
 from ringverify.implementation import AttentionCall, Implementation
 from ringverify.targets import load
 
+SPINNING = 0.02
+"""Seconds after which threads of a parallel region have stopped looking for more work and are blocked."""
 Interval = tuple[float, float]
 """Beginning and end by `time.monotonic()`, which the processes of one machine share."""
 
@@ -151,6 +153,8 @@ def visit(turn: Visit) -> list[Call]:
             backward = began, time.monotonic()
         del made
         calls.append(Call(forward, backward, (first, second) if turn.phases else None))
+    if turn.side.threads(turn.workload) > 1:
+        time.sleep(SPINNING)
     return calls
 
 
