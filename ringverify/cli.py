@@ -20,6 +20,7 @@ from rich.console import Console
 
 import ringverify
 from ringverify.bench.command import add_options as add_bench_options
+from ringverify.check.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.jsonl import Event, ReportError, ReportWriter
 from ringverify.reports.terminal import ProgressBar, Terminal
@@ -145,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure our ring's speed and memory beside all it can be compared with")
     add_bench_options(bench)
     bench.set_defaults(command=_bench)
+    plan = commands.add_parser("plan", help="draw what our ring would send and compute, rank by rank and hop by hop")
+    add_plan_options(plan)
+    plan.set_defaults(command=_plan)
     doctor = commands.add_parser("doctor", help="say what this machine can run")
     doctor.set_defaults(command=_doctor)
     return parser
@@ -331,6 +335,12 @@ def _bench(options: argparse.Namespace) -> int:
     from ringverify.bench.command import bench
 
     return bench(options, _Output())
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from ringverify.check.plan_table import plan_table
+
+    return plan_table(options, _Output())
 
 
 def _doctor(options: argparse.Namespace) -> int:

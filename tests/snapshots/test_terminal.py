@@ -193,6 +193,7 @@ COMMANDS = {
     "replay": ["replay"],
     "list": ["list"],
     "bench": ["bench"],
+    "plan": ["plan"],
     "doctor": ["doctor"],
 }
 
