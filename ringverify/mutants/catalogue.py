@@ -21,13 +21,14 @@ from ringverify.mutants import (
     shapes,
     state,
     strides,
+    unlisted,
     varlen,
 )
 from ringverify.mutants.mutant import Mutant
 
 SHELVES = (
     accumulation, masking, layout, communication, precision, autograd, shapes, dilation, strides, state, varlen,
-    reports, operators, operators_of_index, operators_of_dtype,
+    reports, operators, operators_of_index, operators_of_dtype, unlisted,
 )  # fmt: skip
 
 

@@ -1,0 +1,381 @@
+"""Faults that no list tells of, written when the suite was done, to see what it makes of what it was not made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ringref.problem import Problem
+from ringverify.mutants import arithmetic, pattern, plain
+from ringverify.mutants.mutant import Shelf
+from ringverify.mutants.place import Block, Here, Partial
+from ringverify.mutants.plain import STEPS, Steps
+
+Tensor = torch.Tensor
+SHELF = Shelf()
+
+
+def _mirrored_piece_shifted(here: Here) -> Tensor:
+    positions = here.call.positions
+    uneven = here.problem.nq % (2 * here.size)
+    if here.call.sharding != "zigzag" or not uneven or len(positions) < 2:
+        return positions
+    second = torch.arange(len(positions), device=positions.device) >= (len(positions) + 1) // 2
+    return torch.where(second, positions - 1, positions)
+
+
+O100 = SHELF.put(
+    "O100",
+    "zigzag's second piece off by one where pieces are uneven",
+    story="Positions of the mirrored piece are counted as if all pieces were as long as the first. Needs zigzag, a "
+    "mask and a length that twice the ranks do not divide.",
+    ring=replace(STEPS, queries=_mirrored_piece_shifted),
+)
+
+
+def _modulo(here: Here, x: Tensor) -> Tensor:
+    return x.repeat(1, here.problem.group_size, 1, 1)
+
+
+def _sum_modulo(here: Here, x: Tensor) -> Tensor:
+    b, _, t, d = x.shape
+    return x.view(b, here.problem.group_size, here.problem.hk, t, d).sum(dim=1)
+
+
+O101 = SHELF.put(
+    "O101",
+    "query heads dealt out to key heads in turn",
+    story="h % K for h // (H // K), in forward and backward alike. Needs two key heads and grouped queries.",
+    ring=replace(STEPS, per_query_head=_modulo, per_key_head=_sum_modulo),
+)
+
+
+def _no_dlse_if_causal(
+    steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor
+) -> tuple[Tensor, ...]:
+    return STEPS.backward(steps, here, saved, dout, torch.zeros_like(dlse) if here.problem.causal else dlse)
+
+
+O102 = SHELF.put(
+    "O102",
+    "cotangent of lse dropped under a causal mask",
+    story="The causal kernel has no argument for it. Needs a gradient through lse and causality.",
+    ring=replace(STEPS, backward=_no_dlse_if_causal),
+)
+O103 = SHELF.put(
+    "O103",
+    "softcap's slope taken at the capped score",
+    story="1 − tanh²(s / c) of s that went through the cap already: close for small scores.",
+    ring=replace(STEPS, cap_slope=lambda s, softcap: 1 - torch.tanh(s / softcap) ** 2),
+)
+
+
+def _left_end_exclusive_abroad(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    def window(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+        near = pattern.window(problem, i, j)
+        left = (problem.window or (None, None))[0]
+        return near if left is None or owner == here.rank else near & (j - (i + problem.diagonal) != -left)
+
+    return plain.multiplicity(replace(steps, window=window), here, hop, owner)
+
+
+O104 = SHELF.put(
+    "O104",
+    "left end of the window exclusive across shards",
+    story="Inclusive within a shard, exclusive on blocks of other ranks. Needs a window that ends in another shard.",
+    ring=replace(STEPS, pattern=_left_end_exclusive_abroad, pattern_again=_left_end_exclusive_abroad),
+)
+
+
+def _scaled_twice(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+) -> tuple[Tensor, Block]:
+    dq, part = plain.gradients(steps, here, hop, owner, rows, block)
+    twice = steps.scale(here) if here.problem.dv != here.problem.head_dim else 1.0
+    return dq, Block(part.k * twice, part.v)
+
+
+O105 = SHELF.put(
+    "O105",
+    "dk scaled twice where value_dim differs",
+    story="The path for unequal widths scales q before, and dk after. Needs value_dim other than head_dim.",
+    ring=replace(STEPS, gradients=_scaled_twice),
+)
+O106 = SHELF.put(
+    "O106",
+    "lse saved for the backward in bfloat16",
+    story="What is returned is float32, what the backward has is rounded. Needs gradients in bfloat16.",
+    kind="precision",
+    ring=replace(
+        STEPS,
+        kept=lambda here, saved: (
+            (*saved[:-1], saved[-1].to(here.dtype).to(here.wide)) if here.dtype is torch.bfloat16 else saved
+        ),
+    ),
+)
+
+
+def _from_zero(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+    offsets = problem.documents or (0,)
+    return pattern.documents(problem.replace(documents=tuple(one - offsets[0] for one in offsets)), i, j)
+
+
+O107 = SHELF.put(
+    "O107",
+    "document offsets counted from the first",
+    story="cu − cu[0] is right for lengths, not for places. Needs a first offset above 0.",
+    ring=replace(STEPS, documents=_from_zero),
+)
+
+
+def _equals_skipped(first: Partial, second: Partial) -> Partial:
+    whole, same = STEPS.merge(first, second), first.lse == second.lse
+    return Partial(torch.where(same[..., None], first.out, whole.out), torch.where(same, first.lse, whole.lse))
+
+
+O108 = SHELF.put(
+    "O108",
+    "parts of equal mass are not merged",
+    story="Equal log-sum-exps are taken for the same part seen twice. Needs blocks of exactly equal mass, as queries "
+    "of zeros give.",
+    ring=replace(STEPS, merge=_equals_skipped),
+)
+O109 = SHELF.put(
+    "O109",
+    "causal mask one short where keys outnumber queries",
+    story="nk − nq − 1 for nk − nq. Needs causal cross lengths, more keys than queries.",
+    ring=replace(STEPS, causal=lambda problem, i, j: j <= i + problem.diagonal - (problem.nk > problem.nq)),
+)
+O110 = SHELF.put(
+    "O110",
+    "a batch element without keys has one",
+    story="max(length, 1) to save a kernel from an empty row. Needs a key length of 0.",
+    ring=replace(
+        STEPS,
+        key_lengths=lambda problem, j: pattern.key_lengths(
+            problem.replace(key_lengths=tuple(min(max(one, 1), problem.nk) for one in problem.key_lengths or ())), j
+        ),
+    ),
+)
+
+
+def _no_short_segment(steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+    def covers(p: Tensor, w: Tensor, r: Tensor, offset: Tensor) -> Tensor:
+        whole = torch.div(torch.full_like(w, problem.nq), w, rounding_mode="floor") * w
+        return pattern.covers(p, w, r, offset) & ((p < whole) | (whole == 0))
+
+    return plain.dilation(replace(steps, covers=covers), problem, i, j)
+
+
+O111 = SHELF.put(
+    "O111",
+    "the last, short segment left out",
+    story="Segments are counted by whole division; what is left over attends nothing, unless it is all there is.",
+    ring=replace(STEPS, dilation=_no_short_segment),
+)
+
+
+def _once_abroad(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    m = plain.multiplicity(steps, here, hop, owner)
+    return m if owner == here.rank else m.clamp(max=1)
+
+
+O112 = SHELF.put(
+    "O112",
+    "overlapping branches count once on other ranks' blocks",
+    story="Sums at home, a union abroad. Needs shared branches that overlap across a shard's edge.",
+    ring=replace(STEPS, pattern=_once_abroad, pattern_again=_once_abroad),
+)
+O113 = SHELF.put(
+    "O113",
+    "dq of the last hop lost on more than four ranks",
+    story="A fixed number of slots for partial gradients. Needs five ranks.",
+    ring=replace(
+        STEPS,
+        add_dq=lambda here, hop, total, part: total if hop == here.size - 1 and here.size > 4 else total + part,
+    ),
+)
+
+
+def _maximum_of_zero(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+    attended = m > 0
+    s = s.masked_fill(~attended, -torch.inf)
+    top = s.amax(dim=-1, keepdim=True).clamp(min=0.0)
+    w = m * torch.exp(s - top)
+    total = w.sum(dim=-1, keepdim=True)
+    out = arithmetic.weighted_sum(w, v, attended) / torch.where(total == 0, 1.0, total)
+    return Partial(out, (top + total.log()).squeeze(-1))
+
+
+O114 = SHELF.put(
+    "O114",
+    "the running maximum begins at 0",
+    story="Where all scores of a row are far below 0 its weights underflow, and the row is empty. Needs scores "
+    "below −88.",
+    ring=replace(STEPS, partial=_maximum_of_zero),
+)
+
+
+def _empty_repeats(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+    before: tuple[int, Block] | None = None
+    for hop, owner, arrived in plain.visit(steps, here, block):
+        if before is not None and not arrived.k.size(1):
+            yield hop, *before
+        else:
+            yield hop, owner, arrived
+        before = owner, arrived
+
+
+O115 = SHELF.put(
+    "O115",
+    "an empty shard leaves the block before it in the buffer",
+    story="Nothing is received from a rank without tokens, and what was there is attended once more. Needs an empty "
+    "shard that is not the last to be visited.",
+    ring=replace(STEPS, forward=lambda steps, here, q, k, v: STEPS.forward(
+        replace(steps, visit=_empty_repeats), here, q, k, v
+    )),
+)  # fmt: skip
+O116 = SHELF.put(
+    "O116",
+    "scale in float32 for float64 inputs",
+    story="A kernel's argument is a float: eight digits of sixteen. Needs float64 and a scale that is no power of two.",
+    ring=replace(STEPS, scale=lambda here: float(torch.tensor(here.problem.scale_value, dtype=torch.float32))),
+)
+O117 = SHELF.put(
+    "O117",
+    "replicated queries: cotangent of lse shared out",
+    story="Each rank takes its part of it, though each rank's keys have it whole. Needs a gradient through lse.",
+    ring=replace(
+        STEPS,
+        backward=lambda steps, here, saved, dout, dlse: STEPS.backward(
+            steps, here, saved, dout, dlse / here.size if here.replicated else dlse
+        ),
+    ),
+)
+
+
+def _by_places(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    if here.call.sharding != "striped":
+        return plain.multiplicity(steps, here, hop, owner)
+
+    def causal(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+        return (j // here.size < i // here.size) | ((j // here.size == i // here.size) & (owner <= here.rank))
+
+    return plain.multiplicity(replace(steps, causal=causal), here, hop, owner)
+
+
+O118 = SHELF.put(
+    "O118",
+    "striped: causal by places in the shard",
+    story="Places in two shards are compared, and ranks where they are equal: right where queries and keys are "
+    "as many.",
+    ring=replace(STEPS, pattern=_by_places, pattern_again=_by_places),
+)
+
+
+def _attend_by_products(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> object:
+    def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+        if steps.scale(here) >= 0:
+            return arithmetic.partial(s, m, v)
+        attended = m > 0
+        low = s.masked_fill(~attended, torch.inf).amin(dim=-1, keepdim=True)
+        low = torch.where(low == torch.inf, 0.0, low)
+        w = m * torch.exp(s.masked_fill(~attended, -torch.inf) - low)
+        total = w.sum(dim=-1, keepdim=True)
+        out = arithmetic.weighted_sum(w, v, attended) / torch.where(total == 0, 1.0, total)
+        return Partial(out, (low + total.log()).squeeze(-1))
+
+    return plain.attend(replace(steps, partial=partial), here, hop, owner, q, block)
+
+
+O119 = SHELF.put(
+    "O119",
+    "the maximum is that of q·k, before a negative scale",
+    story="The largest product is the smallest score then, and the exponentials overflow. Needs a negative scale and "
+    "scores that lie far apart.",
+    ring=replace(STEPS, attend=_attend_by_products),
+)
+
+
+# -- two conditions at once --------------------------------------------------------------------------------------------
+
+
+def _window_or_documents(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+    return pattern.window(problem, i, j) | torch.full_like(i - j, problem.documents is not None, dtype=torch.bool)
+
+
+O120 = SHELF.put(
+    "O120",
+    "window ignored where there are documents",
+    story="An else too many. Needs both at once.",
+    ring=replace(STEPS, window=_window_or_documents),
+)
+
+
+def _unpadded_zigzag(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    def all_there(problem: Problem, j: Tensor) -> Tensor:
+        everything = torch.ones((problem.batch, 1, 1, j.size(1)), dtype=torch.bool, device=j.device)
+        return everything if problem.causal else pattern.key_lengths(problem, j)
+
+    chosen = replace(steps, key_lengths=all_there) if here.call.sharding == "zigzag" else steps
+    return plain.multiplicity(chosen, here, hop, owner)
+
+
+O121 = SHELF.put(
+    "O121",
+    "key lengths ignored by the causal zigzag path",
+    story="The path for causal zigzag has no argument for padding. Needs all three.",
+    ring=replace(STEPS, pattern=_unpadded_zigzag, pattern_again=_unpadded_zigzag),
+)
+
+
+def _sum_in_input_dtype(here: Here, x: Tensor) -> Tensor:
+    b, _, t, d = x.shape
+    grouped = x.view(b, here.problem.hk, here.problem.group_size, t, d)
+    return grouped.to(here.dtype).sum(dim=2).to(here.wide) if here.problem.group_size > 1 else grouped[:, :, 0]
+
+
+O122 = SHELF.put(
+    "O122",
+    "gradients of grouped heads summed in the input dtype",
+    story="Each query head's dk and dv are rounded before they are added up. Needs grouped queries in 16 bits.",
+    kind="precision",
+    ring=replace(STEPS, per_key_head=_sum_in_input_dtype),
+)
+
+
+def _uncapped_abroad(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+) -> tuple[Tensor, Block]:
+    forgets = here.problem.causal and owner != here.rank
+    return plain.gradients(
+        replace(steps, cap_slope=lambda s, softcap: torch.ones_like(s)) if forgets else steps,
+        here,
+        hop,
+        owner,
+        rows,
+        block,
+    )
+
+
+O123 = SHELF.put(
+    "O123",
+    "softcap's slope forgotten on causal blocks of other ranks",
+    story="One of four branches of a backward. Needs softcap, causality and two ranks.",
+    ring=replace(STEPS, gradients=_uncapped_abroad),
+)
+O124 = SHELF.put(
+    "O124",
+    "seven ranks: the last hop's block taken for the next one's",
+    story="A table of sources with a wrong entry for one world size.",
+    ring=replace(
+        STEPS,
+        keys=lambda here, hop, owner: here.shards[
+            (owner - 1) % here.size
+            if here.size == 7 and hop == 6 and len(here.shards[owner]) == len(here.shards[owner - 1])
+            else owner
+        ],
+    ),
+)
