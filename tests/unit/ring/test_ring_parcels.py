@@ -1,91 +1,217 @@
-"""What of a block travels: sets of rows, parcels, and blocks of them."""
+"""Sets of rows against numpy's, and parcels of a block against the rows that were put on board."""
 
+import itertools
 import random
 
 import numpy as np
+import pytest
 import torch
 
-from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
-from ringref.sharding import key_positions
-from ringverify.ring.parcels import Block, Parcel, Part, everything
-from ringverify.ring.plan import make_plan
-from ringverify.ring.regions import Span
-from ringverify.ring.rows import as_array, locate, same, union
+from ringverify.ring.parcels import Block, Part, everything, parcel
+from ringverify.ring.regions import Region, Span, head_classes
+from ringverify.ring.rows import as_array, count, locate, same, union
+
+SPANS = [Span(start, size, step) for start, size, step in itertools.product(range(4), range(1, 5), range(1, 4))]
 
 
-def drawn_rows(rng):
-    """Evenly spaced rows, or any."""
+def taken(span):
+    """The rows of a span, counted out."""
+    return [span.start + span.step * x for x in range(span.size)]
+
+
+def drawn(rng, most=20):
+    """A span, or a sorted list."""
     if rng.random() < 0.5:
-        return Span(rng.randrange(5), rng.randrange(1, 6), rng.randrange(1, 4))
-    return np.array(sorted(rng.sample(range(20), rng.randrange(1, 9))))
+        start, step = rng.randint(0, 5), rng.randint(1, 3)
+        return Span(start, rng.randint(1, min(6, (most - 1 - start) // step + 1)), step)
+    return np.array(sorted(rng.sample(range(most), rng.randint(1, 8))))
 
 
-def test_a_union_holds_every_row_once_and_its_parts_are_found_in_it():
-    """Against sets of numbers."""
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_span_as_an_array_is_its_rows():
+    """And so many."""
+    for span in SPANS:
+        assert as_array(span).tolist() == taken(span)
+        assert count(span) == len(taken(span))
+
+
+def test_a_union_is_the_set_and_a_span_where_it_can_be():
+    """Any number of spans and lists, repeated ones too; evenly spaced results are spans, which cost no index."""
     rng = random.Random(0)
-    for _ in range(500):
-        many = [drawn_rows(rng) for _ in range(rng.randrange(1, 4))]
-        together = union(many)
+    for _ in range(1000):
+        many = [drawn(rng) for _ in range(rng.randint(1, 4))]
+        many += many[: rng.randint(0, 1)]
         expected = sorted(set().union(*(as_array(rows).tolist() for rows in many)))
-        assert as_array(together).tolist() == expected
-        for rows in many:
-            assert as_array(together)[locate(rows, together)].tolist() == as_array(rows).tolist()
+        found = union(many)
+        assert as_array(found).tolist() == expected
+        if len(many) > 1 and len(set(np.diff(expected))) <= 1 and not all(same(many[0], rows) for rows in many):
+            assert isinstance(found, Span)
 
 
-def test_rows_are_the_same_however_they_are_written():
-    """A span of one has no step, and a list may be evenly spaced."""
-    assert same(Span(3, 1, 1), Span(3, 1, 7))
-    assert same(Span(1, 3, 2), np.array([1, 3, 5]))
-    assert not same(Span(1, 3, 2), np.array([1, 3, 6]))
+def test_rows_are_the_same_if_they_hold_the_same():
+    """However they are written; a single row has no step."""
+    for first, second in itertools.product(SPANS, repeat=2):
+        expected = taken(first) == taken(second)
+        for a, b in itertools.product((first, as_array(first)), (second, as_array(second))):
+            assert same(a, b) == expected
 
 
-def test_a_parcel_takes_what_it_names_from_a_block_and_writes_it_back():
-    """Rows of two classes of heads, one set of them not evenly spaced, head_dim other than value_dim."""
-    problem = Problem(query_length=8, heads=3, head_dim=2, value_dim=5, batch=2)
-    k, v = torch.randn(2, 8, 3, 2), torch.randn(2, 8, 3, 5)
-    classes = Span(0, 2, 2), Span(1, 1)
-    rows = Span(1, 3, 2), np.array([0, 1, 6])
-    whole = Block.of_tensors(everything(problem, classes, 8), k, v)
-    parcel = Parcel(problem, {number: Part(classes[number], rows[number]) for number in (0, 1)})
-    cut = Block.of_flat(parcel, torch.empty(parcel.numel + 3))
-    whole.copy_to(cut)
-    assert cut.flat.numel() == 2 * (3 * 2 + 3 * 1) * (2 + 5)
-    for number in (0, 1):
-        for part, full in zip(cut.parts[number], (k, v), strict=True):
-            assert torch.equal(part, full[:, as_array(rows[number])][:, :, classes[number].slice()])
-    zeros = Block.of_tensors(whole.parcel, torch.zeros_like(k), torch.zeros_like(v))
-    zeros.write(cut)
-    again = Block.of_flat(parcel, torch.empty(parcel.numel))
-    zeros.copy_to(again)
-    assert torch.equal(again.flat, cut.flat)
+def test_rows_are_found_in_what_holds_them():
+    """Every sub-span of every span, and lists in lists; a slice wherever the places are evenly spaced."""
+    rng = random.Random(0)
+    for outer in SPANS:
+        for start, stop, by in itertools.product(range(outer.size), range(1, outer.size + 1), range(1, 3)):
+            chosen = taken(outer)[start:stop:by]
+            if chosen:
+                inner = Span(chosen[0], len(chosen), outer.step * by)
+                assert isinstance(locate(inner, outer), slice)
+                assert as_array(outer)[locate(inner, outer)].tolist() == chosen
+    for _ in range(1000):
+        outer = as_array(drawn(rng))
+        inner = np.array(sorted(rng.sample(outer.tolist(), rng.randint(1, len(outer)))))
+        assert outer[locate(inner, outer)].tolist() == inner.tolist()
 
 
-def needed_keys(problem, sharding, world_size, owner, ranks):
-    """Distinct `(key head, row)` of an owner that queries of some ranks attend, by the oracle's pattern."""
-    shards = key_positions(sharding, problem.nk, world_size)
-    m = np.asarray(multiplicity(problem))[0] > 0
-    queries = np.concatenate([shards[rank] for rank in ranks])
-    seen = m[:, queries][:, :, shards[owner]].any(axis=1)
-    return int(seen.reshape(problem.hk, problem.group_size, -1).any(axis=1).sum())
+# -- parcels -----------------------------------------------------------------------------------------------------------
+
+PROBLEMS = [
+    Problem(batch=2, query_length=12, heads=4, key_heads=2, head_dim=3, value_dim=5),
+    Problem(query_length=12, heads=6, key_heads=3, head_dim=2, dilation=Dilation(((4, 1), (6, 2), (12, 3)))),
+    Problem(query_length=12, heads=6, head_dim=2, dilation=Dilation(((4, 2), (12, 3)), heads="shared")),
+]
 
 
-def test_what_crosses_a_boundary_is_what_ranks_ahead_need_and_nothing_else():
-    """Bytes received over bytes of the distinct keys that a rank needs or must relay: 1.00, by the oracle's pattern."""
-    rng = random.Random(1)
-    for _ in range(150):
-        world_size, n = rng.randrange(2, 6), rng.randrange(4, 31)  # no block of 32 rows: none too small to cut
-        branches = tuple((rng.randrange(2, 20), rng.randrange(1, 6)) for _ in range(rng.randrange(1, 4)))
-        dilation = Dilation(branches=branches, heads=rng.choice(["split", "shared"]))
-        key_heads = rng.choice([4, 2])
-        problem = Problem(
-            query_length=n, heads=4, key_heads=key_heads, head_dim=1, dilation=dilation, causal=rng.random() < 0.5
-        )
-        sharding = rng.choice(["contiguous", "zigzag", "striped"])
-        for rank in range(world_size):
-            plan = make_plan(problem, sharding, world_size, rank)
-            for owner in range(world_size):
-                for boundary in range(plan.schedule.reach[owner]):
-                    ahead = [(owner + hop) % world_size for hop in range(boundary + 1, world_size)]
-                    numel = plan.outward(owner, boundary).numel
-                    assert numel == 2 * needed_keys(problem, sharding, world_size, owner, ahead)
+def classes_of(problem):
+    """The key heads of every class."""
+    return tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
+
+
+def tensors(problem, seed=0):
+    """k and v of a block of twelve rows, every element another."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(problem.batch, 12, problem.hk, width, generator=generator)
+        for width in (problem.head_dim, problem.dv)
+    ]
+
+
+def needs(problem, rng):
+    """What one rank may need: rows of some classes."""
+    return {number: drawn(rng, 12) for number in range(len(classes_of(problem))) if rng.random() < 0.7}
+
+
+def test_classes_are_a_partition_of_the_key_heads():
+    """Heads of one class run the same branches; without dilation there is one class."""
+    for problem in PROBLEMS:
+        heads = [head for span in classes_of(problem) for head in taken(span)]
+        assert sorted(heads) == list(range(problem.hk))
+    assert len(classes_of(PROBLEMS[0])) == 1
+    assert len(classes_of(PROBLEMS[1])) == 3
+
+
+def test_a_parcel_holds_what_anybody_needs_and_is_as_long_as_that():
+    """By class the union of all needs; a class that nobody needs takes no place."""
+    rng = random.Random(0)
+    for problem in PROBLEMS:
+        for _ in range(100):
+            asked = [needs(problem, rng) for _ in range(rng.randint(0, 3))]
+            found = parcel(problem, classes_of(problem), asked)
+            numel = 0
+            for number, heads in enumerate(classes_of(problem)):
+                rows = [need[number] for need in asked if number in need]
+                assert (number in found.parts) == bool(rows)
+                if rows:
+                    assert found.parts[number] == Part(heads, found.parts[number].rows)
+                    assert same(found.parts[number].rows, union(rows))
+                    numel += count(union(rows)) * heads.size * problem.batch * (problem.head_dim + problem.dv)
+            assert found.numel == numel
+            assert found == parcel(problem, classes_of(problem), asked[::-1])
+            assert (found == everything(problem, classes_of(problem), 12)) == (
+                numel == problem.batch * 12 * problem.hk * (problem.head_dim + problem.dv)
+            )
+
+
+def scattered(problem, block):
+    """k and v of a block at their places among all twelve rows, NaN elsewhere."""
+    whole = [torch.full_like(x, torch.nan) for x in tensors(problem)]
+    for number, pair in block.parts.items():
+        part = block.parcel.parts[number]
+        for target, source in zip(whole, pair, strict=True):
+            for place, row in enumerate(as_array(part.rows).tolist()):
+                target[:, row, part.key_heads.slice()] = source[:, place]
+    return whole
+
+
+def test_what_is_copied_from_parcel_to_parcel_lies_where_it_lay():
+    """A whole block into a smaller parcel, that into a smaller one, and written back; a buffer may be too long."""
+    rng = random.Random(0)
+    for problem in PROBLEMS:
+        k, v = tensors(problem)
+        classes = classes_of(problem)
+        block = Block.of_tensors(everything(problem, classes, 12), k, v)
+        assert all(pair[0].data_ptr() >= k.data_ptr() for pair in block.parts.values()), "a copy"
+        for _ in range(100):
+            less = needs(problem, rng)
+            more = [less, needs(problem, rng)]
+            large, small = parcel(problem, classes, more), parcel(problem, classes, [less])
+            first = Block.of_flat(large, torch.full((large.numel + 3,), torch.nan))
+            second = Block.of_flat(small, torch.full((small.numel,), torch.nan))
+            block.copy_to(first)
+            first.copy_to(second)
+            for found in (first, second):
+                assert found.flat is not None
+                assert found.flat.numel() == found.parcel.numel
+                assert not bool(found.flat.isnan().any())
+                for got, right in zip(scattered(problem, found), (k, v), strict=True):
+                    assert torch.equal(torch.where(got.isnan(), right, got), right)
+            back = Block.of_flat(large, torch.zeros(large.numel))
+            back.write(second)
+            assert int((back.flat != 0).sum()) == small.numel
+            for got, right in zip(scattered(problem, back), (k, v), strict=True):
+                assert torch.equal(torch.where(got.isnan() | (got == 0), right, got), right)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_region_is_read_from_its_rows_and_added_to_them(whole):
+    """From a whole block and from a parcel with gaps; a region reads its own batch, heads and rows and no others."""
+    rng = random.Random(0)
+    for problem in PROBLEMS:
+        classes, (k, v) = classes_of(problem), tensors(problem)
+        for _ in range(100):
+            number = rng.randrange(len(classes))
+            batch = rng.choice([(0, problem.batch), (problem.batch - 1, problem.batch)])
+            keys = Span(rng.randint(0, 3), rng.randint(1, 4), rng.randint(1, 2))
+            region = Region(number, batch, Span(0, 1), classes[number], Span(0, 1), keys)
+            on_board = [{number: keys}, {number: drawn(rng, 12)}]
+            found = everything(problem, classes, 12) if whole else parcel(problem, classes, on_board)
+            block = Block.of_flat(found, torch.zeros(found.numel))
+            Block.of_tensors(everything(problem, classes, 12), k, v).copy_to(block)
+            rows, heads = taken(keys), classes[number].slice()
+            for got, right in zip(block.of(region), (k, v), strict=True):
+                assert torch.equal(got.transpose(1, 2), right[slice(*batch), rows][:, :, heads])
+            start = rng.randrange(keys.size)
+            part = slice(start, rng.randint(start + 1, keys.size))
+            totals = [x.clone() for x in (k, v)]
+            gradients = []
+            for total in totals:
+                gradient = torch.randn(batch[1] - batch[0], part.stop - part.start, classes[number].size, total.size(3))
+                for place, row in enumerate(rows[part]):
+                    total[slice(*batch), row, heads] += gradient[:, place]
+                gradients.append(gradient.transpose(1, 2))
+            block.add(region, part, *gradients)
+            for got, right in zip(scattered(problem, block), totals, strict=True):
+                assert torch.equal(torch.where(got.isnan(), right, got), right)
+
+
+def test_keys_of_a_class_come_before_its_values():
+    """The wire's layout: the two are never mixed along the head dimension, where their widths differ."""
+    problem = PROBLEMS[0]
+    k, v = tensors(problem)
+    whole = everything(problem, classes_of(problem), 12)
+    block = Block.of_flat(whole, torch.empty(whole.numel))
+    Block.of_tensors(whole, k, v).copy_to(block)
+    assert torch.equal(block.flat, torch.cat([k.flatten(), v.flatten()]))
+    assert everything(problem, classes_of(problem), 0).numel == 0
