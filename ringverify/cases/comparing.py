@@ -20,6 +20,8 @@ from ringverify.implementation import Capabilities
 Array = NDArray[np.float64]
 TensorName = Literal["out", "lse", "dq", "dk", "dv"]
 GRADIENTS: tuple[TensorName, ...] = ("dq", "dk", "dv")
+KEPT = 512
+"""Answers that are kept: mutants are tried on the same cases one after another, and few of them are large."""
 AXES: dict[TensorName, tuple[str, ...]] = {
     "out": ("batch", "query", "head", "dim"),
     "lse": ("batch", "head", "query"),
@@ -62,14 +64,14 @@ class Finding:
     tensors: tuple[TensorName, ...]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=KEPT)
 def answer(case: Case) -> Answer:
     """The oracle's answer to a case, gradients included."""
     x = make_inputs(case)
     return attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=KEPT)
 def allowed(case: Case, pipeline: Pipeline) -> Allowed:
     """What error is allowed on a case."""
     x = make_inputs(case)

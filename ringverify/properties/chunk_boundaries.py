@@ -6,6 +6,7 @@ are few enough of them to list: the sweep is that list, and a suite tries a seed
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,7 @@ SEGMENTS = (1, 2, 3, 4, 5, 7)
 RATES = (1, 2, 3, 4)
 
 
+@functools.lru_cache(maxsize=8)
 def sweep(c: Capabilities) -> list[Case]:
     """Every small case at the edges of chunks that an implementation declares it can do."""
     found: dict[Case, None] = {}
