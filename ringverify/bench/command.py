@@ -27,7 +27,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="causal patterns only, or none (default: dense and causal; window, documents and uneven are causal)",
     )
-    parser.add_argument("--repeat", type=_size, default=5, metavar="N", help="rounds that are measured (default: 5)")
+    parser.add_argument(
+        "--repeat", type=_count, default=5, metavar="N", help="rounds that are measured (default: 5; 0: no times)"
+    )
     parser.add_argument(
         "--sides",
         type=_names,
@@ -70,7 +72,8 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         markdown=options.markdown,
         saved=options.saved,
     )
-    return run(wish, Tables(console), ProgressBar(console))
+    # A bar that moves by itself would take time from what is measured.
+    return run(wish, Tables(console), ProgressBar(console, live=False))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -78,8 +81,16 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _size(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return _whole(text, 1)
+
+
+def _count(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, minimum: int) -> int:
+    if not text.strip().isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {minimum}")
     return int(text)
 
 

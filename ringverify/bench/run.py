@@ -32,7 +32,7 @@ class Wish:
         shape: heads and dtype.
         patterns: by name; none is dense and causal.
         causal: for patterns that can be either.
-        rounds: how many are measured.
+        rounds: how many are measured; none leaves memory.
         sides: by name; `None` is ours and the installed peers.
         phases: take our ring apart.
         memory: measure peaks by component.
@@ -71,6 +71,8 @@ def run(wish: Wish, tables: Tables, progress: speed.Progress) -> int:
             writable(path)
     if wish.plot is not None:
         plots.look_at(wish.plot)
+    if not wish.rounds and (wish.crossover or not (wish.memory or wish.saved)):
+        raise UsageError("--repeat 0 measures no times: expected at least 1, or --memory and no --crossover")
     if wish.saved is not None:
         report = read(wish.saved)
         tables.everything(report)
@@ -101,12 +103,13 @@ def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
         "cuda": None,
     }
     tables.header(report)
+    timed = wish.rounds > 0 and not wish.crossover
     with contextlib.closing(GlooWorld()) as world:
         if wish.crossover:
             for several in _by_length(wish):
                 report["crossover"].append(crossover.report(world, several, wish.rounds, progress))
                 tables.crossover(report["crossover"][-1])
-        for one in () if wish.crossover else works:
+        for one in works if timed else ():
             entry = speed.measured(world, one, sides, wish.rounds, progress, phases=wish.phases)
             report["speed"].append(entry)
             tables.speed(entry)
@@ -114,7 +117,7 @@ def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
         for pattern in chosen_patterns(wish.patterns, wish.causal):
             report["memory"].append(_memory(wish, pattern, progress))
             tables.memory(report["memory"][-1])
-    if not wish.crossover:
+    if timed:
         report["cuda"] = _cuda(wish, progress)
         tables.cuda(report["cuda"])
     report["machine"]["load_after"] = machine.load()

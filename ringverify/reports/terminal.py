@@ -157,9 +157,15 @@ def margin_text(margin: float | str | None) -> str:
 
 
 class ProgressBar:
-    """A bar for the property under way; nothing at all where the console is not a terminal."""
+    """A bar for the property under way; nothing at all where the console is not a terminal.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: where.
+        live: keep it moving between steps, which takes a little of the processors' time all the while.
+    """
+
+    def __init__(self, console: Console, *, live: bool = True) -> None:
+        self._live = live
         self._progress = Progress(
             TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -167,6 +173,7 @@ class ProgressBar:
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            auto_refresh=live,
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
@@ -179,7 +186,7 @@ class ProgressBar:
     def step(self, done: int) -> None:
         """Move it."""
         if self._task is not None:
-            self._progress.update(self._task, completed=done)
+            self._progress.update(self._task, completed=done, refresh=not self._live)
 
     def stop(self) -> None:
         """Take it away."""

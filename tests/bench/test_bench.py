@@ -175,6 +175,7 @@ def test_a_crossover_names_lengths_and_the_cost_of_a_hop(bench):
         (["--length", "3", "--ranks", "2"], ["--length 3 on 2 ranks", "at least 4"]),
         (["--length", "0"], ["'0'", "at least 1"]),
         (["--length", "many"], ["'many'"]),
+        (["--repeat", "0"], ["--repeat 0", "--memory"]),
         (["--ranks", "17"], ["--ranks 17", "at most 16"]),
         (["--length", str(1 << 40)], ["GiB are needed", "shorter length"]),
         (["--pattern", "diagonal"], ["'diagonal'", "uneven"]),
@@ -201,6 +202,15 @@ def test_a_plot_without_matplotlib_says_what_to_install(bench, monkeypatch):
     code, out, err, _ = bench("--plot", "bench.svg")
     assert (code, out) == (3, "")
     assert err == "ringverify: --plot needs matplotlib: pip install 'ringverify[plots]'\n"
+
+
+def test_no_rounds_leave_memory_alone(bench):
+    """For long sequences, whose times nobody waits for."""
+    code, out, _, report = bench(*TINY, "--repeat", "0", "--memory", "--length", "32", "--report", "bench.json")
+    assert code == 0
+    assert (report["speed"], report["cuda"]) == ([], None)
+    assert [found["pattern"] for found in report["memory"]] == ["dense", "causal"]
+    assert "÷ predicted" in out
 
 
 def test_a_world_that_dies_is_inconclusive(bench, tmp_path):
