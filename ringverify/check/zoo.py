@@ -71,6 +71,8 @@ def run(wish: Wish, say: Say) -> int:
         raise UsageError("--write-expected takes the cheapest kill of each mutant, which needs --matrix")
     if wish.table is not None:
         return _write_table(wish.table, wish.report, say)
+    if wish.report is not None:
+        kill_book.read(wish.report)  # refused now rather than when all is done
     effort = Effort(
         properties=tuple(property.id for property in select(wish.only, wish.skip)),
         seed=wish.seed,

@@ -1,0 +1,103 @@
+"""`ringverify mutants`: what runs write, what tables are made of it, and how a run that finds something amiss ends."""
+
+import json
+
+import pytest
+
+from ringverify.check import false_alarms
+from ringverify.check.kill_tables import LENSES
+from ringverify.cli import main
+from ringverify.properties.catalogue import PROPERTIES
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_every_property_is_of_one_lens():
+    """So that the table that justifies them leaves none out."""
+    listed = [id for ids in LENSES.values() for id in ids]
+    assert sorted(listed) == sorted(PROPERTIES)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A file to which three kinds of runs have added."""
+    path = tmp_path_factory.mktemp("mutants") / "kills.json"
+    for arguments in (
+        ["A9", "O96", "--only", "forward,reentrancy"],
+        ["A9", "O96", "--only", "forward,reentrancy", "--matrix", "--max-examples", "5"],
+        ["plain ring", "--variants", "--only", "forward,exact_selection", "--max-examples", "12"],
+    ):
+        assert main(["mutants", *arguments, "--report", str(path)]) == 0
+    return path
+
+
+def test_each_run_adds_its_section(report):
+    """First kills with their sizes, pairs that kill, examples without a false alarm."""
+    book = json.loads(report.read_text(encoding="utf-8"))
+    assert list(book) == ["schema", "first", "matrix", "variants"]
+    first, matrix, variants = book["first"], book["matrix"], book["variants"]
+    assert (first["killed"], first["mutants"], first["survivors"]) == (2, 2, [])
+    assert [kill[0] for kill in first["kills"].values()] == ["forward", "reentrancy"]
+    assert first["kills"]["O96"][1] > PROPERTIES["forward"].examples, "those that forward tried in vain count"
+    assert all(kill[3] <= 2 and kill[4] <= 3 for kill in first["kills"].values())
+    assert list(matrix["kills"]["A9"]) == ["forward", "reentrancy"]
+    assert list(matrix["kills"]["O96"]) == ["reentrancy"]
+    assert variants["alarms"] == []
+    assert variants["examples"] >= 12
+
+
+def test_the_table_says_what_each_property_kills_alone(report, tmp_path, capsys):
+    """And how it was made, in commands that exist."""
+    page = tmp_path / "mutants.md"
+    assert main(["mutants", "--table", str(page), "--report", str(report)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "| `reentrancy` | semantic | 2 | 1 | O96 | 0 in 0 |" in text
+    assert "| `forward` | semantic | 1 | 0 |  | 0 in " in text
+    assert "| mutants killed | 2 of 2 |" in text
+    assert "**0 false alarms**" in text
+    assert "| O96 | state | out is overwritten by the next call | reentrancy " in text
+    assert "$ ringverify mutants --matrix --max-examples 5 --jobs 1 --report" in text
+
+
+def test_a_false_alarm_is_told_and_fails(monkeypatch, capsys):
+    """The gate can fail: a mutant among what is said to be correct."""
+    monkeypatch.setitem(false_alarms.CORRECT, "mutant:A9", "mutant:A9")
+    assert main(["mutants", "mutant:A9", "--variants", "--only", "forward", "--max-examples", "20"]) == 1
+    out = capsys.readouterr().out
+    assert "forward: out is wrong on rank" in out
+    assert "1 false alarms in " in out
+
+
+def test_two_processes_find_what_one_finds(capsys):
+    """In the same order."""
+    found = []
+    for jobs in ("1", "2"):
+        assert main(["mutants", "A9", "A2a", "B1", "--only", "forward", "--matrix", "--jobs", jobs]) == 0
+        found.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["X9"], "unknown mutant 'X9'"),
+        (["A9", "--variants"], "unknown implementation 'A9'"),
+        (["--write-expected", "kills.json"], "needs --matrix"),
+        (["--table", "mutants.md"], "name their file with --report"),
+        (["--table", "mutants.md", "--report", "nowhere.json"], "name their file with --report"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(arguments, words, capsys, monkeypatch, tmp_path):
+    """Before anything is run."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["mutants", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_report_of_something_else_is_not_overwritten(tmp_path, capsys):
+    """It is refused, and stays as it was."""
+    path = tmp_path / "other.json"
+    path.write_text('{"schema": 1}')
+    assert main(["mutants", "A9", "--only", "forward", "--report", str(path)]) == 2
+    assert "schema 2" in capsys.readouterr().err
+    assert path.read_text() == '{"schema": 1}'
