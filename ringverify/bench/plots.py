@@ -68,7 +68,11 @@ def _panels(report: Mapping[str, Any]) -> Iterable[tuple[str, str, str, Series]]
     for one in memory:
         title = f"{one['pattern']}, peak of a rank"
         yield title, "sequence length", "MiB", _peaks(one["entries"], "length", "ranks", "{} ranks")
-        yield title, "ranks", "MiB", _peaks(one["entries"], "ranks", "length", "n = {}")
+        by_ranks = _peaks(one["entries"], "ranks", "length", "n = {}")
+        by_ranks |= _peaks(one["entries"], "ranks", "positions", "n / ranks = {:.0f}")
+        longest = max(map(len, by_ranks.values()), default=0)
+        whole = {label: points for label, points in by_ranks.items() if len(points) == longest}
+        yield title, "ranks", "MiB", whole
     for one in report["crossover"]:
         series: Series = {}
         for point in one["points"]:
