@@ -34,7 +34,10 @@ class Tables:
             f"{options['rounds']} rounds of all sides in turn"
         )
         if busy(here):
-            self._line("others are at work on this machine: expect a wide spread", "yellow")
+            self._line(
+                "others are at work on this machine: expect a wide spread, and calls of several threads to suffer most",
+                "yellow",
+            )
         for remark in report["remarks"]:
             self._line(f"left out: {remark}", "dim")
 
