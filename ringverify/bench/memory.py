@@ -129,8 +129,8 @@ def predicted(work: Workload, rank: int) -> dict[str, int]:
     queries, keys = p.batch * plan.query_count * p.heads, p.batch * plan.key_count(rank) * p.hk
     longest = max(plan.key_count(owner) for owner in range(work.world_size))
     block = p.batch * longest * p.hk * (p.head_dim + p.dv)
-    row = min(kernel.bucket(setting), plan.query_count)
-    column = min(kernel.bucket(setting), longest)
+    bucket = kernel.bucket(setting, max(plan.query_count, plan.key_count(plan.rank)))
+    row, column = min(bucket, plan.query_count), min(bucket, longest)
     forward = p.batch * p.heads * row * (p.dv + 1)
     backward = p.batch * (p.heads * row * p.head_dim + p.hk * column * (p.head_dim + p.dv))
     travels = work.world_size > 1

@@ -45,7 +45,7 @@ def plan_table(options: argparse.Namespace, console: Console) -> int:
         raise UsageError(str(error)) from None
     sharding: ShardingName = options.sharding
     plans = [make_plan(problem, sharding, options.ranks, rank) for rank in range(options.ranks)]
-    bucket = options.bucket or _default_bucket(problem)
+    bucket = options.bucket or _default_bucket(problem, options.ranks)
     works = [[_work(plan, step, bucket) for step in range(plan.schedule.steps)] for plan in plans]
     console.print(_title(problem, sharding, options.ranks, bucket), highlight=False)
     console.print("\nstep by step: work as a bar, · passed on only; bytes received")
@@ -92,10 +92,10 @@ def _numbers(name: str, text: str | None, *, unbounded: bool = False) -> tuple[i
         raise UsageError(f"{name} {text}: expected whole numbers separated by commas") from None
 
 
-def _default_bucket(problem: Problem) -> int:
+def _default_bucket(problem: Problem, ranks: int) -> int:
     dtype: torch.dtype = getattr(torch, problem.dtype)
     setting = Setting("cpu", dtype, torch.float32, problem.head_dim, problem.dv, problem.scale_value, None)
-    return choose_kernel("auto", setting)[0].bucket(setting)
+    return choose_kernel("auto", setting)[0].bucket(setting, -(-max(problem.nq, problem.nk) // ranks))
 
 
 def _work(plan: Plan, step: int, bucket: int) -> Counter[str]:

@@ -241,7 +241,9 @@ def attend(
     if explain and ring.rank == 0:
         print(f"ring_attention: method {chosen_method.method}: {chosen_method.reason}", file=sys.stderr)
         print(f"ring_attention: kernel {chosen.name}: {why}", file=sys.stderr)
-    bucket = _bucket(chosen.bucket(setting), problem, setting, memory_budget)
+    bucket = _bucket(
+        chosen.bucket(setting, max(plan.query_count, plan.key_count(ring.rank))), problem, setting, memory_budget
+    )
     job = Job(
         plan,
         setting,

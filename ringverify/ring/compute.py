@@ -155,7 +155,7 @@ class Job:
         masked = biased or region.high is not None
         fused = self.kernel.blocked and (safe or not masked) and (self.kernel.takes_bias or not biased)
         if not fused:
-            small = min(self.bucket, STREAMING.bucket(self.setting))
+            small = min(self.bucket, STREAMING.bucket(self.setting, self.bucket))
             return small, small
         return self.bucket, region.keys.size if forward else self.bucket
 

@@ -37,9 +37,10 @@ class FusedCPU:
             return f"runs on cpu, not on {setting.device}"
         return "knows no softcap" if setting.softcap is not None else None
 
-    def bucket(self, setting: Setting) -> int:
-        """Smaller in bfloat16, for the sake of its sums; see the module."""
-        return 1024 if setting.dtype == torch.bfloat16 else 2048
+    def bucket(self, setting: Setting, rows: int) -> int:
+        """Half of a rank's rows, fewer in bfloat16 for the sake of its sums; see the module."""
+        half = -(-rows // 2)
+        return max(64, min(half, 1024) if setting.dtype == torch.bfloat16 else half)
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask

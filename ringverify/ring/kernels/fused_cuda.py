@@ -39,10 +39,10 @@ class FlashCUDA:
             return f"takes head dimensions up to {self.widest}, three columns for the cotangent of lse included"
         return "knows no softcap" if setting.softcap is not None else None
 
-    def bucket(self, setting: Setting) -> int:
+    def bucket(self, setting: Setting, rows: int) -> int:
         """Launching and merging cost little beside such tiles."""
         del setting
-        return 8192
+        return min(8192, max(256, -(-rows // 2)))
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
@@ -94,10 +94,10 @@ class EfficientCUDA:
             return "does not compute in float64"
         return "knows no softcap" if setting.softcap is not None else None
 
-    def bucket(self, setting: Setting) -> int:
+    def bucket(self, setting: Setting, rows: int) -> int:
         """Launching and merging cost little beside such tiles; a bias of that size is still affordable."""
         del setting
-        return 4096
+        return min(4096, max(256, -(-rows // 2)))
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask

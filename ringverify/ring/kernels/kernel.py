@@ -58,8 +58,16 @@ class Kernel(Protocol):
     blocked: bool
     takes_bias: bool
 
-    def bucket(self, setting: Setting) -> int:
-        """A good number of queries and of keys a tile: large enough for a call to cost little beside its work."""
+    def bucket(self, setting: Setting, rows: int) -> int:
+        """A good number of queries and of keys a tile.
+
+        Large enough for a call to cost little beside its work. In proportion to what a rank holds, where no cache sets
+        a limit, so that memory is linear in that.
+
+        Args:
+            setting: of the call.
+            rows: the queries of a rank, or its keys if they are more.
+        """
 
     def why_not(self, setting: Setting) -> str | None:
         """Why it cannot compute such tiles, as the end of a sentence; `None` if it can."""

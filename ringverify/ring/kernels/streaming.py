@@ -29,9 +29,9 @@ class Streaming:
         del setting
         return None
 
-    def bucket(self, setting: Setting) -> int:
+    def bucket(self, setting: Setting, rows: int) -> int:
         """A tile of this many rows and columns of scores fits a cache."""
-        del setting
+        del setting, rows
         return 256
 
     def forward(

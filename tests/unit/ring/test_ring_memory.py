@@ -74,7 +74,7 @@ def bucket_of(call):
     if call.memory_budget is not None:
         return call.memory_budget // (3 * DIM * 4)
     sums = ACCUMULATES[call.dtype]
-    return KERNELS[0].bucket(Setting("cpu", call.dtype, sums, DIM, DIM, scale=1.0, softcap=None))
+    return KERNELS[0].bucket(Setting("cpu", call.dtype, sums, DIM, DIM, scale=1.0, softcap=None), call.positions)
 
 
 def needed(call):
