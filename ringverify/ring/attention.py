@@ -282,15 +282,13 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> Non
 
 
 def _bucket(bucket: int, problem: Problem, setting: Setting, memory_budget: int | None) -> int:
-    """The side of the largest tile, halved until what a tile's backward returns fits the budget."""
+    """The side of the largest tile: as large as the kernel likes, if what a tile's backward returns fits the budget."""
     if memory_budget is None:
         return bucket
     if memory_budget <= 0:
         raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes")
     per_row = problem.batch * (problem.heads * problem.head_dim + problem.hk * (problem.head_dim + problem.dv))
-    while bucket > SMALLEST_BUCKET and bucket * per_row * setting.accumulates.itemsize > memory_budget:
-        bucket //= 2
-    return bucket
+    return min(bucket, max(SMALLEST_BUCKET, memory_budget // (per_row * setting.accumulates.itemsize)))
 
 
 SMALLEST_BUCKET = 32
