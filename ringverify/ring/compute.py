@@ -67,6 +67,7 @@ class Job:
     bucket: int
     transport: Transport
     positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
+    _band: dict[tuple[int | None, ...], torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
 
     def whole(self, *tensors: torch.Tensor) -> Literal["causal", False] | None:
         """The mask if a single call of the kernel does all the work, as on a world of one; False if it does not.
@@ -111,6 +112,7 @@ class Job:
                 rows, keys = slice(*tile.rows), slice(*tile.keys)
                 out_b, lse_b = kernel.forward(self.setting, q_r[:, :, rows], k_r[:, :, keys], v_r[:, :, keys], mask)
                 merge_(out_r[:, :, rows], lse_r[:, :, rows], out_b, lse_b)
+        self._band.clear()
 
     def differentiate(
         self, rows: Rows, q: torch.Tensor, block: Block, owner: int, dq: torch.Tensor, finite: bool
@@ -148,6 +150,7 @@ class Job:
                 del dq_b, dk_b, dv_b  # while the next tile is computed, this one is gone
                 yield part
                 del part
+        self._band.clear()
 
     def _buckets(self, region: Region, safe: bool, *, forward: bool) -> tuple[int, int]:
         """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all keys at once."""
@@ -173,7 +176,11 @@ class Job:
             case "causal":
                 return "causal", True
             case "band":
-                return band_bias(tile, self.setting.accumulates, device), True
+                alike = tile.rows[1] - tile.rows[0], tile.keys[1] - tile.keys[0], tile.low, tile.high
+                if alike not in self._band:  # the buckets of a window are alike, and their masks
+                    self._band.clear()
+                    self._band[alike] = band_bias(tile, self.setting.accumulates, device)
+                return self._band[alike], True
         assert self.positions is not None
         queries, keys = self.positions
         bias = position_bias(

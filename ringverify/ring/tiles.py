@@ -67,30 +67,23 @@ def _bucket(region: Region, start: int, stop: int) -> Iterator[Tile]:
     if low is None and high is None:
         yield Tile(rows, (0, total), "full")
         return
-    if low is None:
-        assert high is not None
-        corner = min(start + high, total)
-        side = min(stop - start, total - corner)
-        if corner > 0:
-            yield Tile(rows, (0, corner), "full")
-        if side > 0:
-            yield Tile((start, start + side), (corner, corner + side), "causal")
-            if start + side < stop:
-                yield Tile((start + side, stop), (corner, total), "full")
+    first = 0 if low is None else max(0, start + low)
+    everyone = 0 if low is None else max(0, min(total, stop - 1 + low))  # from here on a window's left side is no bound
+    corner = total if high is None else min(start + high, total)
+    if low is not None and everyone >= corner:  # narrower than the bucket
+        last = total if high is None else min(total, stop + high)
+        if first < last:
+            yield _band(rows, (first, last), low, high)
         return
-    any_first = max(0, start + low)
-    any_stop = total if high is None else min(total, stop + high)
-    full_first = max(0, min(total, stop - 1 + low))
-    full_stop = total if high is None else max(0, min(total, start + high + 1))
-    if full_first >= full_stop:
-        if any_first < any_stop:
-            yield _band(rows, (any_first, any_stop), low, high)
-        return
-    if any_first < full_first:
-        yield _band(rows, (any_first, full_first), low, None)
-    yield Tile(rows, (full_first, full_stop), "full")
-    if full_stop < any_stop:
-        yield _band(rows, (full_stop, any_stop), None, high)
+    if first < everyone:
+        yield _band(rows, (first, everyone), low, None)
+    if everyone < corner:
+        yield Tile(rows, (everyone, corner), "full")
+    side = min(stop - start, total - corner)
+    if side > 0:
+        yield Tile((start, start + side), (corner, corner + side), "causal")
+        if start + side < stop:
+            yield Tile((start + side, stop), (corner, total), "full")
 
 
 def _band(rows: tuple[int, int], keys: tuple[int, int], low: int | None, high: int | None) -> Tile:
