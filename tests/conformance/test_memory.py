@@ -10,6 +10,7 @@ import right
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import Hunt, hunt
 from ringverify.implementation import Implementation
+from ringverify.mutants.plain import PLAIN
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.ring.declared import allgather, ring
 from ringverify.worlds.simulated import SimulatedWorld
@@ -49,8 +50,15 @@ def test_what_gathers_everything_grows_with_the_world(attend):
     assert "bytes: " in shown.violation.detail
 
 
+def test_the_ring_is_linear_in_the_positions_of_a_rank():
+    """Twice of them take at most twice the memory."""
+    found = hunted(ring, "streaming")
+    assert found.counterexample is None
+    assert 0 < found.margin <= 1
+
+
 def test_a_score_matrix_is_not_streaming():
-    """The ring forms a block's scores at once: twice the positions a rank take more than twice the memory."""
-    shown = hunted(ring, "streaming").counterexample
+    """The plain ring forms a block's scores at once: twice the positions a rank take more than twice the memory."""
+    shown = hunted(PLAIN, "streaming").counterexample
     assert shown is not None
     assert "128 positions a rank instead of 64" in shown.violation.summary

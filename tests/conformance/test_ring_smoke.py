@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ringref.problem import DTYPES, Dilation, Problem
+from ringref.rounding import witness_bound
 from ringref.sharding import SHARDINGS, key_positions, query_positions
 from ringverify.cases.case import COTANGENTS, MEMORY, Case
 from ringverify.cases.comparing import worst
@@ -195,6 +196,17 @@ def equal(first, second):
     return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
+def alike(first, second, dtype):
+    """Whether two ranks' results are equal up to roundings, fewer than a thousand for each number."""
+    for a, b in zip((first.out, first.lse, *first.gradients), (second.out, second.lse, *second.gradients), strict=True):
+        if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
+            return False
+        largest = max(a[torch.isfinite(a)].abs().tolist(), default=0.0)
+        if not bool(((a - b).nan_to_num(0.0).abs() <= witness_bound(dtype, 1000) * largest).all()):
+            return False
+    return True
+
+
 # Some versions of torch that are supported always sort a group's ranks; the order is kept where it can be.
 IN_ORDER = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
 PROBLEM = Problem(query_length=7, heads=2, head_dim=3, dtype="float64", causal=True)
@@ -252,12 +264,14 @@ def test_what_the_mask_excludes_cannot_matter(implementation, sharding, poison):
 
     clean = run(functools.partial(attend_local, implementation, problem, sharding), 3)
     spoiled = run(functools.partial(attend_local, implementation, problem, sharding, edit=spoil), 3)
-    assert all(equal(a, b) for a, b in zip(clean, spoiled, strict=True))
+    # Masked tiles that are not finite go to another kernel: the same numbers, rounded elsewhere.
+    for before, after in zip(clean, spoiled, strict=True):
+        assert alike(before, after, problem.dtype)
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_the_ring_sends_to_its_right_neighbour_only_and_no_more_than_its_hops(sharding):
-    """Sharded queries: W - 1 messages forward, 2 (W - 1) backward, none for an empty block."""
+    """Sharded queries: W - 1 messages forward, 2 (W - 1) backward; fewer where causality leaves blocks unneeded."""
     sent = collections.Counter()
 
     def note(event):
@@ -275,11 +289,14 @@ def test_the_ring_sends_to_its_right_neighbour_only_and_no_more_than_its_hops(sh
     )
     assert sorted(sent) == [(r, (r + 1) % world_size) for r in range(world_size)]
     hops = 4 * (world_size - 1) if sharding == "replicated_query" else 3 * (world_size - 1)
-    assert set(sent.values()) == {hops}
+    if sharding == "contiguous":  # the block of rank r is needed by later ranks only, and its gradient comes home after
+        assert max(sent.values()) < hops
+    else:
+        assert set(sent.values()) == {hops}
 
 
 def test_a_rank_that_holds_nothing_is_relayed_past():
-    """Two tokens on five ranks: a block with no tokens is no message, on either side."""
+    """Two tokens on five ranks: a block with no tokens is no message, and one that nobody needs does not travel."""
     sent = collections.Counter()
 
     def note(event):
@@ -289,5 +306,5 @@ def test_a_rank_that_holds_nothing_is_relayed_past():
     problem = PROBLEM.replace(query_length=2)
     results = run(functools.partial(attend_local, ring, problem, "contiguous"), 5, SimulatedWorld(observe=note))
     assert [local.out.size(1) for local in results] == [1, 1, 0, 0, 0]
-    # Two blocks of one token, each 4 hops forward, 4 backward and 4 for its gradient.
-    assert sum(sent.values()) == 2 * 3 * 4
+    # Only rank 1 attends a key of another: one hop forward, one backward, and one for the gradient, back.
+    assert sum(sent.values()) == 3

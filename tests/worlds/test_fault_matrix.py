@@ -101,7 +101,7 @@ MATRIX = {
     "sends_what_nobody_receives": harmless(),
     "destroys_the_group_first": raises("rank 1 raised ValueError: Default process group has not been initialized"),
     "destroys_the_group_afterwards": harmless(),
-    "returns_another_shape": raises("rank 1 returned out of shape (1, 0, 1, 1): (1, 1, 1, 1) is expected"),
+    "returns_another_shape": raises("rank 1 returned out of shape ("),
     "returns_another_dtype": raises("rank 1 returned out in float64: float32 is expected"),
     "leaves_a_child_behind": harmless(spoils=True),
     "leaves_a_thread_behind": harmless(spoils=True),
