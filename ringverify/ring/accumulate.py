@@ -27,14 +27,69 @@ class Partial(NamedTuple):
     lse: torch.Tensor
 
 
-def empty_partial(
-    batch: int, rows: int, heads: int, value_dim: int, dtype: torch.dtype, device: torch.device
-) -> Partial:
-    """The partial over no keys."""
-    return Partial(
-        torch.zeros(batch, rows, heads, value_dim, dtype=dtype, device=device),
-        torch.full((batch, heads, rows), -torch.inf, dtype=dtype, device=device),
-    )
+class Running:
+    """The partial of some queries over the keys so far, made when it is first needed.
+
+    Args:
+        shape: of out, `(B, S, H, E)`.
+        dtype: dtype of sums.
+        device: where.
+    """
+
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self._partial: Partial | None = None
+
+    def take(self, out_b: torch.Tensor, lse_b: torch.Tensor) -> bool:
+        """Let the partial of all rows and heads `(B, H, S, E)` be the first one, as it is; whether it can be."""
+        if self._partial is not None or out_b.dtype != self._dtype:
+            return False
+        self._partial = Partial(out_b.transpose(1, 2).contiguous(), lse_b.contiguous())
+        return True
+
+    @property
+    def partial(self) -> Partial:
+        """What has been merged so far, to be merged into; empty to begin with."""
+        if self._partial is None:
+            batch, rows, heads, _ = self._shape
+            self._partial = Partial(
+                torch.zeros(self._shape, dtype=self._dtype, device=self._device),
+                torch.full((batch, heads, rows), -torch.inf, dtype=self._dtype, device=self._device),
+            )
+        return self._partial
+
+
+class Sum:
+    """A gradient `(B, S, H, D)` so far, made when it is first needed.
+
+    Args:
+        shape: of it.
+        dtype: dtype of sums.
+        device: where.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self._total: torch.Tensor | None = None
+
+    def take(self, part: torch.Tensor) -> bool:
+        """Let what is added to all rows and heads `(B, H, S, D)` be the first, as it is; whether it can be."""
+        if self._total is not None or part.dtype != self._dtype:
+            return False
+        self._total = part.transpose(1, 2).contiguous()
+        return True
+
+    @property
+    def total(self) -> torch.Tensor:
+        """What has been added so far, to be added to; 0 to begin with."""
+        if self._total is None:
+            self._total = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
+        return self._total
+
+
+def add_(total: torch.Tensor, part: torch.Tensor) -> None:
+    """Add in place. Converted first: an addition of two dtypes is several times as slow as both steps."""
+    total.add_(part.to(total.dtype))
 
 
 def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:

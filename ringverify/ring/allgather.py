@@ -15,16 +15,17 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from ringverify.ring.accumulate import Partial, from_rows, merge_, to_rows
+from ringverify.ring.accumulate import Running, Sum, from_rows, merge_, to_rows
 from ringverify.ring.compute import Job, Rows, all_finite
 from ringverify.ring.parcels import Block
 from ringverify.ring.plan import Plan
 
 
-def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, partial: Partial) -> None:
-    """Merge the attention of this rank's queries to the keys of all ranks into `partial`."""
+def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running: Running) -> None:
+    """Merge the attention of this rank's queries to the keys of all ranks into a partial."""
     for owner, block in _gathered(job, k, v):
-        job.attend(partial, q, block, owner)
+        job.attend(running, q, block, owner)
+    partial = running.partial
     if not job.plan.replicated or job.plan.world_size == 1 or not partial.lse.numel():
         return
     own = to_rows(partial)
@@ -38,7 +39,7 @@ def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, partial
 
 
 def backward(
-    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: torch.Tensor
+    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: Sum
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add to `dq (B, S, H, D)` and return this rank's dk and dv, summed over all ranks; accumulation dtype."""
     plan, group = job.plan, job.transport.group
@@ -46,19 +47,20 @@ def backward(
     alone = plan.schedule.steps == 1
     parts = []
     for owner, block in _gathered(job, k, v):
-        flat = dq.new_zeros(plan.whole(owner).numel if alone else _longest(plan))
+        numel = plan.whole(owner).numel if alone else _longest(plan)
+        flat = torch.zeros(numel, dtype=job.setting.accumulates, device=q.device)
         gradients = Block.of_flat(plan.whole(owner), flat)
         for part in job.differentiate(rows, q, block, owner, dq, finite):
             gradients.add(*part)
         parts.append(flat)
-    if plan.replicated and plan.world_size > 1 and dq.numel():
-        dist.all_reduce(dq, group=group)
+    if plan.replicated and plan.world_size > 1 and q.numel():
+        dist.all_reduce(dq.total, group=group)
     if alone or not parts[0].numel():
         total = parts[0]
     else:
         total = parts[0].new_empty(parts[0].numel())
         dist.reduce_scatter(total, parts, group=group)
-    dk, dv = (torch.empty(x.shape, dtype=dq.dtype, device=x.device) for x in (k, v))
+    dk, dv = (torch.empty(x.shape, dtype=job.setting.accumulates, device=x.device) for x in (k, v))
     Block.of_flat(plan.whole(plan.rank), total).copy_to(Block.of_tensors(plan.whole(plan.rank), dk, dv))
     return dk, dv
 

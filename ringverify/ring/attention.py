@@ -249,6 +249,7 @@ def attend(
         setting,
         chosen,
         bucket,
+        memory_budget is not None,
         Transport(ring.group, ring.rank, ring.world_size, transport),
         _positions(plan, sharding, q.device),
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ringverify.ring.accumulate import empty_partial
+from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.compute import Job, Rows
 
 
@@ -35,9 +35,9 @@ class Attention(torch.autograd.Function):
                 out_BHSE, lse = job.kernel.forward(job.setting, *by_head, mask)
                 out = out_BHSE.transpose(1, 2).to(q.dtype)
             else:
-                batch, rows, heads, _ = q.shape
-                partial = empty_partial(batch, rows, heads, job.setting.value_dim, job.setting.accumulates, q.device)
-                method.forward(job, q, k, v, partial)
+                running = Running((*q.shape[:3], job.setting.value_dim), job.setting.accumulates, q.device)
+                method.forward(job, q, k, v, running)
+                partial = running.partial
                 out, lse = partial.out.to(q.dtype), partial.lse
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.job, ctx.method = job, method
@@ -67,9 +67,9 @@ def _gradients(job: Job, method: ModuleType, inputs: tuple[torch.Tensor, ...], r
         by_head = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         found = job.kernel.backward(job.setting, dout, *by_head, out, rows.lse, rows.dlse, mask)
         return tuple(g.transpose(1, 2).to(q.dtype) for g in found)
-    dq = torch.zeros(q.shape, dtype=job.setting.accumulates, device=q.device)
+    dq = Sum(q.shape, job.setting.accumulates, q.device)
     dk, dv = method.backward(job, rows, q, k, v, dq)
-    return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+    return dq.total.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
 
 
 class _Once(torch.autograd.Function):

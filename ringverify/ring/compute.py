@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from ringverify.ring.accumulate import Partial, merge_
+from ringverify.ring.accumulate import Running, Sum, add_, merge_
 from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
 from ringverify.ring.masks import band_bias, position_bias
@@ -57,6 +57,7 @@ class Job:
         setting: what kernels have to know.
         kernel: what computes tiles that are finite or unmasked.
         bucket: longest side of a tile; forward, a kernel that cuts tiles itself takes all keys of a region at once.
+        bounded: whether a memory budget bounds tiles.
         transport: between the ranks.
         positions: queries' positions, and each owner's keys' positions; only needed by regions `by_position`.
     """
@@ -65,6 +66,7 @@ class Job:
     setting: Setting
     kernel: Kernel
     bucket: int
+    bounded: bool
     transport: Transport
     positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
     _band: dict[tuple[int | None, ...], torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
@@ -97,13 +99,12 @@ class Job:
         square = region.queries.size == region.keys.size
         return "causal" if square and (region.low, region.high) == (None, 0) and all_finite(*tensors) else False
 
-    def attend(self, partial: Partial, q: torch.Tensor, block: Block, owner: int) -> None:
-        """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into `partial`."""
+    def attend(self, running: Running, q: torch.Tensor, block: Block, owner: int) -> None:
+        """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
         regions = self.plan.regions(owner)
         safe = _safe(regions, block)
         for region in regions:
             q_r, (k_r, v_r) = _of_queries(region, q), block.of(region)
-            out_r, lse_r = _of_queries(region, partial.out), _lse(region, partial.lse)
             for tile in tiles(region, *self._buckets(region, safe, forward=True)):
                 mask, some = self._mask(region, tile, owner, q.device)
                 if not some:
@@ -111,11 +112,14 @@ class Job:
                 kernel = self._kernel(mask, safe)
                 rows, keys = slice(*tile.rows), slice(*tile.keys)
                 out_b, lse_b = kernel.forward(self.setting, q_r[:, :, rows], k_r[:, :, keys], v_r[:, :, keys], mask)
+                if self._is_all(region, tile) and running.take(out_b, lse_b):
+                    continue
+                out_r, lse_r = _of_queries(region, running.partial.out), _lse(region, running.partial.lse)
                 merge_(out_r[:, :, rows], lse_r[:, :, rows], out_b, lse_b)
         self._band.clear()
 
     def differentiate(
-        self, rows: Rows, q: torch.Tensor, block: Block, owner: int, dq: torch.Tensor, finite: bool
+        self, rows: Rows, q: torch.Tensor, block: Block, owner: int, dq: Sum, finite: bool
     ) -> Iterator[Part]:
         """Add to `dq (B, S, H, D)` what this block contributes, and yield what its tiles add to dk and dv.
 
@@ -125,7 +129,7 @@ class Job:
         safe = _safe(regions, block, finite=finite)
         for region in regions:
             q_r, (k_r, v_r) = _of_queries(region, q), block.of(region)
-            dout_r, out_r, dq_r = (_of_queries(region, x) for x in (rows.dout, rows.out, dq))
+            dout_r, out_r = _of_queries(region, rows.dout), _of_queries(region, rows.out)
             lse_r = _lse(region, rows.lse)
             dlse_r = None if rows.dlse is None else _lse(region, rows.dlse)
             for tile in tiles(region, *self._buckets(region, safe, forward=False)):
@@ -145,7 +149,8 @@ class Job:
                     None if dlse_r is None else dlse_r[:, :, i],
                     mask,
                 )
-                dq_r[:, :, i].add_(dq_b)
+                if not (self._is_all(region, tile) and dq.take(dq_b)):
+                    add_(_of_queries(region, dq.total)[:, :, i], dq_b)
                 part = Part(region, j, dk_b, dv_b)
                 del dq_b, dk_b, dv_b  # while the next tile is computed, this one is gone
                 yield part
@@ -160,7 +165,15 @@ class Job:
         if not fused:
             small = min(self.bucket, STREAMING.bucket(self.setting, self.bucket))
             return small, small
-        return self.bucket, region.keys.size if forward else self.bucket
+        # Sums within a kernel's call are as wide as those between calls, unless the input is narrow: all rows at once.
+        wide = self.setting.dtype == self.setting.accumulates and not self.bounded and not masked
+        rows = region.queries.size if wide else self.bucket
+        return rows, region.keys.size if forward else self.bucket
+
+    def _is_all(self, region: Region, tile: Tile) -> bool:
+        """Whether a tile has all rows and heads of this rank's queries."""
+        heads = region.heads.size == self.plan.problem.heads and region.batch == (0, self.plan.problem.batch)
+        return heads and tile.rows[1] - tile.rows[0] == self.plan.query_count
 
     def _kernel(self, mask: TileMask, safe: bool) -> Kernel:
         """A masked tile is left to a fused kernel if nothing it excludes can matter, and if it takes such a mask."""

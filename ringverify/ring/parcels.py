@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ringref.problem import Problem
+from ringverify.ring.accumulate import add_
 from ringverify.ring.regions import Region, Span
 from ringverify.ring.rows import Rows, locate, same, union
 
@@ -137,7 +138,7 @@ class Block:
         batch, heads = slice(*region.batch), self._heads(region)
         for target, gradient in zip(self.parts[region.head_class], (dk, dv), strict=True):
             if isinstance(places, slice):
-                target[batch, places, heads].transpose(1, 2).add_(gradient)
+                add_(target[batch, places, heads].transpose(1, 2), gradient)
             else:
                 index = torch.as_tensor(places, device=target.device)
                 target[batch, :, heads].index_add_(1, index, gradient.transpose(1, 2).to(target.dtype))

@@ -22,7 +22,7 @@ from itertools import islice
 
 import torch
 
-from ringverify.ring.accumulate import Partial
+from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.compute import Job, Part, Rows, all_finite
 from ringverify.ring.parcels import Block, Parcel
 from ringverify.ring.transport import Message, Wait
@@ -31,15 +31,15 @@ HELD = 1
 """Tiles whose gradients are kept until there is something to add them to."""
 
 
-def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, partial: Partial) -> None:
-    """Merge the attention of this rank's queries to the keys of all ranks into `partial`."""
+def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running: Running) -> None:
+    """Merge the attention of this rank's queries to the keys of all ranks into a partial."""
     for owner, block, computes in rotate(job, k, v):
         if computes:
-            job.attend(partial, q, block, owner)
+            job.attend(running, q, block, owner)
 
 
 def backward(
-    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: torch.Tensor
+    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: Sum
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add to `dq (B, S, H, D)` and return this rank's dk and dv, summed over all ranks; accumulation dtype."""
     plan, moves = job.plan, job.plan.schedule

@@ -13,16 +13,17 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from ringverify.ring.accumulate import Partial, from_rows, merge_rows, to_rows
+from ringverify.ring.accumulate import Running, Sum, from_rows, merge_rows, to_rows
 from ringverify.ring.compute import Job, Rows, all_finite
 from ringverify.ring.parcels import Block
 from ringverify.ring.transport import Transport
 
 
-def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, partial: Partial) -> None:
-    """Merge the attention of all queries to the keys of all ranks into `partial`, the same bits on every rank."""
+def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running: Running) -> None:
+    """Merge the attention of all queries to the keys of all ranks into a partial, the same bits on every rank."""
     plan = job.plan
-    job.attend(partial, q, Block.of_tensors(plan.whole(plan.rank), k, v), plan.rank)
+    job.attend(running, q, Block.of_tensors(plan.whole(plan.rank), k, v), plan.rank)
+    partial = running.partial
     if plan.world_size == 1 or not partial.lse.numel():
         return
     merged = from_rows(all_reduce(job.transport, to_rows(partial), merge_rows), q.size(0), q.size(2))
@@ -31,16 +32,17 @@ def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, partial
 
 
 def backward(
-    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: torch.Tensor
+    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: Sum
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Make `dq (B, S, H, D)` the sum over all ranks' keys, and return dk and dv of this rank's; accumulation dtype."""
     whole = job.plan.whole(job.plan.rank)
-    dk, dv = (torch.zeros(x.shape, dtype=dq.dtype, device=x.device) for x in (k, v))
+    dk, dv = (torch.zeros(x.shape, dtype=job.setting.accumulates, device=x.device) for x in (k, v))
     gradients, finite = Block.of_tensors(whole, dk, dv), all_finite(q, rows.dout, rows.out)
     for part in job.differentiate(rows, q, Block.of_tensors(whole, k, v), job.plan.rank, dq, finite):
         gradients.add(*part)
-    if job.plan.world_size > 1 and dq.numel():
-        dq.copy_(all_reduce(job.transport, dq.flatten(0, 2), torch.add).view(dq.shape))
+    total = dq.total
+    if job.plan.world_size > 1 and total.numel():
+        total.copy_(all_reduce(job.transport, total.flatten(0, 2), torch.add).view(total.shape))
     return dk, dv
 
 

@@ -40,7 +40,7 @@ class FusedCPU:
     def bucket(self, setting: Setting, rows: int) -> int:
         """Half of a rank's rows, fewer in bfloat16 for the sake of its sums; see the module."""
         half = -(-rows // 2)
-        return max(64, min(half, 1024) if setting.dtype == torch.bfloat16 else half)
+        return max(64, min(half, 2048) if setting.dtype == torch.bfloat16 else half)
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask

@@ -9,7 +9,7 @@ import torch
 from ringref.attention import attention
 from ringref.pattern import multiplicity
 from ringref.rounding import Pipeline, allowed_error, margins
-from ringverify.ring.accumulate import empty_partial, merge_
+from ringverify.ring.accumulate import Running, merge_
 from ringverify.ring.attention import ACCUMULATES
 from ringverify.ring.kernels.kernel import Setting
 
@@ -81,7 +81,8 @@ def computed(kernel, problem, inputs, cuts=((), ())):
     setting = setting_of(problem, device.type)
     by_head = [x.transpose(1, 2) for x in inputs[:4]]
     q, k, v, dout = by_head
-    sums = empty_partial(problem.batch, problem.nq, problem.heads, problem.dv, setting.accumulates, device)
+    shape = problem.batch, problem.nq, problem.heads, problem.dv
+    sums = Running(shape, setting.accumulates, device).partial
     out, lse = sums.out.transpose(1, 2), sums.lse
     tiles = list(tiles_of(problem, cuts, device))
     for rows, keys, mask in tiles:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ringref.rounding import witness_bound
-from ringverify.ring.accumulate import Partial, empty_partial, from_rows, merge_, merge_rows, to_rows
+from ringverify.ring.accumulate import Partial, Running, from_rows, merge_, merge_rows, to_rows
 
 KEYS, DIM, ROWS = 12, 3, 5
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def merged(first, second):
 
 def nothing(dtype):
     """The partial over no keys, in the same shape."""
-    empty = empty_partial(1, ROWS, 1, DIM, dtype, CPU)
+    empty = Running((1, ROWS, 1, DIM), dtype, CPU).partial
     return Partial(empty.out[0, :, 0], empty.lse[0, 0])
 
 
