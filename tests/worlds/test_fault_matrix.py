@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from ringverify import cli, targets
+from ringverify import targets
 from ringverify.cases.shrinking import Shrunk
 from ringverify.check import planning
 from ringverify.check import run as running
+from ringverify.check.interrupts import interrupts
 from ringverify.check.run import Options, Subject, check
 from ringverify.properties.catalogue import select
 from ringverify.worlds.simulated import SimulatedWorld
@@ -294,7 +295,7 @@ class _Interrupted:
 def test_an_interrupt_that_is_lost_is_found_at_the_next_case(monkeypatch):
     """Hypothesis has a callback in garbage collection: a run under Ctrl-C went on for ever."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    with cli._interrupts() as look:
+    with interrupts() as look:
         look()
         _Interrupted()
         with pytest.raises(KeyboardInterrupt):

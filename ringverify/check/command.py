@@ -1,0 +1,113 @@
+"""The command `ringverify check`: its options and what it does. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from ringverify.check.interrupts import Progress, interrupts
+from ringverify.check.option_types import count, names, positive, seconds, sizes
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.reports.jsonl import Event, ReportWriter
+from ringverify.reports.terminal import Terminal
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add them to the parser of the command."""
+    parser.add_argument(
+        "targets",
+        nargs="+",
+        metavar="TARGET",
+        help="a built-in name (ringverify list implementations), module:attribute or path/to/file.py:attribute",
+    )
+    parser.add_argument(
+        "--world", choices=("simulated", "gloo", "nccl"), help="where ranks run (default: what the target declares)"
+    )
+    parser.add_argument("--world-sizes", type=sizes, metavar="1,2,3", help="numbers of ranks")
+    parser.add_argument("--device", help="device of the tensors (default: cpu; nccl world: cuda)")
+    parser.add_argument("--suite", choices=("quick", "full", "nightly"), default="quick", help="how many examples")
+    parser.add_argument("--only", type=names, metavar="ID,…", help="these properties only")
+    parser.add_argument("--skip", type=names, metavar="ID,…", default=(), help="not these properties")
+    parser.add_argument("--seed", type=count, default=0, metavar="N", help="decides which cases are tried (default: 0)")
+    parser.add_argument("--max-examples", type=positive, metavar="N", help="examples of each property, at most")
+    parser.add_argument("--time-budget", type=seconds, metavar="SECONDS", help="time for the whole run")
+    parser.add_argument(
+        "--deadline", type=seconds, metavar="SECONDS", help="time for one run of a case (default: 10, gloo 30)"
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write events as JSON lines")
+    parser.add_argument(
+        "--cases", type=Path, default=Path(".ringverify"), metavar="DIR", help="folder for counterexamples"
+    )
+    parser.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first violation")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="whole tracebacks; who sends how much to whom; memory at its peak"
+    )
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run the command and return its exit code."""
+    from ringverify import targets
+    from ringverify.worlds import torchrun
+    from ringverify.worlds.world import WorldUnavailable
+
+    here = torchrun.placement()
+    if here is not None and here.rank > 0:
+        # One process speaks for all: the verdict, the reports and the exit code are rank 0's.
+        return 0 if options.world == "simulated" else torchrun.serve(here)
+
+    # Before torch is imported, which takes seconds: a target is easily mistyped.
+    implementations = [targets.load(target) for target in options.targets]
+
+    from hypothesis.configuration import set_hypothesis_home_dir
+
+    from ringverify.check.run import Options, Subject, check
+    from ringverify.properties.catalogue import select
+
+    if options.world == "nccl" and options.device not in (None, "cuda"):
+        raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
+    properties = select(options.only, options.skip)
+    subjects = [Subject(*pair) for pair in zip(options.targets, implementations, strict=True)]
+    terminal = Terminal(console, verbose=options.verbose)
+    with contextlib.ExitStack() as stack:
+        # Hypothesis keeps a cache under the current directory, which is the user's.
+        set_hypothesis_home_dir(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.callback(set_hypothesis_home_dir, None)
+        writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
+
+        def tell(event: Event) -> None:
+            terminal.tell(event)
+            if writer is not None:
+                writer.write(event)
+
+        crew = None
+        if here is not None and options.world != "simulated":
+            try:
+                crew = stack.enter_context(contextlib.closing(torchrun.Crew(here, options.world)))
+            except WorldUnavailable as error:
+                raise Inconclusive(str(error)) from None
+            console.print(f"under torchrun: {crew.remark}", highlight=False, markup=False, soft_wrap=True)
+        on_gpus = options.world == "nccl" or (crew is not None and crew.name == "nccl")
+        return check(
+            subjects,
+            properties,
+            Options(
+                suite=options.suite,
+                world=options.world,
+                world_sizes=options.world_sizes,
+                device=options.device or ("cuda" if on_gpus else "cpu"),
+                seed=options.seed,
+                max_examples=options.max_examples,
+                time_budget=options.time_budget,
+                deadline=options.deadline,
+                cases=options.cases,
+                stop_early=options.exitfirst,
+                verbose=options.verbose,
+            ),
+            tell,
+            Progress(console, stack.enter_context(interrupts())),
+            crew,
+        )
