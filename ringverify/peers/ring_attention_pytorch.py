@@ -19,36 +19,17 @@ Raises:
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-from typing import Any
-
 import torch
 
-from ringverify.errors import Inconclusive
 from ringverify.implementation import AttentionCall, implementation
+from ringverify.peers.package import imported
 
 NAME = "peer:ring-attention-pytorch"
 PACKAGE = "ring-attention-pytorch"
 VERSION = "0.5.20"
 
 
-def _package() -> Any:
-    needs = f"{NAME} needs the package {PACKAGE}=={VERSION}"
-    mend = "pip install 'ringverify[peers]'"
-    try:
-        version = importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise Inconclusive(f"{needs}: {mend}") from None
-    if version != VERSION:
-        raise Inconclusive(f"{needs}, found {version}: {mend}")
-    try:
-        return importlib.import_module("ring_attention_pytorch")
-    except Exception as error:
-        raise Inconclusive(f"{needs}, which does not import: {type(error).__name__}: {error}") from error
-
-
-_ring_flash_attn = _package().ring_flash_attn
+_ring_flash_attn = imported("ring_attention_pytorch", peer=NAME, package=PACKAGE, version=VERSION).ring_flash_attn
 
 
 def _bucket_size(length: int) -> int:
