@@ -16,6 +16,7 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
+from ringverify.check.baseline import Baseline
 from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.check.planning import Plan, WorldName, find_device, open_world, planned
 from ringverify.errors import Inconclusive, UsageError
@@ -25,7 +26,8 @@ from ringverify.reports.jsonl import SCHEMA, Event
 from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import World, WorldUnavailable
 
-EXIT_CODES = {"conformant": 0, "violations": 1, "inconclusive": 3}
+CODES = (1, 2, 3)
+"""Exit codes other than 0, the one that tells most first: a new violation, a baseline that is wrong, nothing learned."""
 
 DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}
 """Seconds for one run of one case. Processes are slower: the first run in each may import half of torch."""
@@ -47,6 +49,7 @@ class Options:
         cases: folder for counterexamples.
         stop_early: stop at the first violation.
         verbose: also tell what is exchanged and what memory peaks at.
+        baseline: the violations that are known, which do not count.
     """
 
     suite: Suite = "quick"
@@ -60,6 +63,7 @@ class Options:
     cases: Path = Path(".ringverify")
     stop_early: bool = False
     verbose: bool = False
+    baseline: Baseline | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,19 +136,62 @@ def check(
             "seed": options.seed,
         }
     )
-    verdicts = []
+    outcomes: list[Outcome] = []
     for plan in plans:
         world = open_world(plan.world) if crew is None else crew.world()
         try:
             run = _ImplementationRun(plan, world, options, until, tell, watch)
-            verdicts.append(run.verdict(properties))
+            outcomes.append(run.outcome(properties))
         finally:
             world.close()
-        if options.stop_early and verdicts[-1] == "violations":
+        if options.stop_early and outcomes[-1].exit_code == 1:
             break
+    verdicts, codes = ({getattr(outcome, name) for outcome in outcomes} for name in ("verdict", "exit_code"))
     verdict = next((v for v in ("violations", "inconclusive") if v in verdicts), "conformant")
-    tell({"event": "footer", "verdict": verdict, "exit_code": EXIT_CODES[verdict]})
-    return EXIT_CODES[verdict]
+    code = next((code for code in CODES if code in codes), 0)
+    footer: Event = {"event": "footer", "verdict": verdict, "exit_code": code}
+    if options.baseline is not None:
+        footer["known"] = sum(outcome.known for outcome in outcomes)
+        footer["unexpected"] = [line for outcome in outcomes for line in outcome.unexpected]
+    tell(footer)
+    return code
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of one implementation.
+
+    Attributes:
+        verdict: `conformant`, `violations` or `inconclusive`; a known violation is a violation.
+        exit_code: what it comes to for the run, where a known violation does not count.
+        known: how many violations are known.
+        unexpected: a line for each property that passes where the baseline has it violated.
+    """
+
+    verdict: str
+    exit_code: int
+    known: int
+    unexpected: list[str]
+
+    @classmethod
+    def of(cls, properties: Sequence[Event]) -> Outcome:
+        """From the events of its properties."""
+        seen = {event["verdict"] for event in properties}
+        verdict = "violations" if "fail" in seen else "inconclusive"
+        if verdict != "violations" and "inconclusive" not in seen and "pass" in seen:
+            verdict = "conformant"
+        unexpected = [event["unexpected"] for event in properties if "unexpected" in event]
+        code = 3 if "inconclusive" in seen or not seen & {"pass", "fail"} else 0
+        if unexpected:
+            code = 2
+        if any(is_new_violation(event) for event in properties):
+            code = 1
+        return cls(verdict, code, sum("known" in event for event in properties), unexpected)
+
+
+def is_new_violation(event: Event) -> bool:
+    """Whether an event of a property tells of a violation that no baseline knows."""
+    return event["verdict"] == "fail" and "known" not in event
 
 
 @dataclasses.dataclass
@@ -160,7 +207,7 @@ class _ImplementationRun:
     def implementation(self) -> Implementation:
         return self.plan.implementation
 
-    def verdict(self, properties: Sequence[Property]) -> str:
+    def outcome(self, properties: Sequence[Property]) -> Outcome:
         runner = Runner(
             self.implementation,
             self.world,
@@ -169,33 +216,30 @@ class _ImplementationRun:
             most_ranks=self.plan.most_ranks,
             deadline=DEADLINES[self.world.name] if self.options.deadline is None else self.options.deadline,
         )
-        started, seen, examples = time.monotonic(), [], 0
+        started, told = time.monotonic(), []
         for property in properties:
-            verdict, tried = self._property(property, runner)
-            seen.append(verdict)
-            examples += tried
-            if verdict == "fail" and self.options.stop_early:
+            told.append(self._property(property, runner))
+            if self.options.stop_early and is_new_violation(told[-1]):
                 break
-        verdict = "violations" if "fail" in seen else "inconclusive"
-        if verdict != "violations" and "inconclusive" not in seen and "pass" in seen:
-            verdict = "conformant"
+        seen, outcome = [event["verdict"] for event in told], Outcome.of(told)
         self.tell(
             {
                 "event": "implementation",
                 "implementation": self.implementation.name,
-                "verdict": verdict,
+                "verdict": outcome.verdict,
                 "world": self.world.name,
                 "undeclared": undeclared(self.implementation.capabilities),
                 "properties": {kind: seen.count(kind) for kind in ("pass", "fail", "unsupported", "inconclusive")},
+                "known": outcome.known,
                 "not_run": len(properties) - len(seen),
-                "examples": examples,
+                "examples": sum(event["examples"] for event in told),
                 "runs": runner.runs,
                 "seconds": round(time.monotonic() - started, 3),
                 "seconds_inside": round(runner.seconds_inside, 3),
             }
         )
         self._exchange(runner)
-        return verdict
+        return outcome
 
     def _exchange(self, runner: Runner) -> None:
         """Tell who sends how much to whom, and what memory peaks at, on one ordinary case."""
@@ -217,7 +261,8 @@ class _ImplementationRun:
             }
         )
 
-    def _property(self, property: Property, runner: Runner) -> tuple[str, int]:
+    def _property(self, property: Property, runner: Runner) -> Event:
+        """Try one property; the event that tells of it."""
         capabilities, options = self.implementation.capabilities, self.options
         event: Event = {
             "event": "property",
@@ -235,8 +280,8 @@ class _ImplementationRun:
         if reason is None and property.simulated_only and self.world.name != "simulated":
             reason = f"needs the simulated world: in the {self.world.name} world nothing is watched or held back"
         if reason is not None:
-            self.tell({**event, "reason": reason})
-            return "unsupported", 0
+            self.tell(event := {**event, "reason": reason})
+            return event
         examples = property.examples_in(options.suite)
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
@@ -246,8 +291,8 @@ class _ImplementationRun:
                 property, runner, examples=examples, seed=options.seed, until=self.until, progress=self.watch.step
             )
         except (WorldUnavailable, Inconclusive) as error:
-            self.tell({**event, "verdict": "inconclusive", "reason": str(error)})
-            return "inconclusive", 0
+            self.tell(event := {**event, "verdict": "inconclusive", "reason": str(error)})
+            return event
         finally:
             self.watch.stop()
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
@@ -262,10 +307,12 @@ class _ImplementationRun:
             event["reason"] = "the time budget ended first" if found.out_of_time else "no case puts it to the test"
         if found.out_of_time and found.examples:
             event["reason"] = f"the time budget ended after {found.examples} of {examples} examples"
+        if options.baseline is not None:
+            event |= _expected(event, options.baseline, whole=not found.out_of_time)
         self.tell(event)
         if found.counterexample is not None:
             self.tell(self._counterexample(property, found, found.counterexample))
-        return event["verdict"], found.examples
+        return event
 
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample) -> Event:
         path = casefile.save(
@@ -290,6 +337,15 @@ class _ImplementationRun:
             "file": str(path),
             "replay": f"ringverify replay {path}",
         }
+
+
+def _expected(event: Event, baseline: Baseline, *, whole: bool) -> Event:
+    """What the baseline adds to an event of a property; a pass that the time budget cut short surprises nobody."""
+    id = (event["implementation"], event["property"])
+    known, surprise = baseline.known(*id), baseline.surprise(*id)
+    if event["verdict"] == "fail" and known is not None:
+        return {"known": known.told()}
+    return {"unexpected": surprise} if event["verdict"] == "pass" and surprise is not None and whole else {}
 
 
 def told(shown: Counterexample) -> dict[str, Any]:

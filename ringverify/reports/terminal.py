@@ -53,7 +53,8 @@ class Terminal:
             case "exchange":
                 self._exchange(event)
             case "footer":
-                pass
+                for line in event.get("unexpected", ()):
+                    self._line(f"\n{line}", "bold red")
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""
@@ -96,11 +97,17 @@ class Terminal:
             )
             if "reason" in event:
                 numbers += f"   ({event['reason']})"
-        self._print("  ", (f"{verdict:<13}", STYLES[verdict]), f"{event['property']:<23}{numbers}")
+        shown, style = ("known fail", "yellow") if "known" in event else (verdict, STYLES[verdict])
+        self._print("  ", (f"{shown:<13}", style), f"{event['property']:<23}{numbers}")
+        if "known" in event:
+            self._print(("        known   ", "dim"), f"{event['known']['reason']} ({event['known']['link']})")
+        if "unexpected" in event:
+            self._print(("        known   ", "dim"), "as violated, but it passes: the baseline is out of date")
 
     def _implementation(self, event: Event) -> None:
         seconds = max(event["seconds"], 1e-9)
-        counts = ", ".join(f"{count} {kind}" for kind, count in event["properties"].items() if count)
+        kinds = {**dict.fromkeys(STYLES, ""), "fail": f" ({event['known']} known)" if event.get("known") else ""}
+        counts = ", ".join(f"{count} {kind}{kinds[kind]}" for kind, count in event["properties"].items() if count)
         if event["not_run"]:
             counts += f", {event['not_run']} not run (-x)"
         self._print("  ", (event["verdict"], STYLES[event["verdict"]]), f": {counts}")

@@ -1,0 +1,135 @@
+"""A baseline: violations that are known, each with its reason and a link, so that a run fails only for what is new."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ringverify.errors import UsageError
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.targets import BUILT_IN
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TABLE = "violation"
+REQUIRED = ("implementation", "property", "reason", "link")
+FOUND = ("always", "sometimes")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Known:
+    """One `[[violation]]` of a baseline.
+
+    Attributes:
+        implementation: its name, as reports call it.
+        property: the id of the property that it violates.
+        reason: what is wrong, in words.
+        link: where that is tracked, an http or https address.
+        found: `always`: a run in which the property passes is a surprise. `sometimes`: not every run finds it.
+    """
+
+    implementation: str
+    property: str
+    reason: str
+    link: str
+    found: str = "always"
+
+    def told(self) -> dict[str, str]:
+        """What reports say of it."""
+        return {"reason": self.reason, "link": self.link}
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """The known violations of a file, by implementation and property."""
+
+    path: Path
+    violations: Mapping[tuple[str, str], Known]
+
+    def known(self, implementation: str, property: str) -> Known | None:
+        """What is known of this property of this implementation."""
+        return self.violations.get((implementation, property))
+
+    def surprise(self, implementation: str, property: str) -> str | None:
+        """The line to say if this property passes; `None` if nothing else was expected."""
+        known = self.known(implementation, property)
+        if known is None or known.found != "always":
+            return None
+        return (
+            f"baseline {self.path}: {property} of {implementation} passes, but is listed as violated "
+            f"({known.reason}); take the entry out, or write found = \"sometimes\" if not every run finds it"
+        )
+
+
+def read_baseline(path: Path, implementations: Collection[str]) -> Baseline:
+    """The baseline in a TOML file; every key, every id and every value is looked at.
+
+    Args:
+        path: the file.
+        implementations: the names of those that are checked. An entry may also name any built-in implementation.
+
+    Raises:
+        UsageError: the file is missing, is no TOML, or says something that is not understood.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read baseline {path}: {error.strerror}; name another file") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"baseline {path} is not TOML: it is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"baseline {path} is not TOML: {error}") from None
+    for key in content:
+        if key != TABLE:
+            raise UsageError(f"baseline {path}: unknown key {key!r}; each known violation is a table [[{TABLE}]]")
+    entries = content.get(TABLE, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UsageError(f"baseline {path}: {TABLE} is not a list of tables; begin each with [[{TABLE}]]")
+    violations: dict[tuple[str, str], Known] = {}
+    for number, entry in enumerate(entries, 1):
+        known = _known(entry, f"baseline {path}, {TABLE} {number}", implementations)
+        id = (known.implementation, known.property)
+        if id in violations:
+            first = list(violations).index(id) + 1
+            raise UsageError(
+                f"baseline {path}: violations {first} and {number} are both {known.property} of "
+                f"{known.implementation}; one of them is enough"
+            )
+        violations[id] = known
+    return Baseline(path, violations)
+
+
+def _known(entry: dict[str, Any], place: str, implementations: Collection[str]) -> Known:
+    for key, value in entry.items():
+        if key not in (*REQUIRED, "found"):
+            raise UsageError(f"{place}: unknown key {key!r}{_instead(key, (*REQUIRED, 'found'))}")
+        if not isinstance(value, str) or not value.strip():
+            raise UsageError(f"{place}: {key} is {value!r}; expected a text")
+    for key in REQUIRED:
+        if key not in entry:
+            raise UsageError(f"{place}: {key} is missing; expected {', '.join(REQUIRED)}")
+    known = Known(**{key: value.strip() for key, value in entry.items()})
+    if known.found not in FOUND:
+        raise UsageError(f"{place}: found is {known.found!r}; expected {' or '.join(map(repr, FOUND))}")
+    if not known.link.startswith(("https://", "http://")):
+        raise UsageError(f"{place}: link is {known.link!r}; expected an http or https address")
+    if known.property not in PROPERTIES:
+        raise UsageError(f"{place}: unknown property {known.property!r}{_instead(known.property, PROPERTIES)}")
+    if known.implementation not in (*implementations, *BUILT_IN):
+        raise UsageError(
+            f"{place}: {known.implementation!r} is none of the implementations of this run"
+            f"{_instead(known.implementation, implementations)}"
+        )
+    return known
+
+
+def _instead(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known := list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
