@@ -64,7 +64,7 @@ class Baseline:
             return None
         return (
             f"baseline {self.path}: {property} of {implementation} passes, but is listed as violated "
-            f"({known.reason}); take the entry out, or write found = \"sometimes\" if not every run finds it"
+            f'({known.reason}); take the entry out, or write found = "sometimes" if not every run finds it'
         )
 
 

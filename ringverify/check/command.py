@@ -42,6 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cases", type=Path, default=Path(".ringverify"), metavar="DIR", help="folder for counterexamples"
     )
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE.toml", help="violations that are known: shown, but the run does not fail"
+    )
     parser.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first violation")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="whole tracebacks; who sends how much to whom; memory at its peak"
@@ -64,6 +67,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     from hypothesis.configuration import set_hypothesis_home_dir
 
+    from ringverify.check.baseline import read_baseline
     from ringverify.check.run import Options, Subject, check
     from ringverify.properties.catalogue import select
 
@@ -71,6 +75,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
     properties = select(options.only, options.skip)
     subjects = [Subject(*pair) for pair in zip(options.targets, implementations, strict=True)]
+    named = [implementation.name for implementation in implementations]
+    baseline = None if options.baseline is None else read_baseline(options.baseline, named)
     terminal = Terminal(console, verbose=options.verbose)
     with contextlib.ExitStack() as stack:
         # Hypothesis keeps a cache under the current directory, which is the user's.
@@ -106,6 +112,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 cases=options.cases,
                 stop_early=options.exitfirst,
                 verbose=options.verbose,
+                baseline=baseline,
             ),
             tell,
             Progress(console, stack.enter_context(interrupts())),

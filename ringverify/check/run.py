@@ -27,7 +27,7 @@ from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import World, WorldUnavailable
 
 CODES = (1, 2, 3)
-"""Exit codes other than 0, the one that tells most first: a new violation, a baseline that is wrong, nothing learned."""
+"""Exit codes but 0, the one that tells most first: a new violation, a baseline out of date, nothing learned."""
 
 DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}
 """Seconds for one run of one case. Processes are slower: the first run in each may import half of torch."""

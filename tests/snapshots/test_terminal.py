@@ -95,6 +95,12 @@ DEADLOCK = counterexample(
     detail="rank 0 waits for a receive from rank 1, tag 0\nrank 0 at\n  my_package/ring.py:41 in attend",
 )
 
+KNOWN = {"reason": "dk and dv are unpacked from the wrong pair", "link": "https://example.org/issues/12"}
+SURPRISE = (
+    "baseline known.toml: lse of my_package.ring.attend passes, but is listed as violated (log2 for ln); "
+    'take the entry out, or write found = "sometimes" if not every run finds it'
+)
+
 RUNS = {
     "conformant": [
         HEADER,
@@ -146,7 +152,18 @@ RUNS = {
         row("gradients", "inconclusive", reason="the gloo world could not start: rank 1: no interface [lo]"),
         *end("inconclusive", {"pass": 1, "inconclusive": 2}, examples=57, runs=57, seconds=3.0, seconds_inside=2.0),
     ],
+    "baseline": [
+        HEADER,
+        row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
+        row("lse", "pass", examples=100, seconds=1.0, margin=0.5, unexpected=SURPRISE),
+        row("gradients", "fail", examples=41, seconds=1.9, margin=310000.0, known=KNOWN),
+        VALUE,
+        row("masked_rows", "fail", examples=1, seconds=0.1, margin="inf"),
+        EXACT,
+        *end("violations", {"pass": 2, "fail": 2}, known=1, examples=342, runs=399, seconds=7.5, seconds_inside=5.5),
+    ],
 }  # fmt: skip
+RUNS["baseline"][-1] |= {"known": 1, "unexpected": [SURPRISE]}
 
 
 def printed(events, *, verbose=False):
