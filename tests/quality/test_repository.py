@@ -18,7 +18,7 @@ def files(root: Path) -> Iterator[Path]:
     """What is written by people: the folders of the project, and the files beside them."""
     places = [*root.glob("*"), *(path for folder in FOLDERS for path in (root / folder).rglob("*"))]
     for path in sorted(places):
-        if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
+        if path.is_file() and path.suffix in TEXT and not {"__pycache__", ".git"} & set(path.parts):
             yield path
 
 
