@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringverify.bench.patching import patched
-from ringverify.ring import compute
+from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.kernels.choose import KERNELS
-from ringverify.ring.parcels import Block
 from ringverify.ring.transport import Transport
 
 PHASES = ("compute", "communication", "merge", "other")
 """compute: in a kernel. communication: exposed, that is posting messages and waiting for them. merge: of partials, and
 adding tiles' gradients to their blocks. other: whatever is left of the pass, packing and planning among it."""
 
-MERGES = ((compute, "merge_"), (Block, "add"))
+MERGES = ((Running, "merge"), (Sum, "add"))
 """Where partials are merged, and tiles' gradients added to those of their block."""
 
 

@@ -30,6 +30,9 @@ class Partial(NamedTuple):
 class Running:
     """The partial of some queries over the keys so far, made when it is first needed.
 
+    Rows after those written hold nothing yet, not even the empty partial: what comes first is copied there, which
+    spares a pass over memory and a merge.
+
     Args:
         shape: of out, `(B, S, H, E)`.
         dtype: dtype of sums.
@@ -39,57 +42,100 @@ class Running:
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
         self._partial: Partial | None = None
+        self._written = 0
 
-    def take(self, out_b: torch.Tensor, lse_b: torch.Tensor) -> bool:
-        """Let the partial of all rows and heads `(B, H, S, E)` be the first one, as it is; whether it can be."""
-        if self._partial is not None or out_b.dtype != self._dtype:
-            return False
-        self._partial = Partial(out_b.transpose(1, 2).contiguous(), lse_b.contiguous())
-        return True
+    def merge(self, batch: slice, rows: slice, heads: slice, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
+        """Merge in a partial of some rows: `out_b (B, H, S, E)`, in this or a narrower dtype, and `lse_b (B, H, S)`."""
+        first = _first(batch, rows, heads, self._written, (self._shape[0], self._shape[2]))
+        if first == self._shape[1] and out_b.dtype == self._dtype and self._partial is None:
+            self._partial = Partial(out_b.transpose(1, 2).contiguous(), lse_b.contiguous())
+        elif first is not None:
+            out, lse = self._made()
+            out[:, rows].transpose(1, 2).copy_(out_b)
+            lse[:, :, rows].copy_(lse_b)
+        else:
+            out, lse = self.partial
+            merge_(out[batch, rows, heads].transpose(1, 2), lse[batch, heads, rows], out_b, lse_b)
+        self._written = first or self._written
 
     @property
     def partial(self) -> Partial:
-        """What has been merged so far, to be merged into; empty to begin with."""
+        """What has been merged so far, empty where nothing was."""
+        made = self._made()
+        if self._written < self._shape[1]:
+            made.out[:, self._written :].zero_()
+            made.lse[:, :, self._written :].fill_(-torch.inf)
+            self._written = self._shape[1]
+        return made
+
+    def _made(self) -> Partial:
         if self._partial is None:
             batch, rows, heads, _ = self._shape
             self._partial = Partial(
-                torch.zeros(self._shape, dtype=self._dtype, device=self._device),
-                torch.full((batch, heads, rows), -torch.inf, dtype=self._dtype, device=self._device),
+                torch.empty(self._shape, dtype=self._dtype, device=self._device),
+                torch.empty((batch, heads, rows), dtype=self._dtype, device=self._device),
             )
         return self._partial
 
 
 class Sum:
-    """A gradient `(B, S, H, D)` so far, made when it is first needed.
+    """A gradient `(B, R, H, D)` so far, made when it is first needed.
+
+    Rows after those written hold nothing yet, not even 0: what comes first is copied there, not added.
 
     Args:
         shape: of it.
         dtype: dtype of sums.
         device: where.
+        into: memory for it, or `None`.
+        written: rows of that, from the first one on, that are part of the sum already.
     """
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        into: torch.Tensor | None = None,
+        written: int = 0,
+    ) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._total: torch.Tensor | None = None
+        self._total = into
+        self._written = written
 
-    def take(self, part: torch.Tensor) -> bool:
-        """Let what is added to all rows and heads `(B, H, S, D)` be the first, as it is; whether it can be."""
-        if self._total is not None or part.dtype != self._dtype:
-            return False
-        self._total = part.transpose(1, 2).contiguous()
-        return True
+    def add(self, batch: slice, rows: slice, heads: slice, part: torch.Tensor) -> None:
+        """Add `part (B, H, R, D)`, of this or a narrower dtype, to some rows."""
+        first = _first(batch, rows, heads, self._written, (self._shape[0], self._shape[2]))
+        if first == self._shape[1] and part.dtype == self._dtype and self._total is None:
+            self._total = part.transpose(1, 2).contiguous()
+        elif first is not None:
+            self._made()[:, rows].transpose(1, 2).copy_(part)
+        else:
+            # Converted first: an addition of two dtypes is several times as slow as both steps.
+            self.total[batch, rows, heads].transpose(1, 2).add_(part.to(self._dtype))
+        self._written = first or self._written
 
     @property
     def total(self) -> torch.Tensor:
-        """What has been added so far, to be added to; 0 to begin with."""
+        """What has been added so far, 0 where nothing was."""
+        made = self._made()
+        if self._written < self._shape[1]:
+            made[:, self._written :].zero_()
+            self._written = self._shape[1]
+        return made
+
+    def _made(self) -> torch.Tensor:
         if self._total is None:
-            self._total = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
+            self._total = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         return self._total
 
 
-def add_(total: torch.Tensor, part: torch.Tensor) -> None:
-    """Add in place. Converted first: an addition of two dtypes is several times as slow as both steps."""
-    total.add_(part.to(total.dtype))
+def _first(batch: slice, rows: slice, heads: slice, written: int, whole: tuple[int, int]) -> int | None:
+    """Where rows that follow those written so far end, if they are of the whole batch and all heads."""
+    together = rows.step in (None, 1) and rows.start == written
+    complete = all(part.indices(size) == (0, size, 1) for part, size in zip((batch, heads), whole, strict=True))
+    return rows.stop if together and complete else None
 
 
 def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:

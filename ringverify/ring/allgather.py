@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from ringverify.ring.accumulate import Running, Sum, from_rows, merge_, to_rows
-from ringverify.ring.compute import Job, Rows, all_finite
+from ringverify.ring.compute import Job, Rows
+from ringverify.ring.gradients import Gradients
 from ringverify.ring.parcels import Block
 from ringverify.ring.plan import Plan
 
@@ -38,22 +39,19 @@ def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running
         merge_(partial.out.transpose(1, 2), partial.lse, other.out.transpose(1, 2), other.lse)
 
 
-def backward(
-    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: Sum
-) -> tuple[torch.Tensor, torch.Tensor]:
+def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) -> tuple[torch.Tensor, torch.Tensor]:
     """Add to `dq (B, S, H, D)` and return this rank's dk and dv, summed over all ranks; accumulation dtype."""
     plan, group = job.plan, job.transport.group
-    finite = all_finite(q, rows.dout, rows.out)
     alone = plan.schedule.steps == 1
     parts = []
     for owner, block in _gathered(job, k, v):
         numel = plan.whole(owner).numel if alone else _longest(plan)
-        flat = torch.zeros(numel, dtype=job.setting.accumulates, device=q.device)
-        gradients = Block.of_flat(plan.whole(owner), flat)
-        for part in job.differentiate(rows, q, block, owner, dq, finite):
-            gradients.add(*part)
+        flat = torch.zeros(numel, dtype=job.setting.accumulates, device=k.device)
+        gradients = Gradients(Block.of_flat(plan.whole(owner), flat), empty=False)
+        for part in job.differentiate(rows, block, owner, dq):
+            gradients.add(part)
         parts.append(flat)
-    if plan.replicated and plan.world_size > 1 and q.numel():
+    if plan.replicated and plan.world_size > 1 and dq.total.numel():
         dist.all_reduce(dq.total, group=group)
     if alone or not parts[0].numel():
         total = parts[0]

@@ -51,7 +51,7 @@ class Attention(torch.autograd.Function):
         again = torch.is_grad_enabled()
         with torch.no_grad(), _no_autocast(q.device.type):
             dout = torch.zeros_like(out) if dout is None else dout
-            gradients = _gradients(ctx.job, ctx.method, (q, k, v), Rows(dout, out, lse, dlse))
+            gradients = _gradients(ctx.job, ctx.method, k, v, Rows(q, dout, out, lse, dlse))
         wanted = [g if needed else None for needed, g in zip(ctx.needs_input_grad, gradients, strict=False)]
         if again:  # with create_graph=True these gradients may be differentiated
             inputs = [x for x in (dout, dlse, q, k, v) if x is not None and x.requires_grad]
@@ -59,17 +59,17 @@ class Attention(torch.autograd.Function):
         return *wanted, None, None
 
 
-def _gradients(job: Job, method: ModuleType, inputs: tuple[torch.Tensor, ...], rows: Rows) -> tuple[torch.Tensor, ...]:
-    q, k, v = inputs
-    mask = job.whole(*inputs, rows.dout, rows.out)
+def _gradients(job: Job, method: ModuleType, k: torch.Tensor, v: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, ...]:
+    q = rows.q
+    mask = job.whole(q, k, v, rows.dout, rows.out)
     if mask is not False:
         dout, out = (x.transpose(1, 2) for x in (rows.dout, rows.out))
         by_head = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         found = job.kernel.backward(job.setting, dout, *by_head, out, rows.lse, rows.dlse, mask)
         return tuple(g.transpose(1, 2).to(q.dtype) for g in found)
     dq = Sum(q.shape, job.setting.accumulates, q.device)
-    dk, dv = method.backward(job, rows, q, k, v, dq)
-    return dq.total.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+    dk, dv = method.backward(job, rows, k, v, dq)
+    return tuple(x.to(q.dtype, memory_format=torch.contiguous_format) for x in (dq.total, dk, dv))
 
 
 class _Once(torch.autograd.Function):

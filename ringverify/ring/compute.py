@@ -6,12 +6,14 @@ Shape letters: B batch, S this rank's queries, T keys of one block, H query head
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ringverify.ring.accumulate import Running, Sum, add_, merge_
+from ringverify.ring.accumulate import Running, Sum
+from ringverify.ring.gradients import TileGradient
 from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
 from ringverify.ring.masks import band_bias, position_bias
@@ -24,28 +26,27 @@ if TYPE_CHECKING:
     from ringverify.ring.transport import Transport
 
 
-class Part(NamedTuple):
-    """What one tile adds to the gradients of some rows of a region: `dk (B, K, T, D)` and `dv (B, K, T, E)`."""
-
-    region: Region
-    keys: slice
-    dk: torch.Tensor
-    dv: torch.Tensor
-
-
 class Rows:
     """This rank's side of a backward pass, merged over all keys; see `Kernel.backward`.
 
     Args:
+        q: `(B, S, H, D)`.
         dout: cotangent of out `(B, S, H, E)`, in the dtype of q.
         out: `(B, S, H, E)`, in the dtype of q.
         lse: `(B, H, S)`, −inf in rows that attend nothing.
         dlse: cotangent of lse `(B, H, S)`, or `None`.
     """
 
-    def __init__(self, dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None) -> None:
-        self.dout, self.out, self.dlse = dout, out, dlse
+    def __init__(
+        self, q: torch.Tensor, dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None
+    ) -> None:
+        self.q, self.dout, self.out, self.dlse = q, dout, out, dlse
         self.lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+
+    @functools.cached_property
+    def finite(self) -> bool:
+        """Whether a mask may be left to a fused kernel, as far as these rows go."""
+        return all_finite(self.q, self.dout, self.out)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,29 +113,27 @@ class Job:
                 kernel = self._kernel(mask, safe)
                 rows, keys = slice(*tile.rows), slice(*tile.keys)
                 out_b, lse_b = kernel.forward(self.setting, q_r[:, :, rows], k_r[:, :, keys], v_r[:, :, keys], mask)
-                if self._is_all(region, tile) and running.take(out_b, lse_b):
-                    continue
-                out_r, lse_r = _of_queries(region, running.partial.out), _lse(region, running.partial.lse)
-                merge_(out_r[:, :, rows], lse_r[:, :, rows], out_b, lse_b)
+                running.merge(*_place(region, tile), out_b, lse_b)
         self._band.clear()
 
-    def differentiate(
-        self, rows: Rows, q: torch.Tensor, block: Block, owner: int, dq: Sum, finite: bool
-    ) -> Iterator[Part]:
+    def differentiate(self, rows: Rows, block: Block, owner: int, dq: Sum, after: int = 0) -> Iterator[TileGradient]:
         """Add to `dq (B, S, H, D)` what this block contributes, and yield what its tiles add to dk and dv.
 
-        The block, owner and q are those of `attend`; `finite` says whether q and the rows are.
+        The block and its owner are those of `attend`; the first `after` tiles have been computed already.
         """
         regions = self.plan.regions(owner)
-        safe = _safe(regions, block, finite=finite)
+        safe = _safe(regions, block, rows)
         for region in regions:
-            q_r, (k_r, v_r) = _of_queries(region, q), block.of(region)
+            q_r, (k_r, v_r) = _of_queries(region, rows.q), block.of(region)
             dout_r, out_r = _of_queries(region, rows.dout), _of_queries(region, rows.out)
             lse_r = _lse(region, rows.lse)
             dlse_r = None if rows.dlse is None else _lse(region, rows.dlse)
             for tile in tiles(region, *self._buckets(region, safe, forward=False)):
-                mask, some = self._mask(region, tile, owner, q.device)
+                mask, some = self._mask(region, tile, owner, rows.q.device)
                 if not some:
+                    continue
+                if after:
+                    after -= 1
                     continue
                 kernel = self._kernel(mask, safe)
                 i, j = slice(*tile.rows), slice(*tile.keys)
@@ -149,9 +148,8 @@ class Job:
                     None if dlse_r is None else dlse_r[:, :, i],
                     mask,
                 )
-                if not (self._is_all(region, tile) and dq.take(dq_b)):
-                    add_(_of_queries(region, dq.total)[:, :, i], dq_b)
-                part = Part(region, j, dk_b, dv_b)
+                dq.add(*_place(region, tile), dq_b)
+                part = TileGradient(region, j, dk_b, dv_b)
                 del dq_b, dk_b, dv_b  # while the next tile is computed, this one is gone
                 yield part
                 del part
@@ -165,15 +163,12 @@ class Job:
         if not fused:
             small = min(self.bucket, STREAMING.bucket(self.setting, self.bucket))
             return small, small
-        # Sums within a kernel's call are as wide as those between calls, unless the input is narrow: all rows at once.
-        wide = self.setting.dtype == self.setting.accumulates and not self.bounded and not masked
-        rows = region.queries.size if wide else self.bucket
-        return rows, region.keys.size if forward else self.bucket
-
-    def _is_all(self, region: Region, tile: Tile) -> bool:
-        """Whether a tile has all rows and heads of this rank's queries."""
-        heads = region.heads.size == self.plan.problem.heads and region.batch == (0, self.plan.problem.batch)
-        return heads and tile.rows[1] - tile.rows[0] == self.plan.query_count
+        unbounded = not self.bounded and not masked
+        if forward:
+            return (region.queries.size if unbounded else self.bucket), region.keys.size
+        # Sums within a kernel's call are as wide as those between calls, unless the input is narrow.
+        wide = self.setting.dtype == self.setting.accumulates
+        return (region.queries.size if unbounded and wide else self.bucket), self.bucket
 
     def _kernel(self, mask: TileMask, safe: bool) -> Kernel:
         """A masked tile is left to a fused kernel if nothing it excludes can matter, and if it takes such a mask."""
@@ -212,16 +207,21 @@ def all_finite(*tensors: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))) for x in tensors)
 
 
-def _safe(regions: tuple[Region, ...], block: Block, *, finite: bool = True) -> bool:
+def _safe(regions: tuple[Region, ...], block: Block, rows: Rows | None = None) -> bool:
     """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
     if all(region.low is None and region.high is None and not region.by_position for region in regions):
         return True
-    return finite and all_finite(*(x for pair in block.parts.values() for x in pair))
+    return (rows is None or rows.finite) and all_finite(*(x for pair in block.parts.values() for x in pair))
 
 
 def _of_queries(region: Region, x: torch.Tensor) -> torch.Tensor:
     """The region's part of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
     return x[slice(*region.batch), region.queries.slice(), region.heads.slice()].transpose(1, 2)
+
+
+def _place(region: Region, tile: Tile) -> tuple[slice, slice, slice]:
+    """A tile's rows within this rank's: batch, rows, heads."""
+    return slice(*region.batch), region.queries.slice(*tile.rows), region.heads.slice()
 
 
 def _lse(region: Region, x: torch.Tensor) -> torch.Tensor:

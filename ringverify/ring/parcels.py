@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from ringref.problem import Problem
-from ringverify.ring.accumulate import add_
 from ringverify.ring.regions import Region, Span
 from ringverify.ring.rows import Rows, locate, same, union
 
@@ -55,14 +54,17 @@ class Parcel:
     __hash__ = None  # type: ignore[assignment]  # rows may be arrays
 
     def unpack(self, flat: torch.Tensor) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Views k `(B, R, K, D)` and v `(B, R, K, E)` of a flat buffer, which may be longer, by class."""
+        """Views k `(B, R, K, D)` and v `(B, R, K, E)` of a flat buffer, which may be longer, by class.
+
+        In the buffer the rows of a head lie together: kernels are several per cent faster on such keys.
+        """
         found, start = {}, 0
         for number, part in self.parts.items():
             views = []
             for width in self._widths:
-                shape = self._batch, part.rows.size, part.key_heads.size, width
+                shape = self._batch, part.key_heads.size, part.rows.size, width
                 numel = shape[0] * shape[1] * shape[2] * width
-                views.append(flat[start : start + numel].view(shape))
+                views.append(flat[start : start + numel].view(shape).transpose(1, 2))
                 start += numel
             found[number] = (views[0], views[1])
         return found
@@ -128,35 +130,21 @@ class Block:
 
     def of(self, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys `(B, K, T, D)` and values `(B, K, T, E)` of a region; views where its rows are evenly spaced here."""
-        k, v = self._of(region)
+        places, heads = self.places(region)
+        k, v = (_select(x[slice(*region.batch), :, heads], places) for x in self.parts[region.head_class])
         return k.transpose(1, 2), v.transpose(1, 2)
 
-    def add(self, region: Region, keys: slice, dk: torch.Tensor, dv: torch.Tensor) -> None:
-        """Add to some of a region's rows, counted within the region: dk `(B, K, T, D)` and dv `(B, K, T, E)`."""
-        rows = Span(region.keys.start + region.keys.step * keys.start, keys.stop - keys.start, region.keys.step)
-        places = self._places(region.head_class, rows)
-        batch, heads = slice(*region.batch), self._heads(region)
-        for target, gradient in zip(self.parts[region.head_class], (dk, dv), strict=True):
-            if isinstance(places, slice):
-                add_(target[batch, places, heads].transpose(1, 2), gradient)
-            else:
-                index = torch.as_tensor(places, device=target.device)
-                target[batch, :, heads].index_add_(1, index, gradient.transpose(1, 2).to(target.dtype))
-
-    def _of(self, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
-        places = self._places(region.head_class, region.keys)
-        batch, heads = slice(*region.batch), self._heads(region)
-        k, v = (_select(x[batch, :, heads], places) for x in self.parts[region.head_class])
-        return k, v
+    def places(self, region: Region, keys: slice | None = None) -> tuple[Places, slice]:
+        """Where a region's rows, or some of them counted within it, and its key heads lie within their part."""
+        rows = region.keys
+        if keys is not None:
+            rows = Span(rows.start + rows.step * keys.start, keys.stop - keys.start, rows.step)
+        heads = locate(region.key_heads, self.parcel.parts[region.head_class].key_heads)
+        assert isinstance(heads, slice)
+        return self._places(region.head_class, rows), heads
 
     def _places(self, number: int, rows: Rows) -> Places:
         return locate(rows, self.parcel.parts[number].rows)
-
-    def _heads(self, region: Region) -> slice:
-        """The region's key heads within its class."""
-        places = locate(region.key_heads, self.parcel.parts[region.head_class].key_heads)
-        assert isinstance(places, slice)
-        return places
 
 
 def _select(x: torch.Tensor, places: Places) -> torch.Tensor:

@@ -17,13 +17,14 @@ keys and values are packed into the second, which is free until the second hop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import torch
 
 from ringverify.ring.accumulate import Running, Sum
-from ringverify.ring.compute import Job, Part, Rows, all_finite
+from ringverify.ring.compute import Job, Rows
+from ringverify.ring.gradients import Gradients, TileGradient
 from ringverify.ring.parcels import Block, Parcel
 from ringverify.ring.transport import Message, Wait
 
@@ -38,20 +39,19 @@ def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running
             job.attend(running, q, block, owner)
 
 
-def backward(
-    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: Sum
-) -> tuple[torch.Tensor, torch.Tensor]:
+def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) -> tuple[torch.Tensor, torch.Tensor]:
     """Add to `dq (B, S, H, D)` and return this rank's dk and dv, summed over all ranks; accumulation dtype."""
     plan, moves = job.plan, job.plan.schedule
-    finite = all_finite(q, rows.dout, rows.out)
     travelling = _Travelling(job, k.device)
-    own = job.differentiate(rows, q, Block.of_tensors(plan.whole(plan.rank), k, v), plan.rank, dq, finite)
-    first = list(islice(own, HELD)) if moves.computes[0] and moves.steps > 1 else []
+    first: list[TileGradient] = []
+    own: Iterator[TileGradient] = iter(())
     last = 0
     for step, (owner, block, computes) in enumerate(rotate(job, k, v)):
+        tiles = job.differentiate(rows, block, owner, dq) if computes else iter(())
         if step == 0:
+            first, own = list(islice(tiles, HELD)) if moves.steps > 1 else [], tiles
+            del block, tiles
             continue
-        tiles = job.differentiate(rows, q, block, owner, dq, finite) if computes else iter(())
         held = list(islice(tiles, HELD))
         travelling.join()
         if computes:
@@ -62,11 +62,13 @@ def backward(
     for boundary in range(last + 1, len(moves.gradients)):  # gradients on their way home pass by
         travelling.join()
         travelling.leave(boundary)
+    if moves.steps > 2 and moves.computes[0]:  # other blocks have been where these tiles' keys were
+        del own
+        whole = Block.of_tensors(plan.whole(plan.rank), k, v)
+        own = job.differentiate(rows, _packed(whole) if job.kernel.packs else whole, plan.rank, dq, after=len(first))
     first += islice(own, HELD)
     travelling.join()
-    home, (dk, dv) = travelling.home(k, v)
-    _add(home, first, own)
-    return dk, dv
+    return travelling.home(k, v, first, own)
 
 
 def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Block, bool]]:
@@ -104,7 +106,11 @@ def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Bl
                 sent = Block.of_flat(parcel, k.new_empty(parcel.numel))
             if sent is not block:
                 block.copy_to(sent)
+            if step == 0 and parcel == block.parcel:
+                block = sent
             sends.append((_flat(sent), right))
+        elif step == 0 and moves.computes[0] and job.kernel.packs:
+            block = _packed(block)
         following = arriving[step]
         received = None
         if following is not None:
@@ -117,18 +123,29 @@ def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Bl
             block = received
 
 
+def _packed(block: Block) -> Block:
+    """A copy as it would travel: the rows of a head lie together, and kernels take less time."""
+    some = next(iter(block.parts.values()))[0] if block.parts else None
+    if some is None:
+        return block
+    packed = Block.of_flat(block.parcel, some.new_empty(block.parcel.numel))
+    block.copy_to(packed)
+    return packed
+
+
 def _flat(block: Block) -> torch.Tensor:
     assert block.flat is not None
     return block.flat
 
 
-def _add(block: Block, first: list[Part], others: Iterator[Part]) -> None:
-    """Add tiles to a gradient; each is let go before the next one is computed."""
+def _add(gradients: Gradients, first: list[TileGradient], others: Iterator[TileGradient]) -> Block:
+    """Add tiles to a gradient, which is returned; each is let go before the next one is computed."""
     while first:
-        block.add(*first.pop(0))
+        gradients.add(first.pop(0))
     for part in others:
-        block.add(*part)
+        gradients.add(part)
         del part
+    return gradients.block
 
 
 class _Travelling:
@@ -152,15 +169,17 @@ class _Travelling:
         self._held |= self._arriving
         self._leaving, self._arriving = [], {}
 
-    def add(self, owner: int, parcel: Parcel, first: list[Part], others: Iterator[Part]) -> None:
+    def add(self, owner: int, parcel: Parcel, first: list[TileGradient], others: Iterator[TileGradient]) -> None:
         """Add tiles to the gradient of a block, which holds the rows of `parcel` from now on."""
         block = self._held.get(owner)
-        if block is None or block.parcel != parcel:
-            wider = Block.of_flat(parcel, torch.zeros(parcel.numel, dtype=self._dtype, device=self._device))
-            if block is not None:
-                wider.write(block)
+        if block is None:
+            self._held[owner] = _add(Gradients(self._block(parcel, torch.empty), empty=True), first, others)
+            return
+        if block.parcel != parcel:
+            wider = self._block(parcel, torch.zeros)
+            wider.write(block)
             self._held[owner] = block = wider
-        _add(block, first, others)
+        _add(Gradients(block, empty=False), first, others)
 
     def leave(self, boundary: int) -> None:
         """Start sending and receiving what is due after a step."""
@@ -169,23 +188,27 @@ class _Travelling:
         moves = self._plan.schedule.gradients[boundary]
         self._leaving = [owner for owner, _ in moves.sends]
         for owner, _ in moves.receives:
-            parcel = self._plan.homeward(owner, boundary)
-            self._arriving[owner] = Block.of_flat(
-                parcel, torch.empty(parcel.numel, dtype=self._dtype, device=self._device)
-            )
+            self._arriving[owner] = self._block(self._plan.homeward(owner, boundary), torch.empty)
         self._wait = self._transport.start(
             [(_flat(self._held[owner]), to) for owner, to in moves.sends],
             [(_flat(self._arriving[owner]), source) for owner, source in moves.receives],
         )
 
-    def home(self, k: torch.Tensor, v: torch.Tensor) -> tuple[Block, tuple[torch.Tensor, torch.Tensor]]:
-        """The gradient of this rank's own block with what has come home, as a block and as dk and dv."""
+    def home(
+        self, k: torch.Tensor, v: torch.Tensor, first: list[TileGradient], others: Iterator[TileGradient]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """dk and dv of this rank's own keys: what has come home, and its own tiles."""
         arrived = self._held.pop(self._plan.rank, None)
         whole = self._plan.whole(self._plan.rank)
         if arrived is not None and arrived.parcel == whole and len(whole.parts) == 1:
-            return arrived, arrived.parts[0]
-        dk, dv = (torch.zeros(x.shape, dtype=self._dtype, device=self._device) for x in (k, v))
+            return _add(Gradients(arrived, empty=False), first, others).parts[0]
+        make = torch.empty if arrived is None else torch.zeros
+        dk, dv = (make(x.shape, dtype=self._dtype, device=self._device) for x in (k, v))
         block = Block.of_tensors(whole, dk, dv)
         if arrived is not None:
             block.write(arrived)
-        return block, (dk, dv)
+        _add(Gradients(block, empty=arrived is None), first, others)
+        return dk, dv
+
+    def _block(self, parcel: Parcel, make: Callable[..., torch.Tensor]) -> Block:
+        return Block.of_flat(parcel, make(parcel.numel, dtype=self._dtype, device=self._device))

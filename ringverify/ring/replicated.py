@@ -14,7 +14,8 @@ from itertools import accumulate, pairwise
 import torch
 
 from ringverify.ring.accumulate import Running, Sum, from_rows, merge_rows, to_rows
-from ringverify.ring.compute import Job, Rows, all_finite
+from ringverify.ring.compute import Job, Rows
+from ringverify.ring.gradients import Gradients
 from ringverify.ring.parcels import Block
 from ringverify.ring.transport import Transport
 
@@ -31,15 +32,14 @@ def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running
         own.copy_(everyone)
 
 
-def backward(
-    job: Job, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dq: Sum
-) -> tuple[torch.Tensor, torch.Tensor]:
+def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) -> tuple[torch.Tensor, torch.Tensor]:
     """Make `dq (B, S, H, D)` the sum over all ranks' keys, and return dk and dv of this rank's; accumulation dtype."""
     whole = job.plan.whole(job.plan.rank)
-    dk, dv = (torch.zeros(x.shape, dtype=job.setting.accumulates, device=x.device) for x in (k, v))
-    gradients, finite = Block.of_tensors(whole, dk, dv), all_finite(q, rows.dout, rows.out)
-    for part in job.differentiate(rows, q, Block.of_tensors(whole, k, v), job.plan.rank, dq, finite):
-        gradients.add(*part)
+    dk, dv = (torch.empty(x.shape, dtype=job.setting.accumulates, device=x.device) for x in (k, v))
+    gradients = Gradients(Block.of_tensors(whole, dk, dv), empty=True)
+    for part in job.differentiate(rows, Block.of_tensors(whole, k, v), job.plan.rank, dq):
+        gradients.add(part)
+    _ = gradients.block
     total = dq.total
     if job.plan.world_size > 1 and total.numel():
         total.copy_(all_reduce(job.transport, total.flatten(0, 2), torch.add).view(total.shape))

@@ -23,6 +23,7 @@ class Flex:
     name = "flex_cuda"
     blocked = True
     takes_bias = False
+    packs = False
 
     def why_not(self, setting: Setting) -> str | None:
         """Softcap, up to 32 bits, on CUDA devices, where triton can compile it."""

@@ -30,6 +30,7 @@ class FusedCPU:
     name = "fused_cpu"
     blocked = True
     takes_bias = True
+    packs = True
 
     def why_not(self, setting: Setting) -> str | None:
         """Anything but softcap, on CPU."""

@@ -27,6 +27,7 @@ class FlashCUDA:
     name = "flash_cuda"
     blocked = True
     takes_bias = False
+    packs = False
     widest = 256
 
     def why_not(self, setting: Setting) -> str | None:
@@ -85,6 +86,7 @@ class EfficientCUDA:
     name = "efficient_cuda"
     blocked = True
     takes_bias = True
+    packs = False
 
     def why_not(self, setting: Setting) -> str | None:
         """Anything but softcap, up to 32 bits, on CUDA devices."""

@@ -52,11 +52,13 @@ class Kernel(Protocol):
         name: how users ask for it.
         blocked: whether it cuts tiles itself and never forms their scores, so that they may be of any size.
         takes_bias: whether it computes tiles whose mask is a bias.
+        packs: whether keys whose rows lie together head by head save it more time than copying them takes.
     """
 
     name: str
     blocked: bool
     takes_bias: bool
+    packs: bool
 
     def bucket(self, setting: Setting, rows: int) -> int:
         """A good number of queries and of keys a tile.

@@ -23,6 +23,7 @@ class Streaming:
     name = "streaming"
     blocked = False
     takes_bias = True
+    packs = False
 
     def why_not(self, setting: Setting) -> str | None:
         """Never."""

@@ -103,10 +103,11 @@ def test_the_comparison_sees_a_sum_that_depends_on_the_schedule(monkeypatch):
     turns = itertools.count()
     add = passes._add
 
-    def add_in_turn(block, first, others):
-        add(block, first, others)
+    def add_in_turn(gradients, first, others):
+        block = add(gradients, first, others)
         for pair in block.parts.values():
             pair[0].mul_(1 + next(turns))
+        return block
 
     monkeypatch.setattr(passes, "_add", add_in_turn)
     given = inputs_of(PROBLEMS[0])

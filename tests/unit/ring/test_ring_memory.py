@@ -145,9 +145,9 @@ def test_a_full_size_buffer_a_tile_is_seen(monkeypatch):
     """A mutant that has gradients of the size of the block for every tile that it works on."""
     differentiate = compute.Job.differentiate
 
-    def in_full(self, rows, q, block, *others):
-        for part in differentiate(self, rows, q, block, *others):
-            full = [torch.zeros_like(x) for pair in block.parts.values() for x in (q, *pair)]
+    def in_full(self, rows, block, *others, **more):
+        for part in differentiate(self, rows, block, *others, **more):
+            full = [torch.zeros_like(x) for pair in block.parts.values() for x in (rows.q, *pair)]
             yield part
             del part
         full.clear()

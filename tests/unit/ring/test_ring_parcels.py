@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ringref.problem import Dilation, Problem
+from ringverify.ring.gradients import Gradients, TileGradient
 from ringverify.ring.parcels import Block, Part, everything, parcel
 from ringverify.ring.regions import Region, Span, head_classes
 from ringverify.ring.rows import as_array, count, locate, same, union
@@ -201,17 +202,17 @@ def test_a_region_is_read_from_its_rows_and_added_to_them(whole):
                 for place, row in enumerate(rows[part]):
                     total[slice(*batch), row, heads] += gradient[:, place]
                 gradients.append(gradient.transpose(1, 2))
-            block.add(region, part, *gradients)
+            Gradients(block, empty=False).add(TileGradient(region, part, *gradients))
             for got, right in zip(scattered(problem, block), totals, strict=True):
                 assert torch.equal(torch.where(got.isnan(), right, got), right)
 
 
 def test_keys_of_a_class_come_before_its_values():
-    """The wire's layout: the two are never mixed along the head dimension, where their widths differ."""
+    """The wire's layout, head by head: the two are never mixed along the head dimension, where their widths differ."""
     problem = PROBLEMS[0]
     k, v = tensors(problem)
     whole = everything(problem, classes_of(problem), 12)
     block = Block.of_flat(whole, torch.empty(whole.numel))
     Block.of_tensors(whole, k, v).copy_to(block)
-    assert torch.equal(block.flat, torch.cat([k.flatten(), v.flatten()]))
+    assert torch.equal(block.flat, torch.cat([x.transpose(1, 2).flatten() for x in (k, v)]))
     assert everything(problem, classes_of(problem), 0).numel == 0

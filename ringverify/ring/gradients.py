@@ -1,0 +1,60 @@
+"""The gradient of a block, summed over the tiles of this rank.
+
+Shape letters: B batch, T keys of a tile, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ringverify.ring.accumulate import Sum
+from ringverify.ring.parcels import Block
+from ringverify.ring.regions import Region
+
+
+class TileGradient(NamedTuple):
+    """What one tile adds to the gradients of some rows of a region: `dk (B, K, T, D)` and `dv (B, K, T, E)`."""
+
+    region: Region
+    keys: slice
+    dk: torch.Tensor
+    dv: torch.Tensor
+
+
+class Gradients:
+    """dk and dv of a block to which tiles are added.
+
+    Args:
+        block: memory for them, in the accumulation dtype, written to.
+        empty: whether nothing has been added so far, and nothing written; until `block` is asked for, no row is 0.
+    """
+
+    def __init__(self, block: Block, *, empty: bool) -> None:
+        self._block = block
+        self._sums = {
+            number: tuple(Sum(x.shape, x.dtype, x.device, into=x, written=0 if empty else x.size(1)) for x in pair)
+            for number, pair in block.parts.items()
+        }
+
+    def add(self, part: TileGradient) -> None:
+        """Add what a tile contributes."""
+        region = part.region
+        places, heads = self._block.places(region, part.keys)
+        batch = slice(*region.batch)
+        for total, gradient in zip(self._sums[region.head_class], (part.dk, part.dv), strict=True):
+            if isinstance(places, slice):
+                total.add(batch, places, heads, gradient)
+            else:
+                target = total.total
+                index = torch.as_tensor(places, device=target.device)
+                target[batch, :, heads].index_add_(1, index, gradient.transpose(1, 2).to(target.dtype))
+
+    @property
+    def block(self) -> Block:
+        """What has been added so far, 0 where nothing was."""
+        for pair in self._sums.values():
+            for total in pair:
+                _ = total.total
+        return self._block
