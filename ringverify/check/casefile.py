@@ -98,8 +98,7 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
     if counterexample.diagnosis is not None:
         content["diagnosis"] = counterexample.diagnosis
     content["seal"] = _seal(content)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", target).strip("-")
-    path = folder / f"{name}-{property}-{counterexample.case.identity}.json"
+    path = folder / f"{_stem(target, property)}-{counterexample.case.identity}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(content, indent=2) + "\n")
@@ -153,6 +152,26 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
         if not isinstance(value, str):
             raise UsageError(f"case {path}: {name}={value!r}, expected text")
     return CaseFile(case=case, after=after, made_with=str(made_with), **texts)
+
+
+def remembered(folder: Path, *, target: str, property: str) -> list[CaseFile]:
+    """The counterexamples in a folder that a target gave of a property, whatever else is there.
+
+    Files that are damaged, were edited or are of another schema are passed over: replaying one of them says so.
+    """
+    found = []
+    for path in sorted(folder.glob(f"{_stem(target, property)}-*.json")):
+        try:
+            file = read(path)
+        except UsageError:
+            continue
+        if (file.target, file.property) == (target, property):
+            found.append(file)
+    return found
+
+
+def _stem(target: str, property: str) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', target).strip('-')}-{property}"
 
 
 def _seal(content: Mapping[str, Any]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
 from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_types import count, names, positive, seconds, sizes
-from ringverify.errors import Inconclusive, UsageError
+from ringverify.check.options import Options, Subject, seed_for
+from ringverify.errors import Inconclusive
 from ringverify.reports.jsonl import Event, ReportWriter
 from ringverify.reports.terminal import Terminal
 
@@ -32,7 +32,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", choices=("quick", "full", "nightly"), default="quick", help="how many examples")
     parser.add_argument("--only", type=names, metavar="ID,…", help="these properties only")
     parser.add_argument("--skip", type=names, metavar="ID,…", default=(), help="not these properties")
-    parser.add_argument("--seed", type=count, default=0, metavar="N", help="decides which cases are tried (default: 0)")
+    parser.add_argument(
+        "--seed", type=count, metavar="N", help="decides which cases are tried (default: 0; nightly: drawn, and told)"
+    )
     parser.add_argument("--max-examples", type=positive, metavar="N", help="examples of each property, at most")
     parser.add_argument("--time-budget", type=seconds, metavar="SECONDS", help="time for the whole run")
     parser.add_argument(
@@ -65,23 +67,20 @@ def run(options: argparse.Namespace, console: Console) -> int:
     # Before torch is imported, which takes seconds: a target is easily mistyped.
     implementations = [targets.load(target) for target in options.targets]
 
-    from hypothesis.configuration import set_hypothesis_home_dir
-
     from ringverify.check.baseline import read_baseline
-    from ringverify.check.run import Options, Subject, check
+    from ringverify.check.planning import device_for
+    from ringverify.check.profiles import home_of_our_own
+    from ringverify.check.run import check
     from ringverify.properties.catalogue import select
 
-    if options.world == "nccl" and options.device not in (None, "cuda"):
-        raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
+    device_for(options.device, options.world)  # refused before torchrun's other processes are met
     properties = select(options.only, options.skip)
     subjects = [Subject(*pair) for pair in zip(options.targets, implementations, strict=True)]
     named = [implementation.name for implementation in implementations]
     baseline = None if options.baseline is None else read_baseline(options.baseline, named)
     terminal = Terminal(console, verbose=options.verbose)
     with contextlib.ExitStack() as stack:
-        # Hypothesis keeps a cache under the current directory, which is the user's.
-        set_hypothesis_home_dir(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.callback(set_hypothesis_home_dir, None)
+        stack.enter_context(home_of_our_own())
         writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
 
         def tell(event: Event) -> None:
@@ -96,7 +95,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             except WorldUnavailable as error:
                 raise Inconclusive(str(error)) from None
             console.print(f"under torchrun: {crew.remark}", highlight=False, markup=False, soft_wrap=True)
-        on_gpus = options.world == "nccl" or (crew is not None and crew.name == "nccl")
+        on_gpus = crew is not None and crew.name == "nccl"
         return check(
             subjects,
             properties,
@@ -104,8 +103,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 suite=options.suite,
                 world=options.world,
                 world_sizes=options.world_sizes,
-                device=options.device or ("cuda" if on_gpus else "cpu"),
-                seed=options.seed,
+                device=device_for(options.device, options.world, on_gpus=on_gpus),
+                seed=seed_for(options.suite, options.seed),
                 max_examples=options.max_examples,
                 time_budget=options.time_budget,
                 deadline=options.deadline,

@@ -6,20 +6,24 @@ import dataclasses
 import random
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.strategies import SearchStrategy
 
-from ringverify.cases.case import Case
+from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.check.explaining import explained
+from ringverify.check.profiles import profile
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
-from ringverify.properties.property import Judgement, Property, Violation
+from ringverify.properties.property import Judgement, Property, Suite, Violation
 from ringverify.worlds.world import WorldUnavailable
+
+if TYPE_CHECKING:
+    from ringverify.check.casefile import CaseFile
 
 SECOND_CHANCE = 2.0
 """A run that passes its deadline is given this many times as long once more: the first may have been importing."""
@@ -100,6 +104,8 @@ def hunt(
     until: float,
     progress: Callable[[int], None],
     shrinking: bool = True,
+    suite: Suite = "quick",
+    first: Sequence[CaseFile] = (),
 ) -> Hunt:
     """Try `examples` cases of a property, stop at the first violation, and shrink it.
 
@@ -111,6 +117,8 @@ def hunt(
         until: `time.monotonic()` after which no further case is started.
         progress: called with the number of cases tried so far.
         shrinking: whether to look for the smallest case, or to leave it at the first.
+        suite: whose profile Hypothesis draws under.
+        first: counterexamples of earlier runs, to be tried before others.
 
     Raises:
         WorldUnavailable: the world could not be set up.
@@ -139,12 +147,17 @@ def hunt(
 
     source = property.cases(runner.capabilities)
     try:
+        for known in first:
+            if why_unsupported(known.case, runner.capabilities) is None:
+                for earlier in known.after:
+                    judged(property, earlier, runner)
+                visit(known.case)
         if isinstance(source, list):
             for case in random.Random(seed).sample(source, min(examples, len(source))):
                 visit(case)
         else:
             # Properties draw apart from one another, or what one of them misses all would.
-            _draw(source, examples, seed + zlib.crc32(property.id.encode()), visit)
+            _draw(source, examples, seed + zlib.crc32(property.id.encode()), visit, suite)
     except _Stop:
         pass
     if found:
@@ -155,17 +168,11 @@ def hunt(
     return hunt
 
 
-def _draw(strategy: SearchStrategy[Case], examples: int, seed: int, visit: Callable[[Case], None]) -> None:
+def _draw(
+    strategy: SearchStrategy[Case], examples: int, seed: int, visit: Callable[[Case], None], suite: Suite
+) -> None:
     @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=examples,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-        print_blob=False,
-    )
+    @hypothesis.settings(profile(suite), max_examples=examples)
     @hypothesis.given(strategy)
     def example(case: Case) -> None:
         visit(case)

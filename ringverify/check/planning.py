@@ -106,6 +106,22 @@ def open_world(name: WorldName) -> World:
             return nccl.NcclWorld()
 
 
+def device_for(asked: str | None, world: WorldName | None, *, on_gpus: bool = False) -> str:
+    """The device of the tensors.
+
+    Args:
+        asked: the device asked for, if one was.
+        world: the world asked for, if one was.
+        on_gpus: whether ranks have GPUs of their own whatever world was asked for.
+
+    Raises:
+        UsageError: the two contradict each other.
+    """
+    if world == "nccl" and asked not in (None, "cuda"):
+        raise UsageError(f"--device {asked}: in the nccl world each rank has a GPU of its own; leave it out")
+    return asked or ("cuda" if on_gpus or world == "nccl" else "cpu")
+
+
 def find_device(device: str) -> None:
     """Make sure that the device is there.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -17,77 +15,20 @@ from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
+from ringverify.check.casefile import CaseFile
 from ringverify.check.hunting import Counterexample, Hunt, hunt
-from ringverify.check.planning import Plan, WorldName, find_device, open_world, planned
+from ringverify.check.options import Options, Subject, Watch
+from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event, is_new_violation
+from ringverify.check.planning import Plan, find_device, open_world, planned
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
-from ringverify.properties.property import Property, Suite
+from ringverify.properties.property import Property
 from ringverify.reports.jsonl import SCHEMA, Event
 from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import World, WorldUnavailable
 
-CODES = (1, 2, 3)
-"""Exit codes but 0, the one that tells most first: a new violation, a baseline out of date, nothing learned."""
-
 DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}
 """Seconds for one run of one case. Processes are slower: the first run in each may import half of torch."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a user asked of a run.
-
-    Attributes:
-        suite: how many examples.
-        world: where ranks run; `None` chooses by what an implementation declares.
-        world_sizes: world sizes to use; `None` means all that suit.
-        device: device of the tensors.
-        seed: decides which cases are tried.
-        max_examples: examples of each property at most.
-        time_budget: seconds for the whole run, or `None`.
-        deadline: seconds for one run of one case; `None` is `DEADLINES` of the world.
-        cases: folder for counterexamples.
-        stop_early: stop at the first violation.
-        verbose: also tell what is exchanged and what memory peaks at.
-        baseline: the violations that are known, which do not count.
-    """
-
-    suite: Suite = "quick"
-    world: WorldName | None = None
-    world_sizes: tuple[int, ...] | None = None
-    device: str = "cpu"
-    seed: int = 0
-    max_examples: int | None = None
-    time_budget: float | None = None
-    deadline: float | None = None
-    cases: Path = Path(".ringverify")
-    stop_early: bool = False
-    verbose: bool = False
-    baseline: Baseline | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """An implementation to check, and what to type to get it."""
-
-    target: str
-    implementation: Implementation
-
-
-class Watch(Protocol):
-    """Is told how far a run has come."""
-
-    def start(self, implementation: str, property: str, examples: int) -> None:
-        """A property is about to be tried."""
-        ...
-
-    def step(self, done: int) -> None:
-        """So many of its cases have been tried."""
-        ...
-
-    def stop(self) -> None:
-        """It is done."""
-        ...
 
 
 def check(
@@ -112,10 +53,7 @@ def check(
         UsageError: options that contradict what an implementation declares.
         Inconclusive: the device or the world asked for does not exist here.
     """
-    names = [subject.implementation.name for subject in subjects]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two implementations are named {name!r}: give one of them another name=")
+    named_apart(subject.implementation for subject in subjects)
     plans = [
         planned(subject.target, subject.implementation, world=options.world, world_sizes=options.world_sizes, crew=crew)
         for subject in subjects
@@ -123,123 +61,113 @@ def check(
     find_device(options.device)
     casefile.look_at(options.cases)
     until = time.monotonic() + (float("inf") if options.time_budget is None else options.time_budget)
-    tell(
-        {
-            "event": "header",
-            "schema": SCHEMA,
-            "ringverify": ringverify.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "device": options.device,
-            "suite": options.suite,
-            "seed": options.seed,
-        }
-    )
+    tell(header(options))
     outcomes: list[Outcome] = []
     for plan in plans:
         world = open_world(plan.world) if crew is None else crew.world()
         try:
-            run = _ImplementationRun(plan, world, options, until, tell, watch)
+            run = ImplementationRun(plan, world, options, until, tell, watch)
             outcomes.append(run.outcome(properties))
         finally:
             world.close()
         if options.stop_early and outcomes[-1].exit_code == 1:
             break
-    verdicts, codes = ({getattr(outcome, name) for outcome in outcomes} for name in ("verdict", "exit_code"))
-    verdict = next((v for v in ("violations", "inconclusive") if v in verdicts), "conformant")
-    code = next((code for code in CODES if code in codes), 0)
-    footer: Event = {"event": "footer", "verdict": verdict, "exit_code": code}
-    if options.baseline is not None:
-        footer["known"] = sum(outcome.known for outcome in outcomes)
-        footer["unexpected"] = [line for outcome in outcomes for line in outcome.unexpected]
+    footer = footer_event(outcomes, baseline=options.baseline is not None)
     tell(footer)
+    code: int = footer["exit_code"]
     return code
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of one implementation.
+def named_apart(implementations: Iterable[Implementation]) -> list[str]:
+    """The names of implementations, by which reports tell them apart.
 
-    Attributes:
-        verdict: `conformant`, `violations` or `inconclusive`; a known violation is a violation.
-        exit_code: what it comes to for the run, where a known violation does not count.
-        known: how many violations are known.
-        unexpected: a line for each property that passes where the baseline has it violated.
+    Raises:
+        UsageError: two have the same.
+    """
+    names = [implementation.name for implementation in implementations]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two implementations are named {name!r}: give one of them another name=")
+    return names
+
+
+def header(options: Options) -> Event:
+    """The event that begins a run."""
+    return {
+        "event": "header",
+        "schema": SCHEMA,
+        "ringverify": ringverify.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": options.device,
+        "suite": options.suite,
+        "seed": options.seed,
+    }
+
+
+class ImplementationRun:
+    """One implementation, a property at a time.
+
+    Args:
+        plan: what is run where.
+        world: that world; whoever opened it closes it.
+        options: what the user asked for.
+        until: `time.monotonic()` after which no further case is started.
+        tell: is told each event.
+        watch: is told how far a property has come.
     """
 
-    verdict: str
-    exit_code: int
-    known: int
-    unexpected: list[str]
-
-    @classmethod
-    def of(cls, properties: Sequence[Event]) -> Outcome:
-        """From the events of its properties."""
-        seen = {event["verdict"] for event in properties}
-        verdict = "violations" if "fail" in seen else "inconclusive"
-        if verdict != "violations" and "inconclusive" not in seen and "pass" in seen:
-            verdict = "conformant"
-        unexpected = [event["unexpected"] for event in properties if "unexpected" in event]
-        code = 3 if "inconclusive" in seen or not seen & {"pass", "fail"} else 0
-        if unexpected:
-            code = 2
-        if any(is_new_violation(event) for event in properties):
-            code = 1
-        return cls(verdict, code, sum("known" in event for event in properties), unexpected)
-
-
-def is_new_violation(event: Event) -> bool:
-    """Whether an event of a property tells of a violation that no baseline knows."""
-    return event["verdict"] == "fail" and "known" not in event
-
-
-@dataclasses.dataclass
-class _ImplementationRun:
-    plan: Plan
-    world: World
-    options: Options
-    until: float
-    tell: Callable[[Event], None]
-    watch: Watch
-
-    @property
-    def implementation(self) -> Implementation:
-        return self.plan.implementation
-
-    def outcome(self, properties: Sequence[Property]) -> Outcome:
-        runner = Runner(
+    def __init__(
+        self, plan: Plan, world: World, options: Options, until: float, tell: Callable[[Event], None], watch: Watch
+    ) -> None:
+        self.implementation, self.target = plan.implementation, plan.target
+        self.world = world
+        self.options = options
+        self.until = until
+        self.tell = tell
+        self.watch = watch
+        self._runner = Runner(
             self.implementation,
             self.world,
-            target=self.plan.target,
-            device=self.options.device,
-            most_ranks=self.plan.most_ranks,
-            deadline=DEADLINES[self.world.name] if self.options.deadline is None else self.options.deadline,
+            target=plan.target,
+            device=options.device,
+            most_ranks=plan.most_ranks,
+            deadline=DEADLINES[world.name] if options.deadline is None else options.deadline,
         )
+
+    def outcome(self, properties: Sequence[Property]) -> Outcome:
+        """Try properties one after another, and tell what came of the implementation."""
         started, told = time.monotonic(), []
         for property in properties:
-            told.append(self._property(property, runner))
-            if self.options.stop_early and is_new_violation(told[-1]):
+            told.append(self.try_property(property))
+            if self.options.stop_early and is_new_violation(told[-1].verdict):
                 break
-        seen, outcome = [event["verdict"] for event in told], Outcome.of(told)
         self.tell(
-            {
-                "event": "implementation",
-                "implementation": self.implementation.name,
-                "verdict": outcome.verdict,
-                "world": self.world.name,
-                "undeclared": undeclared(self.implementation.capabilities),
-                "properties": {kind: seen.count(kind) for kind in ("pass", "fail", "unsupported", "inconclusive")},
-                "known": outcome.known,
-                "not_run": len(properties) - len(seen),
-                "examples": sum(event["examples"] for event in told),
-                "runs": runner.runs,
-                "seconds": round(time.monotonic() - started, 3),
-                "seconds_inside": round(runner.seconds_inside, 3),
-            }
+            implementation_event(
+                told,
+                implementation=self.implementation.name,
+                asked=len(properties),
+                seconds=time.monotonic() - started,
+            )
         )
-        self._exchange(runner)
-        return outcome
+        self._exchange(self._runner)
+        return Outcome.of([one.verdict for one in told])
+
+    def try_property(self, property: Property) -> Told:
+        """Try one property; tell what came of it, and give that back."""
+        runs, inside, events = self._runner.runs, self._runner.seconds_inside, []
+        for event in self._property(property, self._runner):
+            self.tell(event)
+            events.append(event)
+        return Told(
+            implementation=self.implementation.name,
+            world=self.world.name,
+            undeclared=undeclared(self.implementation.capabilities),
+            events=events,
+            runs=self._runner.runs - runs,
+            seconds_inside=self._runner.seconds_inside - inside,
+        )
 
     def _exchange(self, runner: Runner) -> None:
         """Tell who sends how much to whom, and what memory peaks at, on one ordinary case."""
@@ -261,8 +189,8 @@ class _ImplementationRun:
             }
         )
 
-    def _property(self, property: Property, runner: Runner) -> Event:
-        """Try one property; the event that tells of it."""
+    def _property(self, property: Property, runner: Runner) -> Iterator[Event]:
+        """Try one property: the event that tells of it, and that of its counterexample."""
         capabilities, options = self.implementation.capabilities, self.options
         event: Event = {
             "event": "property",
@@ -280,19 +208,26 @@ class _ImplementationRun:
         if reason is None and property.simulated_only and self.world.name != "simulated":
             reason = f"needs the simulated world: in the {self.world.name} world nothing is watched or held back"
         if reason is not None:
-            self.tell(event := {**event, "reason": reason})
-            return event
+            yield {**event, "reason": reason}
+            return
         examples = property.examples_in(options.suite)
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
         self.watch.start(self.implementation.name, property.id, examples)
         try:
             found = hunt(
-                property, runner, examples=examples, seed=options.seed, until=self.until, progress=self.watch.step
+                property,
+                runner,
+                examples=examples,
+                seed=options.seed,
+                until=self.until,
+                progress=self.watch.step,
+                suite=options.suite,
+                first=self._remembered(property),
             )
         except (WorldUnavailable, Inconclusive) as error:
-            self.tell(event := {**event, "verdict": "inconclusive", "reason": str(error)})
-            return event
+            yield {**event, "verdict": "inconclusive", "reason": str(error)}
+            return
         finally:
             self.watch.stop()
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
@@ -309,15 +244,20 @@ class _ImplementationRun:
             event["reason"] = f"the time budget ended after {found.examples} of {examples} examples"
         if options.baseline is not None:
             event |= _expected(event, options.baseline, whole=not found.out_of_time)
-        self.tell(event)
+        yield event
         if found.counterexample is not None:
-            self.tell(self._counterexample(property, found, found.counterexample))
-        return event
+            yield self._counterexample(property, found, found.counterexample)
+
+    def _remembered(self, property: Property) -> list[CaseFile]:
+        """What failed in earlier runs, which a nightly run tries first: its own cases are others each time."""
+        if self.options.suite != "nightly":
+            return []
+        return casefile.remembered(self.options.cases, target=self.target, property=property.id)
 
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample) -> Event:
         path = casefile.save(
             self.options.cases,
-            target=self.plan.target,
+            target=self.target,
             property=property.id,
             world=self.world.name,
             device=self.options.device,

@@ -16,6 +16,8 @@ from ringverify.implementation import Capabilities
 from ringverify.worlds.world import Failure
 
 Suite = Literal["quick", "full", "nightly"]
+SUITES: dict[Suite, int] = {"quick": 1, "full": 10, "nightly": 100}
+"""How many times the cases of the quick suite each suite tries."""
 Reason = tuple[str, ...]
 """Why a case fails, coarsely: shrinking keeps it."""
 
@@ -84,7 +86,7 @@ class Property:
 
     def examples_in(self, suite: Suite) -> int:
         """How many cases a suite tries: `full` ten times, `nightly` a hundred times those of `quick`."""
-        return self.examples * {"quick": 1, "full": 10, "nightly": 100}[suite]
+        return self.examples * SUITES[suite]
 
 
 def always(capabilities: Capabilities) -> str | None:

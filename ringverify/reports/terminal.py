@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -133,6 +135,13 @@ class Terminal:
     def _print(self, *pieces: str | tuple[str, str]) -> None:
         """A line of text and styled text, as it is: what an implementation says is no markup."""
         self.console.print(Text.assemble(*pieces), soft_wrap=True)
+
+
+def counterexample_text(event: Event, *, verbose: bool = False) -> str:
+    """What the terminal says of a violation, as plain text."""
+    told = io.StringIO()
+    Terminal(Console(file=told, color_system=None, width=120), verbose=verbose).counterexample(event)
+    return told.getvalue()
 
 
 def worst_element(event: Event) -> str:

@@ -9,7 +9,7 @@ from command_line import assert_one_line, miniature
 
 from ringverify import reports
 from ringverify.check.baseline import read_baseline
-from ringverify.check.run import Outcome
+from ringverify.check.outcome import Outcome
 from ringverify.errors import UsageError
 
 pytestmark = pytest.mark.timeout(120)

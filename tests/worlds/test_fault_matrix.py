@@ -23,7 +23,8 @@ from ringverify.cases.shrinking import Shrunk
 from ringverify.check import planning
 from ringverify.check import run as running
 from ringverify.check.interrupts import interrupts
-from ringverify.check.run import Options, Subject, check
+from ringverify.check.options import Options, Subject
+from ringverify.check.run import check
 from ringverify.properties.catalogue import select
 from ringverify.worlds.simulated import SimulatedWorld
 

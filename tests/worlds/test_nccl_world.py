@@ -69,7 +69,8 @@ def test_a_cpu_is_no_device_for_this_world(tmp_path, monkeypatch, capsys):
 
 def test_a_check_uses_the_world_sizes_that_fit(two_gpus, tmp_path):
     """Of those that every world of processes tries; no case needs more ranks than there are GPUs."""
-    from ringverify.check.run import Options, Subject, check
+    from ringverify.check.options import Options, Subject
+    from ringverify.check.run import check
     from ringverify.properties.catalogue import select
     from ringverify.targets import load
 
