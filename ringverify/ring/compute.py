@@ -70,6 +70,7 @@ class Job:
     bounded: bool
     transport: Transport
     positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
+    _finite: dict[int, bool] = dataclasses.field(default_factory=dict, repr=False)
     _band: dict[tuple[int | None, ...], torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
 
     def whole(self, *tensors: torch.Tensor) -> Literal["causal", False] | None:
@@ -103,7 +104,7 @@ class Job:
     def attend(self, running: Running, q: torch.Tensor, block: Block, owner: int) -> None:
         """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
         regions = self.plan.regions(owner)
-        safe = _safe(regions, block)
+        safe = self._safe(regions, block, owner)
         for region in regions:
             q_r, (k_r, v_r) = _of_queries(region, q), block.of(region)
             for tile in tiles(region, *self._buckets(region, safe, forward=True)):
@@ -122,7 +123,7 @@ class Job:
         The block and its owner are those of `attend`; the first `after` tiles have been computed already.
         """
         regions = self.plan.regions(owner)
-        safe = _safe(regions, block, rows)
+        safe = self._safe(regions, block, owner) and (rows.finite or not _masked(regions))
         for region in regions:
             q_r, (k_r, v_r) = _of_queries(region, rows.q), block.of(region)
             dout_r, out_r = _of_queries(region, rows.dout), _of_queries(region, rows.out)
@@ -170,6 +171,14 @@ class Job:
         wide = self.setting.dtype == self.setting.accumulates
         return (region.queries.size if unbounded and wide else self.bucket), self.bucket
 
+    def _safe(self, regions: tuple[Region, ...], block: Block, owner: int) -> bool:
+        """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
+        if not _masked(regions):
+            return True
+        if owner not in self._finite:  # backward is sent the same blocks again
+            self._finite[owner] = all_finite(*(x for pair in block.parts.values() for x in pair))
+        return self._finite[owner]
+
     def _kernel(self, mask: TileMask, safe: bool) -> Kernel:
         """A masked tile is left to a fused kernel if nothing it excludes can matter, and if it takes such a mask."""
         if mask is None or (safe and (isinstance(mask, str) or self.kernel.takes_bias)):
@@ -204,14 +213,12 @@ class Job:
 
 def all_finite(*tensors: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite. A sum that overflows counts as not finite, which costs time only."""
-    return all(bool(torch.isfinite(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))) for x in tensors)
+    wide = {torch.float16: torch.float32}  # bfloat16 has the range of float32
+    return all(bool(torch.isfinite(x.sum(dtype=wide.get(x.dtype)))) for x in tensors)
 
 
-def _safe(regions: tuple[Region, ...], block: Block, rows: Rows | None = None) -> bool:
-    """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
-    if all(region.low is None and region.high is None and not region.by_position for region in regions):
-        return True
-    return (rows is None or rows.finite) and all_finite(*(x for pair in block.parts.values() for x in pair))
+def _masked(regions: tuple[Region, ...]) -> bool:
+    return any(region.low is not None or region.high is not None or region.by_position for region in regions)
 
 
 def _of_queries(region: Region, x: torch.Tensor) -> torch.Tensor:
