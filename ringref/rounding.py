@@ -313,15 +313,21 @@ def rms_error(actual: Array, exact: Array, dtype: DtypeName, allowed: Array | No
         dtype: in units of whose u.
         allowed: bounds on the error of each element; if given, rows left by cancellation are left out.
     """
+    kept = rows_of_rms(exact, allowed)
+    if not kept.any():
+        return 0.0, 0
+    relative = ((actual - exact) ** 2).sum(axis=-1)[kept] / (exact**2).sum(axis=-1)[kept]
+    return float(np.sqrt(relative.mean()) / UNIT_ROUNDOFF[dtype]), int(kept.sum())
+
+
+def rows_of_rms(exact: Array, allowed: Array | None = None) -> NDArray[np.bool_]:
+    """The rows that `rms_error` is a mean of: one axis less than `exact`."""
     size = (exact**2).sum(axis=-1)
-    kept = size > 0
+    kept: NDArray[np.bool_] = size > 0
     if allowed is not None and kept.any():
         relative_bound = np.sqrt((allowed**2).sum(axis=-1) / np.where(kept, size, 1.0))
         kept &= relative_bound <= CANCELLED * np.median(relative_bound[kept])
-    if not kept.any():
-        return 0.0, 0
-    relative = ((actual - exact) ** 2).sum(axis=-1)[kept] / size[kept]
-    return float(np.sqrt(relative.mean()) / UNIT_ROUNDOFF[dtype]), int(kept.sum())
+    return kept
 
 
 FLUCTUATION = 6.0

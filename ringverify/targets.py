@@ -19,6 +19,12 @@ BUILT_IN: dict[str, str] = {
     "ring": "ringverify.ring.declared:ring",
     "allgather": "ringverify.ring.declared:allgather",
     "peer:ring-attention-pytorch": "ringverify.peers.ring_attention_pytorch:attend",
+    "peer:ring-flash-attn-ring": "ringverify.peers.ring_flash_attn:ring",
+    "peer:ring-flash-attn-zigzag": "ringverify.peers.ring_flash_attn:zigzag",
+    "peer:ring-flash-attn-stripe": "ringverify.peers.ring_flash_attn:stripe",
+    "peer:ring-flash-attn-ring-varlen": "ringverify.peers.ring_flash_attn:ring_varlen",
+    "peer:ring-flash-attn-zigzag-varlen": "ringverify.peers.ring_flash_attn:zigzag_varlen",
+    "peer:ring-flash-attn-llama3": "ringverify.peers.ring_flash_attn:llama3",
 }
 """Built-in names and where they live; data, so that listing them imports nothing."""
 

@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 
 from ringref.pattern import multiplicity
 from ringref.problem import Problem
-from ringref.rounding import Pipeline
+from ringref.rounding import UNIT_ROUNDOFF, Pipeline, rows_of_rms
 from ringverify import targets
-from ringverify.cases.comparing import allowed
+from ringverify.cases.comparing import allowed, answer
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import shards
 from ringverify.check.casefile import CaseFile
 from ringverify.check.snippet_template import TEMPLATE
 from ringverify.implementation import Implementation
+from ringverify.properties.precision import PRECISION, rms_limits
 
 READABLE = 400
 """Numbers of an array that are written out; longer arrays are packed."""
@@ -47,6 +48,11 @@ def snippet(recorded: CaseFile, target: str, implementation: Implementation) -> 
     bound = allowed(case, pipeline)
     arrays = {name: getattr(x, name) for name in ("q", "k", "v", "dout", "dlse")}
     limits = {name: getattr(bound, name) for name in ("out", "lse", "dq", "dk", "dv")}
+    rms: dict[str, Any] = {}
+    if recorded.property == PRECISION.id:
+        for result, most in rms_limits(case, pipeline, gradients=capabilities.gradients).items():
+            kept = rows_of_rms(getattr(answer(case), result), limits[result])
+            rms[result] = _Source(f"({most!r}, {_array(kept)})")
     values = {
         "summary": recorded.summary,
         "case": case.describe(),
@@ -65,6 +71,8 @@ def snippet(recorded: CaseFile, target: str, implementation: Implementation) -> 
         "keys": repr([rows.tolist() for rows in keys]),
         "inputs": _dict({name: _Source(_array(array)) for name, array in arrays.items()}),
         "multiplicity": _array(multiplicity(p)),
+        "unit": repr(UNIT_ROUNDOFF[p.dtype]),
+        "rms": _dict(rms),
         "allowed": _dict({name: _Source(_array(array)) for name, array in limits.items()}),
     }
     text = TEMPLATE

@@ -48,6 +48,7 @@ KEYS = <<keys>>  # and of its keys
 INPUTS = <<inputs>>  # (batch, sequence, heads, dim); dlse (batch, heads, sequence)
 M = <<multiplicity>>  # how often query i attends key j: (batch, heads, queries, keys)
 ALLOWED = <<allowed>>
+RMS, UNIT = <<rms>>, <<unit>>  # largest root mean square error, in units, and the rows (batch, sequence, heads) of it
 
 
 def lay_out(array, dtype):
@@ -149,7 +150,7 @@ def main():
     """Run all ranks, compare, and say by how much they are off."""
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    right, off = dense(), False
+    right, off, squares = dense(), False, {name: [] for name in RMS}
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(run_rank, (folder,), nprocs=WORLD)
         for rank in range(len(RING)):
@@ -165,6 +166,13 @@ def main():
                     off = off or wrong > 0
                     beyond = f"beyond what is allowed in {wrong} of {seen.size} elements"
                     print(f"rank {rank} {name:<3}  worst difference {worst:.3g}, {beyond}")
+                    if name in RMS:
+                        relative = (error**2).sum(-1) / (expected**2).sum(-1).clip(min=np.finfo(float).tiny)
+                        squares[name].append(relative[RMS[name][1][at]])
+    for name, (limit, _) in RMS.items():
+        rms = np.sqrt(np.concatenate(squares[name]).mean()) / UNIT
+        off = off or not rms <= limit
+        print(f"all ranks {name:<3}  root mean square error {rms:.3g} u, where at most {limit:.3g} u is allowed")
     return int(off)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.comparing import TensorName
+from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.catalogue import SUSPICIONS
 from ringverify.diagnosis.fitting import fits
@@ -101,7 +102,7 @@ def _named(
     """The suspicion that explains all cases, if there is one."""
     # Extreme values drown an explanation in rounding, and the smallest case fails with the simplest that it can.
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
-    asked = [case for case in dict.fromkeys(others) if case != cases[0] and why_unsupported(case, capabilities) is None]
+    asked = [case for case in dict.fromkeys(others) if case != cases[0] and _possible(case, capabilities)]
     asked.sort(key=_cost)  # in the time there is, many small ones tell more apart than one large
     scenes: dict[Case, Scene | None] = {}
 
@@ -131,6 +132,11 @@ def _named(
             text = "; or ".join(_told(left, smallest)[:ALTERNATIVES]) + f" (residual {residual:.0e})"
             return Diagnosis(text, True, hop_of(found, smallest), residual)
     return Diagnosis(UNEXPLAINED)
+
+
+def _possible(case: Case, capabilities: Capabilities) -> bool:
+    """Whether an implementation declares what a case asks for, and its values can be made."""
+    return why_unsupported(case, capabilities) is None and (case.values != "selectors" or selectable(case))
 
 
 def _of_other_code(scene: Scene, smallest: Case) -> bool:

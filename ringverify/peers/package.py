@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
+import sys
 from types import ModuleType
 
 from ringverify.errors import Inconclusive
@@ -12,7 +14,9 @@ EXTRA = "pip install 'ringverify[peers]'"
 """What installs the packages of all adapters that need nothing but a CPU."""
 
 
-def imported(module: str, *, peer: str, package: str, version: str, install: str = EXTRA) -> ModuleType:
+def imported(
+    module: str, *, peer: str, package: str, version: str, install: str = EXTRA, run_init: bool = True
+) -> ModuleType:
     """The module of an installed package.
 
     Args:
@@ -21,6 +25,7 @@ def imported(module: str, *, peer: str, package: str, version: str, install: str
         package: the package's name in the registry.
         version: the one version whose claims the adapter declares.
         install: the command that installs it.
+        run_init: whether to run the `__init__` of the outermost package, which may need more than the module does.
 
     Raises:
         Inconclusive: the package is missing, is of another version, or does not import.
@@ -33,7 +38,15 @@ def imported(module: str, *, peer: str, package: str, version: str, install: str
     if found != version:
         raise Inconclusive(f"{needs}, found {found}: {install}")
     try:
+        if not run_init:
+            _without_init(module.partition(".")[0])
         return importlib.import_module(module)
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise Inconclusive(f"{needs}, which does not import: {told}") from error
+
+
+def _without_init(name: str) -> None:
+    """Let modules of a package be found without running its `__init__`."""
+    if name not in sys.modules and (spec := importlib.util.find_spec(name)) is not None:
+        sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
-from ringref.rounding import precision_allowed, rms_error
+from ringref.rounding import Pipeline, precision_allowed, rms_error
 from ringverify.cases.case import SEEDS, Case
 from ringverify.cases.comparing import TensorName, allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
@@ -33,21 +33,12 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     observation = runner.run(case, gradients=c.gradients)
     if observation.failure is not None:
         return Judgement(0.0, violation_of(observation), observation.digest)
-    x, truth = make_inputs(case), answer(case)
-    pipeline = pipeline_of(case, c, observation)
-    emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline)
-    bounds = allowed(case, pipeline)
-    largest, violation, applies = 0.0, None, False
-    names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
-    for name in names:
-        exact = getattr(truth, name)
-        bound = getattr(bounds, name)
-        rho, rows = rms_error(_gathered(case, c, observation, name), exact, case.problem.dtype, bound)
-        if rows < FEWEST:
-            continue
-        applies = True
-        declared, _ = rms_error(getattr(emulated, name), exact, case.problem.dtype, bound)
-        limit = precision_allowed(declared, rows, pipeline.probabilities)
+    truth, pipeline = answer(case), pipeline_of(case, c, observation)
+    bounds, limits = allowed(case, pipeline), rms_limits(case, pipeline, gradients=c.gradients)
+    largest, violation = 0.0, None
+    for name, limit in limits.items():
+        actual = _gathered(case, c, observation, name)
+        rho, _ = rms_error(actual, getattr(truth, name), case.problem.dtype, getattr(bounds, name))
         margin = rho / limit if np.isfinite(rho) else np.inf
         if margin > largest:
             largest = margin
@@ -57,7 +48,21 @@ def _judge(case: Case, runner: Runner) -> Judgement:
                     f"{rho:.3g} u, where the declared pipeline's is at most {limit:.3g} u"
                 )
                 violation = Violation(("precision", name), None, summary)
-    return Judgement(float(largest), violation, observation.digest, applies=applies)
+    return Judgement(float(largest), violation, observation.digest, applies=bool(limits))
+
+
+def rms_limits(case: Case, pipeline: Pipeline, *, gradients: bool) -> dict[TensorName, float]:
+    """The largest root mean square error of each result, in u of its dtype; only where enough rows can be averaged."""
+    x, truth, bounds = make_inputs(case), answer(case), allowed(case, pipeline)
+    emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline)
+    names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if gradients else ("out",)
+    found: dict[TensorName, float] = {}
+    for name in names:
+        exact, bound = getattr(truth, name), getattr(bounds, name)
+        declared, rows = rms_error(getattr(emulated, name), exact, case.problem.dtype, bound)
+        if rows >= FEWEST:
+            found[name] = precision_allowed(declared, rows, pipeline.probabilities)
+    return found
 
 
 def _gathered(case: Case, c: Capabilities, observation: Observation, name: TensorName) -> Array:

@@ -57,6 +57,21 @@ def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(target, t
 
 
 @pytest.mark.timeout(240)
+def test_a_snippet_shows_a_mean_that_is_off(tmp_path, capsys, monkeypatch):
+    """`precision` is about all elements together: each alone is within what is allowed."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", f"{MINIATURES / 'lenses.py:rounds_dq'}", "--only", "precision", "--max-examples", "4"]) == 1
+    (case,) = (tmp_path / ".ringverify").glob("*.json")
+    assert main(["replay", str(case), "--snippet", "shown.py"]) == 1
+    capsys.readouterr()
+    run = shown(tmp_path / "shown.py", hidden=("ringverify", "ringref"))
+    assert run.returncode == 1, run.stderr
+    means = [line for line in run.stdout.splitlines() if "root mean square" in line]
+    (off,) = (line for line in means if float(line.split()[7]) > float(line.split()[12]))
+    assert off.startswith("all ranks dq")
+
+
+@pytest.mark.timeout(240)
 def test_a_snippet_of_what_lives_in_the_tool_says_that_it_needs_it(tmp_path, capsys, monkeypatch):
     """A mutant is part of ringverify: its script runs where that is installed."""
     monkeypatch.chdir(tmp_path)
