@@ -7,7 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-PATTERNS = ("dense", "causal", "window", "documents", "uneven")
+from ringverify.check.plan_options import branches
+
+PATTERNS = ("dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -23,9 +25,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of all tensors (default: float32)")
     parser.add_argument("--pattern", type=_patterns, default=(), metavar="NAME,…", help=", ".join(PATTERNS))
     parser.add_argument(
+        "--dilation",
+        type=branches,
+        nargs="?",
+        const=(),
+        metavar="W:R,…",
+        help="dilated patterns, with these branches of segment length and dilation rate (default: n/8:1,n/4:2,n/2:4)",
+    )
+    parser.add_argument(
         "--causal",
         action=argparse.BooleanOptionalAction,
-        help="causal patterns only, or none (default: dense and causal; window, documents and uneven are causal)",
+        help="causal patterns only, or none (default: dense and causal; others are causal, but for dilations)",
     )
     parser.add_argument(
         "--repeat", type=_count, default=5, metavar="N", help="rounds that are measured (default: 5; 0: no times)"
@@ -34,7 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--sides",
         type=_names,
         metavar="NAME,…",
-        help="plain, ring, floor, allgather, world-of-1, local, peers, any TARGET of check (default: ours and peers)",
+        help="plain, ring, floor, allgather, world-of-1, local, dense-ring (beside a dilation), peers, any TARGET of "
+        "check (default: ours and peers)",
     )
     parser.add_argument("--phases", action="store_true", help="also where our ring's time goes")
     parser.add_argument("--memory", action="store_true", help="also peak bytes a rank, predicted and by component")
@@ -59,7 +70,8 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     wish = Wish(
         lengths=tuple(length for some in options.length or [(4096,)] for length in some),
         ranks=options.ranks,
-        shape=Shape(options.batch, options.heads, options.head_dim, options.dtype),
+        shape=Shape(options.batch, options.heads, options.head_dim, options.dtype, options.dilation or None),
+        dilated=options.dilation is not None,
         patterns=options.pattern,
         causal=options.causal,
         rounds=options.repeat,

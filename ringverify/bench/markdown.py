@@ -8,7 +8,17 @@ from typing import Any
 from ringverify.bench.memory import COMPONENTS
 from ringverify.bench.phases import PHASES
 from ringverify.bench.sides import MEANING
-from ringverify.bench.table import PASSES, busy, crossover_lines, load, mebibytes, milliseconds, ratio, versions
+from ringverify.bench.table import (
+    PASSES,
+    busy,
+    crossover_lines,
+    dilation_lines,
+    load,
+    mebibytes,
+    milliseconds,
+    ratio,
+    versions,
+)
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -53,6 +63,9 @@ def _speed(report: Mapping[str, Any]) -> Iterable[str]:
         yield from _table(["side", *(f"{name} ms" for name in PASSES), "× plain", "× floor"], lines)
         for one in entry["left_out"]:
             yield f"Left out: {one['side']}: {one['reason']}."
+            yield ""
+        for line in dilation_lines(entry.get("dilation")):
+            yield f"{line}."
             yield ""
         if entry["phases"] is not None:
             yield from _phases(entry["phases"])

@@ -12,7 +12,7 @@ from typing import Any
 from ringverify.bench import crossover, cuda, machine, markdown, memory, plots, speed
 from ringverify.bench.sides import Side, chosen_sides
 from ringverify.bench.table import Tables
-from ringverify.bench.workload import PatternName, Shape, Workload, chosen_patterns, workload
+from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
 from ringverify.errors import UsageError
 from ringverify.reports.jsonl import finite, write_whole
 from ringverify.worlds.contained import ContainedWorld
@@ -31,6 +31,7 @@ class Wish:
         ranks: numbers of ranks.
         shape: heads and dtype.
         patterns: by name; none is dense and causal.
+        dilated: dilations where no pattern is named.
         causal: for patterns that can be either.
         rounds: how many are measured; none leaves memory.
         sides: by name; `None` is ours and the installed peers.
@@ -47,6 +48,7 @@ class Wish:
     ranks: tuple[int, ...] = (2,)
     shape: Shape = Shape()
     patterns: tuple[PatternName, ...] = ()
+    dilated: bool = False
     causal: bool | None = None
     rounds: int = 5
     sides: tuple[str, ...] | None = None
@@ -88,7 +90,7 @@ def run(wish: Wish, tables: Tables, progress: speed.Progress) -> int:
 
 
 def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
-    sides, remarks = chosen_sides(wish.sides)
+    sides, remarks = chosen_sides(wish.sides, dilated=set(_patterns(wish)) <= set(DILATED))
     works = list(_workloads(wish))
     _look_at(wish, works, sides)
     report: Report = {
@@ -114,7 +116,7 @@ def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
             report["speed"].append(entry)
             tables.speed(entry)
     if wish.memory:
-        for pattern in chosen_patterns(wish.patterns, wish.causal):
+        for pattern in _patterns(wish):
             report["memory"].append(_memory(wish, pattern, progress))
             tables.memory(report["memory"][-1])
     if timed:
@@ -123,6 +125,10 @@ def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
     report["machine"]["load_after"] = machine.load()
     tables.footer(report)
     return report
+
+
+def _patterns(wish: Wish) -> tuple[PatternName, ...]:
+    return chosen_patterns(wish.patterns, wish.causal, dilated=wish.dilated)
 
 
 def _memory(wish: Wish, pattern: PatternName, progress: speed.Progress) -> dict[str, Any]:
@@ -155,7 +161,7 @@ def _cuda(wish: Wish, progress: speed.Progress) -> dict[str, Any]:
 
 def _by_length(wish: Wish) -> Iterator[list[Workload]]:
     for ranks in wish.ranks:
-        for pattern in chosen_patterns(wish.patterns, wish.causal):
+        for pattern in _patterns(wish):
             lengths = crossover.lengths_up_to(max(wish.lengths), ranks)
             yield [workload(pattern, length, ranks, wish.shape, wish.causal) for length in lengths]
 
@@ -163,7 +169,7 @@ def _by_length(wish: Wish) -> Iterator[list[Workload]]:
 def _workloads(wish: Wish) -> Iterator[Workload]:
     for world_size in wish.ranks:
         for length in wish.lengths:
-            for pattern in chosen_patterns(wish.patterns, wish.causal):
+            for pattern in _patterns(wish):
                 yield workload(pattern, length, world_size, wish.shape, wish.causal)
 
 
@@ -225,7 +231,7 @@ def _options(wish: Wish, sides: list[Side]) -> dict[str, Any]:
         "lengths": list(wish.lengths),
         "ranks": list(wish.ranks),
         **dataclasses.asdict(wish.shape),
-        "patterns": list(chosen_patterns(wish.patterns, wish.causal)),
+        "patterns": list(_patterns(wish)),
         "causal": wish.causal,
         "rounds": wish.rounds,
         "sides": [side.name for side in sides],

@@ -12,7 +12,7 @@ from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.targets import BUILT_IN, load
 
-Kind = Literal["ranks", "alone", "local", "plain", "floor"]
+Kind = Literal["ranks", "alone", "local", "plain", "floor", "dense"]
 
 OURS: dict[str, tuple[Kind, str]] = {
     "plain": ("plain", ""),
@@ -21,17 +21,22 @@ OURS: dict[str, tuple[Kind, str]] = {
     "allgather": ("ranks", "allgather"),
     "world-of-1": ("alone", "ring"),
     "local": ("local", "ring"),
+    "dense-ring": ("dense", "ring"),
 }
 """Sides by name: the kind, and the implementation."""
-BY_DEFAULT = tuple(name for name in OURS if name != "local")
+BY_DEFAULT = ("plain", "ring", "floor", "allgather", "world-of-1")
+DILATED_BY_DEFAULT = ("plain", "ring", "floor", "dense-ring", "world-of-1")
 
 MEANING = {
-    "plain": "one process, as many threads as there are ranks, scaled_dot_product_attention",
+    "plain": "one process, as many threads as there are ranks, scaled_dot_product_attention; of a dilation, the dense "
+    "problems that it is made of, gathered beforehand",
     "ring": "a process a rank, 1 thread each",
     "floor": "the ring's tile work, each rank its own, without communication and without merges",
     "allgather": "a process a rank, 1 thread each",
     "world-of-1": "our ring in one process, as many threads as there are ranks",
     "local": "our ring in one process with one thread",
+    "dense-ring": "our ring on the same inputs without the dilation: what a ring with a mask computes, the mask not "
+    "counted",
 }
 MASK_BYTES = 2 << 30
 """What the plain call may spend on a mask: it knows no window, and gets a matrix of all pairs instead."""
@@ -47,7 +52,7 @@ class Side:
         name: how tables call it.
         kind: ranks: an implementation, a process a rank. alone: one in a world of 1, with
             all threads. local: with one thread. plain: no ring at all. floor: the
-            ring's tile work alone.
+            ring's tile work alone. dense: the ring with all pairs of a dilated problem.
         target: the implementation, as `ringverify.targets` knows it; empty for the plain call.
     """
 
@@ -57,15 +62,19 @@ class Side:
 
     def processes(self, workload: Workload) -> int:
         """How many processes it runs in."""
-        return workload.world_size if self.kind in ("ranks", "floor") else 1
+        return workload.world_size if self.kind in ("ranks", "floor", "dense") else 1
 
     def threads(self, workload: Workload) -> int:
         """Threads of each of them: together as many as there are ranks."""
         return 1 if self.kind == "local" else workload.world_size // self.processes(workload)
 
 
-def chosen_sides(names: Sequence[str] | None) -> tuple[list[Side], list[str]]:
+def chosen_sides(names: Sequence[str] | None, *, dilated: bool = False) -> tuple[list[Side], list[str]]:
     """The sides of those names, by default ours and the installed peers; and remarks on peers that are left out.
+
+    Args:
+        names: as they were given.
+        dilated: whether all patterns are dilations, which no installed peer runs on several ranks.
 
     Raises:
         UsageError: there is no such side.
@@ -73,6 +82,8 @@ def chosen_sides(names: Sequence[str] | None) -> tuple[list[Side], list[str]]:
     """
     if names is not None:
         return [_side(name) for name in dict.fromkeys(names)], []
+    if dilated:
+        return [_side(name) for name in DILATED_BY_DEFAULT], []
     sides, remarks = [_side(name) for name in BY_DEFAULT], []
     for name in BUILT_IN:
         if name.startswith("peer:"):
@@ -107,6 +118,8 @@ def why_not(side: Side, workload: Workload) -> str | None:
         if problem.window is not None and needed > MASK_BYTES:
             return f"it knows no window, and a mask would take {needed / 2**30:.1f} GiB"
         return None
+    if side.kind == "dense":
+        return "there is no dilation to leave out" if problem.dilation is None else None
     capabilities: Capabilities = load(side.target).capabilities
     if not capabilities.gradients:
         return "gradients=False is declared"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ringverify.bench.gathered import pairs
 from ringverify.bench.phases import PHASES
 from ringverify.bench.sides import Side, why_not
-from ringverify.bench.timing import Seconds, interleaved, rows
+from ringverify.bench.timing import Seconds, interleaved, ratios, rows, spread
 from ringverify.bench.visiting import Call, Visit, visit
 from ringverify.bench.workload import Workload
 from ringverify.errors import Inconclusive
@@ -17,6 +18,7 @@ from ringverify.worlds.world import World, WorldUnavailable
 VISIT_SECONDS = 900.0
 """How long one turn may take before its ranks are given up."""
 PLAIN = "plain"
+DENSE = "dense-ring"
 FLOORS = {"ring": "floor", "allgather": "floor"}
 
 
@@ -112,7 +114,18 @@ def measured(
         "rows": rows(found, PLAIN, FLOORS),
         "left_out": [{"side": name, "reason": reason} for name, reason in reasons.items() if reason is not None],
         "phases": phases_of(passes) if passes else None,
+        "dilation": None if problem.dilation is None else _dilation(workload, found),
     }
+
+
+def _dilation(workload: Workload, found: Mapping[str, Sequence[Seconds]]) -> dict[str, Any]:
+    """How much there is to gain from a dilation, and how much of it our ring gains."""
+    problem = workload.problem
+    dense = problem.batch * problem.heads * (problem.nq * (problem.nq + 1) // 2 if problem.causal else problem.nq**2)
+    faster = None
+    if "ring" in found and DENSE in found:
+        faster = spread(ratios(found[DENSE], found["ring"], "both"))
+    return {"pairs": pairs(problem), "dense_pairs": dense, "faster": faster}
 
 
 def phases_of(calls: Sequence[Sequence[Call]]) -> dict[str, list[dict[str, float]]]:

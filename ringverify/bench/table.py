@@ -55,6 +55,8 @@ class Tables:
         for one in entry["left_out"]:
             table.add_row(one["side"], Text(one["reason"], style="dim"), "", "", "", "")
         self.console.print(table)
+        for line in dilation_lines(entry.get("dilation")):
+            self._line(line)
         if entry["phases"] is not None:
             self.phases(entry["phases"])
 
@@ -153,6 +155,18 @@ def ratio(spread: Mapping[str, float] | None) -> str:
 def mebibytes(count: int) -> str:
     """Bytes, for a table."""
     return f"{count / 2**20:.{2 if count >= 2**20 else 4}f}"
+
+
+def dilation_lines(found: Mapping[str, Any] | None) -> list[str]:
+    """What a dilation saves, in a sentence."""
+    if found is None:
+        return []
+    fewer = found["dense_pairs"] / found["pairs"]
+    lines = [f"pairs: {found['pairs']:,}, {fewer:.2f} times fewer than dense"]
+    if found["faster"] is not None:
+        gained = found["faster"]["median"] / fewer
+        lines.append(f"the ring is {ratio(found['faster'])} times as fast as the dense ring: {gained:.2f} of that")
+    return lines
 
 
 def crossover_lines(found: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ringref.sharding import key_positions, query_positions
-from ringverify.bench import floor, plain
+from ringverify.bench import floor, gathered, plain
 from ringverify.bench.phases import Phases, taken_apart
 from ringverify.bench.sides import Side, sharding_of
 from ringverify.bench.workload import Workload
@@ -170,7 +170,9 @@ def _prepared(side: Side, workload: Workload) -> Prepared:
 
 def _prepare(side: Side, workload: Workload) -> Prepared:
     if side.kind == "plain":
-        return plain.Plain(workload)
+        return plain.Plain(workload) if workload.problem.dilation is None else gathered.Gathered(workload.problem)
+    if side.kind == "dense":
+        workload = dataclasses.replace(workload, problem=workload.problem.replace(dilation=None))
     attending = Attending(
         load(side.target),
         sharding_of(side, workload),

@@ -7,17 +7,23 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, get_args
 
-from ringref.problem import DtypeName, Problem
+from ringref.problem import Dilation, DtypeName, Problem
 from ringref.sharding import ShardingName
 from ringverify.errors import UsageError
 
-PatternName = Literal["dense", "causal", "window", "documents", "uneven"]
+PatternName = Literal["dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared"]
 PATTERNS: tuple[PatternName, ...] = get_args(PatternName)
+DILATED: tuple[PatternName, ...] = PATTERNS[-2:]
 
 WINDOW_SHARE = 8
 """A window reaches back over this part of the sequence."""
 DOCUMENT_SHARES = (1, 6, 3, 8, 2)
 """Lengths of packed documents, as parts of the sequence: no document begins where a rank does."""
+
+
+BRANCHES = ((8, 1), (4, 2), (2, 4))
+"""Branches of a dilation, where none are named: segments as parts of the sequence, and dilation rates."""
+Branches = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +35,15 @@ class Shape:
         heads: of queries, keys and values.
         head_dim: of all three.
         dtype: of all three.
+        branches: of dilations, segment lengths and rates; `None` is an eighth of the sequence at rate 1, a quarter at
+            rate 2 and a half at rate 4.
     """
 
     batch: int = 1
     heads: int = 8
     head_dim: int = 64
     dtype: DtypeName = "float32"
+    branches: Branches | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +68,8 @@ class Workload:
         p = self.problem
         ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
         causal = "" if self.pattern == "causal" else ", causal" if p.causal else ", not causal"
+        if p.dilation is not None:
+            causal = f" {','.join(f'{w}:{r}' for w, r in p.dilation.branches)}{causal}"
         return f"{self.pattern}{causal}, n={p.nq}, {ranks} {self.sharding}, {p.heads} × {p.head_dim} {p.dtype}"
 
 
@@ -68,11 +79,11 @@ def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, c
     Args:
         pattern: dense: all pairs. causal: balanced by a zigzag sharding. window: the last eighth of the sequence.
             documents: five packed documents of unlike lengths. uneven: one position less than asked for, so that no
-            number of ranks divides it.
+            number of ranks divides it. dilation-split and dilation-shared: the branches, each head one or all of them.
         length: positions over all ranks.
         world_size: ranks.
         shape: heads and dtype.
-        causal: for window, documents and uneven, which are causal by default.
+        causal: for all but dense and causal; window, documents and uneven are causal by default, dilations are not.
 
     Raises:
         UsageError: too short for so many ranks, or a pattern that contradicts `causal`.
@@ -83,7 +94,9 @@ def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, c
         raise UsageError(
             f"--length {length} on {world_size} ranks: expected at least {2 * world_size}, two positions a rank"
         )
-    masked = pattern != "dense" if causal is None else causal
+    masked = pattern not in ("dense", *DILATED) if causal is None else causal
+    branches = shape.branches or tuple((max(length // part, 1), rate) for part, rate in BRANCHES)
+    dilation = Dilation(branches, "split" if pattern == "dilation-split" else "shared")
     size = length - 1 if pattern == "uneven" else length
     problem = Problem(
         query_length=size,
@@ -94,14 +107,17 @@ def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, c
         causal=masked,
         window=None if pattern != "window" else (length // WINDOW_SHARE, 0 if masked else length // WINDOW_SHARE),
         documents=_documents(length) if pattern == "documents" else None,
+        dilation=dilation if pattern in DILATED else None,
     )
     return Workload(pattern, problem, "zigzag" if pattern in ("causal", "uneven") else "contiguous", world_size)
 
 
-def chosen_patterns(named: Sequence[PatternName], causal: bool | None) -> tuple[PatternName, ...]:
-    """The patterns of a run: those named, or by default dense and causal, as far as `--causal` allows."""
+def chosen_patterns(named: Sequence[PatternName], causal: bool | None, *, dilated: bool) -> tuple[PatternName, ...]:
+    """The patterns of a run: those named, or dilations, or by default dense and causal, as far as `--causal` allows."""
     if named:
         return tuple(named)
+    if dilated:
+        return DILATED
     return tuple(pattern for pattern in PATTERNS[:2] if causal is None or causal == (pattern == "causal"))
 
 

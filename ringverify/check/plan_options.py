@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--causal", action="store_true", help="bottom-right aligned")
     parser.add_argument("--window", metavar="LEFT,RIGHT", help="both inclusive; 'none' is unbounded")
     parser.add_argument("--documents", metavar="0,N1,…", help="cumulative document lengths")
-    parser.add_argument("--dilation", metavar="W:R,…", help="branches, segment length and dilation rate")
+    parser.add_argument("--dilation", type=branches, metavar="W:R,…", help="branches, segment length and dilation rate")
     parser.add_argument("--head-mode", choices=("split", "shared"), default="split", help="default: %(default)s")
     parser.add_argument("--head-offset", choices=("cyclic", "block"), default="cyclic", help="default: %(default)s")
     parser.add_argument("--heads", type=int, default=8, metavar="H", help="default: %(default)s")
@@ -25,3 +25,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim", type=int, default=64, metavar="D", help="default: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: %(default)s")
     parser.add_argument("--bucket", type=int, metavar="ROWS", help="longest side of a tile; default: the CPU kernel's")
+
+
+def branches(text: str) -> tuple[tuple[int, int], ...]:
+    """Branches of a dilation, `W:R,…`."""
+    try:
+        found = tuple((int(w), int(r)) for w, r in (one.split(":") for one in text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or min(min(one) for one in found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected W:R,… such as 2048:1,4096:2")
+    return found

@@ -64,11 +64,7 @@ def plan_table(options: argparse.Namespace, console: Console) -> int:
 def _problem(options: argparse.Namespace) -> Problem:
     dilation = None
     if options.dilation is not None:
-        try:
-            branches = tuple((int(w), int(r)) for w, r in (one.split(":") for one in options.dilation.split(",")))
-        except ValueError:
-            raise UsageError(f"--dilation {options.dilation}: expected W:R,… such as 2048:1,4096:2") from None
-        dilation = Dilation(branches=branches, heads=options.head_mode, head_offset=options.head_offset)
+        dilation = Dilation(branches=options.dilation, heads=options.head_mode, head_offset=options.head_offset)
     return Problem(
         query_length=options.length,
         key_length=options.key_length,

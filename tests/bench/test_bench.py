@@ -260,3 +260,20 @@ def session(number):
             if int(its_session) == number and state != "Z":
                 found.append(int(stat.parent.name))
     return found
+
+
+def test_dilations_are_compared_with_what_they_are_made_of(bench):
+    """Both head modes with the branches that were named, beside the dense problems and a ring of all pairs."""
+    options = [*TINY, "--dilation", "8:1,32:3", "--length", "64", "--heads", "2"]
+    code, out, _, report = bench(*options, "--report", "bench.json")
+    assert code == 0
+    assert [one["pattern"] for one in report["speed"]] == ["dilation-split", "dilation-shared"]
+    for entry in report["speed"]:
+        assert "8:1,32:3" in entry["title"]
+        assert [row["side"] for row in entry["rows"]] == ["plain", "ring", "floor", "dense-ring", "world-of-1"]
+        found, rounds = entry["dilation"], {row["side"]: row["both"]["rounds"] for row in entry["rows"]}
+        assert found["dense_pairs"] == 2 * 64 * 64
+        by_hand = sorted(dense / ring for dense, ring in zip(rounds["dense-ring"], rounds["ring"], strict=True))
+        assert by_hand[0] <= found["faster"]["median"] <= by_hand[1]
+    assert "times fewer than dense" in out
+    assert bench("--dilation", "8-1")[0] == 2

@@ -27,7 +27,7 @@ def test_segments_within_a_rank_move_nothing(capsys):
     ("options", "message"),
     [
         (["--ranks", "0"], "--ranks 0: expected at least 1"),
-        (["--ranks", "2", "--dilation", "4-2"], "--dilation 4-2: expected W:R"),
+        (["--ranks", "2", "--dilation", "4-2"], "--dilation: '4-2': expected W:R"),
         (["--ranks", "2", "--window", "3"], "window=(3,): expected (left, right)"),
         (["--ranks", "2", "--documents", "0,x"], "--documents 0,x: expected whole numbers"),
         (["--ranks", "2", "--bucket", "0"], "--bucket 0: expected at least 1"),
