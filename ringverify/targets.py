@@ -6,14 +6,19 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
+
+_loading: list[str] = []
+"""Files and modules that are being loaded as targets, the innermost last."""
 
 BUILT_IN: dict[str, str] = {
     "ring": "ringverify.ring.declared:ring",
@@ -57,7 +62,11 @@ def load(target: str) -> Implementation:
             f"unknown target {target!r}: expected a built-in name, module:attribute or path/to/file.py:attribute; "
             f"{hint}"
         )
-    module = _load_file(module_name) if module_name.endswith(".py") else _load_module(module_name)
+    _loading.append(module_name)
+    try:
+        module = _load_file(module_name) if module_name.endswith(".py") else _load_module(module_name)
+    finally:
+        _loading.pop()
     found: Any = module
     for part in attribute.split("."):
         try:
@@ -70,6 +79,57 @@ def load(target: str) -> Implementation:
             f"@ringverify.implementation(...){_offer(module)}"
         )
     return found
+
+
+def being_loaded() -> str | None:
+    """The file or module that is being loaded as a target at this moment, if one is."""
+    return _loading[-1] if _loading else None
+
+
+def address_of(implementation: Implementation) -> str:
+    """What to type to get an implementation that is at hand: the inverse of `load`.
+
+    A module outside any package is named by its file where that lies below the working directory, since only there a
+    command finds it too.
+
+    Raises:
+        UsageError: no module that was imported from a file has it as an attribute.
+    """
+    modules = [sys.modules.get(implementation.function.__module__), *sys.modules.values()]
+    for module in modules:
+        if module is None or not getattr(module, "__file__", None):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if value is implementation:
+                return _address(module, attribute)
+    raise UsageError(
+        f"{implementation.name} is no attribute of a module, so no rank could import it: decorate it at the top level "
+        "of a file, outside functions"
+    )
+
+
+def _address(module: ModuleType, attribute: str) -> str:
+    name, file = module.__name__, Path(str(module.__file__)).resolve()
+    built_in = [built for built, location in BUILT_IN.items() if location == f"{name}:{attribute}"]
+    if built_in:
+        return built_in[0]
+    below = file.is_relative_to(Path.cwd())
+    if _origin(name) == file and (module.__package__ or not below):
+        return f"{name}:{attribute}"
+    return f"{(file.relative_to(Path.cwd()) if below else file).as_posix()}:{attribute}"
+
+
+def _origin(name: str) -> Path | None:
+    """The file that another process would import under this name, whatever is loaded under it here."""
+    where: Sequence[str] | None = None
+    spec = None
+    for end in [*(match.start() for match in re.finditer(r"\.", name)), len(name)]:
+        finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+        spec = next((found for find in finders if find is not None and (found := find(name[:end], where))), None)
+        if spec is None:
+            return None
+        where = spec.submodule_search_locations
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def _offer(module: ModuleType) -> str:

@@ -1,0 +1,85 @@
+"""What people ask of pytest, and in whose words it is refused. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ringverify.errors import UsageError
+from ringverify.testing.items import LOADS, ROOM
+from ringverify.testing.wish import PARSERS, Wish
+
+Chosen = dict[str, tuple[str, ...] | None]
+"""Properties by target; `None` is all of them."""
+
+
+def option(name: str) -> str:
+    """How a setting is typed."""
+    return "--ringverify-" + name.replace("_", "-")
+
+
+def in_our_words(message: str) -> str:
+    """A message of `check`, which names its own options, with those of pytest."""
+    known = "|".join([*(name.replace("_", "-") for name in PARSERS), "report"])
+    return re.sub(rf"(?<![\w-])--({known})(?![\w-])", r"--ringverify-\1", message)
+
+
+def wish(config: pytest.Config) -> Wish:
+    """What the command line asks for, and where it says nothing, the project's configuration.
+
+    Raises:
+        UsageError: a value is impossible.
+    """
+    typed = {name: config.getoption(f"ringverify_{name}") for name in PARSERS}
+    written = {name: text for name in PARSERS if (text := config.getini(f"ringverify_{name}"))}
+    written |= {name: _from_here(config, text) for name, text in written.items() if PARSERS[name] is Path}
+    file = config.inipath.name if config.inipath is not None else "configuration"
+    return Wish.of(typed, option).over(Wish.of(written, lambda name: f"{file}: ringverify_{name}"))
+
+
+def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:
+    """The targets to check, and what of them, if ids of ours were given among pytest's arguments; these are taken out.
+
+    Those of the configuration are checked where pytest is not told by arguments what to run.
+
+    Raises:
+        UsageError: an id has more parts than ours have, or options make no sense without a target.
+    """
+    targets = list(config.getoption("ringverify") or ())
+    written = [_target_from_here(config, target) for target in config.getini("ringverify_targets")]
+    ids = [argument for argument in config.args if argument.startswith(f"{ROOM}::")]
+    chosen: Chosen | None = None
+    if ids:
+        config.args[:] = [argument for argument in config.args if argument not in ids]
+        chosen = {}
+        for id in ids:
+            target, *properties = id.removeprefix(f"{ROOM}::").split("::")
+            if len(properties) > 1:
+                raise UsageError(f"{id!r}: expected {ROOM}::TARGET or {ROOM}::TARGET::PROPERTY")
+            if target:
+                before = chosen.get(target, ())
+                whole = before is None or not properties or properties == [LOADS]
+                chosen[target] = None if whole else (*before, *properties)  # type: ignore[misc]  # it is not None here
+    if not targets and (config.args_source != config.ArgsSource.ARGS or f"{ROOM}::" in ids):
+        targets = written
+    if chosen:
+        targets = list(chosen)
+    if not targets:
+        for name in ("report", "baseline"):
+            if config.getoption(f"ringverify_{name}") is not None:
+                raise UsageError(f"{option(name)} is about targets: name one with --ringverify TARGET")
+    return targets, chosen
+
+
+def _target_from_here(config: pytest.Config, target: str) -> str:
+    file, _, attribute = target.rpartition(":")
+    return f"{_from_here(config, file)}:{attribute}" if file.endswith(".py") else target
+
+
+def _from_here(config: pytest.Config, path: str) -> str:
+    """A path of the configuration, which is relative to its file, as it is from where pytest runs."""
+    root, here = config.rootpath if config.inipath is None else config.inipath.parent, config.invocation_params.dir
+    return path if root == here or os.path.isabs(path) else Path(os.path.relpath(root / path, here)).as_posix()

@@ -1,0 +1,103 @@
+"""Implementations under check in one process of pytest, a property at a time; their worlds stay warm in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from ringverify.check.casefile import look_at
+from ringverify.check.interrupts import interrupts
+from ringverify.check.options import Options, Subject
+from ringverify.check.outcome import Told
+from ringverify.check.planning import Plan, find_device, open_world, planned
+from ringverify.check.run import ImplementationRun
+from ringverify.implementation import Implementation
+from ringverify.properties.property import Property
+from ringverify.testing.conformance import reached
+from ringverify.testing.undisturbed import undisturbed
+from ringverify.testing.unwatched import Unwatched
+
+MOST_WARM = 2
+"""Worlds that are kept running: each is a process, or several, that has imported torch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """One implementation with all that is asked of it.
+
+    Attributes:
+        key: what tells it from others of this run.
+        plan: what is run where.
+        options: what was asked for.
+        asked: how many properties.
+    """
+
+    key: str
+    plan: Plan
+    options: Options
+    asked: int
+
+
+def plan_for(subject: Subject, options: Options) -> Plan:
+    """What is run where; refused here rather than in the middle of a run.
+
+    Raises:
+        UsageError: what is asked for contradicts what the implementation declares, or the folder cannot be written.
+        Inconclusive: the device or the world asked for does not exist here.
+    """
+    plan = planned(
+        subject.target, subject.implementation, world=options.world, world_sizes=options.world_sizes, crew=None
+    )
+    find_device(options.device)
+    look_at(options.cases)
+    return plan
+
+
+class Checks:
+    """Tries properties.
+
+    Args:
+        folder: the working directory that targets and files are relative to, whatever a test changes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._began = time.monotonic()
+        self._runs: dict[str, ImplementationRun] = {}
+        self._warm: list[str] = []
+
+    def of(self, key: str, implementation: Implementation, options: Options, *, asked: int) -> Checked:
+        """An implementation that is at hand, with what is asked of it.
+
+        Raises:
+            UsageError: no other process could find it, or it declares something else than is asked for.
+            Inconclusive: the device or the world asked for does not exist here.
+        """
+        with undisturbed(self._folder):
+            target = reached(implementation)
+            return Checked(f"{key} {target}", plan_for(Subject(target, implementation), options), options, asked)
+
+    def try_property(self, one: Checked, property: Property) -> Told:
+        """Try a property, and say what came of it."""
+        with undisturbed(self._folder), interrupts() as look:
+            run = self._run(one)
+            run.watch = Unwatched(look)
+            return run.try_property(property)
+
+    def close(self) -> None:
+        """End all worlds."""
+        for key in self._warm:
+            self._runs[key].world.close()
+        self._warm.clear()
+
+    def _run(self, one: Checked) -> ImplementationRun:
+        if one.key not in self._runs:
+            until = self._began + (float("inf") if one.options.time_budget is None else one.options.time_budget)
+            self._runs[one.key] = ImplementationRun(
+                one.plan, open_world(one.plan.world), one.options, until, lambda event: None, Unwatched()
+            )
+        self._warm = [*(key for key in self._warm if key != one.key), one.key]
+        while len(self._warm) > MOST_WARM:
+            self._runs[self._warm.pop(0)].world.close()  # it starts again when it is needed again
+        return self._runs[one.key]

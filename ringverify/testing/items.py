@@ -1,0 +1,118 @@
+"""What `pytest --ringverify TARGET` collects: a collector a target, a test a property.
+
+Ids are `ringverify::TARGET::PROPERTY`, as the target was typed. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringverify.errors import Inconclusive
+
+if TYPE_CHECKING:
+    from ringverify.properties.property import Property
+    from ringverify.testing.checks import Checked
+    from ringverify.testing.results import PropertyResult
+
+ROOM = "ringverify"
+"""First part of the ids."""
+LOADS = "loads"
+"""Name of the only test of a target that cannot be checked here; it says why."""
+
+Try = Callable[[pytest.Item, "Checked", "Property"], "PropertyResult"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A target that was asked for.
+
+    Attributes:
+        target: as it was typed.
+        checked: the implementation that it is, or why it cannot be checked here.
+        properties: what to try.
+    """
+
+    target: str
+    checked: Checked | Inconclusive
+    properties: list[Property]
+
+
+class Implementations(pytest.Collector):
+    """All targets."""
+
+    @classmethod
+    def under(cls, session: pytest.Session, prepared: list[Prepared], attempt: Try) -> Implementations:
+        """The collector, which belongs to no file."""
+        collector: Implementations = cls.from_parent(session, name=ROOM, nodeid=ROOM)
+        collector.prepared, collector.attempt = prepared, attempt
+        return collector
+
+    prepared: list[Prepared]
+    attempt: Try
+
+    def collect(self) -> Iterator[ImplementationUnderTest]:
+        """A collector a target."""
+        for one in self.prepared:
+            node: ImplementationUnderTest = ImplementationUnderTest.from_parent(self, name=one.target)
+            node.prepared, node.attempt = one, self.attempt
+            yield node
+
+
+class ImplementationUnderTest(pytest.Collector):
+    """One target."""
+
+    prepared: Prepared
+    attempt: Try
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """A test a property."""
+        checked = self.prepared.checked
+        if isinstance(checked, Inconclusive):
+            cannot: CannotBeChecked = CannotBeChecked.from_parent(self, name=LOADS)
+            cannot.reason = checked
+            yield cannot
+            return
+        for property in self.prepared.properties:
+            item: PropertyItem = PropertyItem.from_parent(self, name=property.id)
+            item.checked, item.property, item.attempt = checked, property, self.attempt
+            yield item
+
+
+class PropertyItem(pytest.Item):
+    """One property of one target."""
+
+    checked: Checked
+    property: Property
+    attempt: Try
+
+    def runtest(self) -> None:
+        """Try it."""
+        self.attempt(self, self.checked, self.property)
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        """Where the implementation is written, and what is tried."""
+        implementation = self.checked.plan.implementation
+        place = inspect.unwrap(implementation.function)
+        code = getattr(place, "__code__", None)
+        said = f"{implementation.name}: {self.property.id}"
+        return (self.path, 0, said) if code is None else (code.co_filename, code.co_firstlineno - 1, said)
+
+
+class CannotBeChecked(pytest.Item):
+    """The one test of a target that cannot be checked here."""
+
+    reason: Inconclusive
+
+    def runtest(self) -> None:
+        """Say why."""
+        raise self.reason
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        """Nowhere in particular."""
+        return self.path, 0, f"{self.parent.name if self.parent else ''}: {self.name}"

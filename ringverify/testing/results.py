@@ -1,0 +1,141 @@
+"""What came of a property and of a run, and how that reads. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from ringverify.reports.jsonl import Event
+
+
+@dataclasses.dataclass(frozen=True)
+class PropertyResult:
+    """What came of one property of one implementation.
+
+    Attributes:
+        implementation: its name.
+        property: id of the property.
+        verdict: `pass`, `fail`, `unsupported` or `inconclusive`.
+        examples: how many cases were tried.
+        seconds: how long that took.
+        margin: largest error over the error allowed; `None` where nothing numeric was compared.
+        reason: why it is unsupported or inconclusive, or what cut it short.
+        known: reason and link of a violation that the baseline knows.
+        unexpected: what to say where it passes and the baseline has it violated.
+        counterexample: the event that tells of the smallest case found, if one was.
+    """
+
+    implementation: str
+    property: str
+    verdict: str
+    examples: int
+    seconds: float
+    margin: float | None
+    reason: str | None = None
+    known: dict[str, str] | None = None
+    unexpected: str | None = None
+    counterexample: Event | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> PropertyResult:
+        """From the events that tell of it."""
+        told: dict[str, Any] = {}
+        for event in events:
+            if event["event"] == "property":
+                fields = (field.name for field in dataclasses.fields(cls))
+                told |= {name: event[name] for name in fields if name in event}
+            elif event["event"] == "counterexample":
+                told["counterexample"] = event
+        return cls(**told)
+
+    def is_new_violation(self) -> bool:
+        """Whether it is violated in a way that no baseline knows."""
+        return self.verdict == "fail" and self.known is None
+
+    def describe(self, *, verbose: bool = False) -> str:
+        """What is to be said of it: of a violation all that `ringverify check` says, of the rest a line."""
+        name = f"{self.implementation}: {self.property}"
+        if self.unexpected is not None:
+            return f"{name}: {self.unexpected}"
+        if self.counterexample is None:
+            numbers = f"{self.examples} examples" if self.verdict == "pass" else ""
+            return f"{name}: {self.verdict}: {' '.join(filter(None, (numbers, self.reason)))}"
+        from ringverify.reports.terminal import counterexample_text
+
+        summary, *rest = counterexample_text(self.counterexample, verbose=verbose).splitlines()
+        return "\n".join([f"{name}: {summary.strip()}", *rest])
+
+
+@dataclasses.dataclass(frozen=True)
+class ConformanceResult:
+    """What came of a run on one implementation.
+
+    Attributes:
+        implementation: its name.
+        verdict: `conformant`, `violations` or `inconclusive`.
+        world: where its ranks ran.
+        device: of the tensors.
+        suite: quick, full or nightly.
+        seed: what decided which cases were tried.
+        properties: what came of each property, by id.
+        events: all that was told, as in a report.
+    """
+
+    implementation: str
+    verdict: str
+    world: str
+    device: str
+    suite: str
+    seed: int
+    properties: dict[str, PropertyResult]
+    events: list[Event] = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(cls, events: list[Event]) -> ConformanceResult:
+        """From the events of a run on one implementation."""
+        header = events[0]
+        (told,) = [event for event in events if event["event"] == "implementation"]
+        by_property: dict[str, list[Event]] = {}
+        for event in events:
+            if "property" in event:
+                by_property.setdefault(event["property"], []).append(event)
+        return cls(
+            implementation=told["implementation"],
+            verdict=told["verdict"],
+            world=told["world"],
+            device=header["device"],
+            suite=header["suite"],
+            seed=header["seed"],
+            properties={id: PropertyResult.of(of_one) for id, of_one in by_property.items()},
+            events=events,
+        )
+
+    def describe(self, *, verbose: bool = False) -> str:
+        """The verdict, and all that is to be said of violations and of what could not be tried."""
+        counts: dict[str, int] = {}
+        for one in self.properties.values():
+            counts[one.verdict] = counts.get(one.verdict, 0) + 1
+        lines = [
+            f"{self.implementation}: {self.verdict}: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())} "
+            f"({self.world} world, {self.device}, suite {self.suite}, seed {self.seed})"
+        ]
+        for one in self.properties.values():
+            if one.verdict in ("fail", "inconclusive") or one.unexpected is not None:
+                lines.append(one.describe(verbose=verbose))
+        return "\n".join(lines)
+
+
+class ConformanceError(AssertionError):
+    """An implementation violates what must hold; the message has the counterexample and how to replay it.
+
+    Attributes:
+        result: what came of the property, or of the whole run.
+    """
+
+    def __init__(self, result: PropertyResult | ConformanceResult, *, verbose: bool = False) -> None:
+        super().__init__(result.describe(verbose=verbose))
+        self.result = result
+
+
+ConformanceError.__module__ = "ringverify"  # where people find it, and what they read in a traceback

@@ -1,0 +1,263 @@
+"""A session of pytest: what is collected, tried, told and counted. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import ringverify
+from ringverify import targets
+from ringverify.check.options import MOST_DRAWN, Subject
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.testing import asked
+from ringverify.testing.conformance import MARK, PROPERTY, Conformance
+from ringverify.testing.items import CannotBeChecked, Implementations, Prepared, PropertyItem
+from ringverify.testing.ledger import UNLEARNED, Entry, Ledger
+from ringverify.testing.results import ConformanceError, PropertyResult
+from ringverify.testing.wish import Wish
+
+if TYPE_CHECKING:
+    from ringverify.implementation import Implementation
+    from ringverify.properties.property import Property
+    from ringverify.testing.checks import Checked, Checks
+
+TOLD = "ringverify_told"
+"""Attribute of a test's report: what was told, as text."""
+DRAWN = "ringverify_drawn"
+"""What xdist hands each of its workers: the seed that was drawn for nightly runs."""
+ENTRY = pytest.StashKey[Entry]()
+
+
+class RingVerifySession:
+    """The plugin of one process of pytest: under xdist, of the one that speaks to people and of each that runs tests.
+
+    Args:
+        config: of the session.
+
+    Raises:
+        UsageError: an option, a target or a file is wrong.
+        ReportError: the report cannot be written.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        workerinput = getattr(config, "workerinput", None)
+        self._drawn: int = secrets.randbelow(MOST_DRAWN) if workerinput is None else workerinput[DRAWN]
+        self._wish = asked.wish(config)
+        names, self._chosen = asked.take_targets(config)
+        self._prepared = self._prepare(names) if names else []
+        self._ledger: Ledger | None = None
+        if workerinput is None:
+            report = None if config.option.collectonly else config.getoption("ringverify_report")
+            self._ledger = Ledger(report and Path(report), baseline=self._wish.baseline is not None)
+        self._checks: Checks | None = None
+
+    def _prepare(self, names: list[str]) -> list[Prepared]:
+        """The targets, each looked at as far as that is possible before anything runs."""
+        # Before torch is imported, which takes seconds: a target is easily mistyped.
+        loaded = [(name, _load(name)) for name in names]
+
+        from ringverify.check.run import named_apart
+        from ringverify.testing.checks import Checked, plan_for
+        from ringverify.worlds.torchrun import placement
+
+        if (here := placement()) is not None and here.world_size > 1:
+            raise UsageError(
+                "under torchrun each process would run every test: there, run torchrun … -m ringverify check TARGET"
+            )
+        subjects = [Subject(name, one) for name, one in loaded if not isinstance(one, Inconclusive)]
+        implementations = named_apart(subject.implementation for subject in subjects)
+        options = self._wish.options(implementations=implementations, drawn=self._drawn)
+        prepared = []
+        for name, one in loaded:
+            chosen = None if self._chosen is None else self._chosen.get(name)
+            properties = Wish(only=chosen).over(self._wish).properties()
+            checked: Checked | Inconclusive
+            try:
+                if isinstance(one, Inconclusive):
+                    raise one
+                checked = Checked(name, plan_for(Subject(name, one), options), options, len(properties))
+            except Inconclusive as error:
+                checked = Inconclusive(f"{name} cannot be checked here: {asked.in_our_words(str(error))}")
+            prepared.append(Prepared(name, checked, properties))
+        return prepared
+
+    # -- what is collected ---------------------------------------------------------------------------------------------
+
+    def pytest_report_header(self, config: pytest.Config) -> list[str]:
+        """What is checked, where, and under which seed."""
+        lines = []
+        for one in self._prepared:
+            if isinstance(one.checked, Inconclusive):
+                lines.append(f"ringverify: {one.checked}")
+                continue
+            plan, options = one.checked.plan, one.checked.options
+            lines.append(
+                f"ringverify {ringverify.__version__}: {plan.implementation.name}, {plan.world} world, "
+                f"{options.device}, suite {options.suite}, seed {options.seed}"
+            )
+        return lines
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        """Add the targets' tests, before anything is deselected."""
+        if self._prepared:
+            items.extend(session.genitems(Implementations.under(session, self._prepared, self._try_target)))
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One test a property of a decorated function."""
+        about: Conformance | None = getattr(metafunc.function, MARK, None)
+        if about is None:
+            return
+        try:
+            properties = about.wish.over(self._wish).properties()
+        except UsageError as error:
+            raise pytest.Collector.CollectError(f"{metafunc.definition.nodeid}: {error}") from None
+        metafunc.parametrize(PROPERTY, properties, indirect=True, ids=[property.id for property in properties])
+
+    @pytest.fixture
+    def ringverify_property(self, request: pytest.FixtureRequest) -> Callable[[], PropertyResult]:
+        """Tries the property that a test decorated with `@ringverify.conformance` is about."""
+
+        def attempt() -> PropertyResult:
+            __tracebackhide__ = True
+            return self._try_decorated(request.node, getattr(request.function, MARK), request.param)
+
+        return attempt
+
+    # -- what is tried -------------------------------------------------------------------------------------------------
+
+    def _try_target(self, item: pytest.Item, checked: Checked, property: Property) -> PropertyResult:
+        __tracebackhide__ = True
+        return self._try(item, checked, property, targeted=True)
+
+    def _try_decorated(self, item: pytest.Item, about: Conformance, property: Property) -> PropertyResult:
+        __tracebackhide__ = True
+        # A baseline is of the targets: in a test file, what is known is marked as in any other test.
+        wish = about.wish.over(dataclasses.replace(self._wish, baseline=None))
+        options = wish.options(implementations=[], drawn=self._drawn)
+        function = item.nodeid.partition("[")[0]
+        checked = self._checks_here().of(function, about.implementation, options, asked=len(wish.properties()))
+        return self._try(item, checked, property, targeted=False)
+
+    def _checks_here(self) -> Checks:
+        """What tries properties; torch is imported when it is first needed."""
+        if self._checks is None:
+            from ringverify.testing.checks import Checks
+
+            self._checks = Checks(self._config.invocation_params.dir)
+        return self._checks
+
+    def _try(self, item: pytest.Item, checked: Checked, property: Property, *, targeted: bool) -> PropertyResult:
+        """Try a property for a test, and end the test as the verdict demands.
+
+        Raises:
+            ConformanceError: it is violated, or passes although the baseline has it violated.
+            Inconclusive: nothing was learned.
+        """
+        __tracebackhide__ = True
+        from ringverify.check.run import header
+
+        told = self._checks_here().try_property(checked, property)
+        item.stash[ENTRY] = Entry(checked.key, targeted, checked.asked, header(checked.options), told)
+        result = PropertyResult.of(told.events)
+        item.user_properties += _for_junit(result, told.world, checked)
+        match result.verdict:
+            case "unsupported":
+                pytest.skip(str(result.reason))
+            case "inconclusive":
+                raise Inconclusive(result.describe())
+            case "fail" if result.known is not None:
+                pytest.xfail(f"{result.known['reason']} ({result.known['link']})")
+        if result.verdict == "fail" or result.unexpected is not None:
+            raise ConformanceError(result, verbose=self._config.get_verbosity() > 0)
+        return result
+
+    # -- what is told --------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Have a failure read as `check` tells it, and what was not learned be an error rather than a failure."""
+        report = yield
+        if call.when != "call":
+            return report
+        entry, error = item.stash.get(ENTRY, None), None if call.excinfo is None else call.excinfo.value
+        file, line, _ = item.reportinfo()
+        if entry is not None:
+            setattr(report, TOLD, entry.to_json())
+            if report.skipped and entry.told.verdict["verdict"] == "unsupported":
+                report.longrepr = (str(file), (line or 0) + 1, f"Skipped: {entry.told.verdict['reason']}")
+        ours = isinstance(item, (PropertyItem, CannotBeChecked)) or hasattr(getattr(item, "function", None), MARK)
+        if call.excinfo is not None and ours and isinstance(error, (ConformanceError, Inconclusive, UsageError)):
+            shown: Any = call.excinfo.getrepr(style="value")
+            if shown.reprcrash is not None:  # what the short summary says
+                shown.reprcrash.path, shown.reprcrash.lineno = str(file), (line or 0) + 1
+                shown.reprcrash.message = str(error)
+            report.longrepr = shown
+        if isinstance(error, Inconclusive) and report.failed:
+            report.when = "setup"  # pytest has "error" for what fails before the test itself
+            setattr(report, UNLEARNED, True)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add it up."""
+        if self._ledger is not None:
+            self._ledger.add(report, getattr(report, TOLD, None))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """End worlds and report, and let not having learned anything be no pass and no violation."""
+        if self._checks is not None:
+            self._checks.close()
+        if self._ledger is not None:
+            self._ledger.close(whole=exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED))
+            session.exitstatus = self._ledger.exit_status(int(exitstatus), session.testsfailed)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The verdicts."""
+        lines = list(self._ledger.lines()) if self._ledger is not None else []
+        if lines and self._config.get_verbosity() >= 0:
+            terminalreporter.write_sep("=", "ringverify")
+            for verdict, line in lines:
+                terminalreporter.write_line(line, **_COLOURS.get(verdict, {}))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Hand a worker of xdist what all of them have to agree on."""
+        node.workerinput[DRAWN] = self._drawn
+
+
+_COLOURS: dict[str, dict[str, bool]] = {
+    "conformant": {"green": True},
+    "violations": {"red": True},
+    "inconclusive": {"yellow": True},
+}
+
+
+def _load(target: str) -> Implementation | Inconclusive:
+    try:
+        return targets.load(target)
+    except Inconclusive as error:
+        return error
+
+
+def _for_junit(result: PropertyResult, world: str, checked: Checked) -> list[tuple[str, object]]:
+    """What JUnit files and other readers of reports find beside a test's name."""
+    said = {
+        "implementation": result.implementation,
+        "property": result.property,
+        "world": world,
+        "device": checked.options.device,
+        "suite": checked.options.suite,
+        "seed": checked.options.seed,
+        "examples": result.examples,
+        "margin": None if result.margin is None else float(result.margin),
+    }
+    return [(f"ringverify_{name}", value) for name, value in said.items() if value is not None]

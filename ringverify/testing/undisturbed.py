@@ -1,0 +1,35 @@
+"""A run within somebody's tests that is what it would be outside: nothing that they set in the process reaches it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ringverify.check.profiles import home_of_our_own
+
+
+@contextlib.contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """Undo for a while what tests and settings of a project may have changed, and then leave all as it was.
+
+    Args:
+        folder: the working directory, which targets and files are relative to.
+    """
+    here, dtype = Path.cwd(), torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.chdir, here)
+        os.chdir(folder)
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        stack.enter_context(torch.device("cpu"))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(home_of_our_own())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.resetwarnings()  # under -W error, a warning in a library that we use would be an error of ours
+        yield

@@ -1,0 +1,41 @@
+"""What the README says of pytest is done as it says."""
+
+import re
+import shlex
+import shutil
+
+import pytest
+from project import ROOT, Project
+
+pytestmark = pytest.mark.timeout(120)
+
+SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## In your own tests\n")[1].split("\n## ")[0]
+COMMANDS = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", SECTION, re.MULTILINE)]
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A project that has the README's example as its package, and its test file."""
+    (tmp_path / "my_package").mkdir()
+    shutil.copy(ROOT / "docs" / "examples" / "my_ring.py", tmp_path / "my_package" / "ring.py")
+    (tests,) = re.findall(r"<!-- a test file -->\n```python\n(.*?)```", SECTION, re.DOTALL)
+    project = Project(tmp_path)
+    project.write(test_ring=tests)
+    return project
+
+
+def test_the_test_file_is_a_test_file(theirs):
+    """Two properties and one call."""
+    ran = theirs.pytest("-v", PYTEST_ADDOPTS="--ringverify-max-examples 2 --ringverify-only forward")
+    assert ran.code == 0, ran.out
+    assert ran.ended("test_ring.py::test_attend_is_attention[gradients]") == "PASSED"
+    assert ran.counts() == {"passed": 3}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_commands_are_what_people_can_type(command, theirs):
+    """Each from where the package lies, as a command of its own."""
+    (theirs.folder / "test_ring.py").unlink()
+    ran = theirs.run(*command, PYTEST_ADDOPTS="--ringverify-max-examples 2 --ringverify-only forward,gradients,lse")
+    assert ran.code == 0, ran.out + ran.err
+    assert ran.counts()["passed"] >= (1 if "gradients" in command[-1] else 2)

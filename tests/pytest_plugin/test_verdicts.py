@@ -1,0 +1,121 @@
+"""What is neither a pass nor a violation: not learned, known, gone; and the exit status that each comes to."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+INCONCLUSIVE = 3
+RIGHT = ("--ringverify", "right.py:attend")
+WRONG = ("--ringverify", "faulty_rings.py:swapped_gradients")
+FEW = ("--ringverify-only", "forward,gradients", "--ringverify-max-examples", "4")
+
+
+def test_what_was_not_learned_is_an_error_and_the_exit_status_is_3(project):
+    """Never a pass, never a failure; other tests that pass do not make it one."""
+    project.write(test_own="def test_own():\n    pass\n")
+    ran = project.pytest(*RIGHT, *FEW, "--ringverify-time-budget", "0.000001", "-v", "--junitxml=junit.xml")
+    assert ran.code == INCONCLUSIVE, ran.out
+    assert ran.counts() == {"passed": 1, "errors": 2}
+    assert "right: forward: inconclusive: the time budget ended first" in ran.out
+    assert "right: inconclusive: 2 inconclusive" in ran.out
+    assert "Traceback" not in ran.out
+    case = project.junit("junit.xml")["ringverify.right.py:attend", "forward"]
+    assert case.find("error") is not None
+    assert case.find("failure") is None
+
+
+def test_a_violation_weighs_more_than_what_was_not_learned(project):
+    """As it does for `check`; so does another test's failure."""
+    project.write(
+        conftest="import time\n\n\ndef pytest_runtest_setup(item):\n    item.name == 'gradients' and time.sleep(1.5)\n",
+        test_own="def test_own():\n    raise OSError\n",
+    )
+    ran = project.pytest(*RIGHT, *FEW, "--ringverify-time-budget", "0.000001")
+    assert ran.code == 1, ran.out
+    assert ran.counts() == {"failed": 1, "errors": 2}
+
+
+def test_a_run_in_which_nothing_applied_is_no_pass(project):
+    """All skipped is nothing learned."""
+    ran = project.pytest(*RIGHT, "--ringverify-only", "lse,masked_rows")
+    assert ran.code == INCONCLUSIVE
+    assert ran.counts() == {"skipped": 2}
+    assert "right: inconclusive: 2 unsupported" in ran.out
+
+
+PEER_IS_MISSING = """
+import importlib.metadata
+
+version = importlib.metadata.version
+
+
+def hidden(name):
+    if name == "ring-attention-pytorch":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+
+
+importlib.metadata.version = hidden
+"""
+
+
+def test_a_target_that_cannot_be_checked_here_is_one_error_that_says_why(project):
+    """A peer whose package is missing; what else was asked for is checked all the same."""
+    project.write(conftest=PEER_IS_MISSING)
+    peer = "peer:ring-attention-pytorch"
+    ran = project.pytest("--ringverify", peer, *RIGHT, *FEW, "-v")
+    assert ran.code == INCONCLUSIVE, ran.out
+    assert ran.counts() == {"passed": 2, "error": 1}
+    assert ran.ended(f"ringverify::{peer}::loads") == "ERROR"
+    reason = rf"^{peer} cannot be checked here: .*ring-attention-pytorch.*pip install 'ringverify\[peers\]'$"
+    assert re.search(reason, ran.out, re.MULTILINE)
+
+
+BASELINE = """
+[[violation]]
+implementation = "swapped gradients"
+property = "gradients"
+reason = "dK and dV change places"
+link = "https://example.org/issues/12"
+
+[[violation]]
+implementation = "right"
+property = "forward"
+reason = "it was wrong once"
+link = "https://example.org/issues/13"
+"""
+
+
+def test_known_violations_are_expected_failures_and_those_that_are_gone_fail(project):
+    """The file of `check --baseline`."""
+    (project.folder / "known.toml").write_text(BASELINE)
+    ran = project.pytest(*RIGHT, *WRONG, *FEW, "--ringverify-baseline", "known.toml", "-v", "-rx")
+    assert ran.code == 1, ran.out
+    assert ran.counts() == {"failed": 1, "passed": 2, "xfailed": 1}
+    assert ran.ended("swapped_gradients::gradients") == "XFAIL"
+    assert "dK and dV change places (https://example.org/issues/12)" in ran.out
+    assert "right: forward: baseline known.toml: forward of right passes, but is listed as violated" in ran.out
+    assert "swapped gradients: violations: 1 pass, 1 fail (1 known)" in ran.out
+
+
+def test_a_run_whose_only_violations_are_known_ends_with_0(project):
+    """Settings come from the project's own file; the path of the baseline is that file's."""
+    (project.folder / "known.toml").write_text(BASELINE.split("\n\n")[0])
+    (project.folder / "below").mkdir()
+    (project.folder / "pyproject.toml").write_text(
+        "[tool.pytest.ini_options]\n"
+        'ringverify_targets = ["faulty_rings.py:swapped_gradients"]\n'
+        'ringverify_only = "gradients"\n'
+        'ringverify_max_examples = "4"\n'
+        'ringverify_seed = "7"\n'
+        'ringverify_baseline = "known.toml"\n'
+        'ringverify_cases = "found"\n'
+    )
+    ran = project.pytest("--rootdir", project.folder, folder="below")
+    assert ran.code == 0, ran.out
+    assert ran.counts() == {"xfailed": 1}
+    assert "suite quick, seed 7" in ran.out
+    assert len(list((project.folder / "found").glob("*.json"))) == 1
+    assert project.pytest("test_none.py").out.count("swapped gradients") == 0

@@ -1,0 +1,1 @@
+"""Attention over a sequence that no single device holds."""
