@@ -37,6 +37,8 @@ def _head(report: Mapping[str, Any]) -> Iterable[str]:
     yield f"  {load(here['load_after'])} after{': others were at work' if busy(here) else ''}"
     yield f"- {options['rounds']} rounds in which all sides take turns; medians, with quartiles in brackets"
     yield "- a ratio is formed within each round, from forward and backward together; its median is shown"
+    for remark in report["remarks"]:
+        yield f"- {remark}"
     yield ""
 
 

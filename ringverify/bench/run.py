@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ringverify.bench import crossover, cuda, machine, markdown, memory, plots, speed
-from ringverify.bench.sides import Side, chosen_sides
+from ringverify.bench.sides import Side, chosen_sides, side
 from ringverify.bench.table import Tables
 from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
-from ringverify.errors import UsageError
+from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.jsonl import finite, write_whole
 from ringverify.worlds.contained import ContainedWorld
 from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
@@ -79,21 +79,32 @@ def run(wish: Wish, tables: Tables, progress: speed.Progress) -> int:
         report = read(wish.saved)
         tables.everything(report)
     else:
-        report = _measured(wish, tables, progress)
+        report = _begun(wish)
+        try:
+            _measure(wish, report, tables, progress)
+        except (Inconclusive, KeyboardInterrupt) as error:
+            if report["speed"] or report["memory"] or report["crossover"]:  # what was measured is kept
+                report["remarks"].append(f"ended early: {error or 'interrupted'}")
+                report["machine"]["load_after"] = machine.load()
+                _write(wish, report)
+            raise
+    _write(wish, report)
+    return 0
+
+
+def _write(wish: Wish, report: Report) -> None:
     if wish.report is not None:
         write(wish.report, json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if wish.markdown is not None:
         write(wish.markdown, markdown.page(report))
     if wish.plot is not None:
         plots.draw(report, wish.plot)
-    return 0
 
 
-def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
+def _begun(wish: Wish) -> Report:
     sides, remarks = chosen_sides(wish.sides, dilated=set(_patterns(wish)) <= set(DILATED))
-    works = list(_workloads(wish))
-    _look_at(wish, works, sides)
-    report: Report = {
+    _look_at(wish, list(_workloads(wish)), sides)
+    return {
         "bench": SCHEMA,
         **machine.versions(),
         "machine": machine.machine(),
@@ -104,6 +115,11 @@ def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
         "crossover": [],
         "cuda": None,
     }
+
+
+def _measure(wish: Wish, report: Report, tables: Tables, progress: speed.Progress) -> None:
+    """Fill in a report, part by part."""
+    sides = [side(name) for name in report["options"]["sides"]]
     tables.header(report)
     timed = wish.rounds > 0 and not wish.crossover
     with contextlib.closing(GlooWorld()) as world:
@@ -111,7 +127,7 @@ def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
             for several in _by_length(wish):
                 report["crossover"].append(crossover.report(world, several, wish.rounds, progress))
                 tables.crossover(report["crossover"][-1])
-        for one in works if timed else ():
+        for one in _workloads(wish) if timed else ():
             entry = speed.measured(world, one, sides, wish.rounds, progress, phases=wish.phases)
             report["speed"].append(entry)
             tables.speed(entry)
@@ -124,7 +140,6 @@ def _measured(wish: Wish, tables: Tables, progress: speed.Progress) -> Report:
         tables.cuda(report["cuda"])
     report["machine"]["load_after"] = machine.load()
     tables.footer(report)
-    return report
 
 
 def _patterns(wish: Wish) -> tuple[PatternName, ...]:

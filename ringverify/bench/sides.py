@@ -10,7 +10,7 @@ from ringverify.bench.workload import Workload
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.targets import BUILT_IN, load
+from ringverify.targets import load
 
 Kind = Literal["ranks", "alone", "local", "plain", "floor", "dense"]
 
@@ -26,6 +26,8 @@ OURS: dict[str, tuple[Kind, str]] = {
 """Sides by name: the kind, and the implementation."""
 BY_DEFAULT = ("plain", "ring", "floor", "allgather", "world-of-1")
 DILATED_BY_DEFAULT = ("plain", "ring", "floor", "dense-ring", "world-of-1")
+PEERS_BY_DEFAULT = ("peer:ring-attention-pytorch",)
+"""Those that run on a CPU as they are: the time of a stand-in for somebody's kernels says nothing about them."""
 
 MEANING = {
     "plain": "one process, as many threads as there are ranks, scaled_dot_product_attention; of a dilation, the dense "
@@ -81,20 +83,25 @@ def chosen_sides(names: Sequence[str] | None, *, dilated: bool = False) -> tuple
         Inconclusive: a peer was named whose package is not installed.
     """
     if names is not None:
-        return [_side(name) for name in dict.fromkeys(names)], []
+        return [side(name) for name in dict.fromkeys(names)], []
     if dilated:
-        return [_side(name) for name in DILATED_BY_DEFAULT], []
-    sides, remarks = [_side(name) for name in BY_DEFAULT], []
-    for name in BUILT_IN:
-        if name.startswith("peer:"):
-            try:
-                sides.append(_side(name))
-            except Inconclusive as error:
-                remarks.append(str(error))
+        return [side(name) for name in DILATED_BY_DEFAULT], []
+    sides, remarks = [side(name) for name in BY_DEFAULT], []
+    for name in PEERS_BY_DEFAULT:
+        try:
+            sides.append(side(name))
+        except Inconclusive as error:
+            remarks.append(f"left out: {error}")
     return sides, remarks
 
 
-def _side(name: str) -> Side:
+def side(name: str) -> Side:
+    """The side of that name.
+
+    Raises:
+        UsageError: there is none.
+        Inconclusive: it is a peer whose package is not installed.
+    """
     if name in OURS:
         return Side(name, *OURS[name])
     try:

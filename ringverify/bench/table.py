@@ -39,7 +39,7 @@ class Tables:
                 "yellow",
             )
         for remark in report["remarks"]:
-            self._line(f"left out: {remark}", "dim")
+            self._line(remark, "dim")
 
     def speed(self, entry: Mapping[str, Any]) -> None:
         """Times and ratios of one workload: medians, and quartiles in brackets."""

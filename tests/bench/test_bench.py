@@ -15,12 +15,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from ringverify.bench import cuda, markdown, memory
+from ringverify.bench import cuda, markdown, memory, speed
 from ringverify.bench.memory import COMPONENTS, GIVEN
 from ringverify.bench.phases import PHASES
 from ringverify.bench.table import Tables
 from ringverify.bench.workload import Shape, workload
 from ringverify.cli import main
+from ringverify.errors import Inconclusive
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(60)
@@ -277,3 +278,25 @@ def test_dilations_are_compared_with_what_they_are_made_of(bench):
         assert by_hand[0] <= found["faster"]["median"] <= by_hand[1]
     assert "times fewer than dense" in out
     assert bench("--dilation", "8-1")[0] == 2
+
+
+def test_what_was_measured_before_a_world_died_is_kept(bench, monkeypatch):
+    """The second workload's ranks die: exit code 3, and a report of the first one that says so."""
+    measured = speed.measured
+
+    def dies(world, workload, *others, **named):
+        if workload.pattern == "causal":
+            raise Inconclusive("rank 1 died")
+        return measured(world, workload, *others, **named)
+
+    monkeypatch.setattr(speed, "measured", dies)
+    written = ["--report", "bench.json", "--markdown", "bench.md"]
+    code, out, err, report = bench(*TINY, "--length", "64", "--sides", "plain,ring", *written)
+    assert code == 3
+    assert "rank 1 died" in err
+    assert [one["pattern"] for one in report["speed"]] == ["dense"]
+    assert report["remarks"] == ["ended early: rank 1 died"]
+    assert "ended early: rank 1 died" in Path("bench.md").read_text()
+    code, out, _, _ = bench("--saved", "bench.json")
+    assert code == 0
+    assert "ended early: rank 1 died" in out

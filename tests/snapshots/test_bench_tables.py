@@ -34,7 +34,7 @@ REPORT = {
     "platform": "Linux x86_64",
     "machine": {"cpu": "A Processor", "processors": 2, "load_before": 0.25, "load_after": 1.5, "cuda": None},
     "options": {"rounds": 5, "sides": ["plain", "ring", "floor", "peer:a-package"]},
-    "remarks": ["peer:another needs the package another==1.0: pip install 'ringverify[peers]'"],
+    "remarks": ["left out: peer:another needs the package another==1.0: pip install 'ringverify[peers]'"],
     "speed": [
         {
             "pattern": "dense",
