@@ -28,6 +28,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,peers,plots]'
+	$(BIN)/python -m pip install --quiet --no-deps dilated-attention-pytorch==0.2.0  # it asks for another torch
 	@mkdir -p .ringverify
 	@touch $@
 

@@ -113,6 +113,7 @@ class Capabilities:
     cross_lengths: bool = _capability(False, "query and key lengths that differ")
     softcap: bool = _capability(False, "softcap c: s becomes c * tanh(s / c)")
     dilation: tuple[HeadMode, ...] = _capability((), "dilation with heads split, shared, or both")
+    uneven_segments: bool = _capability(True, "segment lengths that do not divide the sequence, for a dilation")
     uneven: bool = _capability(False, "lengths that the world size (zigzag: twice it) does not divide")
     empty_shards: bool = _capability(False, "fewer positions than ranks; a rank may hold nothing")
     subgroups: bool = _capability(False, "group may be smaller than the world, offset or strided")

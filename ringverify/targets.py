@@ -30,6 +30,20 @@ BUILT_IN: dict[str, str] = {
     "peer:ring-flash-attn-ring-varlen": "ringverify.peers.ring_flash_attn:ring_varlen",
     "peer:ring-flash-attn-zigzag-varlen": "ringverify.peers.ring_flash_attn:zigzag_varlen",
     "peer:ring-flash-attn-llama3": "ringverify.peers.ring_flash_attn:llama3",
+    "peer:torch-cp-allgather": "ringverify.peers.torch_context_parallel:allgather",
+    "peer:torch-cp-alltoall": "ringverify.peers.torch_context_parallel:alltoall",
+    "peer:torch-cp-allgather-balanced": "ringverify.peers.torch_context_parallel:allgather_balanced",
+    "peer:torch-cp-alltoall-balanced": "ringverify.peers.torch_context_parallel:alltoall_balanced",
+    "peer:torch-cp-flex": "ringverify.peers.torch_context_parallel:flex",
+    "peer:dilated-attention-pytorch": "ringverify.peers.dilated_attention_pytorch:attend",
+    "peer:deepspeed-ulysses": "ringverify.peers.deepspeed_ulysses:batch_first",
+    "peer:deepspeed-ulysses-sequence-first": "ringverify.peers.deepspeed_ulysses:sequence_first",
+    "peer:deepspeed-ulysses-hf": "ringverify.peers.deepspeed_ulysses:hf",
+    "peer:diffusers-ring": "ringverify.peers.diffusers_context_parallel:ring",
+    "peer:diffusers-ring-anything": "ringverify.peers.diffusers_context_parallel:ring_anything",
+    "peer:diffusers-ulysses": "ringverify.peers.diffusers_context_parallel:ulysses",
+    "peer:diffusers-ulysses-anything": "ringverify.peers.diffusers_context_parallel:ulysses_anything",
+    "peer:diffusers-unified": "ringverify.peers.diffusers_context_parallel:unified",
 }
 """Built-in names and where they live; data, so that listing them imports nothing."""
 

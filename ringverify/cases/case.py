@@ -217,6 +217,8 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
             return f"{name} is not declared"
     if p.dilation is not None and p.dilation.heads not in c.dilation:
         return f"dilation with heads={p.dilation.heads!r} is not declared"
+    if p.dilation is not None and not c.uneven_segments and any(p.nq % w for w, _ in p.dilation.branches):
+        return "uneven_segments=False is declared"
     return None
 
 

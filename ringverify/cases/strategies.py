@@ -224,7 +224,8 @@ def _pattern(
     if "softcap" in wanted:
         fields["softcap"] = choose.of([1.0, 5.0, 30.0])
     if "dilation" in wanted:
-        fields["dilation"] = _dilation(choose, c.dilation, n)
+        segments = range(1, n + 2) if c.uneven_segments else [w for w in range(1, n + 1) if n % w == 0] or [1]
+        fields["dilation"] = _dilation(choose, c.dilation, segments)
     return fields
 
 
@@ -234,9 +235,9 @@ def _side(choose: Choices, keys: int) -> int | None:
     return None if kind == 0 else choose.between(0, min(3, keys) if kind == 1 else max(1, keys))
 
 
-def _dilation(choose: Choices, modes: tuple[HeadMode, ...], n: int) -> Dilation:
+def _dilation(choose: Choices, modes: tuple[HeadMode, ...], segments: Sequence[int]) -> Dilation:
     heads = choose.of(modes)
-    branches = tuple((choose.between(1, n + 1), choose.between(1, 5)) for _ in range(choose.between(1, 5)))
+    branches = tuple((choose.of(segments), choose.between(1, 5)) for _ in range(choose.between(1, 5)))
     if heads == "split":
         return Dilation(branches)
     return Dilation(branches, heads, choose.of(["cyclic", "block"]))

@@ -1,0 +1,126 @@
+"""DeepSpeed's sequence parallelism by all-to-all (PyPI, 0.19.8): `DistributedAttention` and `UlyssesSPAttentionHF`.
+
+Both exchange sequence against heads, call an attention that they are handed on whole sequences of some heads, and
+exchange back. The attention is `ringverify.peers.dense`; the exchanges, forward and backward, are the package's.
+
+What is declared, and where it says so:
+
+- `DistributedAttention` (`deepspeed/sequence/layer.py`): any local attention, so causal or not and any scale; layouts
+  with the batch first and second, `batch_dim_idx`; grouped heads, "the partition follows KV groups"; key heads that
+  the ranks do not divide, but no fewer than ranks: "must be at least the sequence parallel size". Fewer are filled up
+  with heads of zeros here. Its rank within the group comes from an `mpu` object, as of Megatron;
+- `UlyssesSPAttentionHF` (`deepspeed/runtime/sequence_parallel/ulysses_sp.py`): what an attention function of
+  transformers gets, with grouped heads where the number of key heads divides the ranks or the other way round, "or
+  vice versa"; anything else is filled up with heads of zeros. The mask is made of the `position_ids` that it gathers;
+- equal shards: messages of equal size are all that it makes;
+- float32: what the local attention computes in; the package converts nothing.
+
+What it leaves in the process (its communication backend, groups by name) is one rank's: hence `processes=True`. Its
+shared-memory all-reduce would be compiled at first use; nothing here reduces, and it is switched off.
+
+Importing this module imports the package.
+
+Raises:
+    Inconclusive: the package is missing, is of another version, or does not import.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ringverify.implementation import AttentionCall, Implementation, implementation
+from ringverify.peers.dense import attention, causal_mask, with_key_heads
+from ringverify.peers.package import imported
+
+NAME = "peer:deepspeed-ulysses"
+PACKAGE = "deepspeed"
+VERSION = "0.19.8"
+INSTALL = "pip install --no-build-isolation deepspeed==0.19.8 transformers"
+"""transformers is looked up, for its version, and not imported."""
+
+Tensor = torch.Tensor
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it looks for every accelerator there is, and says what it found
+_imported = functools.partial(imported, peer=NAME, package=PACKAGE, version=VERSION, install=INSTALL)
+_deepspeed: Any = _imported("deepspeed")
+_layer: Any = _imported("deepspeed.sequence.layer")
+_groups: Any = _imported("deepspeed.utils.groups")
+_hf: Any = _imported("deepspeed.runtime.sequence_parallel.ulysses_sp")
+_deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+_declared = functools.partial(implementation, gqa=True, scale=True, subgroups=True, processes=True)
+
+
+def _connect(call: AttentionCall) -> None:
+    """DeepSpeed on the processes that are connected already."""
+    _deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    _groups.mpu = SimpleNamespace(get_sequence_parallel_rank=lambda: call.rank)
+
+
+def _distributed(name: str, batch_axis: int) -> Implementation:
+    sequence_axis = 1 - batch_axis
+
+    @_declared(name=name)
+    def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+        """This rank's output; q, k and v are this rank's shards."""
+        heads = q.shape[2]
+        _connect(call)
+
+        def local(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.movedim((batch_axis, 2), (0, 1)) for x in (q, k, v))
+            positions = torch.arange(q.shape[2])
+            out = attention(q, k, v, mask=causal_mask(positions, positions) if call.causal else None, scale=call.scale)
+            return out.movedim((0, 1), (batch_axis, 2))
+
+        module = _layer.DistributedAttention(local, call.group, scatter_idx=2, gather_idx=sequence_axis)
+        filled = with_key_heads((q, k, v), max(k.shape[2], call.world_size))
+        out: Tensor = module(*(x.movedim(0, batch_axis) for x in filled), batch_axis)
+        return out.movedim(batch_axis, 0)[:, :, :heads]
+
+    return attend
+
+
+batch_first = _distributed(NAME, 0)
+sequence_first = _distributed(f"{NAME}-sequence-first", 1)
+
+
+def _hf_local(
+    module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: None, *, position_ids: Tensor, causal: bool,
+    scaling: float,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """An attention function as transformers has them: heads before the sequence in, after it out."""
+    del module, mask
+    positions = causal_mask(position_ids, position_ids)[:, None] if causal else None
+    return attention(q, k, v, mask=positions, scale=scaling).transpose(1, 2), None
+
+
+@_declared(name=f"{NAME}-hf", tensor_layout="bhsd")
+def hf(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+    """This rank's output; q, k and v are this rank's shards."""
+    heads, key_heads, size = q.shape[1], k.shape[1], call.world_size
+    _connect(call)
+    fits = heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
+    filled = with_key_heads(
+        (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), key_heads if fits else -(-key_heads // size) * size
+    )
+    q, k, v = (x.transpose(1, 2) for x in filled)
+    module = _hf.UlyssesSPAttentionHF(
+        attn=_hf_local,
+        batch_size=q.shape[0],
+        attn_head_count=q.shape[1],
+        attn_head_size=q.shape[3],
+        kv_head_count=k.shape[1],
+        num_hidden_layers=1,
+        process_group=call.group,
+        seq_length_is_variable=True,
+    )
+    positions = call.positions.expand(q.shape[0], -1).contiguous()
+    layer = torch.nn.Module()
+    out, _ = module(layer, q, k, v, None, position_ids=positions, causal=call.causal, scaling=call.scale)
+    unfolded: Tensor = out.unflatten(2, (q.shape[1], -1)).transpose(1, 2)
+    return unfolded[:, :heads]

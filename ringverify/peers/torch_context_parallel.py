@@ -1,0 +1,124 @@
+"""torch's own context parallelism (torch 2.13.0): SDPA over a ring or an all-gather, with and without balancing.
+
+On a CPU `context_parallel` itself ends in "Operator aten._scaled_dot_product_flash_attention_for_cpu.default does not
+have a sharding strategy registered": it knows the GPU operators only. Here the GPU flash operator is called under
+torch's dispatcher, with `ringverify.peers.torch_flash_kernel` for its kernel, so that all that is torch's runs
+untouched: the `_ContextParallel` style, DTensor's sharding rules, the rotation, the merging, the autograd formula and
+the backward.
+Flex attention has no backward on a CPU; what its style adds to it is the differentiable all-gather of keys and values,
+which is run with dense attention over what it returns.
+
+What is declared, and where it says so (`torch/distributed/tensor/experimental/_context_parallel/`):
+
+- `allgather` and `alltoall` are the two methods of `set_rotate_method` (`_attention.py`);
+- `-balanced`: `_HeadTailLoadBalancer` (`_load_balancer.py`) gives rank r the pieces r and 2P-1-r, that is zigzag, and
+  "Load balancing requires `is_causal=True`";
+- scale and grouped heads: arguments of `scaled_dot_product_attention`, which `context_parallel` replaces, and which the
+  handler passes on;
+- bfloat16 and float16: what flash attention takes; float32 is what the stand-in adds. Sums in float32:
+  `convert_to_f32`, "upcast parameters and gradients to float32 to avoid accumulation errors"; weights are rounded to
+  the input dtype by the kernel;
+- the log-sum-exp of the merged result is what `_templated_ring_attention` says it returns, next to out; autograd has
+  no formula for it;
+- lengths that 2P divides, or P without balancing, are asserted by the balancer and needed by equal messages;
+- sub-groups: any one-dimensional `DeviceMesh`.
+
+`_cp_options` and the replaced dispatch rules are global to the process; all ranks of a call set them alike.
+
+Importing this module registers the CPU kernels and torch's rules for context parallelism.
+
+Raises:
+    Inconclusive: torch is of another version.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from ringref.sharding import key_positions
+from ringverify.implementation import AttentionCall, Implementation, implementation
+from ringverify.peers import torch_flash_kernel
+from ringverify.peers.dense import attention, causal_mask
+from ringverify.peers.package import imported
+
+NAME = "peer:torch-cp"
+PACKAGE = "torch"
+VERSION = "2.13.0"
+
+Tensor = torch.Tensor
+
+_cp: Any = imported(
+    "torch.distributed.tensor.experimental._attention",
+    peer=NAME,
+    package=PACKAGE,
+    version=VERSION,
+    install=f"pip install torch=={VERSION}",
+)
+torch_flash_kernel.register()
+_cp._enable_context_parallel_dispatcher()
+
+_declared = functools.partial(
+    implementation, tensor_layout="bhsd", gqa=True, scale=True, subgroups=True, probabilities="input"
+)
+_SEQUENCE = 2
+"""The axis of the sequence; torch's templates have it hard-coded."""
+
+
+class _Flash(torch.nn.Module):
+    """What `scaled_dot_product_attention` calls on a GPU."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+        return out, lse
+
+
+class _Dense(torch.nn.Module):
+    """In place of `flex_attention`, which has no backward on a CPU."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        return attention(q, k, v, mask=mask, scale=scale)
+
+
+def _parallel(module: torch.nn.Module, kind: str, call: AttentionCall) -> torch.nn.Module:
+    """The module with torch's style applied, on a mesh of the ring's ranks."""
+    style = _cp._ContextParallel(_SEQUENCE, getattr(_cp._ContextParallel.AttentionType, kind))
+    applied: torch.nn.Module = style._apply(module, DeviceMesh.from_group(call.group, call.positions.device.type))
+    return applied
+
+
+def _sdpa(rotation: str, balanced: bool) -> Implementation:
+    @_declared(
+        name=f"{NAME}-{rotation}{'-balanced' if balanced else ''}",
+        sharding="zigzag" if balanced else "contiguous",
+        causal="always" if balanced else "both",
+        dtypes=("float32", "bfloat16", "float16"),
+        lse=True,
+    )
+    def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        """This rank's output and log-sum-exp; q, k and v are this rank's shards."""
+        _cp.set_rotate_method(rotation)
+        _cp._cp_options.enable_load_balance = balanced
+        out, lse = _parallel(_Flash(), "SDPA", call)(q, k, v, call.causal, call.scale)
+        return out, lse
+
+    return attend
+
+
+allgather = _sdpa("allgather", False)
+alltoall = _sdpa("alltoall", False)
+allgather_balanced = _sdpa("allgather", True)
+alltoall_balanced = _sdpa("alltoall", True)
+
+
+@_declared(name=f"{NAME}-flex", sharding=("contiguous", "zigzag"), causal="both")
+def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+    """This rank's output; q, k and v are this rank's shards."""
+    shards = key_positions(call.sharding, call.problem.nk, call.world_size)
+    gathered = torch.cat([torch.from_numpy(rows) for rows in shards])  # in the order of ranks
+    mask = causal_mask(call.positions, gathered) if call.causal else None
+    out: Tensor = _parallel(_Dense(), "FLEX", call)(q, k, v, mask, call.scale)
+    return out

@@ -1,0 +1,97 @@
+"""Adapters of torch's context parallelism, diffusers, DeepSpeed and dilated-attention-pytorch, a few examples of each.
+
+Where a package is right the adapter must be, and what the package gets wrong is known, and found.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ringverify.cases.running import Runner
+from ringverify.check.hunting import Hunt, hunt
+from ringverify.errors import Inconclusive
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.targets import BUILT_IN, load
+from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.world import World
+
+pytestmark = pytest.mark.timeout(120)
+
+TORCH = [name for name in BUILT_IN if name.startswith("peer:torch-cp")]
+DIFFUSERS = [name for name in BUILT_IN if name.startswith("peer:diffusers")]
+DEEPSPEED = [name for name in BUILT_IN if name.startswith("peer:deepspeed")]
+LOST_GRADIENTS = "peer:diffusers-ring"
+SHIFTED_MASK = "peer:diffusers-ulysses-anything"
+DILATED = "peer:dilated-attention-pytorch"
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[GlooWorld]:
+    """One world of processes for all that need one."""
+    world = GlooWorld()
+    yield world
+    world.close()
+
+
+def hunted(target: str, property: str, examples: int, world: World | None = None) -> Hunt:
+    """What is found of one property, or skipped with the line that says why."""
+    try:
+        attend = load(target)
+    except Inconclusive as error:
+        pytest.skip(str(error))
+    runner = Runner(attend, SimulatedWorld() if world is None else world, target=None if world is None else target)
+    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, until=float("inf"), progress=lambda done: None)
+
+
+@pytest.mark.parametrize("target", [*TORCH, *DIFFUSERS])
+def test_the_forward_pass_is_right(target: str) -> None:
+    """Out and, where it is returned, the log-sum-exp, of any scale and any number of ranks that is declared."""
+    found = hunted(target, "lse" if load_lse(target) else "forward", 12)
+    wrong = None if found.counterexample is None else found.counterexample.case.problem
+    assert (wrong is None) == (target != SHIFTED_MASK)
+    if wrong is not None:
+        assert wrong.key_lengths is not None
+
+
+def load_lse(target: str) -> bool:
+    """Whether it declares a log-sum-exp; skipped where its package is missing."""
+    try:
+        return load(target).capabilities.lse
+    except Inconclusive as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("target", [name for name in (*TORCH, *DIFFUSERS) if not name.endswith("anything")])
+def test_gradients_are_right_but_for_one(target: str) -> None:
+    """The ring of diffusers loses dk and dv from three ranks on; its two ranks within `unified` are right."""
+    found = hunted(target, "gradients", 12).counterexample
+    assert (found is None) == (target != LOST_GRADIENTS)
+    if found is not None:
+        assert found.case.world_size == 3
+        assert found.violation.finding is not None
+        assert found.violation.finding.tensor in ("dk", "dv")
+
+
+@pytest.mark.parametrize("target", DEEPSPEED)
+def test_deepspeed_is_right_in_processes(target: str, processes: GlooWorld) -> None:
+    """Key heads that the ranks divide, that they do not divide, and fewer than there are ranks."""
+    assert hunted(target, "gradients", 12, processes).counterexample is None
+
+
+def test_a_normalised_sum_is_no_attention() -> None:
+    """dilated-attention-pytorch divides by the sum of outputs: the only value of one position comes out as 1."""
+    found = hunted(DILATED, "forward", 4).counterexample
+    assert found is not None
+    assert (found.case.problem.nq, found.case.problem.head_dim) == (1, 1)
+    assert found.violation.finding is not None
+    assert found.violation.finding.actual == 1
+
+
+def test_no_stand_in_stays_behind() -> None:
+    """Who imports xformers later gets what is installed."""
+    hunted(DILATED, "forward", 1)
+    assert not [name for name in sys.modules if name.partition(".")[0] == "xformers"]
