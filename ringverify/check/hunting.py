@@ -17,6 +17,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.check.explaining import explained
 from ringverify.check.profiles import profile
+from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Judgement, Property, Suite, Violation
@@ -57,6 +58,7 @@ class Counterexample:
         diagnosis: what explains it, in a sentence; or that nothing does; `None` where there are no values to explain.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop.
         where: the rows, heads and keys concerned; `None` where there are no values to look at.
+        region: the same as a map.
     """
 
     case: Case
@@ -70,6 +72,7 @@ class Counterexample:
     diagnosis: str | None = None
     hop: int | None = None
     where: Where | None = None
+    region: Region | None = None
 
 
 @dataclasses.dataclass
@@ -270,6 +273,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         diagnosis=None if diagnosis is None else diagnosis.text,
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
+        region=None if diagnosis is None else diagnosis.region,
     )
 
 

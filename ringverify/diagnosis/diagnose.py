@@ -20,7 +20,8 @@ from ringverify.cases.running import Observation
 from ringverify.diagnosis.catalogue import SUSPICIONS
 from ringverify.diagnosis.fitting import fits
 from ringverify.diagnosis.model import STEPS
-from ringverify.diagnosis.probing import pairs_by
+from ringverify.diagnosis.probing import Asked
+from ringverify.diagnosis.region import Region, region
 from ringverify.diagnosis.scene import Scene, visits
 from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.where import Probe, Where, locate, wrong_elements
@@ -46,6 +47,7 @@ class Diagnosis:
             reaches rank r at hop (r − o) mod P, in a ring that sends to the right.
         residual: the largest difference that the explanation leaves.
         where: where the smallest case is wrong, whether or not that is explained.
+        region: the same as a map.
     """
 
     text: str
@@ -53,6 +55,7 @@ class Diagnosis:
     hop: int | None = None
     residual: float | None = None
     where: Where | None = None
+    region: Region | None = None
 
 
 def diagnose(
@@ -86,9 +89,12 @@ def diagnose(
         return None
     found = _named(observe, smallest, cases, capabilities, seconds, differentiate)
     shown = tensor if tensor in wrong else wrong[0]
-    where = locate(smallest, shown, pairs_by(probe) if probe is not None else lambda scene, tensor: ())
+    if probe is None:
+        return dataclasses.replace(found, where=locate(smallest, shown, ()))
+    asked = Asked(smallest, probe)
+    where = locate(smallest, shown, asked.pairs(shown))
     hop = found.hop if found.hop is not None or where is None else where.hop
-    return dataclasses.replace(found, where=where, hop=hop)
+    return dataclasses.replace(found, where=where, hop=hop, region=region(smallest, shown, asked))
 
 
 def _named(

@@ -35,25 +35,42 @@ SECONDS = 2.0
 """Time after which no further run is started, and nothing is said."""
 
 
-def pairs_by(probe: Probe) -> Callable[[Scene, TensorName], Sequence[Pair]]:
-    """Finds the queries and keys between which a result goes wrong."""
+class Asked:
+    """The implementation, asked about one case; what it said is kept.
 
-    def found(scene: Scene, tensor: TensorName) -> Sequence[Pair]:
-        finite = all(np.isfinite(scene.seen(tensor, rank)).all() for rank in range(scene.size))
-        if not finite or not _finite(scene.inputs):
+    Args:
+        scene: the case, and what was seen of it.
+        probe: runs the implementation on it with other inputs.
+    """
+
+    def __init__(self, scene: Scene, probe: Probe) -> None:
+        self.scene = scene
+        self.probe = probe
+
+    def finite(self, tensor: TensorName) -> bool:
+        """Whether inputs and a result are numbers throughout: nothing else is linear."""
+        finite = all(np.isfinite(self.scene.seen(tensor, rank)).all() for rank in range(self.scene.size))
+        return finite and _finite(self.scene.inputs)
+
+    @functools.cached_property
+    def weights(self) -> tuple[list[Array], Array] | None:
+        """Every rank's weights `(B, H, S, Nk)` as they are, and the error allowed in all of them `(B, H, Nq, Nk)`."""
+        return _weights(self.scene, self.probe) if self.finite("out") else None
+
+    def pairs(self, tensor: TensorName) -> Sequence[Pair]:
+        """The queries and keys between which a result goes wrong."""
+        if not self.finite(tensor):
             return ()
         with np.errstate(all="ignore"):
             match tensor:
                 case "out":
-                    return _by_weight(scene, probe)
+                    return _by_weight(self)
                 case "lse":
-                    return _by_mass(scene) or _by_weight(scene, probe)
+                    return _by_mass(self.scene) or _by_weight(self)
                 case "dq":
-                    return _in_dq(scene)
+                    return _in_dq(self.scene)
                 case "dk" | "dv":
-                    return _in_blocks(scene, probe, tensor)
-
-    return found
+                    return _in_blocks(self.scene, self.probe, tensor)
 
 
 def _finite(x: Inputs) -> bool:
@@ -98,10 +115,11 @@ def _add_up(scene: Scene, weights: list[Array], limits: Array) -> bool:
     return True
 
 
-def _by_weight(scene: Scene, probe: Probe) -> Sequence[Pair]:
+def _by_weight(asked: Asked) -> Sequence[Pair]:
     """Pairs with wrong weights."""
-    if (probed := _weights(scene, probe)) is None:
+    if (probed := asked.weights) is None:
         return ()
+    scene = asked.scene
     found: dict[tuple[What, int, int], set[int]] = {}
     weights, limits = probed
     inner = scene.truth.intermediates
@@ -239,7 +257,7 @@ def _in_blocks(scene: Scene, probe: Probe, tensor: TensorName) -> Sequence[Pair]
     for rank, rows in enumerate(scene.shards[0]):
         if not len(rows):
             continue
-        inputs = _cotangents_of(scene.inputs, rows)
+        inputs = cotangents_of(scene.inputs, rows)
         observation = probe(scene.case, inputs)
         if observation.failure is not None or time.monotonic() > until:
             return ()
@@ -273,7 +291,7 @@ def _kind(agree: Callable[[Array, Array, Array], bool], seen: Array, true: Array
     return "repeated" if agree(seen, 2 * true, 2 * limit) else "wrong"
 
 
-def _cotangents_of(inputs: Inputs, rows: Positions) -> Inputs:
+def cotangents_of(inputs: Inputs, rows: Positions) -> Inputs:
     """The same with cotangents on these rows alone."""
     dout, dlse = np.zeros_like(inputs.dout), np.zeros_like(inputs.dlse)
     dout[:, rows], dlse[:, :, rows] = inputs.dout[:, rows], inputs.dlse[:, :, rows]

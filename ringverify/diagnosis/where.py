@@ -92,13 +92,13 @@ def wrong_elements(scene: Scene, name: TensorName, rank: int) -> Mask:
     return found
 
 
-def locate(scene: Scene, tensor: TensorName, pairs: Callable[[Scene, TensorName], Sequence[Pair]]) -> Where | None:
+def locate(scene: Scene, tensor: TensorName, pairs: Sequence[Pair]) -> Where | None:
     """Where a result is wrong; `None` if it is not.
 
     Args:
         scene: the case, and what was seen of it.
         tensor: the result.
-        pairs: finds the queries and keys concerned.
+        pairs: the queries and keys concerned, as far as they are known.
     """
     axes = AXES[tensor]
     row, head = axes.index("key" if tensor in ("dk", "dv") else "query"), axes.index("head")
@@ -112,7 +112,7 @@ def locate(scene: Scene, tensor: TensorName, pairs: Callable[[Scene, TensorName]
             heads |= {int(h) for h in np.flatnonzero(wrong.any(axis=tuple(a for a in range(wrong.ndim) if a != head)))}
     if not rows:
         return None
-    found = tuple(pairs(scene, tensor))
+    found = tuple(pairs)
     text = [_rows_told(scene, tensor, rows, tuple(sorted(heads)))]
     if found:
         text.append(_pairs_told(tensor, found))

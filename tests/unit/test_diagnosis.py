@@ -154,3 +154,9 @@ def test_with_nothing_suspected_the_model_is_the_oracle(case):
     finally:
         world.close()
     assert Suspicion("", STEPS).explains(Scene(case, PLAIN.capabilities, observation)) is not None
+
+
+def test_cases_of_selectors_are_only_varied_where_selectors_can_be_built():
+    """Another scale, or more keys than dimensions, and there are no such inputs: that ended the run."""
+    case = case_of(causal=True, values="selectors", query_length=4, head_dim=4)
+    assert "the ring turns the other way" in diagnosed(MUTANTS["B2"].implementation, case, gradients=False).text

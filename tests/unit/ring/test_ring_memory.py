@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringref.problem import Dilation
 from ringref.sharding import query_positions
 from ringverify.ring import compute
 from ringverify.ring.attention import ACCUMULATES, ring_attention
@@ -36,7 +35,6 @@ class Call(NamedTuple):
     memory_budget: int | None = None
     dtype: torch.dtype = torch.float32
     backward: bool = True
-    dilation: Dilation | None = None
 
     @property
     def positions(self) -> int:
@@ -61,7 +59,6 @@ def peak(call):
                 causal=call.causal,
                 method=call.method,
                 memory_budget=call.memory_budget,
-                dilation=call.dilation,
             )
             gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out)) if call.backward else ()
         return q.nbytes, len(gradients)
@@ -142,19 +139,6 @@ def test_a_wider_world_costs_a_rank_nothing():
     """At a fixed number of positions a rank, from four ranks to eight."""
     for causal, sharding in ((False, "contiguous"), (True, "zigzag"), (True, "striped")):
         assert peak(Call(2048, 8, causal, sharding))[0] == peak(Call(1024, 4, causal, sharding))[0]
-
-
-@pytest.mark.parametrize("heads", ["split", "shared"])
-def test_a_dilation_needs_no_more_than_all_pairs(heads):
-    """Segments within ranks, over two of them, and over all: within the bound of the dense ring, and linear as it is."""
-    for ranks in (2, 4, 8):
-        found = []
-        for n in (1024, 4096):
-            dilation = Dilation(((n // 8, 1), (n // 3, 2), (n, 4)), heads)
-            call = Call(n, ranks, causal=ranks == 4, dilation=dilation)
-            found.append(peak(call)[0])
-            assert found[-1] <= MOST * needed(call)
-        assert abs(math.log(found[1] / found[0]) / math.log(4) - 1) <= SLACK
 
 
 def test_a_full_size_buffer_a_tile_is_seen(monkeypatch):

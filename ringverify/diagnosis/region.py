@@ -1,0 +1,223 @@
+"""The wrong region of a case as a small map: error by query and key, and by position and head.
+
+Axes run rank by rank, so that a block is a rectangle, and are cut in pieces where a case is long. An error is told as a
+level: how many powers of ten it is beyond what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.attention import attention
+from ringref.pattern import multiplicity
+from ringref.problem import Problem
+from ringref.rounding import margins
+from ringref.sharding import Positions
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import AXES, TensorName, allowed_on
+from ringverify.cases.running import shards
+from ringverify.diagnosis.probing import PROBES, SECONDS, Asked, cotangents_of
+from ringverify.diagnosis.scene import Array, Scene
+from ringverify.diagnosis.suspicion import relative_rounding
+from ringverify.implementation import Capabilities
+
+Levels = NDArray[np.int64]
+
+MOST = 24
+"""Pieces of an axis, at most; a picture of more is not read, and a run for each of them takes time."""
+
+MOST_HEADS = 16
+"""Heads that are told apart, at most."""
+
+HIGHEST = 9
+"""The last level, which also is that of an infinite error and of no number."""
+
+MOST_PAIRS = 2**24
+"""Pairs of positions, over all heads, for which the pattern is worked out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Some of a rank's positions that follow one another there.
+
+    Attributes:
+        rank: whose.
+        rows: their places in the rank's shard.
+        positions: their global positions, ascending.
+    """
+
+    rank: int
+    rows: Positions
+    positions: Positions
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Region:
+    """A map of a case, and of what is wrong in it.
+
+    Attributes:
+        queries: the pieces of the query axis, rank by rank.
+        keys: those of the key axis.
+        pattern: how often a query of a piece attends a key of a piece, `(queries, keys)`: the largest number among all
+            sequences and heads; `None` for a case that is too large.
+        tensor: the result that is wrong; `None` where no values came back.
+        pairs: levels of the error between query and key `(queries, keys)`: that of the key's weight in the row for out
+            and lse, that of what the query adds to the key's gradient for dk and dv; `None` where it cannot be told.
+        rows: levels of the result's own error by piece of its axis and head.
+    """
+
+    queries: tuple[Piece, ...]
+    keys: tuple[Piece, ...]
+    pattern: Levels | None
+    tensor: TensorName | None = None
+    pairs: Levels | None = None
+    rows: Levels | None = None
+
+    def told(self) -> dict[str, Any]:
+        """As the field of an event: a digit a cell, a string a row."""
+        return {
+            "tensor": self.tensor,
+            "queries": _ends(self.queries),
+            "keys": _ends(self.keys),
+            "pattern": _digits(self.pattern),
+            "pairs": _digits(self.pairs),
+            "rows": _digits(self.rows),
+        }
+
+
+def outline(case: Case, capabilities: Capabilities) -> Region | None:
+    """The map of a case of which no values are known; `None` for more ranks than can be drawn."""
+    axes = [_pieces(axis) for axis in shards(case, capabilities)]
+    if None in axes:
+        return None
+    queries, keys = (axis or () for axis in axes)
+    return Region(queries, keys, _pattern(case.problem, queries, keys))
+
+
+def region(scene: Scene, tensor: TensorName, asked: Asked) -> Region | None:
+    """Where a result is wrong, as a map; `None` for more ranks than can be drawn."""
+    plain = outline(scene.case, scene.capabilities)
+    if plain is None:
+        return None
+    rows = _rows(scene, tensor, plain.keys if tensor in ("dk", "dv") else plain.queries)
+    pairs = _by_key(scene, plain, asked) if tensor in ("out", "lse") else None
+    if tensor in ("dk", "dv"):
+        pairs = _by_query(scene, tensor, plain, asked)
+    if pairs is not None and not pairs.any():
+        pairs = None  # the error is not one between a query and a key
+    return dataclasses.replace(plain, tensor=tensor, pairs=pairs, rows=rows)
+
+
+def _pieces(axis: Sequence[Positions]) -> tuple[Piece, ...] | None:
+    """All of an axis, position by position if they are few."""
+    if len(axis) > MOST:
+        return None
+    total = sum(len(held) for held in axis)
+    found = []
+    for rank, held in enumerate(axis):
+        count = len(held) if total <= MOST else min(len(held), MOST // len(axis))
+        for rows in np.array_split(np.arange(len(held)), count) if count else ():
+            found.append(Piece(rank, rows, held[rows]))
+    return tuple(found)
+
+
+def _pattern(problem: Problem, queries: tuple[Piece, ...], keys: tuple[Piece, ...]) -> Levels | None:
+    if problem.batch * problem.heads * problem.nq * problem.nk > MOST_PAIRS:
+        return None
+    found = np.zeros((len(queries), len(keys)), dtype=np.int64)
+    for y, query in enumerate(queries):
+        m = multiplicity(problem, query.positions).max(axis=(0, 1, 2))
+        for x, key in enumerate(keys):
+            found[y, x] = min(HIGHEST, m[key.positions].max())
+    return found
+
+
+def _rows(scene: Scene, tensor: TensorName, pieces: tuple[Piece, ...]) -> Levels:
+    """Levels of the result by piece and head, heads joined where they are many."""
+    axes = AXES[tensor]
+    of_keys, head = tensor in ("dk", "dv"), axes.index("head")
+    row = axes.index("key" if of_keys else "query")
+    wide = tensor == "lse" and scene.problem.dtype != "float64"
+    heads = np.array_split(np.arange(scene.problem.hk if of_keys else scene.problem.heads), MOST_HEADS)
+    heads = [some for some in heads if len(some)]
+    found = np.zeros((len(pieces), len(heads)), dtype=np.int64)
+    for y, piece in enumerate(pieces):
+        wrong = margins(
+            scene.seen(tensor, piece.rank),
+            scene.true(tensor, piece.rank),
+            scene.limit(tensor, piece.rank),
+            "float32" if wide else scene.problem.dtype,
+        )
+        by_row_and_head = np.moveaxis(wrong, (row, head), (0, 1))[piece.rows].max(axis=0)
+        for x, some in enumerate(heads):
+            found[y, x] = _level(by_row_and_head[some])
+    return found
+
+
+def _by_key(scene: Scene, plain: Region, asked: Asked) -> Levels | None:
+    """Levels of the weights, which the implementation itself tells."""
+    if (told := asked.weights) is None:
+        return None
+    weights, limits = told
+    right = scene.truth.intermediates.probabilities
+    found = np.zeros((len(plain.queries), len(plain.keys)), dtype=np.int64)
+    for y, query in enumerate(plain.queries):
+        seen = weights[query.rank][:, :, query.rows]
+        limit = limits[:, :, query.positions]
+        wrong = margins(seen, right[:, :, query.positions], limit, scene.problem.dtype)
+        for x, key in enumerate(plain.keys):
+            found[y, x] = _level(wrong[..., key.positions])
+    return found
+
+
+def _by_query(scene: Scene, tensor: TensorName, plain: Region, asked: Asked) -> Levels | None:
+    """Levels of what the queries of each piece add to the keys of each; `None` if that does not add up to the whole."""
+    if scene.replicated or not 0 < len(plain.queries) <= PROBES or not asked.finite(tensor):
+        return None
+    found = np.zeros((len(plain.queries), len(plain.keys)), dtype=np.int64)
+    totals = [np.zeros_like(scene.seen(tensor, owner)) for owner in range(scene.size)]
+    limits = [np.array(scene.limit(tensor, owner)) for owner in range(scene.size)]
+    until = time.monotonic() + SECONDS
+    for y, query in enumerate(plain.queries):
+        inputs = cotangents_of(scene.inputs, query.positions)
+        observation = asked.probe(scene.case, inputs)
+        if observation.failure is not None or time.monotonic() > until:
+            return None
+        x = inputs
+        exact = getattr(attention(scene.problem, x.q, x.k, x.v, x.dout, x.dlse), tensor)
+        allowed = getattr(allowed_on(scene.case, inputs, scene.pipeline), tensor)
+        for owner in range(scene.size):
+            seen = getattr(observation.ranks[owner], tensor)
+            limit = scene.local(tensor, allowed, owner)
+            totals[owner] += seen
+            limits[owner] += limit + relative_rounding(scene, tensor) * np.abs(seen)
+            wrong = margins(seen, scene.local(tensor, exact, owner), limit, scene.problem.dtype)
+            for column, key in enumerate(plain.keys):
+                if key.rank == owner:
+                    found[y, column] = _level(wrong[:, key.rows])
+    for owner, total in enumerate(totals):
+        if (margins(total, scene.seen(tensor, owner), limits[owner], scene.problem.dtype) > 1).any():
+            return None
+    return found
+
+
+def _level(margin: Array) -> int:
+    """0 for errors that are allowed, 1 for up to ten times what is, and so on."""
+    worst = float(margin.max(initial=0.0))
+    if worst <= 1:
+        return 0
+    return int(min(HIGHEST, np.ceil(np.log10(worst)))) if np.isfinite(worst) else HIGHEST
+
+
+def _ends(pieces: tuple[Piece, ...]) -> list[list[int]]:
+    return [[piece.rank, int(piece.positions[0]), int(piece.positions[-1])] for piece in pieces]
+
+
+def _digits(levels: Levels | None) -> list[str] | None:
+    return None if levels is None else ["".join(map(str, row)) for row in levels.tolist()]
