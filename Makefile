@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: verify test lint install clean
+.PHONY: verify test lint browser install clean
 
 verify: install
 	@$(BIN)/ringverify check ring --report .ringverify/ring.jsonl; status=$$?; \
@@ -15,13 +15,21 @@ verify: install
 	  --report .ringverify/peer.jsonl; \
 	echo; echo "make verify: exit status of our ring's verdict is $$status"; exit $$status
 
-test: verify lint
+test: verify lint browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Chromium for the tests of the page, which are skipped without one. It is only installed in CI, as root, by apt-get.
+browser:
+	@if { command -v chromium || command -v google-chrome; } >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$CI" = 1 ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver) >/dev/null 2>&1 \
+	  || echo "make browser: Chromium could not be installed, so the tests of the page in a browser are skipped"; \
+	else echo "make browser: no Chromium here, so the tests of the page in a browser are skipped"; fi
 
 install: $(INSTALLED)
 

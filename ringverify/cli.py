@@ -1,4 +1,4 @@
-"""The command line: `ringverify check | replay | list | doctor`, and the exit codes of the published contract."""
+"""The command line: its commands, and the exit codes of the published contract."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ringverify.check.command import add_options as add_check_options
 from ringverify.check.option_types import count, names, positive
 from ringverify.check.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.reports.command import add_options as add_report_options
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.terminal import Terminal
 
@@ -98,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure our ring's speed and memory beside all it can be compared with")
     add_bench_options(bench)
     bench.set_defaults(command=_bench)
+    report = commands.add_parser("report", help="make a page, JUnit, Markdown and badges of what check wrote")
+    add_report_options(report)
+    report.set_defaults(command=_report)
     plan = commands.add_parser("plan", help="draw what our ring would send and compute, rank by rank and hop by hop")
     add_plan_options(plan)
     plan.set_defaults(command=_plan)
@@ -192,6 +196,12 @@ def _bench(options: argparse.Namespace) -> int:
     from ringverify.bench.command import bench
 
     return bench(options, _Output())
+
+
+def _report(options: argparse.Namespace) -> int:
+    from ringverify.reports.command import report
+
+    return report(options, lambda text: print(text, flush=True))
 
 
 def _plan(options: argparse.Namespace) -> int:

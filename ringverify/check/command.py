@@ -12,7 +12,9 @@ from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, Subject, seed_for
 from ringverify.errors import Inconclusive
-from ringverify.reports.jsonl import Event, ReportWriter
+from ringverify.reports.command import Outputs, add_outputs
+from ringverify.reports.jsonl import Event, ReportWriter, finite
+from ringverify.reports.results import results_of
 from ringverify.reports.terminal import Terminal
 
 
@@ -41,6 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--deadline", type=seconds, metavar="SECONDS", help="time for one run of a case (default: 10, gloo 30)"
     )
     parser.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write events as JSON lines")
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the verdicts and pictures")
+    add_outputs(parser)
     parser.add_argument(
         "--cases", type=Path, default=Path(".ringverify"), metavar="DIR", help="folder for counterexamples"
     )
@@ -78,13 +82,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
     subjects = [Subject(*pair) for pair in zip(options.targets, implementations, strict=True)]
     named = [implementation.name for implementation in implementations]
     baseline = None if options.baseline is None else read_baseline(options.baseline, named)
+    outputs = Outputs(html=options.html, junit=options.junit, markdown=options.markdown)
+    outputs.look(written=[options.report] if options.report else [])
     terminal = Terminal(console, verbose=options.verbose)
+    events: list[Event] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(home_of_our_own())
         writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
 
         def tell(event: Event) -> None:
             terminal.tell(event)
+            events.append(finite(event))
             if writer is not None:
                 writer.write(event)
 
@@ -96,7 +104,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 raise Inconclusive(str(error)) from None
             console.print(f"under torchrun: {crew.remark}", highlight=False, markup=False, soft_wrap=True)
         on_gpus = crew is not None and crew.name == "nccl"
-        return check(
+        code = check(
             subjects,
             properties,
             Options(
@@ -117,3 +125,5 @@ def run(options: argparse.Namespace, console: Console) -> int:
             Progress(console, stack.enter_context(interrupts())),
             crew,
         )
+    outputs.write(results_of(events))
+    return code

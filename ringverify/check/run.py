@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.check.options import Options, Subject, Watch
 from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event, is_new_violation
 from ringverify.check.planning import Plan, find_device, open_world, planned
+from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property
@@ -96,6 +98,7 @@ def header(options: Options) -> Event:
     return {
         "event": "header",
         "schema": SCHEMA,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "ringverify": ringverify.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -196,6 +199,7 @@ class ImplementationRun:
             "event": "property",
             "implementation": self.implementation.name,
             "property": property.id,
+            "meaning": property.meaning,
             "verdict": "unsupported",
             "examples": 0,
             "seconds": 0.0,
@@ -263,12 +267,15 @@ class ImplementationRun:
             device=self.options.device,
             counterexample=shown,
         )
+        # Of a run that returned nothing, who holds what can still be drawn.
+        region = shown.region or outline(shown.case, self.implementation.capabilities)
         return {
             "event": "counterexample",
             "implementation": self.implementation.name,
             "property": property.id,
             "case": shown.case.to_json(),
             **told(shown),
+            "region": None if region is None else region.told(),
             "after": [case.describe() for case in shown.after],
             "shrunk_from": shown.first.describe(),
             "tried": shown.tried,

@@ -60,23 +60,7 @@ class Terminal:
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""
-        rows = [("", event["summary"]), ("case", event["case_text"])]
-        if event["tensor"] is not None:
-            rows.append(("worst", worst_element(event)))
-            rows.append(("", worst_numbers(event)))
-        if event.get("where") is not None:
-            rows += zip(("where", ""), event["where"]["text"], strict=False)
-        if event["diagnosis"] is not None:
-            rows.append(("cause", event["diagnosis"]))
-        if event.get("tried"):
-            rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
-        for earlier in event.get("after", ()):
-            rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
-        if not event.get("repeats", True):
-            rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
-        if "replay" in event:
-            rows.append(("replay", event["replay"]))
-        for label, text in rows:
+        for label, text in story(event):
             self._print((f"        {label:<8}", "dim"), text)
         if event["detail"]:
             lines = event["detail"].rstrip().splitlines()
@@ -142,6 +126,27 @@ def counterexample_text(event: Event, *, verbose: bool = False) -> str:
     told = io.StringIO()
     Terminal(Console(file=told, color_system=None, width=120), verbose=verbose).counterexample(event)
     return told.getvalue()
+
+
+def story(event: Event) -> list[tuple[str, str]]:
+    """A counterexample in words: lines with a label each, "" where a line goes on with the one before."""
+    rows = [(label, event[name]) for label, name in (("", "summary"), ("case", "case_text")) if name in event]
+    if event["tensor"] is not None and {"index", "position", "actual", "expected", "allowed"} <= event.keys():
+        rows.append(("worst", worst_element(event)))
+        rows.append(("", worst_numbers(event)))
+    if event.get("where") is not None:
+        rows += zip(("where", ""), event["where"]["text"], strict=False)
+    if event["diagnosis"] is not None:
+        rows.append(("cause", event["diagnosis"]))
+    if event.get("tried"):
+        rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
+    for earlier in event.get("after", ()):
+        rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
+    if not event.get("repeats", True):
+        rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
+    if "replay" in event:
+        rows.append(("replay", event["replay"]))
+    return rows
 
 
 def worst_element(event: Event) -> str:

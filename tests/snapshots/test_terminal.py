@@ -211,6 +211,7 @@ COMMANDS = {
     "list": ["list"],
     "bench": ["bench"],
     "plan": ["plan"],
+    "report": ["report"],
     "doctor": ["doctor"],
 }
 

@@ -1,0 +1,111 @@
+"""The map of a counterexample as data: pieces of two axes, and digits for their cells."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+Piece = tuple[int, int, int]
+"""A rank, and the first and the last of some of its positions."""
+
+Digits = list[str]
+"""A string a row, a digit a cell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """What a `region` of a report says, its cells joined where there are too many.
+
+    Attributes:
+        tensor: the result that is wrong; `None` where no values came back.
+        queries: pieces of the query axis, rank by rank.
+        keys: pieces of the key axis.
+        pattern: how often a query attends a key.
+        pairs: the error between query and key.
+        strip: the error of the result by piece of its own axis and head.
+    """
+
+    tensor: str | None
+    queries: list[Piece]
+    keys: list[Piece]
+    pattern: Digits | None
+    pairs: Digits | None
+    strip: Digits | None
+
+    @classmethod
+    def of(cls, region: dict[str, Any], most: int) -> Cells:
+        """The cells of a region.
+
+        Args:
+            region: the field of an event.
+            most: pieces of an axis at most, but for one of each rank.
+        """
+        rows, columns = (_joints(region[axis], most) for axis in ("queries", "keys"))
+        strip = region["rows"] if region["tensor"] is not None else None
+        heads = [[head] for head in range(len(strip[0]))] if strip else []
+        return cls(
+            region["tensor"],
+            _joined(region["queries"], rows),
+            _joined(region["keys"], columns),
+            _digits(region["pattern"], rows, columns),
+            _digits(region["pairs"], rows, columns),
+            _digits(strip, columns if region["tensor"] in ("dk", "dv") else rows, heads) if heads else None,
+        )
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether the result has a row a key."""
+        return self.tensor in ("dk", "dv")
+
+
+def _joints(pieces: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+    """Which pieces become one: neighbours of one rank, so that about `most` are left."""
+    each = -(-len(pieces) // most) if pieces else 1
+    found = []
+    for _, first, count in spans([(a, b, c) for a, b, c in pieces]):
+        found += [list(range(at, min(at + each, first + count))) for at in range(first, first + count, each)]
+    return found
+
+
+def _joined(pieces: Sequence[Sequence[int]], joints: list[list[int]]) -> list[Piece]:
+    return [(pieces[some[0]][0], pieces[some[0]][1], pieces[some[-1]][2]) for some in joints]
+
+
+def _digits(digits: Digits | None, rows: list[list[int]], columns: list[list[int]]) -> Digits | None:
+    """The largest digit of each cell; `None` where they are not those of these axes."""
+    high, wide = (sum(map(len, joints)) for joints in (rows, columns))
+    if digits is None or len(digits) != high or any(len(row) != wide for row in digits):
+        return None
+    return ["".join(max(digits[y][x] for y in some for x in others) for others in columns) for some in rows]
+
+
+def spans(pieces: Iterable[Piece]) -> list[tuple[int, int, int]]:
+    """Each rank, its first piece, and how many it has."""
+    found: list[tuple[int, int, int]] = []
+    for rank, some in groupby(enumerate(pieces), key=lambda numbered: numbered[1][0]):
+        places = [place for place, _ in some]
+        found.append((rank, places[0], len(places)))
+    return found
+
+
+def holding(pieces: Sequence[Piece], rank: int, positions: Iterable[int] | None) -> list[int]:
+    """The pieces of a rank that hold some of these positions; all of them for `None`."""
+    wanted = None if positions is None else list(positions)
+    return [
+        place
+        for place, (owner, first, last) in enumerate(pieces)
+        if owner == rank and (wanted is None or any(first <= position <= last for position in wanted))
+    ]
+
+
+def runs(places: Iterable[int]) -> list[tuple[int, int]]:
+    """Where neighbours begin, and how many they are."""
+    found: list[tuple[int, int]] = []
+    for place in sorted(set(places)):
+        if found and place == sum(found[-1]):
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((place, 1))
+    return found

@@ -1,0 +1,162 @@
+"""The command `ringverify report`: reports in, a page, JUnit, Markdown and badges out. Nothing is run again."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ringverify.reports.badge import badges
+from ringverify.reports.jsonl import ReportError, write_whole
+from ringverify.reports.junit import junit
+from ringverify.reports.markdown import markdown
+from ringverify.reports.page import page
+from ringverify.reports.results import Results, Source, read_results
+
+INDEX, BADGES = "index.html", "badges"
+"""The page in its folder, and the folder of its badges there."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add them to the parser of the command."""
+    parser.add_argument(
+        "reports",
+        nargs="+",
+        metavar="[LABEL=]FILE.jsonl",
+        help="what check --report wrote; labels tell runs apart",
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="DIR", help="write the page DIR/index.html and its badges, or one page FILE.html"
+    )
+    add_outputs(parser)
+    parser.add_argument("--badges", type=Path, metavar="DIR", help="write a badge for each implementation")
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add the options of files that `check` writes too."""
+    parser.add_argument("--junit", type=Path, metavar="FILE.xml", help="write the verdicts as JUnit XML")
+    parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write a summary for a CI job")
+
+
+def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Run the command and return its exit code, which is 0 whatever the verdicts are: they were given before.
+
+    Raises:
+        ReportError: a report or an output cannot be used; nothing is written then.
+    """
+    outputs = Outputs(html=options.html, junit=options.junit, markdown=options.markdown, badges=options.badges)
+    if not outputs.named:
+        raise ReportError("nothing to write: name --html, --junit, --markdown or --badges")
+    sources = [Source.of(text) for text in options.reports]
+    outputs.look(read=[source.path for source in sources])
+    results = read_results(sources)
+    for path in outputs.write(results):
+        say(f"{path}  {path.stat().st_size / 1000:.1f} kB")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What is to be written where; `None` is not at all.
+
+    Attributes:
+        html: a folder for the page and its badges, or a page if it ends in `.html`.
+        junit: a file.
+        markdown: a file.
+        badges: a folder.
+    """
+
+    html: Path | None = None
+    junit: Path | None = None
+    markdown: Path | None = None
+    badges: Path | None = None
+
+    @property
+    def named(self) -> dict[str, Path]:
+        """Options and what they name, as far as they were given."""
+        pairs = {f"--{field.name}": getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: path for name, path in pairs.items() if path is not None}
+
+    def is_folder(self, option: str) -> bool:
+        """Whether an option names a folder."""
+        return option == "--badges" or (option == "--html" and not _is_page(self.named[option]))
+
+    def look(self, *, read: Sequence[Path] = (), written: Sequence[Path] = ()) -> None:
+        """Find out before any work is done that something could not be written.
+
+        Args:
+            read: files that are read, and so must not be written to.
+            written: files that somebody else writes.
+
+        Raises:
+            ReportError: a path is taken, has no parent or may not be written to.
+        """
+        taken = {path.resolve(): "is a report that is read" for path in read}
+        taken |= {path.resolve(): "is named by --report too" for path in written}
+        for option, path in self.named.items():
+            for place in (path, path / INDEX) if self.is_folder(option) else (path,):
+                if place.resolve() in taken:
+                    raise ReportError(f"{option} {path} {taken[place.resolve()]}: name another")
+                taken[place.resolve()] = f"is named by {option} too"
+            if self.is_folder(option):
+                _look_at_folder(option, path)
+                if (path / INDEX).is_dir():
+                    raise ReportError(f"{option} {path}: its index.html is a folder; name another folder")
+            else:
+                _look_at_file(option, path)
+
+    def write(self, results: Results) -> list[Path]:
+        """Write all of it, each file whole or not at all, and the page after what lies beside it.
+
+        Raises:
+            ReportError: the disk is full, or went away.
+        """
+        files: dict[Path, str] = {}
+        folders = [self.badges] if self.badges is not None else []
+        if self.html is not None and not _is_page(self.html):
+            folders.append(self.html / BADGES)
+        for folder in folders:
+            files |= {folder / name: text for name, text in badges(results).items()}
+        if self.junit is not None:
+            files[self.junit] = junit(results)
+        if self.markdown is not None:
+            files[self.markdown] = markdown(results)
+        if self.html is not None:
+            files[self.html if _is_page(self.html) else self.html / INDEX] = page(results)
+        for path, text in files.items():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, text)
+            except OSError as error:
+                raise ReportError(f"cannot write {path}: {error.strerror}; name another place") from None
+        return list(files)
+
+
+def _is_page(path: Path) -> bool:
+    return path.suffix.lower() in (".html", ".htm")
+
+
+def _look_at_file(option: str, path: Path) -> None:
+    if path.is_dir():
+        raise ReportError(f"{option} {path} is a folder: name a file")
+    _look_at_parent(option, path)
+
+
+def _look_at_folder(option: str, path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ReportError(f"{option} {path} is a file: name a folder")
+    if path.is_dir():
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise ReportError(f"{option} {path}: no permission to write there; name another folder")
+    else:
+        _look_at_parent(option, path)
+
+
+def _look_at_parent(option: str, path: Path) -> None:
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise ReportError(f"{option} {path}: there is no folder {path.parent}; make it first, or name another place")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ReportError(f"{option} {path}: no permission to write in {path.parent}; name another place")

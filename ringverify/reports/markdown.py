@@ -1,0 +1,94 @@
+"""A run as Markdown, short: for the summary of a CI job, or a comment on a pull request."""
+
+from __future__ import annotations
+
+import re
+
+from ringverify.reports.jsonl import Event
+from ringverify.reports.results import Checked, Outcome, Results
+from ringverify.reports.terminal import margin_text, story
+
+SIGNS = {"pass": "✅", "fail": "❌", "known": "⚠️", "unsupported": "➖", "inconclusive": "❔"}
+VERDICT_SIGNS = {"conformant": "✅", "violations": "❌", "inconclusive": "❔"}
+WORDS = {"fail": "fail", "known": "known"}
+DETAIL_LINES = 14
+MOST = 30
+"""Failures that are told in full: a job's summary has a limit, and a reader has one too."""
+
+
+def markdown(results: Results) -> str:
+    """A table of verdicts, a matrix, and each failure folded away."""
+    blocks = [_verdicts(results), *(f"**{_text(line)}**" for line in results.unexpected)]
+    if results.properties:
+        blocks.append(_matrix(results))
+    failures = [(one, outcome) for one in results.implementations for outcome in one.failures]
+    blocks += [_failure(one, outcome) for one, outcome in failures[:MOST]]
+    if len(failures) > MOST:
+        blocks.append(f"{len(failures) - MOST} more failures are in the report.")
+    blocks += [
+        f"<sub>ringverify {_text(header['ringverify'])}, torch {_text(header['torch'])}, "
+        f"python {_text(header['python'])}, {_text(header['platform'])}, {_text(header['device'])}, "
+        f"suite {header['suite']}, seed {header['seed']}</sub>"
+        for header in results.headers
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _verdicts(results: Results) -> str:
+    lines = [f"### RingVerify: {results.verdict}", "", "| implementation | verdict | properties | examples |"]
+    lines.append("|---|---|---|---:|")
+    for one in results.implementations:
+        counts = ", ".join(f"{number} {kind}" for kind, number in one.counts.items())
+        examples = sum(outcome.told["examples"] for outcome in one.outcomes.values())
+        sign = VERDICT_SIGNS[one.verdict]
+        lines.append(f"| {_text(one.name)} | {sign} {one.verdict} | {counts} | {examples:,} |")
+    return "\n".join(lines)
+
+
+def _matrix(results: Results) -> str:
+    """Properties by implementations, with margins."""
+    names = [_text(one.name) for one in results.implementations]
+    lines = [f"| property | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for name in results.properties:
+        cells = [_cell(one.outcomes.get(name)) for one in results.implementations]
+        lines.append(f"| {_text(name)} | {' | '.join(cells)} |")
+    table = "\n".join(lines)
+    title = "Properties: verdict and margin (error over the error allowed)"
+    return f"<details><summary>{title}</summary>\n\n{table}\n\n</details>"
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    told = outcome.told
+    return SIGNS[outcome.kind] + (f" {margin_text(told['margin'])}" if told["margin"] is not None else "")
+
+
+def _failure(one: Checked, outcome: Outcome) -> str:
+    event = outcome.counterexample
+    title = f"{SIGNS[outcome.kind]} {_html(one.name)}: {_html(outcome.id)}"
+    if event is None:
+        return title
+    said = "\n".join(_lines(event))
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", said)), default=0))
+    known = outcome.told.get("known")
+    note = "" if known is None else f"Known: {_text(known['reason'])} ({_text(known['link'])})\n\n"
+    told = f"{title}: {_html(event.get('summary', ''))}"
+    return f"<details><summary>{told}</summary>\n\n{note}{fence}\n{said}\n{fence}\n\n</details>"
+
+
+def _lines(event: Event) -> list[str]:
+    lines = [f"{label:<8}{text}" for label, text in story(event)]
+    detail = str(event.get("detail", "")).rstrip().splitlines()
+    if len(detail) > DETAIL_LINES:
+        lines.append(f"… {len(detail) - DETAIL_LINES} more lines in the report")
+    return lines + detail[-DETAIL_LINES:]
+
+
+def _text(text: object) -> str:
+    """As it is, whatever it holds that Markdown or a table would take for its own."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~-])", r"\\\1", " ".join(str(text).split()))
+
+
+def _html(text: object) -> str:
+    return " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
