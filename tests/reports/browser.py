@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import time
 
 import pytest
 
@@ -53,6 +54,10 @@ class Browser:
         self.driver.get("about:blank")
         self.said(), self.asked()
         self.driver.get(path.as_uri())
+        until = time.monotonic() + 30
+        while self.run("return document.URL + document.readyState") != path.as_uri() + "complete":
+            assert time.monotonic() < until, "the page does not load"
+            time.sleep(0.02)
 
     def said(self):
         """The lines of the console since this was last asked."""

@@ -67,7 +67,6 @@ def test_the_page_works_from_a_file(name, width, dark, chromium, pages):
     """The console is silent, nothing is asked for but the file, and nothing has to be scrolled sideways."""
     path = pages / f"{name}.html"
     chromium.open(path, width=width, dark=dark)
-    assert chromium.run("return document.readyState") == "complete"
     assert chromium.said() == []
     assert [url for url in chromium.asked() if not url.startswith("data:,")] == [path.as_uri()]
     assert chromium.run("return [innerWidth, document.documentElement.scrollWidth]") == [width, width]
