@@ -199,12 +199,22 @@ def flash_attn_func(
     _refuse(dropout_p, alibi_slopes)
     dim = q.shape[-1]
     scale = dim**-0.5 if softmax_scale is None else softmax_scale
-    q, k, v = (torch.nn.functional.pad(x, (0, -dim % 8)) if dim % 8 else x for x in (q, k, v))
+    if lacking := -dim % kernels.HEAD_MULTIPLE:
+        q, k, v = (torch.nn.functional.pad(x, (0, lacking)) for x in (q, k, v))
     out, lse = _FlashAttention.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         q, k, v, scale, causal, window_size, softcap, deterministic
     )
     out = out[..., :dim]
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
+
+
+def for_kernels(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Inputs and scale as the kernels take them: heads filled up with zeros, a negative scale's sign in the queries."""
+    if scale < 0:
+        q = -q
+    if lacking := -q.shape[-1] % kernels.HEAD_MULTIPLE:
+        q, k, v = (torch.nn.functional.pad(x, (0, lacking)) for x in (q, k, v))
+    return q, k, v, abs(scale)
 
 
 @contextlib.contextmanager

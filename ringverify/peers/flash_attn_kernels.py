@@ -27,6 +27,8 @@ import torch
 
 Tensor = torch.Tensor
 
+HEAD_MULTIPLE = 8
+"""Of which head_dim has to be."""
 ROW_MULTIPLE = 128
 """Rows of `softmax_d`, and of the tiles that grids are made of."""
 
@@ -267,7 +269,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> None:
     dim = q.shape[-1]
     _refuse(q.dim() == 4 and q.shape[0] == 0, "batch size must be positive")
     _refuse(dim > 256, "FlashAttention forward only supports head dimension at most 256")
-    _refuse(dim % 8 != 0, "query, key, value, and out_ must have a head_size that is a multiple of 8")
+    _refuse(dim % HEAD_MULTIPLE != 0, "query, key, value, and out_ must have a head_size that is a multiple of 8")
     _refuse(q.shape[-2] % k.shape[-2] != 0, "Number of heads in key/value must divide number of heads in query")
 
 

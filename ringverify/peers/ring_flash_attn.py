@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from ringverify.implementation import AttentionCall, Implementation, implementation
-from ringverify.peers.flash_attn_interface import standing_in
+from ringverify.peers.flash_attn_interface import for_kernels, standing_in
 from ringverify.peers.package import imported
 
 NAME = "peer:ring-flash-attn"
@@ -46,8 +46,6 @@ VERSION = "0.1.8"
 
 Tensor = torch.Tensor
 
-MULTIPLE = 8
-"""Of which head_dim is, for flash-attn's kernels."""
 RINGS = (2, 3, 4, 5, 6, 7, 8)
 """World sizes of the rings."""
 BETWEEN = 2
@@ -78,21 +76,12 @@ _declared = functools.partial(
 )
 
 
-def padded(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Inputs and the scale as flash-attn's kernels take them."""
-    if call.scale < 0:
-        q = -q
-    if lacking := -q.shape[-1] % MULTIPLE:
-        q, k, v = (torch.nn.functional.pad(x, (0, lacking)) for x in (q, k, v))
-    return q, k, v, abs(call.scale)
-
-
 def _dense(function: Callable[..., Any], name: str, sharding: str, causal: str) -> Implementation:
     @_declared(name=f"{NAME}-{name}", sharding=sharding, causal=causal, world_sizes=RINGS)
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """This rank's output and log-sum-exp; q, k and v are this rank's shards."""
         dim = q.shape[-1]
-        q, k, v, scale = padded(q, k, v, call)
+        q, k, v, scale = for_kernels(q, k, v, call.scale)
         out, lse, _ = function(
             q, k, v, softmax_scale=scale, causal=call.causal, deterministic=True, return_attn_probs=True,
             group=call.group,
@@ -107,7 +96,7 @@ def _packed(function: Callable[..., Any], name: str, sharding: str, causal: str)
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """This rank's output and log-sum-exp; each sequence of the batch is a document, and so is what lies between."""
         batch, rows, _, dim = q.shape
-        q, k, v, scale = padded(q, k, v, call)
+        q, k, v, scale = for_kernels(q, k, v, call.scale)
         q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, BETWEEN)).flatten(0, 1) for x in (q, k, v))
         starts = torch.arange(batch)[:, None] * (rows + BETWEEN) + torch.tensor([0, rows])
         lengths = torch.cat([starts.flatten(), torch.tensor([q.shape[0]])]).to(torch.int32)
@@ -128,7 +117,7 @@ def _gathered(name: str) -> Implementation:
         dim, ends = q.shape[-1], call.documents or (0, call.problem.nq)
         covered = ((call.positions >= ends[0]) & (call.positions < ends[-1]))[:, None, None]
         q, k, v = (torch.where(covered, x, 0.0) for x in (q, k, v))
-        q, k, v, scale = padded(q, k, v, call)
+        q, k, v, scale = for_kernels(q, k, v, call.scale)
         inside = {end for end in ends if 0 < end < call.problem.nq}  # no document is empty there
         lengths = torch.tensor([0, *sorted(inside), call.problem.nq], dtype=torch.int32)
         prepared = _llama3.llama3_flash_attn_prepare_cu_seqlens(lengths, call.causal, call.rank, call.world_size)

@@ -6,6 +6,7 @@ formula that the GPU kernels share with the paper of FlashAttention:
 
 - out in the dtype of the query; log-sum-exps `(B, H, N)`, natural, in float32;
 - softmax scale `D ** -0.5` by default; `is_causal` for as many queries as keys;
+- where there is no key, out is 0 and every log-sum-exp **plus** infinity;
 - each key head serves as many query heads, and dk and dv come back with the heads of k and v;
 - sums in float32; for 16-bit inputs the weights, and in backward the gradients of the scores, are rounded to the input
   dtype before the matrix product that follows, and each result is rounded once;
@@ -46,12 +47,15 @@ def flash_forward(
         NotImplementedError: dropout, a debug mask, or a causal mask over different lengths is asked for.
     """
     _refuse(dropout_p, return_debug_mask, query, key, is_causal)
-    scores_BHNM = _scores(query, key, is_causal, scale)
-    highest = scores_BHNM.amax(dim=-1, keepdim=True)
-    weights = torch.exp(scores_BHNM - highest)
-    mass = weights.sum(dim=-1, keepdim=True)
-    out = _rounded(weights, query) @ _heads_of(query, value) / mass
-    lse = (highest + torch.log(mass)).squeeze(-1)
+    if key.size(2) == 0:
+        out, lse = torch.zeros_like(query), query.new_full(query.shape[:3], torch.inf, dtype=torch.float32)
+    else:
+        scores_BHNM = _scores(query, key, is_causal, scale)
+        highest = scores_BHNM.amax(dim=-1, keepdim=True)
+        weights = torch.exp(scores_BHNM - highest)
+        mass = weights.sum(dim=-1, keepdim=True)
+        out = _rounded(weights, query) @ _heads_of(query, value) / mass
+        lse = (highest + torch.log(mass)).squeeze(-1)
     states = torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
     return out.to(query.dtype), lse, None, None, query.size(2), key.size(2), *states, query.new_empty(0)
 

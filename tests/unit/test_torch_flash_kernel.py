@@ -138,3 +138,12 @@ def test_what_it_does_not_do_is_refused() -> None:
     ):
         with pytest.raises(NotImplementedError, match=told):
             torch_op(*arguments)
+
+
+def test_where_there_is_no_key_out_is_zero_and_the_log_sum_exp_plus_infinity() -> None:
+    """As the GPU kernels have it."""
+    q, none = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 0, 4)
+    out, lse, *_ = torch_op(q, none, none)
+    assert not out.any()
+    assert bool((lse == torch.inf).all())
+    assert lse.shape == (1, 2, 3)
