@@ -23,11 +23,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Chromium for the tests of the page, which are skipped without one. It is only installed in CI, as root, by apt-get.
+# Chromium for the tests of the page, which are skipped without one. It is only installed if that is asked for, by root.
 browser:
 	@if { command -v chromium || command -v google-chrome; } >/dev/null && command -v chromedriver >/dev/null; then :; \
-	elif [ "$$CI" = 1 ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver) >/dev/null 2>&1 \
+	elif [ "$(BROWSER)" = install ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  (timeout 120 apt-get update -qq && timeout 300 apt-get install -qq -y --no-install-recommends chromium chromium-driver) >/dev/null 2>&1 \
 	  || echo "make browser: Chromium could not be installed, so the tests of the page in a browser are skipped"; \
 	else echo "make browser: no Chromium here, so the tests of the page in a browser are skipped"; fi
 
