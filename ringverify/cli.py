@@ -22,6 +22,7 @@ from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.command import add_options as add_report_options
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.terminal import Terminal
+from ringverify.vectors.command import add_options as add_vectors_options
 
 INTERRUPTED = 130
 """Exit status of a command ended by Ctrl-C, as shells have it."""
@@ -105,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="draw what our ring would send and compute, rank by rank and hop by hop")
     add_plan_options(plan)
     plan.set_defaults(command=_plan)
+    vectors = commands.add_parser("vectors", help="golden vectors: make them, check them, hold implementations to them")
+    add_vectors_options(vectors)
+    vectors.set_defaults(command=_vectors)
     doctor = commands.add_parser("doctor", help="say what this machine can run")
     doctor.set_defaults(command=_doctor)
     return parser
@@ -208,6 +212,12 @@ def _plan(options: argparse.Namespace) -> int:
     from ringverify.check.plan_table import plan_table
 
     return plan_table(options, _Output())
+
+
+def _vectors(options: argparse.Namespace) -> int:
+    from ringverify.vectors.command import run
+
+    return run(options, _Output())
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -6,7 +6,8 @@ from jaxtyping import install_import_hook
 
 # Only the modules whose signatures carry shapes: those that validate at the door must reach their own messages.
 install_import_hook(
-    ["ringref.attention", "ringref.attention_loops", "ringref.pattern", "ringref.ladder"], "beartype.beartype"
+    ["ringref.attention", "ringref.attention_decimal", "ringref.attention_loops", "ringref.pattern", "ringref.ladder"],
+    "beartype.beartype",
 )
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)

@@ -109,12 +109,31 @@ class RankComparison:
     allowed: Array
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Right:
+    """What a run on other inputs than its case's should have returned, and the error allowed; shaped alike."""
+
+    out: Array
+    lse: Array
+    dq: Array
+    dk: Array
+    dv: Array
+    allowed: Allowed
+
+
 def side_by_side(
-    case: Case, capabilities: Capabilities, observation: Observation, tensors: tuple[TensorName, ...]
+    case: Case,
+    capabilities: Capabilities,
+    observation: Observation,
+    tensors: tuple[TensorName, ...],
+    right: Right | None = None,
 ) -> Iterator[RankComparison]:
-    """Each of `tensors` on every rank that returned it, beside the oracle's and the error allowed."""
-    bound = allowed(case, pipeline_of(case, capabilities, observation))
-    truth = answer(case)
+    """Each of `tensors` on every rank that returned it, beside what is right and the error allowed.
+
+    By default right is what the oracle answers on the case's own inputs.
+    """
+    truth = answer(case) if right is None else right
+    bound = allowed(case, pipeline_of(case, capabilities, observation)) if right is None else right.allowed
     queries, keys = shards(case, capabilities)
     for name in tensors:
         exact, limit = getattr(truth, name), getattr(bound, name)
@@ -127,13 +146,17 @@ def side_by_side(
 
 
 def worst(
-    case: Case, capabilities: Capabilities, observation: Observation, tensors: tuple[TensorName, ...]
+    case: Case,
+    capabilities: Capabilities,
+    observation: Observation,
+    tensors: tuple[TensorName, ...],
+    right: Right | None = None,
 ) -> tuple[float, Finding | None]:
-    """The largest margin of a run, and the worst element where that is a violation."""
+    """The largest margin of a run, and the worst element where that is a violation; `right` as in `side_by_side`."""
     largest, finding = 0.0, None
     wrong: dict[TensorName, dict[int, int]] = {}
     sizes: dict[TensorName, int] = {}
-    for pair in side_by_side(case, capabilities, observation, tensors):
+    for pair in side_by_side(case, capabilities, observation, tensors, right):
         if not pair.actual.size:
             continue
         sizes[pair.tensor] = sizes.get(pair.tensor, 0) + pair.actual.size

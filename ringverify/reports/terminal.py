@@ -144,6 +144,8 @@ def story(event: Event) -> list[tuple[str, str]]:
         rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
     if not event.get("repeats", True):
         rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
+    if "note" in event:
+        rows.append(("note", event["note"]))
     if "replay" in event:
         rows.append(("replay", event["replay"]))
     return rows

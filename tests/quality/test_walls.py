@@ -19,6 +19,7 @@ FLOORS = {
     "ringverify.testing": 6,
     "ringverify.bench": 5,
     "ringverify.check": 5,
+    "ringverify.vectors": 5,
     "ringverify.properties": 4,
     "ringverify.diagnosis": 4,
     "ringverify.cases": 3,

@@ -212,6 +212,9 @@ COMMANDS = {
     "bench": ["bench"],
     "plan": ["plan"],
     "report": ["report"],
+    "vectors": ["vectors"],
+    "vectors_check": ["vectors", "check"],
+    "vectors_generate": ["vectors", "generate"],
     "doctor": ["doctor"],
 }
 

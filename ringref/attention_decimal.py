@@ -1,0 +1,157 @@
+"""The oracle in decimal arithmetic: sixty digits, rounded once to float64, so the same bits on every machine.
+
+What `ringref.attention` returns depends, in its last bits, on the order in which a matrix product is summed and on
+whose exponential is called. Here every operation is one of Python's `decimal`, whose results are defined digit by
+digit (General Decimal Arithmetic, Cowlishaw 2009, correctly rounded exp and ln included), in an order that is written
+down. Each number returned is the float64 nearest to the exact answer, unless that lies within 1e-40 of half way.
+
+Arranged so that nothing cancels but what the inputs make cancel: `dp_j − Σ_l p_l dp_l` is summed as
+`Σ_l p_l (dp_j − dp_l)`, which keeps its digits where one key has all the weight. A sum that is 1e-40 of its terms is
+0: that much is only left where the exact sum is 0.
+
+Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
+import numpy as np
+from jaxtyping import Float64
+
+from ringref.pattern import multiplicity_at
+from ringref.problem import Problem
+
+DIGITS = 60
+CONTEXT = decimal.Context(
+    prec=DIGITS,
+    rounding=decimal.ROUND_HALF_EVEN,
+    Emin=decimal.MIN_EMIN,
+    Emax=decimal.MAX_EMAX,
+    traps=[decimal.InvalidOperation],
+)
+NOTHING_LEFT = Decimal(10) ** -40
+"""What is left of a sum, of the size of its terms, when it is 0 but for the rounding of sixty digits."""
+
+NOT_FINITE = "a query, an attended key or value, a cotangent or a result is not finite"
+ZERO, ONE = Decimal(0), Decimal(1)
+
+
+def attention(
+    problem: Problem,
+    q: Float64[np.ndarray, "B N H D"],
+    k: Float64[np.ndarray, "B M K D"],
+    v: Float64[np.ndarray, "B M K E"],
+    dout: Float64[np.ndarray, "B N H E"],
+    dlse: Float64[np.ndarray, "B H N"],
+) -> tuple[
+    Float64[np.ndarray, "B N H E"],
+    Float64[np.ndarray, "B H N"],
+    Float64[np.ndarray, "B N H D"],
+    Float64[np.ndarray, "B M K D"],
+    Float64[np.ndarray, "B M K E"],
+]:
+    """`(out, lse, dq, dk, dv)`. An empty row has out 0 and lse −inf, and its cotangents are ignored.
+
+    Args:
+        problem: what to compute; its dtype is not looked at.
+        q: queries.
+        k: keys; one that no query attends may be NaN, and so may its value.
+        v: values.
+        dout: cotangent of out.
+        dlse: cotangent of lse.
+
+    Raises:
+        ValueError: a number that matters, or a result, is not finite.
+    """
+    with decimal.localcontext(CONTEXT):
+        try:
+            return _attention(problem, q, k, v, dout, dlse)
+        except decimal.InvalidOperation:
+            raise ValueError(NOT_FINITE) from None
+
+
+def _attention(
+    problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, dlse: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    q_BNHD, k_BMKD, v_BMKE, dout_BNHE, dlse_BHN = (_exact(x.tolist()) for x in (q, k, v, dout, dlse))
+    scale = ONE / Decimal(problem.head_dim).sqrt() if problem.scale is None else Decimal(problem.scale)
+    out = np.zeros((problem.batch, problem.nq, problem.heads, problem.dv))
+    lse = np.full((problem.batch, problem.heads, problem.nq), -math.inf)
+    dq = np.zeros((problem.batch, problem.nq, problem.heads, problem.head_dim))
+    dk_terms: dict[tuple[int, ...], list[Decimal]] = {}
+    dv_terms: dict[tuple[int, ...], list[Decimal]] = {}
+    for b, h, i in np.ndindex(problem.batch, problem.heads, problem.nq):
+        kh = h // (problem.heads // problem.hk)
+        row = [(j, m) for j in range(problem.nk) if (m := multiplicity_at(problem, b, h, i, j)) > 0]
+        if not row:
+            continue
+        q_D, dout_E = q_BNHD[b][i][h], dout_BNHE[b][i][h]
+        keys = [k_BMKD[b][j][kh] for j, _ in row]
+        values = [v_BMKE[b][j][kh] for j, _ in row]
+        raw = [scale * _dot(q_D, key) for key in keys]
+        slopes = [ONE] * len(raw)
+        scores = raw
+        if problem.softcap is not None:
+            capped = [_tanh(s / Decimal(problem.softcap)) for s in raw]
+            scores = [Decimal(problem.softcap) * tanh for tanh, _ in capped]
+            slopes = [slope for _, slope in capped]
+        top = max(scores)
+        weights = [m * (s - top).exp() for (_, m), s in zip(row, scores, strict=True)]
+        total = sum(weights, ZERO)
+        p = [weight / total for weight in weights]
+        lse[b, h, i] = _rounded((top, total.ln()))
+        out[b, i, h] = [_rounded(p_j * x[e] for p_j, x in zip(p, values, strict=True)) for e in range(problem.dv)]
+
+        dp = [_dot(dout_E, value) for value in values]
+        through_lse = dlse_BHN[b][h][i]
+        ds = [
+            scale * slope * p_j * _sum([through_lse, *(p_l * (dp_j - dp_l) for p_l, dp_l in zip(p, dp, strict=True))])
+            for slope, p_j, dp_j in zip(slopes, p, dp, strict=True)
+        ]
+        dq[b, i, h] = [_rounded(x * key[d] for x, key in zip(ds, keys, strict=True)) for d in range(problem.head_dim)]
+        for (j, _), ds_j, p_j in zip(row, ds, p, strict=True):
+            for d in range(problem.head_dim):
+                dk_terms.setdefault((b, j, kh, d), []).append(ds_j * q_D[d])
+            for e in range(problem.dv):
+                dv_terms.setdefault((b, j, kh, e), []).append(p_j * dout_E[e])
+    dk, dv = np.zeros(k.shape), np.zeros(v.shape)
+    for gradient, terms in ((dk, dk_terms), (dv, dv_terms)):
+        for index, summed in terms.items():
+            gradient[index] = _rounded(summed)
+    return out, lse, dq, dk, dv
+
+
+def _exact(numbers: list[object]) -> list:  # type: ignore[type-arg]
+    """Nested lists of floats as nested lists of the very same numbers."""
+    return [_exact(inner) if isinstance(inner, list) else Decimal(inner) for inner in numbers]  # type: ignore[arg-type]
+
+
+def _dot(a: Sequence[Decimal], b: Sequence[Decimal]) -> Decimal:
+    return _sum([x * y for x, y in zip(a, b, strict=True)])
+
+
+def _sum(terms: Sequence[Decimal]) -> Decimal:
+    total = sum(terms, ZERO)
+    size = sum(map(abs, terms), ZERO)
+    if not size.is_finite():
+        raise ValueError(NOT_FINITE)
+    return ZERO if abs(total) <= NOTHING_LEFT * size else total
+
+
+def _rounded(terms: Iterable[Decimal]) -> float:
+    """The sum as the nearest float64; of zeros the positive one."""
+    rounded = float(_sum(list(terms))) + 0.0
+    if not math.isfinite(rounded):
+        raise ValueError(NOT_FINITE)
+    return rounded
+
+
+def _tanh(x: Decimal) -> tuple[Decimal, Decimal]:
+    """tanh(x), and its slope 1 / cosh(x)²."""
+    e = (-2 * abs(x)).exp()
+    tanh = (ONE - e) / (ONE + e)
+    return tanh.copy_sign(x), 4 * e / (ONE + e) ** 2

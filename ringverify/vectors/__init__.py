@@ -1,0 +1,1 @@
+"""Golden vectors: problems with their inputs and right answers as files, for implementations in any language."""

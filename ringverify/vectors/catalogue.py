@@ -1,0 +1,25 @@
+"""Every golden vector by id. An id is never used again for anything else, and none is ever taken away."""
+
+from __future__ import annotations
+
+from ringverify.mutants.catalogue import MUTANTS
+from ringverify.vectors import dilations, masks, numbers, ranks, selections, shapes
+from ringverify.vectors.story import Story, by_id, numbered
+
+STORIES: dict[str, Story] = by_id(
+    numbered(
+        (*shapes.STORIES, *masks.STORIES, *dilations.STORIES, *numbers.STORIES, *selections.STORIES, *ranks.STORIES)
+    )
+)
+"""In the order of their numbers."""
+
+
+def bugs(stories: dict[str, Story]) -> dict[str, dict[str, str]]:
+    """Every reported bug that a vector names: what is wrong, and where it was reported."""
+    named = {bug for story in stories.values() for bug in story.bugs}
+    return {id: {"title": MUTANTS[id].title, "source": MUTANTS[id].source} for id in sorted(named, key=_place)}
+
+
+def _place(id: str) -> tuple[str, int, str]:
+    """A2b comes after A2a and before A10."""
+    return id[0], int(id[1:].rstrip("abcde")), id

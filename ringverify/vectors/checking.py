@@ -1,0 +1,102 @@
+"""`ringverify vectors check`: files are whole and as generated, and the oracle still gives what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.rounding import Allowed, Pipeline, allowed_error, margins
+from ringverify.cases.inputs import Inputs
+from ringverify.errors import UsageError
+from ringverify.vectors import index, making, tensorfile
+from ringverify.vectors.index import Index
+from ringverify.vectors.making import RESULTS
+from ringverify.vectors.story import Story, written_out
+from ringverify.vectors.tensorfile import NotSafetensors, Tensor
+
+AGAIN = index.AGAIN
+
+
+def look_at_files(found: Index) -> None:
+    """The folder holds the files that the index names, and no others.
+
+    Raises:
+        UsageError: a file is missing, or the index does not name one.
+    """
+    named = {index.file_name(id) for id in found.stories}
+    there = {path.name for path in found.folder.glob("*.safetensors")}
+    if missing := sorted(named - there):
+        raise UsageError(f"{found.folder / missing[0]} is missing, and the index names it: {AGAIN}")
+    if unnamed := sorted(there - named):
+        raise UsageError(f"{found.folder / index.NAME} does not name {unnamed[0]}, which lies beside it: {AGAIN}")
+
+
+def load(found: Index, story: Story) -> dict[str, Tensor]:
+    """The tensors of a vector, from a file that is as the index has it.
+
+    Raises:
+        UsageError: the file is cut off or edited, or does not hold what the index says.
+    """
+    path, described = found.folder / index.file_name(story.id), found.entries[story.id]
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; {AGAIN}") from None
+    if isinstance(described.get("bytes"), int) and len(data) < described["bytes"]:
+        raise UsageError(f"{path} is truncated: {len(data)} of {described['bytes']} bytes; {AGAIN}")
+    if hashlib.sha256(data).hexdigest() != described["sha256"]:
+        raise UsageError(f"{path} was edited: its SHA-256 is not that of the index; {AGAIN}")
+    try:
+        tensors, metadata = tensorfile.decode(data)
+    except NotSafetensors as error:
+        raise UsageError(f"{path} is no vector: {error}; {AGAIN}") from None
+    if metadata.get("id") != story.id or _problem(metadata) != written_out(story.problem):
+        raise UsageError(f"{path} holds another vector than the index says; {AGAIN}")
+    wanted = making.shapes(story)
+    if {name: (tensor.values.shape, tensor.dtype) for name, tensor in tensors.items()} != wanted:
+        raise UsageError(f"{path} has other tensors than {story.id} needs; {AGAIN}")
+    said = index.entry(story, data)
+    for name in said:
+        if json.dumps(described.get(name)) != json.dumps(said[name]):  # in Python, 0 equals False
+            raise UsageError(
+                f"{found.folder / index.NAME}, {story.id}: {name} does not follow from its problem; {AGAIN}"
+            )
+    return tensors
+
+
+def _problem(metadata: Mapping[str, str]) -> object:
+    try:
+        return json.loads(metadata.get("problem", ""))
+    except ValueError:
+        return None
+
+
+def answer_again(found: Index, story: Story, tensors: Mapping[str, Tensor]) -> None:
+    """The oracle gives what the file holds: in decimal arithmetic bit for bit, in float64 within its own rounding.
+
+    Raises:
+        UsageError: it does not.
+    """
+    given = making.given_in(tensors)
+    path = found.folder / index.file_name(story.id)
+    for name, tensor in making.answered(story, given).items():
+        if not np.array_equal(tensor.values, tensors[name].values, equal_nan=True):
+            raise UsageError(f"{path}: {name} is not what the oracle gives; {AGAIN}")
+    answer, bound = making.float64_answer(story.problem, given), _float64_bound(story, given)
+    for name in RESULTS:
+        actual: NDArray[np.float64] = getattr(answer, name)
+        margin = margins(actual, tensors[name].values, getattr(bound, name), "float64")
+        if margin.max(initial=0.0) > 1:
+            raise UsageError(f"{path}: {name} is not what the float64 oracle gives; {AGAIN}")
+
+
+def _float64_bound(story: Story, given: Inputs) -> Allowed:
+    """How far one computation in float64 may be off."""
+    p = story.problem
+    answer = making.float64_answer(p, given)
+    pipeline = Pipeline("float64", accumulates="float64", lse_dtype="float64", blocks=1)
+    return allowed_error(p, answer, given.q, given.k, given.v, given.dout, given.dlse, pipeline)

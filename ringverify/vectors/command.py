@@ -1,0 +1,101 @@
+"""The command `ringverify vectors`: its options and what it does. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from ringverify.check.interrupts import Progress, interrupts
+from ringverify.check.option_types import names
+from ringverify.errors import UsageError
+from ringverify.reports.terminal import Terminal
+
+FOLDER = Path("fixtures")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add them to the parser of the command."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="are files whole, and does the oracle give what is in them")
+    check.add_argument("folder", nargs="?", type=Path, default=FOLDER, metavar="DIR", help="default: fixtures")
+    check.add_argument(
+        "--target", action="append", default=[], metavar="TARGET", help="hold an implementation to the vectors instead"
+    )
+    check.add_argument("--only", dest="ids", type=names, metavar="ID,…", help="these vectors only")
+    check.add_argument(
+        "--world", choices=("simulated", "gloo", "nccl"), help="where a target's ranks run (default: what it declares)"
+    )
+    check.add_argument("--device", help="device of a target's tensors (default: cpu; nccl world: cuda)")
+    check.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    check.set_defaults(action=_check)
+    generate = actions.add_parser("generate", help="make every vector, the same bits on every machine")
+    generate.add_argument("folder", nargs="?", type=Path, default=FOLDER, metavar="DIR", help="default: fixtures")
+    generate.add_argument("--force", action="store_true", help="write over what differs under the same id")
+    generate.set_defaults(action=_generate)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run the command and return its exit code."""
+    code: int = options.action(options, console)
+    return code
+
+
+def _check(options: argparse.Namespace, console: Console) -> int:
+    from ringverify import targets
+
+    if not options.target:
+        for name in ("world", "device"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name} is for a --target: name one, or leave it out")
+        return _look(options, console)
+    if options.world == "nccl" and options.device not in (None, "cuda"):
+        raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
+    # Before torch is imported, which takes seconds: a target is easily mistyped.
+    implementations = [targets.load(target) for target in options.target]
+
+    from ringverify.check.options import Subject
+    from ringverify.vectors import index
+    from ringverify.vectors.running import Wish
+    from ringverify.vectors.running import run as try_on
+
+    found = index.read(options.folder)
+    terminal = Terminal(console, verbose=options.verbose)
+    wish = Wish(
+        ids=options.ids,
+        world=options.world,
+        device=options.device or ("cuda" if options.world == "nccl" else "cpu"),
+    )
+    subjects = [Subject(*pair) for pair in zip(options.target, implementations, strict=True)]
+    with interrupts() as look:
+        return try_on(found, subjects, wish, terminal.tell, Progress(console, look))
+
+
+def _look(options: argparse.Namespace, console: Console) -> int:
+    """Files, checksums, and the oracle."""
+    from ringverify.vectors import checking, index
+
+    started = time.monotonic()
+    found = index.read(options.folder)
+    checking.look_at_files(found)
+    stories = found.chosen(options.ids)
+    for story in stories:
+        checking.answer_again(found, story, checking.load(found, story))
+    _say(
+        console,
+        f"{len(stories)} vectors in {options.folder}: whole, and the oracle gives what is in them "
+        f"({time.monotonic() - started:.1f} s)",
+    )
+    return 0
+
+
+def _generate(options: argparse.Namespace, console: Console) -> int:
+    from ringverify.vectors.generating import generate
+
+    return generate(options.folder, force=options.force, say=lambda text: _say(console, text))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -1,0 +1,163 @@
+"""`ringverify vectors generate`: the folder of vectors, made anew, and never different behind an old id."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ringverify.errors import UsageError
+from ringverify.vectors import index, making, tensorfile
+from ringverify.vectors.catalogue import STORIES, bugs
+from ringverify.vectors.story import Story, written_out
+
+README_NAME = "README.md"
+
+
+def generate(
+    folder: Path, *, force: bool, say: Callable[[str], None], stories: Mapping[str, Story] | None = None
+) -> int:
+    """Make every vector, and write those that the folder lacks.
+
+    Args:
+        folder: where to; made if it is not there.
+        force: also write over a vector that differs, and take away one that this version does not know.
+        say: takes a line of text.
+        stories: other vectors than those of the catalogue.
+
+    Returns:
+        0.
+
+    Raises:
+        UsageError: the folder cannot be written, or holds other vectors than these under their ids.
+    """
+    wanted = dict(STORIES if stories is None else stories)
+    _look_at(folder)
+    files = contents(wanted)
+    there = _present(folder)
+    known = {index.file_name(id) for id in wanted}
+    if not force:
+        _refuse_changes(folder, files, there, known)
+    if there and all(there.get(name) == data for name, data in files.items()) and not set(_vectors(there)) - known:
+        say(f"{len(wanted)} vectors in {folder}: unchanged, bit for bit")
+        return 0
+    try:
+        _write(folder, files, _vectors(there))
+    except OSError as error:
+        raise UsageError(f"cannot write vectors to {folder}: {error.strerror}; name another folder") from None
+    new = len(known - set(there))
+    changed = sum(name in there and there[name] != files[name] for name in known)
+    size = sum(map(len, files.values()))
+    say(f"{len(wanted)} vectors in {folder}, {size / 1e6:.2f} MB: {new} new, {changed} written over")
+    return 0
+
+
+def contents(stories: Mapping[str, Story]) -> dict[str, bytes]:
+    """Every file of a folder of vectors, by name; the index comes last."""
+    files = {}
+    entries = []
+    for story in stories.values():
+        data = encoded(story, making.make(story))
+        files[index.file_name(story.id)] = data
+        entries.append(index.entry(story, data))
+    named = bugs(dict(stories))
+    files[index.SCHEMA_NAME] = index.SCHEMA_FILE.read_bytes()
+    files[README_NAME] = _readme(stories).encode()
+    files[index.NAME] = index.write(entries, named).encode()
+    return files
+
+
+def encoded(story: Story, tensors: Mapping[str, tensorfile.Tensor]) -> bytes:
+    """A vector's file."""
+    problem = json.dumps(written_out(story.problem), separators=(",", ":"))
+    metadata = {"id": story.id, "schema": str(index.SCHEMA), "problem": problem}
+    return tensorfile.encode(tensors, metadata)
+
+
+def _readme(stories: Mapping[str, Story]) -> str:
+    """What lies here, for a person who looks into the folder."""
+    lines = [
+        "# Golden vectors",
+        "",
+        f"{len(stories)} problems of attention with inputs, right answers and gradients, and which positions each rank "
+        "holds. How to read",
+        "them: `docs/vectors.md`. Written by `ringverify vectors generate`; do not edit. Bugs are those of "
+        "`ringverify list mutants`.",
+        "",
+        "| id | topic | | what it tells | bugs |",
+        "|---|---|---|---|---|",
+    ]
+    for story in stories.values():
+        lines.append(f"| {story.id} | {story.topic} | {story.title} | {story.note} | {' '.join(story.bugs)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _look_at(folder: Path) -> None:
+    """Find out before any work is done that nothing could be written there."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"cannot write vectors to {folder}: {nearest} is not a folder; name another")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write vectors to {folder}: no permission in {nearest}; name another folder")
+
+
+def _present(folder: Path) -> dict[str, bytes]:
+    """The files that lie there, by name."""
+    if not folder.is_dir():
+        return {}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def _vectors(there: Mapping[str, bytes]) -> list[str]:
+    """Names of the files of vectors among these."""
+    return [name for name in there if name.endswith(".safetensors")]
+
+
+def _refuse_changes(folder: Path, files: Mapping[str, bytes], there: Mapping[str, bytes], known: set[str]) -> None:
+    if there and index.NAME not in there and not _vectors(there):
+        raise UsageError(f"{folder} holds other files and no vectors: name a new folder, or pass --force")
+    for name in _vectors(there):
+        if name not in known:
+            raise UsageError(f"{folder / name} is none of these vectors, and ids stay: pass --force to take it away")
+        if there[name] != files[name]:
+            raise UsageError(
+                f"{folder / name} differs from what is generated, and an id stands for one content: get it again, or "
+                "pass --force to write over it"
+            )
+    if index.NAME in there:
+        # An index that cannot be read, or tells other stories of these ids, is not written over unasked either.
+        try:
+            before = index.read(folder).entries
+        except UsageError as error:
+            reason = str(error).split(";")[0].split(": ")[0]
+            raise UsageError(f"{reason}: pass --force to write over it") from None
+        after = {entry["id"]: entry for entry in json.loads(files[index.NAME])["vectors"]}
+        for id, entry in before.items():
+            if after.get(id) != entry:
+                raise UsageError(
+                    f"{folder / index.NAME} describes {id} otherwise than is generated: pass --force to write over it"
+                )
+
+
+def _write(folder: Path, files: Mapping[str, bytes], vectors: list[str]) -> None:
+    """All files beside the folder first, then into their places, the index last."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        for name, data in files.items():
+            (partial / name).write_bytes(data)
+        partial.chmod(0o755)
+        with contextlib.suppress(OSError):  # it is there already
+            os.rename(partial, folder)
+            return
+        for name in files:
+            os.replace(partial / name, folder / name)
+        for name in vectors:
+            if name not in files:
+                (folder / name).unlink()
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,209 @@
+"""The index of a folder of vectors: JSON, sealed, described by `schema/vectors-1.json`.
+
+The seal is the SHA-256 of the index's other fields, and each vector's checksum that of its file. They do not protect
+against malice; they tell a person that what they test with is not what was generated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ringverify
+from ringref.problem import Problem
+from ringref.sharding import SHARDINGS, key_positions, query_positions
+from ringverify.cases.case import COTANGENTS
+from ringverify.errors import UsageError
+from ringverify.vectors.story import ID, Layout, Story, by_id, flags, layout_flags, written_out
+
+SCHEMA = 1
+NAME = "index.json"
+SCHEMA_NAME = "schema.json"
+SCHEMA_FILE = Path(__file__).parent / "schema" / f"vectors-{SCHEMA}.json"
+WIDTH = 118
+AGAIN = "get it again, or write it anew with ringverify vectors generate --force"
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """An index as it was read.
+
+    Attributes:
+        folder: where it lies.
+        stories: what each vector asks, by id.
+        entries: the same as JSON values.
+    """
+
+    folder: Path
+    stories: dict[str, Story]
+    entries: dict[str, dict[str, Any]]
+
+    def chosen(self, ids: tuple[str, ...] | None) -> list[Story]:
+        """The vectors of these ids, or all.
+
+        Raises:
+            UsageError: there is no vector of an id.
+        """
+        for id in ids or ():
+            if id not in self.stories:
+                raise UsageError(
+                    f"no vector {id!r} in {self.folder}: it has {min(self.stories)} to {max(self.stories)}"
+                )
+        return [story for id, story in self.stories.items() if ids is None or id in ids]
+
+
+def entry(story: Story, data: bytes) -> dict[str, Any]:
+    """What the index says of a vector whose file has these bytes."""
+    p = story.problem
+    return {
+        "id": story.id,
+        "topic": story.topic,
+        "title": story.title,
+        "note": story.note,
+        "bugs": list(story.bugs),
+        "flags": list(flags(p, story.cotangent)),
+        "exact": story.exact,
+        "problem": written_out(p),
+        "values": story.values,
+        "cotangent": story.cotangent,
+        "layouts": [_layout(p, layout) for layout in story.layouts],
+        "file": file_name(story.id),
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def file_name(id: str) -> str:
+    """The file of a vector."""
+    return f"{id}.safetensors"
+
+
+def write(entries: Iterable[Mapping[str, Any]], bugs: Mapping[str, Mapping[str, str]]) -> str:
+    """An index as text, with its seal."""
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "about": "golden vectors of attention: docs/vectors.md of ringverify says how to read them",
+        "bugs": dict(bugs),
+        "vectors": list(entries),
+    }
+    content["seal"] = _seal(content)
+    return _laid_out(content) + "\n"
+
+
+def read(folder: Path) -> Index:
+    """The index of a folder, checked against its seal and the schema.
+
+    Raises:
+        UsageError: there is none, or it is cut off, edited, of another schema, or does not describe vectors.
+    """
+    path = folder / NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}; name a folder of vectors, or make one with "
+            "ringverify vectors generate DIR"
+        ) from None
+    except ValueError:  # not UTF-8, or not JSON
+        raise UsageError(f"{path} is truncated or not JSON: {AGAIN}") from None
+    if not isinstance(content, dict) or "schema" not in content:
+        raise UsageError(f"{path} is not an index of vectors, it names no schema: {AGAIN}")
+    if content["schema"] != SCHEMA:
+        raise UsageError(
+            f"{path} has schema {content['schema']!r}, and ringverify {ringverify.__version__} reads schema {SCHEMA}: "
+            "upgrade ringverify"
+        )
+    if content.pop("seal", None) != _seal(content):
+        raise UsageError(f"{path} was edited after it was generated: {AGAIN}")
+    if not isinstance(content.get("vectors"), list) or not content["vectors"]:
+        raise UsageError(f"{path} lists no vectors: {AGAIN}")
+    stories: list[Story] = []
+    for number, described in enumerate(content["vectors"], 1):
+        try:
+            stories.append(_story(described))
+        except KeyError as error:
+            raise UsageError(f"{path}, vector {number} lacks the field {error.args[0]!r}") from None
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{path}, vector {number} does not describe a vector: {error}") from None
+    try:
+        named = by_id(stories)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return Index(folder, named, {described["id"]: described for described in content["vectors"]})
+
+
+def _story(described: Any) -> Story:
+    if not isinstance(described, Mapping):
+        raise TypeError(f"{described!r} is not an object")
+    texts = {
+        name: described[name] for name in ("id", "topic", "title", "note", "values", "cotangent", "file", "sha256")
+    }
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name}={value!r}, expected text")
+    if not ID.fullmatch(texts["id"]) or texts["file"] != file_name(texts["id"]):
+        raise ValueError(f"id={texts['id']!r} with file={texts['file']!r}: expected V001 with V001.safetensors")
+    if texts["cotangent"] not in COTANGENTS:
+        raise ValueError(f"cotangent={texts['cotangent']!r}: expected one of {', '.join(COTANGENTS)}")
+    bugs, layouts = described["bugs"], described["layouts"]
+    if not isinstance(bugs, list) or not all(isinstance(bug, str) for bug in bugs):
+        raise TypeError(f"bugs={bugs!r}, expected a list of ids")
+    if not isinstance(layouts, list) or not layouts:
+        raise TypeError(f"layouts={layouts!r}, expected a list that is not empty")
+    return Story(
+        id=texts["id"],
+        topic=texts["topic"],
+        title=texts["title"],
+        note=texts["note"],
+        bugs=tuple(bugs),
+        problem=Problem.from_json(described["problem"]),
+        values=texts["values"],
+        cotangent=texts["cotangent"],
+        layouts=tuple(_named_layout(layout) for layout in layouts),
+    )
+
+
+def _named_layout(described: Any) -> Layout:
+    if not isinstance(described, Mapping):
+        raise TypeError(f"layout {described!r} is not an object")
+    sharding, size = described["sharding"], described["world_size"]
+    if sharding not in SHARDINGS or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"layout {sharding!r} on {size!r} ranks: expected one of {', '.join(SHARDINGS)} and a number")
+    for name in ("queries", "keys"):
+        if not isinstance(described[name], list) or len(described[name]) != size:
+            raise ValueError(f"layout {sharding} on {size} ranks: {name} has not a list of positions for each rank")
+    return Layout(sharding, size)
+
+
+def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
+    """A layout with the positions that each rank holds."""
+    queries = query_positions(layout.sharding, problem.nq, layout.world_size)
+    keys = key_positions(layout.sharding, problem.nk, layout.world_size)
+    return {
+        "sharding": layout.sharding,
+        "world_size": layout.world_size,
+        "flags": list(layout_flags(problem, layout)),
+        "queries": [rows.tolist() for rows in queries],
+        "keys": [rows.tolist() for rows in keys],
+    }
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _laid_out(value: Any, indent: int = 0) -> str:
+    """JSON that a person can read and a difference tool can follow: a line where that is short, else a line a part."""
+    compact = json.dumps(value, ensure_ascii=False)
+    parts = list(value.values() if isinstance(value, dict) else value) if isinstance(value, (dict, list)) else []
+    if len(compact) + indent <= WIDTH or not any(isinstance(part, (dict, list)) for part in parts):
+        return compact
+    inner = [_laid_out(part, indent + 1) for part in parts]
+    if isinstance(value, dict):
+        inner = [f"{json.dumps(name)}: {text}" for name, text in zip(value, inner, strict=True)]
+        return "{\n" + ",\n".join(" " * (indent + 1) + line for line in inner) + "\n" + " " * indent + "}"
+    return "[\n" + ",\n".join(" " * (indent + 1) + line for line in inner) + "\n" + " " * indent + "]"

@@ -1,0 +1,156 @@
+"""Inputs of vectors, the same bits on every machine: whole numbers from SplitMix64, times powers of two.
+
+SplitMix64 (Steele, Lea and Flood 2014, *Fast splittable pseudorandom number generators*, OOPSLA, figure 17) is ten
+operations on 64-bit integers in any language. No logarithm, no cosine and no rounding comes after it: every value is
+a whole number times a power of two, and is representable in the problem's dtype as it is.
+
+Arrays are float64, `(batch, sequence, heads, dim)`; the cotangent of lse is `(batch, heads, sequence)`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.pattern import multiplicity
+from ringref.problem import DtypeName
+from ringverify.cases.inputs import Inputs
+from ringverify.vectors.story import Story
+
+Array = NDArray[np.float64]
+
+SIGNIFICANT: dict[DtypeName, int] = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+"""Bits of a significand, the leading one included."""
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""SplitMix64's step: 2^64 divided by the golden ratio, made odd."""
+
+TENSORS = ("q", "k", "v", "dout", "dlse", "choice")
+"""Streams of a vector, in the order of their seeds: 8 times the vector's number and the place in this list."""
+
+GAP, STEEP = 32.0, 256.0
+"""Steps of k's first number between quarters of the keys; times 8 in q and the scale they are gaps in the scores."""
+
+
+def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
+    """The first `count` numbers of the stream with that seed."""
+    z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def bell(seed: int, shape: tuple[int, ...], bits: int) -> Array:
+    """Values of mean 0 and variance 1, between −3 and 3: sums of three uniform numbers, in so many significant bits."""
+    raw = splitmix64(seed, 3 * math.prod(shape)) >> np.uint64(65 - bits)
+    whole = raw.astype(np.int64) - 2 ** (bits - 2)
+    values: Array = np.ldexp(whole.reshape(*shape, 3).sum(axis=-1).astype(np.float64), 2 - bits)
+    return values
+
+
+def _whole(seed: int, shape: tuple[int, ...], largest: int) -> Array:
+    """Whole numbers from −`largest` to `largest`."""
+    drawn = splitmix64(seed, math.prod(shape)) % np.uint64(2 * largest + 1)
+    values: Array = drawn.astype(np.float64).reshape(shape) - largest
+    return values
+
+
+def make(story: Story) -> Inputs:
+    """The inputs of a vector, read-only."""
+    p, bits = story.problem, SIGNIFICANT[story.problem.dtype]
+    lse_bits = SIGNIFICANT["float64" if p.dtype == "float64" else "float32"]
+    seeds = {name: 8 * story.number + place for place, name in enumerate(TENSORS)}
+    shapes = {
+        "q": (p.batch, p.nq, p.heads, p.head_dim),
+        "k": (p.batch, p.nk, p.hk, p.head_dim),
+        "v": (p.batch, p.nk, p.hk, p.dv),
+        "dout": (p.batch, p.nq, p.heads, p.dv),
+        "dlse": (p.batch, p.heads, p.nq),
+    }
+    q, k, v, dout, dlse = (
+        bell(seeds[name], shape, lse_bits if name == "dlse" else bits) for name, shape in shapes.items()
+    )
+    quarter = np.arange(p.nk) * 4 // max(p.nk, 1)
+    match story.values:
+        case "integers":
+            q, k, v, dout, dlse = (_whole(seeds[name], shape, 3) for name, shape in shapes.items())
+        case "zero_queries":
+            q = np.zeros_like(q)
+        case "unit_values":
+            v = np.ones_like(v)
+        case "large_scores":
+            q, k = 8 * q, 8 * k
+        case "shifted_up" | "shifted_down":
+            q[..., 0], k[..., 0] = 16.0, 64.0 if story.values == "shifted_up" else -64.0
+        case "rising" | "steep_rising" | "falling" | "steep_falling":
+            level = quarter if story.values.endswith("rising") else 3 - quarter
+            q[..., 0] = 8.0
+            k[..., 0] = (level * (STEEP if story.values.startswith("steep") else GAP))[None, :, None]
+        case "dominating_first" | "dominating_last":
+            q[..., 0] = 4.0
+            k[:, 0 if story.values == "dominating_first" else -1, :, 0] = 64.0
+        case "float16_limits":
+            # q·k is past 65504, the largest float16, before and after the scale, and values come close to it.
+            q, k = (
+                np.where(x < 0, -1.0, 1.0) * (240 + _whole(seeds[name], x.shape, 8)) for name, x in (("q", q), ("k", k))
+            )
+            v, dout = 32 * _whole(seeds["v"], v.shape, 1900), dout / 1024
+        case "tiny_values":
+            v = _whole(seeds["v"], v.shape, 100) * 2.0**-24
+        case "unattended_nan":
+            unattended = ~_attended(story)
+            k[unattended], v[unattended] = np.nan, np.nan
+        case "selectors":
+            q, k, v, dout = _selectors(story, seeds)
+    if story.cotangent == "lse":
+        dout = np.zeros_like(dout)
+    if story.cotangent == "out":
+        dlse = np.zeros_like(dlse)
+    for x in (q, k, v, dout, dlse):
+        x.setflags(write=False)
+    return Inputs(q, k, v, dout, dlse)
+
+
+def _attended(story: Story) -> NDArray[np.bool_]:
+    """Whether any query of any head attends a key: `(B, Nk, Hk)`."""
+    p = story.problem
+    by_head = (multiplicity(p) > 0).max(axis=2, initial=False).reshape(p.batch, p.hk, p.group_size, p.nk)
+    attended: NDArray[np.bool_] = by_head.max(axis=2, initial=False).transpose(0, 2, 1)
+    return attended
+
+
+SELECTOR = 128.0
+
+
+def _selectors(story: Story, seeds: dict[str, int]) -> tuple[Array, Array, Array, Array]:
+    """Each query selects one key that it attends, and scores highest on one that it must not attend.
+
+    Keys are unit vectors times 128. On its target a query scores 0, on its other keys 128² times the scale below the
+    one before, so that their weights are 0 in every dtype; and on the first forbidden key after it, else the first
+    forbidden one, 128² times the scale above. Values are whole numbers: out is the target's, bit for bit.
+    """
+    p = story.problem
+    plain = p.scale is None and p.softcap is None and (p.dilation is None or p.dilation.heads == "split")
+    if not (plain and p.nk <= p.head_dim):
+        raise ValueError(f"{story.id}: selectors need head_dim >= key_length, no scale, softcap or shared dilation")
+    attended = multiplicity(p) > 0
+    order = splitmix64(seeds["q"], p.batch * p.heads * p.nq * p.nk).reshape(*attended.shape).argsort(axis=-1)
+    q = np.zeros((p.batch, p.heads, p.nq, p.head_dim))
+    q[..., : p.nk] = -SELECTOR * (1 + order)
+    choice = splitmix64(seeds["choice"], p.batch * p.heads * p.nq).reshape(attended.shape[:3])
+    for row in np.ndindex(p.batch, p.heads, p.nq):
+        allowed, forbidden = np.flatnonzero(attended[row]), np.flatnonzero(~attended[row])
+        if allowed.size:
+            q[(*row, allowed[int(choice[row]) % allowed.size])] = 0.0
+        if forbidden.size:
+            later = forbidden[forbidden > row[2]]
+            q[(*row, later[0] if later.size else forbidden[0])] = SELECTOR
+    k = np.zeros((p.batch, p.nk, p.hk, p.head_dim))
+    k[:, np.arange(p.nk), :, np.arange(p.nk)] = SELECTOR
+    v = _whole(seeds["v"], (p.batch, p.nk, p.hk, p.dv), 9)
+    dout = _whole(seeds["dout"], (p.batch, p.nq, p.heads, p.dv), 1)
+    by_position: Array = np.ascontiguousarray(q.swapaxes(1, 2))
+    return by_position, k, v, dout

@@ -1,0 +1,193 @@
+"""A vector as it is asked for: an id, a problem, a family of values, shardings, and the story behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from ringref.problem import Dilation, Problem
+from ringref.sharding import SHARDINGS, ShardingName
+from ringverify.cases.case import Case, Cotangent
+
+Topic = Literal[
+    "shapes",
+    "causal",
+    "window",
+    "documents",
+    "key_lengths",
+    "cross_lengths",
+    "scores",
+    "heads",
+    "dilation_split",
+    "dilation_shared",
+    "empty_rows",
+    "extremes",
+    "dtypes",
+    "gradients",
+    "isolation",
+    "exact",
+    "combined",
+    "shards",
+]
+"""What a vector is mostly about."""
+
+Family = Literal[
+    "bell",
+    "integers",
+    "zero_queries",
+    "unit_values",
+    "large_scores",
+    "shifted_up",
+    "shifted_down",
+    "rising",
+    "falling",
+    "steep_rising",
+    "steep_falling",
+    "dominating_first",
+    "dominating_last",
+    "float16_limits",
+    "tiny_values",
+    "unattended_nan",
+    "selectors",
+]
+"""Families of input values; see `ringverify.vectors.inputs`."""
+
+ID = re.compile(r"V(\d{3})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One way to deal the positions out to ranks."""
+
+    sharding: ShardingName
+    world_size: int
+
+
+def on(
+    *, contiguous: Iterable[int] = (), zigzag: Iterable[int] = (), striped: Iterable[int] = (), **other: Iterable[int]
+) -> tuple[Layout, ...]:
+    """World sizes by sharding, as layouts."""
+    sizes = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped, "replicated_query": (), **other}
+    return tuple(Layout(sharding, size) for sharding in SHARDINGS for size in sizes[sharding])
+
+
+USUAL = on(contiguous=(3,), zigzag=(2,), striped=(4,), replicated_query=(2,))
+"""Every sharding once, on two, three and four ranks."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Story:
+    """What a vector asks, and why.
+
+    Attributes:
+        id: `V` and three digits; never used again for anything else.
+        topic: what it is mostly about.
+        title: a few words.
+        note: what goes wrong in implementations that this vector tells from right ones.
+        bugs: ids of reported bugs, as `ringverify list mutants` has them, that it shows.
+        problem: what to compute.
+        values: family of input values.
+        cotangent: which results have a cotangent.
+        layouts: shardings and world sizes to try it on.
+    """
+
+    id: str
+    topic: Topic
+    title: str
+    note: str
+    bugs: tuple[str, ...] = ()
+    problem: Problem
+    values: Family = "bell"
+    cotangent: Cotangent = "out"
+    layouts: tuple[Layout, ...] = USUAL
+
+    def __post_init__(self) -> None:
+        if ID.fullmatch(self.id) is None:
+            raise ValueError(f"id={self.id!r}: expected V and three digits")
+        object.__setattr__(self, "problem", Problem.from_json(written_out(self.problem)))
+
+    @property
+    def number(self) -> int:
+        """The number in the id, from which inputs are seeded."""
+        return int(self.id[1:])
+
+    @property
+    def exact(self) -> bool:
+        """Whether out, lse and dv are right only if they are so bit for bit, in every dtype."""
+        return self.values == "selectors"
+
+    @property
+    def most_ranks(self) -> int:
+        """The largest world that it is tried on."""
+        return max(layout.world_size for layout in self.layouts)
+
+    def case(self, layout: Layout) -> Case:
+        """What is asked of an implementation; the inputs are the vector's own, not the case's."""
+        return Case(
+            problem=self.problem,
+            sharding=layout.sharding,
+            world_size=layout.world_size,
+            cotangent=self.cotangent,
+        )
+
+
+def written_out(problem: Problem) -> dict[str, Any]:
+    """The problem as JSON values, every field present; only what constrains nothing is null, and the default scale."""
+    shape = {"key_length": problem.nk, "key_heads": problem.hk, "value_dim": problem.dv}
+    fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)} | shape
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def flags(problem: Problem, cotangent: Cotangent) -> tuple[str, ...]:
+    """What an implementation has to be capable of, in the words of the plug-in contract."""
+    wanted = {
+        "causal": problem.causal,
+        "window": problem.window is not None,
+        "documents": problem.documents is not None,
+        "key_lengths": problem.key_lengths is not None,
+        "cross_lengths": problem.nq != problem.nk,
+        "gqa": problem.hk != problem.heads,
+        "value_dim": problem.dv != problem.head_dim,
+        "scale": problem.scale is not None,
+        "softcap": problem.softcap is not None,
+        "dilation:split": problem.dilation is not None and problem.dilation.heads == "split",
+        "dilation:shared": problem.dilation is not None and problem.dilation.heads == "shared",
+        "uneven_segments": problem.dilation is not None and any(problem.nq % w for w, _ in problem.dilation.branches),
+        "lse_gradient": cotangent != "out",
+    }
+    return tuple(name for name, needed in wanted.items() if needed)
+
+
+def layout_flags(problem: Problem, layout: Layout) -> tuple[str, ...]:
+    """What it has to be capable of besides, on this sharding and world size."""
+    pieces = 2 * layout.world_size if layout.sharding == "zigzag" else layout.world_size
+    uneven = any(length % pieces for length in (problem.nq, problem.nk))
+    empty = min(problem.nq, problem.nk) < layout.world_size
+    return tuple(name for name, needed in {"uneven": uneven, "empty_shards": empty}.items() if needed)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Dilation):
+        return value.to_json()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def by_id(stories: Iterable[Story]) -> dict[str, Story]:
+    """Stories by id.
+
+    Raises:
+        ValueError: two have the same.
+    """
+    found: dict[str, Story] = {}
+    for story in stories:
+        if story.id in found:
+            raise ValueError(f"two vectors are called {story.id}: ids are never used twice")
+        found[story.id] = story
+    return found
+
+
+def numbered(stories: Iterable[Story]) -> Iterator[Story]:
+    """In the order of their numbers."""
+    yield from sorted(stories, key=lambda story: story.number)
