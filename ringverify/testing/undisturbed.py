@@ -27,8 +27,7 @@ def undisturbed(folder: Path) -> Iterator[None]:
         stack.callback(torch.set_default_dtype, dtype)
         torch.set_default_dtype(torch.float32)
         stack.enter_context(torch.device("cpu"))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.inference_mode(False))  # which has gradients on too, also under no_grad
         stack.enter_context(home_of_our_own())
         stack.enter_context(warnings.catch_warnings())
         warnings.resetwarnings()  # under -W error, a warning in a library that we use would be an error of ours

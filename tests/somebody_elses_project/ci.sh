@@ -9,5 +9,5 @@ python -m pytest -n 2 --junitxml="$results/tests.xml" \
   --ringverify-report="$results/ring.jsonl" --ringverify-cases="$results/cases"
 
 echo "== the prototype: nothing new =="
-ringverify check acme.prototype:attend --max-examples 8 --baseline known_violations.toml \
+ringverify check acme.prototype:attend --max-examples 16 --baseline known_violations.toml \
   --report "$results/prototype.jsonl" --cases "$results/cases"
