@@ -300,7 +300,7 @@ def _positions(
     plan: Plan, sharding: Sharding, device: torch.device
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
     """Positions of this rank's queries and of every rank's keys, where a mask has to be looked up by them."""
-    if not any(region.by_position for owner in range(plan.world_size) for region in plan.regions(owner)):
+    if not plan.by_position:
         return None
     queries = query_positions(sharding, plan.problem.nq, plan.world_size)[plan.rank]
     keys = key_positions(sharding, plan.problem.nk, plan.world_size)

@@ -1,22 +1,23 @@
 """Which ranks need which blocks: all pairs at once, because every rank has to know the moves of all.
 
-Bands, segments' outer bounds and documents' are compared for whole matrices of ranks. That is exact where a pattern is
-nothing but a band, by the congruence that evenly spaced positions leave; elsewhere it rules most pairs out, and the
-regions of the others say whether there is one.
+A band is compared for whole matrices of runs, exactly, and where nothing else constrains a pattern that is all. Of the
+pairs that are left, the documents or segments that both have positions in are asked one after the other until one says
+yes. Nearly always the first one does; and of segments that are alike one is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringref.problem import Problem
-from ringverify.ring.regions import MOST_RUNS, attends, band
+from ringverify.ring.many import Bools, Ints, Many, many, met
+from ringverify.ring.regions import attends, branches, step_of
 from ringverify.ring.runs import Run
-
-Bools = NDArray[np.bool_]
 
 
 def needs(problem: Problem, queries: Sequence[tuple[Run, ...]], keys: Sequence[tuple[Run, ...]]) -> Bools:
@@ -28,58 +29,94 @@ def needs(problem: Problem, queries: Sequence[tuple[Run, ...]], keys: Sequence[t
         keys: of every rank.
     """
     found = np.zeros((len(queries), len(keys)), dtype=np.bool_)
-    steps = {run.step for held in (*queries, *keys) for run in held if run.size > 1}
-    regular = len(steps) <= 1 and max((len(held) for held in (*queries, *keys)), default=0) <= MOST_RUNS
-    only_a_band = regular and problem.documents is None and problem.dilation is None
-    if regular:
-        step = next(iter(steps), 1) if only_a_band else 1
-        for query_runs in _padded(queries):
-            for key_runs in _padded(keys):
-                found |= _may_meet(problem, query_runs, key_runs, step)
-    else:
-        found[:] = True
-    if not only_a_band:
-        for rank, owner in np.argwhere(found):
+    step = step_of(*queries, *keys)
+    if step is None:
+        for rank, owner in np.ndindex(found.shape):
             found[rank, owner] = attends(problem, queries[rank], keys[owner])
+        return found
+    ranks, asking = many(queries, step)
+    owners, asked = many(keys, step)
+    if problem.key_lengths is not None:
+        asked = asked.within(0, max(problem.key_lengths))
+    first, last = met(problem, asking.at((slice(None), None)), asked.at((None, slice(None))))
+    row, column = np.nonzero(first <= last)
+    if problem.documents is None and problem.dilation is None:
+        found[ranks[row], owners[column]] = True
+    for cutting in _cuttings(problem, step):
+        unknown = ~found[ranks[row], owners[column]]
+        row, column = row[unknown], column[unknown]
+        first, last = cutting.shared(asking.at(row), asked.at(column))
+        some = first <= last
+        pairs = row[some], column[some], first[some], last[some]
+        for rate, offset in cutting.places:
+            yes = _meet_within(problem, cutting, rate, offset, asking.at(pairs[0]), asked.at(pairs[1]), *pairs[2:])
+            found[ranks[pairs[0][yes]], owners[pairs[1][yes]]] = True
+            pairs = pairs[0][~yes], pairs[1][~yes], pairs[2][~yes], pairs[3][~yes]
     return found
 
 
-def _padded(held: Sequence[tuple[Run, ...]]) -> list[NDArray[np.int64]]:
-    """The first runs of all ranks, then the second ones and so on, as `(ranks, 2)`: first and last position.
+class _Cutting(NamedTuple):
+    """Numbered pieces of all positions.
 
-    Where a rank has no such run, first is after last.
+    Attributes:
+        pieces: how many.
+        number: of the piece of a position; outside `range(pieces)` if it is in none.
+        edge: where a piece begins; its end is where the next one does.
+        places: `(rate, offset)` of what is attended: places in a piece that are congruent to the offset.
+        period: after so many pieces that lie within two runs, the next ones are as the first ones.
     """
-    most = max((len(runs) for runs in held), default=0)
-    nothing = (0, -1)
-    return [
-        np.array([(runs[i].first, runs[i].last) if i < len(runs) else nothing for runs in held], dtype=np.int64)
-        for i in range(most)
-    ]
+
+    pieces: int
+    number: Callable[[Ints], Ints]
+    edge: Callable[[Ints], Ints]
+    places: tuple[tuple[int, int], ...]
+    period: int
+
+    def shared(self, queries: Many, keys: Many) -> tuple[Ints, Ints]:
+        """The first and the last piece that may have positions of both; none if they cross."""
+        first = np.maximum(self.number(np.maximum(queries.first, keys.first)), 0)
+        return first, np.minimum(self.number(np.minimum(queries.last, keys.last)), self.pieces - 1)
 
 
-def _may_meet(problem: Problem, queries: NDArray[np.int64], keys: NDArray[np.int64], step: int) -> Bools:
-    """Whether one run of each rank and one of each owner have a pair; exactly so if a band of that step is all."""
-    first_query, last_query = queries[:, :1], queries[:, 1:]
-    first_key, last_key = keys[None, :, 0], keys[None, :, 1]
-    if problem.key_lengths is not None:
-        limit = max(problem.key_lengths) - 1
-        last_key = np.minimum(last_key, limit - (limit - first_key) % step)
-    met: Bools = (first_query <= last_query) & (first_key <= last_key)
-    least, greatest = band(problem)
-    lowest, highest = first_key - last_query - problem.diagonal, last_key - first_query - problem.diagonal
-    low = lowest if least is None else np.maximum(lowest, least)
-    high = highest if greatest is None else np.minimum(highest, greatest)
-    # The least difference from low on that is congruent to all differences of these positions.
-    met &= low + (lowest - low) % step <= high
-    if problem.dilation is not None:
-        shared = [
-            (first_query // segment <= last_key // segment) & (first_key // segment <= last_query // segment)
-            for segment, _ in problem.dilation.branches
-        ]
-        met &= np.logical_or.reduce(shared)
+def _cuttings(problem: Problem, step: int) -> Iterator[_Cutting]:
+    """The documents, or the segments of every length."""
     if problem.documents is not None:
-        offsets = np.array(problem.documents)
-        of_query = [np.searchsorted(offsets, x, side="right") for x in (first_query, last_query)]
-        of_key = [np.searchsorted(offsets, x, side="right") for x in (first_key, last_key)]
-        met &= (of_query[0] <= of_key[1]) & (of_key[0] <= of_query[1])
-    return met
+        edges, count = np.array(problem.documents, dtype=np.int64), len(problem.documents) - 1
+        yield _Cutting(
+            count,
+            lambda places: np.searchsorted(edges, places, side="right").astype(np.int64) - 1,
+            lambda piece: edges[piece],
+            ((1, 0),),
+            count,
+        )
+    if problem.dilation is not None:
+        places: dict[int, dict[tuple[int, int], None]] = {}
+        for (segment, rate, offset), _ in branches(problem.dilation, problem.heads):
+            places.setdefault(segment, {})[rate, offset] = None
+        for segment, of in places.items():
+            yield _segments(segment, problem.nq, tuple(of), step)
+
+
+def _segments(segment: int, length: int, places: tuple[tuple[int, int], ...], step: int) -> _Cutting:
+    period = step // math.gcd(step, segment)
+    count = -(-length // segment)
+    return _Cutting(count, lambda position: position // segment, lambda piece: piece * segment, places, period)
+
+
+def _meet_within(
+    problem: Problem, cutting: _Cutting, rate: int, offset: int, queries: Many, keys: Many, first: Ints, last: Ints
+) -> Bools:
+    """Whether the queries of each pair of runs attend a key of theirs in some piece from a first to a last one."""
+    found = np.zeros(first.shape, dtype=np.bool_)
+    alike = (queries.first - keys.first) % math.gcd(int(queries.step), rate) == 0
+    asked = np.flatnonzero(alike)
+    for further in chain(range(cutting.period + 1), [None]):
+        if not asked.size:
+            break
+        piece = last[asked] if further is None else first[asked] + further
+        low, high = cutting.edge(piece), cutting.edge(piece + 1)
+        rows, columns = (of.at(asked).within(low, high).thinned(np.array(rate), low + offset) for of in (queries, keys))
+        begin, end = met(problem, rows, columns)
+        found[asked] = begin <= end
+        asked = asked[(begin > end) & (piece < last[asked])]
+    return found

@@ -7,18 +7,25 @@ call of the same kind. No tensors; only runs, regions, rows and moves, see those
 from __future__ import annotations
 
 import functools
+from typing import Literal
+
+import numpy as np
 
 from ringref.problem import Problem
 from ringref.sharding import Sharding
+from ringverify.ring.hops import Counts, Hops, hops
+from ringverify.ring.many import Bools
 from ringverify.ring.needs import needs
-from ringverify.ring.parcels import Parcel, everything, parcel
-from ringverify.ring.regions import Region, Span, head_classes, regions
-from ringverify.ring.rows import Rows, union
+from ringverify.ring.parcels import Parcel, Part, everything
+from ringverify.ring.regions import Region, Span, head_classes, regions, step_of
+from ringverify.ring.rows import evenly
 from ringverify.ring.runs import Run, runs
 from ringverify.ring.schedule import Schedule, schedule
 
-SLIGHT = 32
+SLIGHT = 128
 """One part in so many is not cut off: the last key of a striped shard, which half of the ranks do not attend."""
+KEPT = 4
+"""Blocks of which hops are kept row by row: the one that is here, the one that comes, and gradients that pass by."""
 
 
 class Plan:
@@ -48,15 +55,23 @@ class Plan:
         self._classes: tuple[Span, ...] = tuple(
             one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk)
         )
-        self._regions: dict[tuple[int, int], tuple[Region, ...]] = {}
-        self._rows: dict[tuple[int, int], dict[int, Rows]] = {}
-        self._parcels: dict[tuple[int, int, int], Parcel] = {}
-        self._whole: dict[int, Parcel] = {}
+        self._stacks: dict[int, tuple[Region, ...]] = {}
+        self._regions: dict[int, tuple[Region, ...]] = {}
+        self._hops: dict[int, Hops] = {}
+        self._recent: dict[tuple[str, int], Counts] = {}
+        self._cut: dict[int, list[int]] = {}
+        self._added: dict[int, list[int]] = {}
+        self._parcels: dict[tuple[str, int, int], Parcel] = {}
         if self.replicated:  # nothing visits
-            self.schedule = Schedule(rank, world_size, (0,) * world_size, (bool(self.regions(rank)),), ())
+            self.schedule = Schedule(rank, world_size, (0,) * world_size, (bool(self.stacks(rank)),), ())
         else:
-            needed = needs(problem, self._queries, self.keys).tolist()
-            self.schedule = schedule(lambda one, owner: bool(needed[one][owner]), world_size, rank)
+            self.schedule = schedule(needs(problem, self._queries, self.keys), rank)
+
+    @functools.cached_property
+    def by_position(self) -> bool:
+        """Whether masks have to be looked up by position, because some rank's keys do not go with these queries."""
+        queries = self._queries[self.rank]
+        return bool(queries) and any(keys and step_of(queries, keys) is None for keys in self.keys)
 
     @property
     def query_count(self) -> int:
@@ -67,53 +82,90 @@ class Plan:
         """Keys of a rank."""
         return sum(run.size for run in self.keys[owner])
 
+    def stacks(self, owner: int) -> tuple[Region, ...]:
+        """How this rank's queries meet the keys of a rank, equal regions as copies of one."""
+        if owner not in self._stacks:
+            self._stacks[owner] = tuple(regions(self.problem, self._queries[self.rank], self.keys[owner]))
+        return self._stacks[owner]
+
     def regions(self, owner: int) -> tuple[Region, ...]:
-        """How this rank's queries meet the keys of a rank."""
-        return self._regions_of(self.rank, owner)
+        """How this rank's queries meet the keys of a rank, every region on its own."""
+        if owner not in self._regions:
+            self._regions[owner] = tuple(one for several in self.stacks(owner) for one in several.apart())
+        return self._regions[owner]
 
     def whole(self, owner: int) -> Parcel:
         """All keys of a rank."""
-        if owner not in self._whole:
-            self._whole[owner] = everything(self.problem, self._classes, self.key_count(owner))
-        return self._whole[owner]
+        key = "whole", owner, 0
+        if key not in self._parcels:
+            self._parcels[key] = everything(self.problem, self._classes, self.key_count(owner))
+        return self._parcels[key]
 
     def outward(self, owner: int, boundary: int) -> Parcel:
         """What of a block crosses a boundary: what ranks that it has not yet visited need."""
-        reach = self.schedule.reach[owner]
-        before = self.whole(owner) if boundary == 0 else self.outward(owner, boundary - 1)
-        return _worth_cutting(self._parcel(owner, boundary + 1, reach), before)
+        if owner not in self._cut:
+            self._cut[owner] = self._cut_outward(owner)
+        cut = self._cut[owner][boundary]
+        if cut < 0:
+            return self.whole(owner)
+        key = "outward", owner, cut
+        if key not in self._parcels:
+            self._parcels[key] = self._parcel(self._rows("furthest", owner) > cut)
+        return self._parcels[key]
 
     def homeward(self, owner: int, boundary: int) -> Parcel:
         """What of a block's gradient crosses a boundary: what ranks have added to."""
-        reach = self.schedule.reach[owner]
-        return _worth_cutting(self._parcel(owner, 1, min(boundary, reach)), self.whole(owner))
-
-    def _parcel(self, owner: int, first_hop: int, last_hop: int) -> Parcel:
-        key = owner, first_hop, last_hop
+        boundary = min(boundary, self.schedule.reach[owner])
+        if owner not in self._added:
+            self._added[owner] = self._count(self._rows("nearest", owner))
+        added = self._added[owner]
+        if not _worth_cutting(sum(added[1 : boundary + 1]), sum(added)):
+            return self.whole(owner)
+        key = "homeward", owner, boundary
         if key not in self._parcels:
-            ranks = [(owner + hop) % self.world_size for hop in range(first_hop, last_hop + 1)]
-            needs = (self._rows_needed(rank, owner) for rank in ranks)
-            self._parcels[key] = parcel(self.problem, self._classes, needs)
+            nearest = self._rows("nearest", owner)
+            self._parcels[key] = self._parcel((nearest > 0) & (nearest <= boundary))
         return self._parcels[key]
 
-    def _rows_needed(self, rank: int, owner: int) -> dict[int, Rows]:
-        """Rows of a rank's block that another one needs, by class of heads."""
-        if (rank, owner) not in self._rows:
-            needed: dict[int, list[Rows]] = {}
-            for region in self._regions_of(rank, owner):
-                needed.setdefault(region.head_class, []).append(region.keys)
-            self._rows[rank, owner] = {number: union(rows) for number, rows in needed.items()}
-        return self._rows[rank, owner]
+    def _cut_outward(self, owner: int) -> list[int]:
+        """By boundary, the one at which what crosses it was cut out of the block; −1 if it is still whole."""
+        count = self._count(self._rows("furthest", owner))
+        held, cut, found = sum(count), -1, []
+        for boundary in range(self.schedule.reach[owner]):
+            beyond = sum(count[boundary + 1 :])
+            if _worth_cutting(beyond, held):
+                held, cut = beyond, boundary
+            found.append(cut)
+        return found
 
-    def _regions_of(self, rank: int, owner: int) -> tuple[Region, ...]:
-        if (rank, owner) not in self._regions:
-            self._regions[rank, owner] = tuple(regions(self.problem, self._queries[rank], self.keys[owner]))
-        return self._regions[rank, owner]
+    def _count(self, hops: Counts) -> list[int]:
+        """How many rows have each number of hops, over all key heads."""
+        count = np.zeros(self.world_size, dtype=np.int64)
+        for heads, of in zip(self._classes, hops, strict=True):
+            count += heads.size * np.bincount(of, minlength=self.world_size)
+        counted: list[int] = count.tolist()
+        return counted
+
+    def _parcel(self, on_board: Bools) -> Parcel:
+        """The parcel of some rows, `(classes, rows)`."""
+        rows = {number: evenly(np.flatnonzero(of)) for number, of in enumerate(on_board) if of.any()}
+        return Parcel(self.problem, {number: Part(self._classes[number], of) for number, of in rows.items()})
+
+    def _rows(self, name: Literal["nearest", "furthest"], owner: int) -> Counts:
+        """Hops of every row of a block; as they are as long as a block, only those asked for last are kept."""
+        if owner not in self._hops:
+            self._hops[owner] = hops(self.problem, self._queries, self.keys, owner)
+        key = name, owner
+        if key not in self._recent:
+            while len(self._recent) >= KEPT:
+                del self._recent[next(iter(self._recent))]
+            self._recent[key] = getattr(self._hops[owner], name)()
+        return self._recent[key]
 
 
-def _worth_cutting(part: Parcel, of: Parcel) -> Parcel:
-    """A part of a parcel, or all of it where cutting would cost a copy and save next to nothing."""
-    return of if part.numel * SLIGHT >= of.numel * (SLIGHT - 1) else part
+def _worth_cutting(part: int, of: int) -> bool:
+    """Whether to cut a part off: a copy, which next to nothing saved would not be worth."""
+    return part * SLIGHT < of * (SLIGHT - 1)
 
 
 @functools.lru_cache(maxsize=128)

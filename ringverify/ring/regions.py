@@ -6,19 +6,19 @@ a band on the difference of two indices. Two runs of one step s that begin at a 
 `low <= b + j·s - (a + i·s + diagonal) <= high`, which is a band on `j - i`; for striped shards it is causality shifted
 by one where the key's rank comes after the query's.
 
-A sharding that does not fall into a few runs of equal steps gets a region for all of a block whose mask is looked up by
-position.
+Segments and documents that both ranks have the same part of make one region, with as many copies. A sharding that does
+not fall into a few runs of equal steps gets a region for all of a block whose mask is looked up by position.
 """
 
 from __future__ import annotations
 
 import functools
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from ringref.problem import Dilation, Problem
+from ringverify.ring.cuts import Branch, alike, cuts
 from ringverify.ring.runs import Run
 
 MOST_RUNS = 8
@@ -43,18 +43,21 @@ class Span(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A rectangle of queries and keys that attend each other within a band.
+    """A rectangle of queries and keys that attend each other within a band, or several equal ones.
 
     Attributes:
         head_class: number of the class that the key heads belong to; see `head_classes`.
         batch: `[start, stop)` of the batch.
         heads: query heads.
         key_heads: the key heads they read, equally many queries heads each.
-        queries: rows of the query's rank.
+        queries: rows of the query's rank; of several copies those of the first one, and so everything else here.
         keys: rows of the key's rank.
         low: a pair attends only if `j - i >= low`, indices within the spans; `None` is unbounded.
         high: only if `j - i <= high`.
         by_position: the mask has to be looked up by position instead.
+        copies: how many equal rectangles there are; no two of them have a row in common.
+        query_stride: rows from one copy's first query to that of the next.
+        key_stride: rows from one copy's first key to that of the next.
     """
 
     head_class: int
@@ -66,6 +69,23 @@ class Region(NamedTuple):
     low: int | None = None
     high: int | None = None
     by_position: bool = False
+    copies: int = 1
+    query_stride: int = 0
+    key_stride: int = 0
+
+    def apart(self) -> Iterator[Region]:
+        """Every copy as a region of its own."""
+        if self.copies == 1:
+            yield self
+            return
+        for number in range(self.copies):
+            yield self._replace(
+                queries=self.queries._replace(start=self.queries.start + number * self.query_stride),
+                keys=self.keys._replace(start=self.keys.start + number * self.key_stride),
+                copies=1,
+                query_stride=0,
+                key_stride=0,
+            )
 
 
 class Lane(NamedTuple):
@@ -74,7 +94,7 @@ class Lane(NamedTuple):
     head_class: int
     heads: Span
     key_heads: Span
-    branch: tuple[int, int, int] | None
+    branch: Branch | None
 
 
 def band(problem: Problem) -> tuple[int | None, int | None]:
@@ -98,15 +118,14 @@ def _regions(
 ) -> Iterator[Region]:
     if not queries or not keys:
         return
-    irregular = len(queries) > MOST_RUNS or len(keys) > MOST_RUNS
-    if irregular or len({run.step for run in (*queries, *keys) if run.size > 1}) > 1:
+    step = step_of(queries, keys)
+    if step is None:
         rows, columns = (Span(0, sum(run.size for run in runs)) for runs in (queries, keys))
         for number, (key_heads, _) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
             group = problem.group_size
             heads = Span(key_heads.start * group, key_heads.size * group, key_heads.step)
             yield Region(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=True)
         return
-    step = max(run.step for run in (*queries, *keys))
     for batch, limit in _batches(problem):
         for key_run in keys:
             cut = key_run.within(0, limit)
@@ -116,11 +135,19 @@ def _regions(
                 yield from _between(problem, batch, query_run, cut, step, of)
 
 
+def step_of(*held: tuple[Run, ...]) -> int | None:
+    """The step of all runs of some ranks; `None` if there are several or a rank has too many runs."""
+    steps = {run.step for of in held for run in of if run.size > 1}
+    if len(steps) > 1 or any(len(of) > MOST_RUNS for of in held):
+        return None
+    return next(iter(steps), 1)
+
+
 def attends(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> bool:
     """Whether any of these queries attends any of these keys: whether there are regions, without asking every head."""
     if problem.dilation is None:
         return next(regions(problem, queries, keys), None) is not None
-    distinct = {branch: Lane(0, heads, heads, branch) for branch, heads in _branches(problem.dilation, problem.heads)}
+    distinct = {branch: Lane(0, heads, heads, branch) for branch, heads in branches(problem.dilation, problem.heads)}
     return next(_regions(problem, queries, keys, tuple(distinct.values())), None) is not None
 
 
@@ -128,10 +155,8 @@ def _between(
     problem: Problem, batch: tuple[int, int], queries: Run, keys: Run, step: int, of: tuple[Lane, ...]
 ) -> Iterator[Region]:
     for lane in of:
-        for rows, columns in _together(problem, lane, queries, keys):
-            # Thinning multiplies both steps alike; a run of one entry has no step of its own.
-            spacing = next((run.step for run in (rows, columns) if run.size > 1), step)
-            region = _banded(problem, batch, lane, rows, columns, spacing)
+        for pieces in _together(problem, lane, queries, keys, step):
+            region = _banded(problem, batch, lane, pieces, step)
             if region is not None:
                 yield region
 
@@ -150,7 +175,7 @@ class HeadClass(NamedTuple):
     """Key heads whose query heads run the same branches, and those branches with the query heads that run them."""
 
     key_heads: Span
-    lanes: tuple[tuple[tuple[int, int, int] | None, Span], ...]
+    lanes: tuple[tuple[Branch | None, Span], ...]
 
 
 @functools.lru_cache(maxsize=64)
@@ -159,13 +184,13 @@ def head_classes(dilation: Dilation | None, heads: int, key_heads: int) -> tuple
     if dilation is None:
         return (HeadClass(Span(0, key_heads), ((None, Span(0, heads)),)),)
     group = heads // key_heads
-    branches = list(_branches(dilation, heads))
-    runs_in: dict[tuple[tuple[tuple[int, int, int], tuple[int, ...]], ...], list[int]] = {}
+    of_heads = list(branches(dilation, heads))
+    runs_in: dict[tuple[tuple[Branch, tuple[int, ...]], ...], list[int]] = {}
     for key_head in range(key_heads):
         queries = range(key_head * group, (key_head + 1) * group)
         members = [
             (branch, tuple(head - queries.start for head in queries if head in range(*span.bounds())))
-            for branch, span in branches
+            for branch, span in of_heads
         ]
         runs_in.setdefault(tuple((branch, mine) for branch, mine in members if mine), []).append(key_head)
     found = []
@@ -198,7 +223,7 @@ def lanes(problem: Problem) -> tuple[Lane, ...]:
     return tuple(Lane(number, heads, key_heads, branch) for number, (key_heads, of) in classes for branch, heads in of)
 
 
-def _branches(dilation: Dilation, heads: int) -> Iterator[tuple[tuple[int, int, int], Span]]:
+def branches(dilation: Dilation, heads: int) -> Iterator[tuple[Branch, Span]]:
     """Segment length, rate and offset, and the heads that run them."""
     count = len(dilation.branches)
     if dilation.heads == "split":
@@ -219,38 +244,41 @@ def _branches(dilation: Dilation, heads: int) -> Iterator[tuple[tuple[int, int, 
                 yield (segment, rate, offset), Span(offset * block, min(block, heads - offset * block))
 
 
-def _together(problem: Problem, lane: Lane, queries: Run, keys: Run) -> Iterator[tuple[Run, Run]]:
+class Pieces(NamedTuple):
+    """What two runs share of a document or a segment, and as many more times, so many rows further each time."""
+
+    queries: Run
+    keys: Run
+    copies: int = 1
+    query_stride: int = 0
+    key_stride: int = 0
+
+
+def _together(problem: Problem, lane: Lane, queries: Run, keys: Run, step: int) -> Iterator[Pieces]:
     """Both runs cut to each document or segment that they share."""
-    if problem.documents is not None:
-        offsets = problem.documents
-        first = max(bisect_right(offsets, max(queries.first, keys.first)) - 1, 0)
-        last = min(bisect_left(offsets, min(queries.last, keys.last) + 1), len(offsets) - 1)
-        cuts = [(offsets[number], offsets[number + 1]) for number in range(first, last)]
-        for low, high in cuts:
-            rows, columns = queries.within(low, high), keys.within(low, high)
-            if rows is not None and columns is not None:
-                yield rows, columns
+    if problem.documents is None and lane.branch is None:
+        yield Pieces(queries, keys)
         return
-    if lane.branch is None:
-        yield queries, keys
-        return
-    segment, rate, offset = lane.branch
-    if segment % rate == 0 and (queries.thinned(rate, offset) is None or keys.thinned(rate, offset) is None):
-        return  # the same places in every segment, and none of them here
-    first, last = max(queries.first, keys.first) // segment, min(queries.last, keys.last) // segment
-    for number in range(first, last + 1):
-        low = number * segment
-        rows, columns = queries.within(low, low + segment), keys.within(low, low + segment)
-        if rows is not None and columns is not None:
-            rows, columns = rows.thinned(rate, low + offset), columns.thinned(rate, low + offset)
+    if lane.branch is not None:
+        segment, rate, offset = lane.branch
+        if segment % rate == 0 and (queries.thinned(rate, offset) is None or keys.thinned(rate, offset) is None):
+            return  # the same places in every segment, and none of them here
+    first, last = max(queries.first, keys.first), min(queries.last, keys.last)
+    for one in cuts(problem, lane.branch, first, last):
+        for piece in alike(one, first, last, ((queries.first, queries.last), (keys.first, keys.last)), step):
+            rows, columns = (run.within(piece.low, piece.high) for run in (queries, keys))
             if rows is not None and columns is not None:
-                yield rows, columns
+                rows, columns = (run.thinned(one.rate, piece.low + one.offset) for run in (rows, columns))
+                if rows is not None and columns is not None:
+                    entries = piece.distance // step
+                    yield Pieces(rows, columns, piece.copies, entries * queries.stride, entries * keys.stride)
 
 
-def _banded(
-    problem: Problem, batch: tuple[int, int], lane: Lane, queries: Run, keys: Run, spacing: int
-) -> Region | None:
+def _banded(problem: Problem, batch: tuple[int, int], lane: Lane, pieces: Pieces, step: int) -> Region | None:
     """The region of two runs, cut to the rows and keys that have a pair; a side that cannot bind is left out."""
+    queries, keys = pieces.queries, pieces.keys
+    # Thinning multiplies both steps alike; a run of one entry has no step of its own.
+    spacing = queries.step if queries.size > 1 else keys.step if keys.size > 1 else step
     left, right = band(problem)
     ahead = queries.first + problem.diagonal - keys.first
     low = None if left is None else -((-left - ahead) // spacing)
@@ -280,4 +308,7 @@ def _banded(
         Span(keys.row + keys.stride * column, columns, keys.stride),
         low,
         high,
+        copies=pieces.copies,
+        query_stride=pieces.query_stride,
+        key_stride=pieces.key_stride,
     )

@@ -37,11 +37,15 @@ def union(many: Iterable[Rows]) -> Rows:
             distinct.append(rows)
     if len(distinct) == 1:
         return distinct[0]
-    together = np.unique(np.concatenate([as_array(rows) for rows in distinct]))
-    steps = np.diff(together)
-    if len(together) == 1 or (steps == steps[0]).all():
-        return Span(int(together[0]), len(together), int(steps[0]) if len(steps) else 1)
-    return together
+    return evenly(np.unique(np.concatenate([as_array(rows) for rows in distinct])))
+
+
+def evenly(rows: NDArray[np.int64]) -> Rows:
+    """A list as a span if it is sorted and evenly spaced."""
+    step = int(rows[1] - rows[0]) if len(rows) > 1 else 1
+    if step > 0 and rows[-1] - rows[0] == step * (len(rows) - 1) and (rows[1:] - rows[:-1] == step).all():
+        return Span(int(rows[0]), len(rows), step)
+    return rows
 
 
 def same(first: Rows, second: Rows) -> bool:

@@ -12,9 +12,10 @@ block of rank r - t.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class Moves(NamedTuple):
@@ -59,35 +60,37 @@ class Schedule(NamedTuple):
         return self.reach[self.owner(step + 1)] > step
 
 
-def schedule(needs: Callable[[int, int], bool], world_size: int, rank: int) -> Schedule:
+def schedule(needs: NDArray[np.bool_], rank: int) -> Schedule:
     """The schedule of one rank.
 
     Args:
-        needs: `(rank, owner)`: whether a query of the rank attends a key of the owner.
-        world_size: ranks of the group.
+        needs: `(ranks, owners)`: whether a query of the rank attends a key of the owner.
         rank: this rank.
     """
-    wanted = [
-        [hop for hop in range(1, world_size) if needs((owner + hop) % world_size, owner)] for owner in range(world_size)
-    ]
+    world_size = len(needs)
+    hop, owners = np.arange(1, world_size)[:, None], np.arange(world_size)
+    by_hop = needs[(owners + hop) % world_size, owners]
+    wanted = [(1 + np.flatnonzero(of)).tolist() for of in by_hop.T]
     reach = tuple(max(hops, default=0) for hops in wanted)
     sends: dict[int, list[tuple[int, int]]] = {}
     receives: dict[int, list[tuple[int, int]]] = {}
     onwards = world_size - max(reach) <= max(reach)
     for owner, hops in enumerate(wanted):
-        for boundary, (source, target) in enumerate(
-            _homewards(owner, hops, world_size, onwards), start=min(hops, default=0)
-        ):
-            if source == rank:
-                sends.setdefault(boundary, []).append((owner, target))
-            if target == rank:
-                receives.setdefault(boundary, []).append((owner, source))
+        places = _homewards(hops, world_size, onwards)
+        here = (rank - owner) % world_size
+        for at, place in enumerate(places):
+            if place == here:
+                boundary = hops[0] + at
+                if at + 1 < len(places):
+                    sends.setdefault(boundary, []).append((owner, (owner + places[at + 1]) % world_size))
+                if at > 0:
+                    receives.setdefault(boundary - 1, []).append((owner, (owner + places[at - 1]) % world_size))
     last = max((*sends, *receives), default=-1)
     return Schedule(
         rank,
         world_size,
         reach,
-        (needs(rank, rank), *(hop in wanted[(rank - hop) % world_size] for hop in range(1, max(reach) + 1))),
+        tuple(needs[rank, (rank - np.arange(max(reach) + 1)) % world_size].tolist()),
         tuple(
             Moves(tuple(sorted(sends.get(boundary, ()))), tuple(sorted(receives.get(boundary, ()))))
             for boundary in range(last + 1)
@@ -95,11 +98,10 @@ def schedule(needs: Callable[[int, int], bool], world_size: int, rank: int) -> S
     )
 
 
-def _homewards(owner: int, hops: list[int], world_size: int, onwards: bool) -> list[tuple[int, int]]:
-    """The moves of one block's gradient, `(from, to)`, one a boundary from its first contribution on."""
+def _homewards(hops: list[int], world_size: int, onwards: bool) -> list[int]:
+    """Where a block's gradient is, in hops from its owner, at every boundary from its first contribution on."""
     if not hops:
         return []
-    places = list(range(hops[0], (world_size if onwards else hops[-1]) + 1))
-    if not onwards:
-        places += range(hops[-1] - 1, -1, -1)
-    return list(pairwise((owner + place) % world_size for place in places))
+    if onwards:
+        return [*range(hops[0], world_size), 0]
+    return [*range(hops[0], hops[-1]), *range(hops[-1], -1, -1)]

@@ -36,7 +36,7 @@ def mismatch(problem, sharding, world_size, buckets):
     for rank, owner in product(range(world_size), repeat=2):
         right = expected[:, :, queries_at[rank]][..., keys_at[owner]]
         got = np.zeros(right.shape, dtype=np.int64)
-        for region in regions(problem, query_runs[rank], key_runs[owner]):
+        for region in (one for of in regions(problem, query_runs[rank], key_runs[owner]) for one in of.apart()):
             heads, key_heads = indices(region.heads), indices(region.key_heads)
             each = len(heads) // len(key_heads)
             if [head // problem.group_size for head in heads] != [key for key in key_heads for _ in range(each)]:

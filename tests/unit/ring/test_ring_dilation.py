@@ -20,7 +20,7 @@ def counted(problem, sharding, world_size):
     held = [runs(sharding, problem.nq, world_size, rank) for rank in range(world_size)]
     total = np.zeros((problem.heads, problem.nq, problem.nk), dtype=np.int64)
     for rank, owner in itertools.product(range(world_size), repeat=2):
-        for region in regions(problem, held[rank], held[owner]):
+        for region in (one for of in regions(problem, held[rank], held[owner]) for one in of.apart()):
             rows = shards[rank][region.queries.slice()]
             keys = shards[owner][region.keys.slice()]
             ahead = np.arange(len(keys)) - np.arange(len(rows))[:, None]

@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from ringref.problem import Dilation, Problem
-from ringverify.ring import needs as needs_module
+from ringverify.ring import many as many_module
 from ringverify.ring.needs import needs
 from ringverify.ring.regions import regions
 from ringverify.ring.runs import runs
@@ -58,5 +58,5 @@ def test_a_rank_needs_an_owner_where_there_is_a_region():
 
 def test_the_comparison_can_fail(monkeypatch):
     """A window that is taken for open on one side moves blocks that nobody needs."""
-    monkeypatch.setattr(needs_module, "band", lambda problem: (None, 0 if problem.causal else None))
+    monkeypatch.setattr(many_module, "band", lambda problem: (None, 0 if problem.causal else None))
     assert wrong_pairs(200)

@@ -110,8 +110,8 @@ def off_by_one_band(original):
 def without_last_document(original):
     """The last document is forgotten."""
 
-    def together(problem, lane, queries, keys):
-        pairs = list(original(problem, lane, queries, keys))
+    def together(problem, lane, queries, keys, step):
+        pairs = list(original(problem, lane, queries, keys, step))
         return pairs[:-1] if problem.documents is not None else pairs
 
     return together
@@ -120,8 +120,9 @@ def without_last_document(original):
 def unshifted_stripes(original):
     """Causality between stripes, not shifted where the key's rank comes after the query's."""
 
-    def banded(problem, batch, lane, queries, keys, spacing):
-        return original(problem, batch, lane, queries, keys._replace(first=min(keys.first, queries.first)), spacing)
+    def banded(problem, batch, lane, pieces, step):
+        first = min(pieces.keys.first, pieces.queries.first)
+        return original(problem, batch, lane, pieces._replace(keys=pieces.keys._replace(first=first)), step)
 
     return banded
 
@@ -206,7 +207,8 @@ def test_many_documents_cost_what_two_runs_share():
     """A rank meets only the documents that it and the owner hold, and a thousand are few between two."""
     problem = Problem(query_length=8000, documents=tuple(range(0, 8001, 8)))
     queries, keys = runs_of(problem, "contiguous", 8)
-    assert len(list(regions(problem, queries[0], keys[0]))) == 125
+    (alike,) = regions(problem, queries[0], keys[0])
+    assert len(list(alike.apart())) == alike.copies == 125
     assert list(regions(problem, queries[0], keys[1])) == []
     assert list(regions(problem, queries[7], keys[3])) == []
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from ringref.pattern import multiplicity
@@ -31,7 +32,7 @@ def band(size, before, after):
 
 def schedules(matrix):
     """Every rank's."""
-    return [schedule(lambda rank, owner: matrix[rank][owner], len(matrix), rank) for rank in range(len(matrix))]
+    return [schedule(np.array(matrix, dtype=bool), rank) for rank in range(len(matrix))]
 
 
 def played_forward(matrix):
@@ -180,7 +181,7 @@ def test_the_play_sees_a_gradient_that_stops_short(monkeypatch):
     monkeypatch.setattr(schedule_module, "_homewards", lambda *them: homewards(*them)[:-1])
     with pytest.raises(AssertionError, match="the gradient of 0"):
         played_backward(matrix)
-    monkeypatch.setattr(schedule_module, "_homewards", lambda o, hops, *others: homewards(o, hops[1:], *others))
+    monkeypatch.setattr(schedule_module, "_homewards", lambda hops, *others: homewards(hops[1:], *others))
     with pytest.raises((AssertionError, KeyError)):
         played_backward(matrix)
 
