@@ -1,5 +1,7 @@
 """What every test runs under: shapes checked at run time, examples that repeat, one thread."""
 
+from pathlib import Path
+
 import hypothesis
 import torch
 from jaxtyping import install_import_hook
@@ -11,6 +13,14 @@ install_import_hook(
 )
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+hypothesis.settings.register_profile(
+    "nightly",  # --hypothesis-profile nightly: other examples each time; those that fail are kept, and tried first
+    derandomize=False,
+    deadline=None,
+    max_examples=400,
+    print_blob=True,
+    database=hypothesis.database.DirectoryBasedExampleDatabase(Path.cwd() / ".hypothesis" / "examples"),
+)
 hypothesis.settings.load_profile("ci")
 
 collect_ignore = ["somebody_elses_project"]

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = (ROOT / "docs" / "field-reports.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+RING = (ROOT / "docs" / "ring.md").read_text(encoding="utf-8")
 FEATURES = (
     "bucket size", "precision", "ring size", "fused kernels", "checkpointing", "overlap", "one device",
 )  # fmt: skip
@@ -53,8 +53,8 @@ def test_a_test_that_is_gone_is_noticed() -> None:
 
 
 def commands() -> dict[str, str]:
-    """Each feature of the README's table, and the command that shows it."""
-    table = README.split("## The ring in your training code")[1].split("\n## ")[0]
+    """Each feature of the ring's table, and the command that shows it."""
+    table = RING.split("| feature |")[1].split("\n\n")[0]
     return dict(re.findall(r"^\| ([^|]+?) \| [^|]+ \| `([^`|]+)` \|$", table, re.MULTILINE))
 
 
@@ -68,7 +68,7 @@ def test_every_feature_has_its_row() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("feature", [row for row, command in commands().items() if command.startswith("python ")])
 def test_every_feature_is_shown_by_a_command_that_runs(feature: str) -> None:
-    """Scripts are run as the README has them; `pytest` and `ringverify` commands are held to exist elsewhere."""
+    """Scripts are run as the table has them; `pytest` and `ringverify` commands are held to exist elsewhere."""
     words = shlex.split(commands()[feature])
     if "train.py" in words[1]:
         pytest.skip("tests/training/test_example.py runs it")

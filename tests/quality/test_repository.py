@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FOLDERS = (".ci", "docs", "examples", "fixtures", "ringref", "ringverify", "tests")
+FOLDERS = (".ci", ".github", "docs", "examples", "fixtures", "ringref", "ringverify", "tests")
 TEXT = {"", ".cfg", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}
 MOST_LINES = 450
 DRAWERS = {"utils", "util", "helpers", "misc", "common"}

@@ -1,0 +1,1 @@
+"""The package of whoever reads `docs/adapters.md`."""
