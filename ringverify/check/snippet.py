@@ -27,7 +27,10 @@ from ringverify.check.casefile import CaseFile
 from ringverify.check.snippet_template import TEMPLATE
 from ringverify.implementation import Implementation
 from ringverify.properties.precision import PRECISION, rms_limits
+from ringverify.properties.values import FORWARD, LSE
 
+FORWARD_ONLY = (FORWARD.id, LSE.id)
+"""Properties that are judged without a backward, in which something else may go wrong."""
 READABLE = 400
 """Numbers of an array that are written out; longer arrays are packed."""
 
@@ -62,7 +65,7 @@ def snippet(recorded: CaseFile, target: str, implementation: Implementation) -> 
         "sharding": repr(case.sharding),
         "layout": repr(capabilities.tensor_layout),
         "returns_lse": repr(capabilities.lse),
-        "gradients": repr(capabilities.gradients),
+        "gradients": repr(capabilities.gradients and recorded.property not in FORWARD_ONLY),
         "cotangent": repr(case.cotangent),
         "dtype": repr(p.dtype),
         "memory": repr(case.memory),

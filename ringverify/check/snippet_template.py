@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from numpy import inf, nan  # noqa: F401  # as arrays below have them
 
 try:
     import ringverify  # noqa: F401

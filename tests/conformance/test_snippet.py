@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.check.casefile import CaseFile
+from ringverify.check.snippet import snippet
 from ringverify.cli import main
+from ringverify.targets import load
 
-MINIATURES = Path(__file__).parent.parent / "miniatures"
+ROOT = Path(__file__).parents[2]
+MINIATURES = ROOT / "tests" / "miniatures"
 WRONG = {
     "faulty_rings.py:swapped_gradients": {"dk", "dv"},
     "ten_faults.py:grouped": {"out", "dq", "dk", "dv"},
@@ -29,7 +35,7 @@ def shown(script, *, hidden):
     return subprocess.run(
         [sys.executable, script.name],
         cwd=script.parent,
-        env={**os.environ, "PYTHONPATH": str(missing)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(missing), *([] if hidden else [str(ROOT)])])},
         capture_output=True,
         text=True,
         timeout=120,
@@ -69,6 +75,36 @@ def test_a_snippet_shows_a_mean_that_is_off(tmp_path, capsys, monkeypatch):
     means = [line for line in run.stdout.splitlines() if "root mean square" in line]
     (off,) = (line for line in means if float(line.split()[7]) > float(line.split()[12]))
     assert off.startswith("all ranks dq")
+
+
+RIGHT = f"{MINIATURES / 'right.py'}:attend"
+
+
+def recorded(property, **fields):
+    """A case file, as if that had failed."""
+    case = Case(problem=Problem(query_length=2, key_lengths=(1,)), world_size=2, **fields)
+    return CaseFile(
+        target=RIGHT, property=property, world="simulated", device="cpu", case=case, after=(), digest="", summary="",
+        made_with="",
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(120)
+def test_a_snippet_holds_values_that_are_no_numbers(tmp_path):
+    """Keys that nothing attends are NaN in some cases; this implementation knows no key lengths, and attends them."""
+    written = tmp_path / "poisoned.py"
+    written.write_text(snippet(recorded("isolation", values="poisoned"), RIGHT, load(RIGHT)))
+    assert "nan" in written.read_text().split("INPUTS = ")[1].split("M = ")[0]
+    run = shown(written, hidden=())
+    assert run.returncode == 1, run.stderr
+    assert "worst difference inf, beyond what is allowed in 8 of 8 elements" in run.stdout, run.stderr
+
+
+def test_a_snippet_takes_gradients_where_the_property_did():
+    """What only fails in backward must not hide what a forward pass shows."""
+    for property, gradients in (("forward", False), ("lse", False), ("gradients", True), ("isolation", True)):
+        text = snippet(recorded(property), RIGHT, load(RIGHT))
+        assert f"RETURNS_LSE, GRADIENTS, COTANGENT = False, {gradients}, 'out'" in text
 
 
 @pytest.mark.timeout(240)
