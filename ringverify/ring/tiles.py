@@ -44,8 +44,12 @@ class Tile(NamedTuple):
 def tiles(region: Region, row_bucket: int, key_bucket: int) -> Iterator[Tile]:
     """The tiles of a region, rows first; no side is longer than its bucket, which is at least 1."""
     rows = region.queries.size
-    if region.low is not None and region.high is not None:
-        row_bucket = min(row_bucket, max(NARROWEST, (region.high - region.low + 1) // 4))
+    if region.low is not None:
+        # Of a bucket of b rows, b² / 2 pairs at a window's left edge are computed in vain. Where that edge is all that
+        # a block has of the window, it is as wide as the block.
+        last = region.keys.size - 1 if region.high is None else region.high
+        width = min(last - region.low + 1, region.keys.size)
+        row_bucket = min(row_bucket, max(NARROWEST, width // 4))
     if region.high is not None:
         row_bucket = min(row_bucket, key_bucket)  # a square on the diagonal is one tile
     for start in range(0, rows, row_bucket):
