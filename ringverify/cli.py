@@ -16,6 +16,7 @@ from rich.console import Console
 import ringverify
 from ringverify.bench.command import add_options as add_bench_options
 from ringverify.check.command import add_options as add_check_options
+from ringverify.check.confirming import add_options as add_confirm_options
 from ringverify.check.option_types import count, names, positive
 from ringverify.check.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError
@@ -93,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write a script that shows it by itself")
     replay.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
     replay.set_defaults(command=_replay)
+    confirm = commands.add_parser("confirm", help="show the violations of a report once more, without ringverify")
+    add_confirm_options(confirm)
+    confirm.set_defaults(command=_confirm)
     listing = commands.add_parser("list", help="list what there is")
     listing.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
     listing.set_defaults(command=_list)
@@ -170,6 +174,12 @@ def _replay(options: argparse.Namespace) -> int:
         say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
         show=Terminal(console, verbose=options.verbose).counterexample,
     )
+
+
+def _confirm(options: argparse.Namespace) -> int:
+    from ringverify.check.confirming import confirm
+
+    return confirm(options, lambda text: print(text, flush=True))
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from ringverify import targets
-from ringverify.cases.case import why_unsupported
+from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
 from ringverify.check.hunting import Counterexample, judged
@@ -17,6 +18,7 @@ from ringverify.check.run import told
 from ringverify.check.snippet import needs_the_tool, snippet
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
+from ringverify.properties.property import Property, judge_everything
 from ringverify.reports.jsonl import Event, write_whole
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import World, WorldUnavailable
@@ -32,6 +34,14 @@ def _world(name: str, path: Path) -> World:
             return open_world(processes)
         case other:
             raise UsageError(f"case {path} names the unknown world {other!r}")
+
+
+def _wrong_alone(property: Property, case: Case, runner: Runner) -> Case:
+    """Of several cases that a property compares the first whose results are wrong by themselves, if one has such."""
+    several = property.compared(case, runner.capabilities)
+    if len(several) == 1:
+        return case
+    return next((one for one in several if judge_everything(one, runner).violation is not None), case)
 
 
 def replay(
@@ -67,17 +77,20 @@ def replay(
     implementation = targets.load(name)
     if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
         raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
-    if written is not None:
-        try:
-            write_whole(written, snippet(recorded, name, implementation))
-        except OSError as error:
-            raise UsageError(f"cannot write {written}: {error.strerror}; name another file with --snippet") from None
-        without = f"with ringverify installed, where {name} lives" if needs_the_tool(name) else "without ringverify"
-        say(f"written to {written}: python {written} shows it {without}")
     world = _world(recorded.world, path)
     try:
         sent = None if world.name == "simulated" else name
         runner = Runner(implementation, world, target=sent, device=recorded.device)
+        if written is not None:
+            alone = dataclasses.replace(recorded, case=_wrong_alone(property, recorded.case, runner))
+            try:
+                write_whole(written, snippet(alone, name, implementation))
+            except OSError as error:
+                raise UsageError(
+                    f"cannot write {written}: {error.strerror}; name another file with --snippet"
+                ) from None
+            without = f"with ringverify installed, where {name} lives" if needs_the_tool(name) else "without ringverify"
+            say(f"written to {written}: python {written} shows it {without}")
         for earlier in recorded.after:
             judged(property, earlier, runner)
         judgement = judged(property, recorded.case, runner)

@@ -151,7 +151,7 @@ def main():
     """Run all ranks, compare, and say by how much they are off."""
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    right, off, squares = dense(), False, {name: [] for name in RMS}
+    right, off, squares = dense(), [], {name: [] for name in RMS}
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(run_rank, (folder,), nprocs=WORLD)
         for rank in range(len(RING)):
@@ -164,7 +164,7 @@ def main():
                         error = np.where(seen == expected, 0.0, np.abs(seen - expected))
                     worst = np.nan_to_num(error, nan=np.inf).max(initial=0.0)
                     wrong = int((~(error <= allowed)).sum())
-                    off = off or wrong > 0
+                    off += [f"{name} on rank {rank}"] if wrong else []
                     beyond = f"beyond what is allowed in {wrong} of {seen.size} elements"
                     print(f"rank {rank} {name:<3}  worst difference {worst:.3g}, {beyond}")
                     if name in RMS:
@@ -172,9 +172,10 @@ def main():
                         squares[name].append(relative[RMS[name][1][at]])
     for name, (limit, _) in RMS.items():
         rms = np.sqrt(np.concatenate(squares[name]).mean()) / UNIT
-        off = off or not rms <= limit
+        off += [] if rms <= limit else [f"{name} in the mean"]
         print(f"all ranks {name:<3}  root mean square error {rms:.3g} u, where at most {limit:.3g} u is allowed")
-    return int(off)
+    print("wrong: " + ", ".join(off) if off else "nothing is wrong here")
+    return int(bool(off))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,11 @@ class Judgement:
     delayed: tuple[int, ...] = ()
 
 
+def _itself(case: Case, capabilities: Capabilities) -> list[Case]:
+    """Most properties are about one case."""
+    return [case]
+
+
 @dataclasses.dataclass(frozen=True)
 class Property:
     """One thing that must hold.
@@ -74,6 +79,7 @@ class Property:
         judge: runs a case and says whether the property holds on it.
         unsupported: why it does not apply to an implementation, or `None` if it does.
         simulated_only: whether it needs the simulated world, where ranks are watched and messages held back.
+        compared: the cases whose results are compared, where it is about several; the case itself is the first.
     """
 
     id: str
@@ -83,6 +89,7 @@ class Property:
     judge: Callable[[Case, Runner], Judgement]
     unsupported: Callable[[Capabilities], str | None]
     simulated_only: bool = False
+    compared: Callable[[Case, Capabilities], list[Case]] = _itself
 
     def examples_in(self, suite: Suite) -> int:
         """How many cases a suite tries: `full` ten times, `nightly` a hundred times those of `quick`."""

@@ -72,4 +72,5 @@ REENTRANCY = Property(
     ),
     judge=_judge,
     unsupported=always,
+    compared=lambda case, _: [case, second_of(case)],
 )

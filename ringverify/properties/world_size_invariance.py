@@ -94,4 +94,5 @@ WORLD_SIZE_INVARIANCE = Property(
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=_judge,
     unsupported=_one_world,
+    compared=lambda case, c: [one for one in (case, other_world(case, c)) if one is not None],
 )

@@ -57,9 +57,11 @@ def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(target, t
     assert "the same bits as recorded" in told
     run = shown(tmp_path / "shown.py", hidden=("ringverify", "ringref"))
     assert run.returncode == 1, run.stderr
-    off = {line.split()[2] for line in run.stdout.splitlines() if "allowed in 0 of" not in line}
+    *lines, last = run.stdout.splitlines()
+    off = {line.split()[2] for line in lines if "allowed in 0 of" not in line}
     assert off
     assert off <= WRONG[target]
+    assert {told.split()[0] for told in last.removeprefix("wrong: ").split(", ")} == off
 
 
 @pytest.mark.timeout(240)

@@ -208,6 +208,7 @@ COMMANDS = {
     "": [],
     "check": ["check"],
     "replay": ["replay"],
+    "confirm": ["confirm"],
     "list": ["list"],
     "bench": ["bench"],
     "plan": ["plan"],

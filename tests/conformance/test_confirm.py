@@ -1,0 +1,113 @@
+"""`ringverify confirm`: what a violation's own script shows of it, and what it does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import assert_one_line, miniature
+
+from ringverify.check.confirming import Confirmation, confirmed, read
+from ringverify.errors import UsageError
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def violated(ringverify, target, property, examples=20):
+    """The report of a check that finds a violation."""
+    report = ringverify.folder / "found.jsonl"
+    code = ringverify("check", target, "--only", property, "--max-examples", examples, "--report", report).code
+    assert code == 1
+    return report
+
+
+def test_a_wrong_result_is_shown_by_its_script(ringverify):
+    """dk and dv change places: the script says on which ranks, is kept if asked for, and JSON tells of it."""
+    report = violated(ringverify, miniature("faulty_rings:swapped_gradients"), "gradients")
+    outcome = ringverify("confirm", report, "--scripts", "shown", "--report", "seen.json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("shown       swapped gradients  gradients: wrong: d")
+    assert outcome.out.endswith("1 of 1 violations are shown without ringverify\n")
+    (script,) = (ringverify.folder / "shown").iterdir()
+    assert script.suffix == ".py"
+    (seen,) = read(ringverify.folder / "seen.json")
+    assert (seen.implementation, seen.property, seen.outcome) == ("swapped gradients", "gradients", "shown")
+    assert Path(seen.case).is_file()
+    assert seen.said[0].startswith("wrong: dk on rank ")
+    assert all("beyond what is allowed in " in line for line in seen.said[1:])
+
+
+def test_of_two_worlds_the_one_that_is_wrong_is_shown(ringverify):
+    """On a world of one nothing is wrong, and the smallest case of the comparison may be that one."""
+    report = violated(ringverify, miniature("ten_faults:own_gradients"), "world_size_invariance")
+    outcome = ringverify("confirm", report, "--scripts", "shown")
+    assert outcome.code == 0, outcome.out
+    assert "world_size_invariance: wrong: dk on rank 0" in outcome.out
+    (script,) = (ringverify.folder / "shown").iterdir()
+    assert "WORLD, RING = 1, " not in script.read_text(encoding="utf-8")
+
+
+def test_an_exception_is_shown_if_it_is_the_same(ringverify):
+    """What is raised in the suite is raised in the script."""
+    report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)
+    outcome = ringverify("confirm", report)
+    assert outcome.code == 0, outcome.out
+    assert "shown       raises on one rank  forward: ValueError: rank 1 cannot go on" in outcome.out
+
+
+def test_another_exception_shows_nothing(ringverify):
+    """A script that ends for a reason of its own is no confirmation."""
+    report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)
+    event = next(json.loads(line) for line in report.read_text().splitlines() if '"event": "counterexample"' in line)
+    event["summary"] = "rank 1 raised KeyError: 'bucket'"
+    seen = confirmed(event, ringverify.folder, 120)
+    assert (seen.outcome, seen.said) == ("not shown", ("ValueError: rank 1 cannot go on",))
+
+
+def test_what_no_result_shows_is_told_apart(ringverify):
+    """An input that is written to does not make a result wrong, which is all that a script looks at."""
+    report = violated(ringverify, miniature("misbehaving:changes_its_input"), "inputs_untouched", 4)
+    outcome = ringverify("confirm", report)
+    assert outcome.code == 1
+    assert outcome.out.startswith("not shown   ")
+    assert outcome.out.endswith("0 of 1 violations are shown without ringverify\n")
+
+
+def test_a_script_that_does_not_end_shows_a_deadlock(ringverify, monkeypatch):
+    """And nothing else."""
+    report = violated(ringverify, miniature("misbehaving:leaves_a_rank_waiting"), "forward", 4)
+    event = next(json.loads(line) for line in report.read_text().splitlines() if '"event": "counterexample"' in line)
+    assert event["summary"].startswith("deadlock")
+    seen = confirmed(event, ringverify.folder, 12)
+    assert (seen.outcome, seen.said) == ("shown", ("the script did not end in 12 s",))
+    other = event | {"summary": "rank 1 raised ValueError: no"}
+    assert confirmed(other, ringverify.folder, 12).outcome == "not shown"
+
+
+def test_bad_input_is_one_line(ringverify):
+    """A report without a violation, a case that is gone, a report that is none, a file of another kind."""
+    clean = ringverify.folder / "clean.jsonl"
+    right = (miniature("right:attend"), "--only", "forward", "--max-examples", 2)
+    assert ringverify("check", *right, "--report", clean).code == 0
+    outcome = ringverify("confirm", clean)
+    assert outcome.code == 3
+    assert_one_line(outcome.err, ["no violation"])
+    report = violated(ringverify, miniature("faulty_rings:swapped_gradients"), "gradients")
+    (case,) = (ringverify.folder / ".ringverify").glob("*.json")
+    case.unlink()
+    outcome = ringverify("confirm", report)
+    assert outcome.code == 2
+    assert_one_line(outcome.err, [case.name, "the folder that check was run in"])
+    outcome = ringverify("confirm", ringverify.folder / "none.jsonl")
+    assert outcome.code == 2
+    assert_one_line(outcome.err, ["none.jsonl"])
+    (ringverify.folder / "other.json").write_text("{}")
+    with pytest.raises(UsageError, match="is not what ringverify confirm --report writes"):
+        read(ringverify.folder / "other.json")
+
+
+def test_a_confirmation_is_read_as_it_was_written(tmp_path):
+    """All fields."""
+    one = Confirmation("a", "forward", "case.json", "shown", ("wrong: out on rank 0",))
+    path = tmp_path / "seen.json"
+    path.write_text(json.dumps({"schema": 1, "confirmations": [vars(one)]}))
+    assert read(path) == [one]
