@@ -1,7 +1,8 @@
-"""Suspicions of precision: all is computed in a narrower dtype than that of the inputs.
+"""Suspicions of precision: all is computed in a narrower dtype than that of the inputs, or a result is rounded to one.
 
 Rounding cannot be predicted digit by digit. But whoever computes in float32 returns numbers of float32, in whatever
-dtype, and off by no more than float32 allows; neither happens to a result that is wrong for another reason.
+dtype, and off by no more than float32 allows; neither happens to a result that is wrong for another reason. So it is
+with a result that is computed as it should be and then rounded to a dtype that is not the one in which it is returned.
 """
 
 from __future__ import annotations
@@ -53,6 +54,32 @@ def _narrowed(narrow: DtypeName, what: str, tensors: tuple[TensorName, ...]) -> 
     return Suspicion(says, dataclasses.replace(STEPS), judge=_computed_in(narrow, tensors))
 
 
+def _rounded_to(narrow: DtypeName, tensor: TensorName) -> Callable[[Scene], float | None]:
+    def judge(scene: Scene) -> float | None:
+        worst = 0.0
+        dtype = scene.problem.dtype
+        for name in scene.tensors:
+            for rank in range(scene.size):
+                if name != tensor or UNIT_ROUNDOFF[narrow] <= UNIT_ROUNDOFF[dtype]:
+                    if wrong_elements(scene, name, rank).any():
+                        return None
+                    continue
+                seen, true, limit = scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank)
+                limit = limit + UNIT_ROUNDOFF[narrow] * (np.abs(true) + limit)
+                with np.errstate(all="ignore"):
+                    if not (round_to(seen, narrow) == seen).all() or (margins(seen, true, limit, dtype) > 1).any():
+                        return None
+                    worst = max(worst, float(np.abs(np.where(seen == true, 0.0, seen - true)).max(initial=0.0)))
+        return worst
+
+    return judge
+
+
+def _rounded(narrow: DtypeName, tensor: TensorName) -> Suspicion:
+    says = f"{tensor} is rounded to {narrow}, whatever dtype it is returned in: all its numbers are of {narrow}"
+    return Suspicion(says, dataclasses.replace(STEPS), judge=_rounded_to(narrow, tensor))
+
+
 NARROWED: list[Suspicion] = [
     found
     for narrow in ("float32", "float16", "bfloat16")
@@ -61,3 +88,4 @@ NARROWED: list[Suspicion] = [
         _narrowed(narrow, "gradients of wider inputs are", TENSORS[1]),
     )
 ]
+NARROWED += [_rounded(narrow, tensor) for narrow in ("bfloat16", "float16") for tensor in ("out", "dq", "dk", "dv")]

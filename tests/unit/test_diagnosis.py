@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 
 from ringref.problem import Dilation, Problem
@@ -130,6 +131,36 @@ def test_what_nothing_reproduces_is_not_named(fault):
     found = diagnosed(implementation, case, gradients="dk" in fault)
     assert (found.text, found.explained, found.hop) == (UNEXPLAINED, False, None)
     assert found.where.rows
+
+
+class RoundsGradient(torch.autograd.Function):
+    """The identity, whose gradient goes through bfloat16."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """As it is."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Rounded."""
+        return gradient.bfloat16().to(gradient.dtype)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("tensor", ["dq", "dv"])
+def test_a_gradient_that_is_rounded_to_another_dtype_is_named(dtype, tensor):
+    """`dq.to(torch.bfloat16)` at the end of a backward, whatever q is: right in bfloat16, too coarse in float16."""
+
+    def rounds(q, k, v, call):
+        q, v = (RoundsGradient.apply(x) if name == tensor else x for name, x in (("dq", q), ("dv", v)))
+        return PLAIN.function(q, k, v, call)
+
+    implementation = Implementation(rounds, "rounds", EVERYTHING)
+    found = diagnosed(implementation, case_of(dtype=dtype), gradients=True)
+    assert found.explained
+    assert found.text.startswith(f"{tensor} is rounded to bfloat16, whatever dtype it is returned in")
 
 
 def test_what_is_right_has_no_diagnosis():
