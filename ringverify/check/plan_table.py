@@ -1,32 +1,32 @@
 """`ringverify plan`: what every rank would send and compute, drawn from the plan alone, without a tensor.
 
 One row a rank, one column a step: how much of the step's work there is, by the height of a bar, and the bytes that
-arrived for it. Then the balance: tiles by kind, pairs computed against pairs in the pattern, and each rank's share.
+arrived for it; where that is too wide, the bars alone. Then the balance: tiles by kind, pairs computed against pairs in
+the pattern, and each rank's share.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import ShardingName
+from ringverify.check.plan_work import RankWork, Work, works
 from ringverify.errors import UsageError
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.kernel import Setting
-from ringverify.ring.plan import Plan, make_plan
-from ringverify.ring.regions import Region
-from ringverify.ring.tiles import tiles
 
 BARS = " ▁▂▃▄▅▆▇█"
-MOST_STEPS = 32
-"""Columns of the drawing; of longer passes the first ones are shown."""
+PASSED_ON = "·"
+ELSEWHERE = "…"
+NO_LIMIT = 1_000_000
+"""Columns of a terminal on which anything fits."""
 
 
 def plan_table(options: argparse.Namespace, console: Console) -> int:
@@ -44,15 +44,13 @@ def plan_table(options: argparse.Namespace, console: Console) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     sharding: ShardingName = options.sharding
-    plans = [make_plan(problem, sharding, options.ranks, rank) for rank in range(options.ranks)]
     bucket = options.bucket or _default_bucket(problem, options.ranks)
-    works = [[_work(plan, step, bucket) for step in range(plan.schedule.steps)] for plan in plans]
+    found = works(problem, sharding, options.ranks, bucket)
     console.print(_title(problem, sharding, options.ranks, bucket), highlight=False)
-    console.print("\nstep by step: work as a bar, · passed on only; bytes received")
-    console.print(_drawing(plans, works))
+    _draw(found, console)
     console.print("\nbalance: tiles by kind, pairs")
-    console.print(_balance(plans, works))
-    computed, attended = (sum(work[name] for rank in works for work in rank) for name in ("computed", "attended"))
+    console.print(_balance(found))
+    computed, attended = (sum(one.total[name] for one in found) for name in ("computed", "attended"))
     if attended:
         console.print(
             f"\npairs computed / pairs in the pattern: {computed:,} / {attended:,} = {computed / attended:.3f}",
@@ -94,67 +92,68 @@ def _default_bucket(problem: Problem, ranks: int) -> int:
     return choose_kernel("auto", setting)[0].bucket(setting, -(-max(problem.nq, problem.nk) // ranks))
 
 
-def _work(plan: Plan, step: int, bucket: int) -> Counter[str]:
-    """Tiles by kind, pairs computed and attended, and bytes received, of one rank at one step."""
-    work: Counter[str] = Counter()
-    moves = plan.schedule
-    owner = moves.owner(step)
-    if step > 0 and moves.reach[owner] >= step:
-        itemsize: int = getattr(torch, plan.problem.dtype).itemsize
-        work["received"] = plan.outward(owner, step - 1).numel * itemsize
-    if not moves.computes[step]:
-        return work
-    for region in plan.regions(owner):
-        heads = region.heads.size * (region.batch[1] - region.batch[0])
-        work["attended"] += _pairs(region) * heads
-        for tile in tiles(region, bucket, bucket):
-            work[tile.kind] += 1
-            rows, keys = tile.rows[1] - tile.rows[0], tile.keys[1] - tile.keys[0]
-            # A fused kernel leaves out what lies above the diagonal of a causal square, block by block.
-            work["computed"] += heads * (rows * (rows + 1) // 2 if tile.kind == "causal" else rows * keys)
-    return work
-
-
-def _pairs(region: Region) -> int:
-    """Pairs of a region, per head."""
-    rows = np.arange(region.queries.size)
-    first = 0 if region.low is None else np.maximum(rows + region.low, 0)
-    last = region.keys.size - 1 if region.high is None else np.minimum(rows + region.high, region.keys.size - 1)
-    return int(np.maximum(last - first + 1, 0).sum() if np.ndim(last - first) else rows.size * (last - first + 1))
-
-
 def _title(problem: Problem, sharding: str, ranks: int, bucket: int) -> str:
     said = ", ".join(f"{name}={value}" for name, value in problem.to_json().items() if name != "query_length")
     return f"{problem.nq:,} positions on {ranks} ranks, {sharding}: {said or 'dense'}; tiles of up to {bucket} rows"
 
 
-def _drawing(plans: list[Plan], works: list[list[Counter[str]]]) -> Table:
+def _draw(found: Sequence[RankWork], console: Console) -> None:
+    """The picture, as wide as there is room for."""
+    most = max((work["computed"] for one in found for work in one.steps), default=0)
+    wide = _with_bytes(found, most)
+    anywhere = console.options.update(width=NO_LIMIT)
+    if console.measure(wide, options=anywhere).maximum <= console.width:
+        console.print("\nstep by step: work as a bar, · passed on only; bytes received")
+        console.print(wide)
+    else:
+        console.print("\nstep by step: work as a bar, · passed on only; own block first, then hop by hop")
+        console.print(_narrow(found, most, console.width))
+
+
+def _with_bytes(found: Sequence[RankWork], most: int) -> Table:
+    """A column a step, with the bytes that arrived for it."""
     table = Table(box=None, pad_edge=False)
     table.add_column("rank", justify="right")
-    shown = min(MOST_STEPS, max(len(work) for work in works))
-    for step in range(shown):
+    for step in range(max(len(one.steps) for one in found)):
         table.add_column("own" if step == 0 else f"hop {step}", justify="left", no_wrap=True)
-    most = max((work["computed"] for rank in works for work in rank), default=0)
-    for plan, rank in zip(plans, works, strict=True):
+    for one in found:
         cells = []
-        for step, work in enumerate(rank[:shown]):
-            height = -(-work["computed"] * (len(BARS) - 1) // most) if most else 0
-            passing = step > 0 and not work["computed"] and work["received"]
-            bar = "·" if passing else BARS[height] * 3
+        for step, work in enumerate(one.steps):
+            sign = _sign(step, work, most)
+            bar = sign if sign == PASSED_ON else sign * 3
             cells.append(f"{bar} {_bytes(work['received'])}" if work["received"] else bar)
-        table.add_row(str(plan.rank), *cells)
+        table.add_row(str(one.rank), *cells)
     return table
 
 
-def _balance(plans: list[Plan], works: list[list[Counter[str]]]) -> Table:
+def _narrow(found: Sequence[RankWork], most: int, width: int) -> Table:
+    """A sign a step; those for which there is no room are left out."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rank", justify="right")
+    table.add_column("steps", no_wrap=True)
+    room = width - max(len("rank"), len(str(len(found)))) - 2
+    for one in found:
+        signs = "".join(_sign(step, work, most) for step, work in enumerate(one.steps))
+        table.add_row(str(one.rank), signs if len(signs) <= room else signs[: room - 1] + ELSEWHERE)
+    return table
+
+
+def _sign(step: int, work: Work, most: int) -> str:
+    """How much a rank computes at a step, beside the most that any does."""
+    if step > 0 and not work["computed"] and work["received"]:
+        return PASSED_ON
+    return BARS[-(-work["computed"] * (len(BARS) - 1) // most) if most else 0]
+
+
+def _balance(found: Sequence[RankWork]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("rank", "queries", "full", "causal", "masked", "pairs computed", "of the mean", "received"):
         table.add_column(name, justify="right")
-    totals = [sum(rank, Counter[str]()) for rank in works]
+    totals = [one.total for one in found]
     mean = sum(total["computed"] for total in totals) / len(totals)
-    for plan, total in zip(plans, totals, strict=True):
+    for one, total in zip(found, totals, strict=True):
         share = f"{total['computed'] / mean:.2f}" if mean else "-"
-        row: list[Any] = [plan.rank, plan.query_count, total["full"], total["causal"]]
+        row: list[Any] = [one.rank, one.queries, total["full"], total["causal"]]
         row += [total["band"] + total["positions"], f"{total['computed']:,}", share, _bytes(total["received"])]
         table.add_row(*map(str, row))
     return table

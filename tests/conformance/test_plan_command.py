@@ -15,6 +15,25 @@ def test_it_draws_ranks_by_hops_and_says_how_the_work_is_balanced(capsys, monkey
     assert out.splitlines()[-1].endswith("= 1.000")
 
 
+def test_where_there_is_no_room_a_step_is_one_sign(capsys, monkeypatch):
+    """As many as fit; bytes are in the balance."""
+    command = ["plan", "--length", "1920", "--ranks", "30", "--sharding", "striped", "--bucket", "64"]
+    shown = {30: "  29  " + "█" * 23 + "…", 36: "  29  " + "█" * 30, 2000: "hop 29"}
+    for columns, words in shown.items():
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main(command) == 0
+        drawn = capsys.readouterr().out.split("balance")[0].splitlines()
+        assert any(words in line for line in drawn)
+        assert max(map(len, drawn)) <= columns
+
+
+def test_a_block_that_is_passed_on_only_is_a_dot(capsys, monkeypatch):
+    """Neighbours share a segment at their edge, so that rank 1 has from rank 2 what rank 0 has no use for."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", "--length", "64", "--ranks", "3", "--dilation", "8:1"]) == 0
+    assert "\n   0  ███  · " in capsys.readouterr().out
+
+
 def test_segments_within_a_rank_move_nothing(capsys):
     """There is no hop at all."""
     assert main(["plan", "--length", "4096", "--ranks", "4", "--dilation", "512:1,1024:4"]) == 0

@@ -38,6 +38,7 @@ def test_who_follows_a_document_sees_what_it_says(document, reader):
         ("ringverify list peers  # exits with 1", "ended with 0"),
         ("ringverify list mutant", "ended with 2"),
         ("ringverify list peers\npeer:flash", "does not show"),
+        ("ringverify plan --length 24 --ranks 3 --dilation 8:1\nrank  own\n   1  ███", "shows\n   0  ███\nbefore"),
         ('python -c "raise SystemExit(4)"', "ended with 4"),
     ],
 )
