@@ -201,10 +201,12 @@ def _explained_rows(
         for what, owners in _subsets(scene.size):
             if not left:
                 break
-            expected = with_(rank, what, owners)
+            expected, true = with_(rank, what, owners), scene.true(tensor, rank)
             limit = np.maximum(scene.limit(tensor, rank), relative_rounding(scene, tensor) * np.abs(expected))
             agree = margins(scene.seen(tensor, rank), expected, limit, scene.problem.dtype) <= 1
-            for row in sorted(left & set(np.flatnonzero(agree.all(axis=axes)).tolist())):
+            # A block that a row does not attend explains nothing of it, however near the row is to what is right.
+            other = margins(expected, true, limit, scene.problem.dtype) > 1
+            for row in sorted(left & set(np.flatnonzero(agree.all(axis=axes) & other.any(axis=axes)).tolist())):
                 left.discard(row)
                 for owner in owners:
                     found.setdefault((what, rank, owner), set()).update(scene.shards[1][owner].tolist())

@@ -9,8 +9,11 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.diagnosis.diagnose import diagnose
-from ringverify.diagnosis.where import Pair, ranges
+from ringverify.diagnosis.probing import Asked
+from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.where import Pair, ranges, wrong_elements
 from ringverify.mutants.catalogue import MUTANTS
+from ringverify.mutants.plain import PLAIN
 from ringverify.worlds.simulated import SimulatedWorld
 
 
@@ -92,6 +95,27 @@ def test_what_lse_leaves_out_is_named():
             (rank, hop, "missing") for rank in range(size) for hop in range(1, size)
         }
         assert found.text[1].startswith("rank 0 does not count keys")
+
+
+def test_a_block_that_a_row_does_not_attend_is_not_missing_from_it():
+    """Rank 0 attends nothing of rank 1 under a causal mask, however little of its dq is wrong."""
+    case = Case(
+        problem=Problem(query_length=8, heads=2, head_dim=3, causal=True), world_size=2, values="normal", seed=1
+    )
+    world = SimulatedWorld()
+    try:
+        right = Runner(PLAIN, world).run(case, gradients=True)
+    finally:
+        world.close()
+    scene = Scene(case, PLAIN.capabilities, right)
+    relative = np.abs(scene.true("dq", 0)) / scene.limit("dq", 0)
+    place = np.unravel_index(relative.argmax(), relative.shape)
+    dq = np.array(right.ranks[0].dq)
+    dq[place] = scene.true("dq", 0)[place] + 1.01 * scene.limit("dq", 0)[place]
+    ranks = (dataclasses.replace(right.ranks[0], dq=dq), *right.ranks[1:])
+    spoilt = Scene(case, PLAIN.capabilities, dataclasses.replace(right, ranks=ranks))
+    assert wrong_elements(spoilt, "dq", 0).sum() == 1
+    assert not [pair for pair in Asked(spoilt, None).pairs("dq") if (pair.rank, pair.owner) == (0, 1)]
 
 
 @pytest.mark.parametrize(("mutant", "tensor", "field"), [("O65", "out", "out"), ("F1b", "dk", "dk")])
