@@ -10,6 +10,7 @@ import numpy as np
 
 from ringref.problem import DtypeName
 from ringref.rounding import LARGEST
+from ringverify.cases.inputs import round_to
 from ringverify.diagnosis.masks import WHENS
 from ringverify.diagnosis.model import STEPS, Steps, merge, partial, share, sum_of, weighted_sum
 from ringverify.diagnosis.scene import Array, Counts, Partial, Scene, Visit
@@ -53,6 +54,26 @@ def _coarse(scene: Scene, a: Partial, b: Partial) -> Partial:
     """A merge whose lse has the digits of the dtype of the sums: beside a sentinel few are left of anything else."""
     lse = _rounded(scene, np.logaddexp(a.lse, b.lse))
     return Partial(share(a.lse, lse) * a.out + share(b.lse, lse) * b.out, lse)
+
+
+def _in_input_dtype(scene: Scene, a: Partial, b: Partial) -> Partial:
+    """A merge by the sigmoid of a difference, each step of it rounded to the dtype of the inputs; out is kept wide."""
+
+    def rounded(x: Array) -> Array:
+        return round_to(x, scene.problem.dtype)
+
+    weight = rounded(_logistic(rounded(b.lse - a.lse)))
+    out = a.out - weight[..., None] * (a.out - b.out)
+    lse = rounded(a.lse - rounded(np.log(_logistic(rounded(a.lse - b.lse)))))
+    none = b.lse == -np.inf
+    first = (a.lse == -np.inf) & ~none
+    out = np.where(none[..., None], a.out, np.where(first[..., None], b.out, out))
+    return Partial(out, np.where(none, a.lse, np.where(first, b.lse, lse)))
+
+
+def _logistic(x: Array) -> Array:
+    found: Array = 1 / (1 + np.exp(-x))
+    return found
 
 
 def _log1p(scene: Scene, a: Array, b: Array) -> Array:
@@ -233,6 +254,13 @@ MERGE: list[Suspicion] = [
 ]
 LSE_OF_BLOCKS: list[Suspicion] = [
     Suspicion(
+        "log-sum-exps of blocks are rounded to the dtype of the inputs, and merged in it",
+        replace(
+            _lse_of_block(lambda at, s, m, lse: round_to(lse, at.problem.dtype)),
+            merge=_in_input_dtype,
+        ),
+    ),
+    Suspicion(
         "base-2 log-sum-exps of blocks are merged as natural ones",
         replace(
             _lse_of_block(lambda at, s, m, lse: lse / math.log(2)),
@@ -273,6 +301,10 @@ LSE_OF_BLOCKS: list[Suspicion] = [
         for value in SENTINELS
         if np.isfinite(value)
     ],
+    Suspicion(
+        "the lse of every block is 0: blocks are merged with equal weights, whatever they attend",
+        _lse_of_block(lambda at, s, m, lse: np.where(lse == -np.inf, lse, 0.0)),
+    ),
     Suspicion(
         "the lse of a block of one key is not written: it is 0",
         _lse_of_block(lambda at, s, m, lse: np.zeros_like(lse) if s.shape[3] == 1 and (m > 0).any() else lse),

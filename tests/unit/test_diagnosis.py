@@ -133,6 +133,47 @@ def test_what_nothing_reproduces_is_not_named(fault):
     assert found.where.rows
 
 
+def _zero_lse(steps, here, hop, owner, q, block):
+    """As of a kernel that returns no lse."""
+    found = Partial(*attend(steps, here, hop, owner, q, block))
+    return found._replace(lse=torch.where(found.lse == -torch.inf, found.lse, 0.0))
+
+
+def _narrow_lse(steps, here, hop, owner, q, block):
+    """As of an adapter that ends with `lse.to(q.dtype)`."""
+    found = Partial(*attend(steps, here, hop, owner, q, block))
+    return found._replace(lse=found.lse.to(getattr(torch, here.problem.dtype)))
+
+
+def _sigmoid_merge(first, second):
+    """In whatever dtype the log-sum-exps have."""
+    weight = torch.sigmoid(second.lse - first.lse)[..., None]
+    lse = first.lse - torch.nn.functional.logsigmoid(first.lse - second.lse)
+    return Partial(first.out - weight * (first.out - second.out), lse)
+
+
+PUBLISHED = {
+    "the lse of every block is 0": (replace(STEPS_OF_A_RING, attend=_zero_lse), "float32"),
+    "log-sum-exps of blocks are rounded to the dtype of the inputs": (
+        replace(STEPS_OF_A_RING, attend=_narrow_lse, merge=_sigmoid_merge),
+        "bfloat16",
+    ),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("words", PUBLISHED)
+def test_a_fault_of_a_published_ring_is_named(words):
+    """Both are yunchang's, on its torch backends."""
+    steps, dtype = PUBLISHED[words]
+    ring, only_out = ring_of(steps), replace(EVERYTHING, lse=False, lse_gradient=False)
+    implementation = Implementation(lambda q, k, v, call: ring(q, k, v, call)[0], "published", only_out)
+    case = case_of(dtype=dtype, query_length=21, causal=True, values="rising_blocks")
+    found = diagnosed(implementation, case, gradients=False)
+    assert found.explained
+    assert found.text.startswith(words)
+
+
 class RoundsGradient(torch.autograd.Function):
     """The identity, whose gradient goes through bfloat16."""
 
