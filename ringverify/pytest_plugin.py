@@ -19,7 +19,7 @@ OPTIONS = {
     "time_budget": ("SECONDS", "time for all properties together (with -n: of each worker)"),
     "deadline": ("SECONDS", "time for one run of a case (default: 10, gloo 30)"),
     "cases": ("DIR", "folder for counterexamples (default: .ringverify)"),
-    "baseline": ("FILE.toml", "violations of the targets that are known: xfailed, and failed if they are gone"),
+    "baseline": ("FILE.toml", "violations that are known: xfailed, and failed if they are gone"),
 }
 """Options of `ringverify check`, which the configuration file has as ringverify_world and so on."""
 
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, (metavar, text) in OPTIONS.items():
         group.addoption(f"--ringverify-{name.replace('_', '-')}", metavar=metavar, help=text)
         parser.addini(f"ringverify_{name}", text, default="")
-    group.addoption("--ringverify-report", metavar="FILE.jsonl", help="write events of the targets as JSON lines")
+    group.addoption("--ringverify-report", metavar="FILE.jsonl", help="write events as JSON lines")
 
 
 @pytest.hookimpl(tryfirst=True)

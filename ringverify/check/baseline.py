@@ -67,13 +67,27 @@ class Baseline:
             f'({known.reason}); take the entry out, or write found = "sometimes" if not every run finds it'
         )
 
+    def look_at_names(self, implementations: Collection[str]) -> None:
+        """Every entry names one of these implementations, or a built-in one.
 
-def read_baseline(path: Path, implementations: Collection[str]) -> Baseline:
+        Raises:
+            UsageError: one does not.
+        """
+        for number, known in enumerate(self.violations.values(), 1):
+            if known.implementation not in (*implementations, *BUILT_IN):
+                raise UsageError(
+                    f"{_place(self.path, number)}: {known.implementation!r} is none of the implementations of this run"
+                    f"{_instead(known.implementation, implementations)}"
+                )
+
+
+def read_baseline(path: Path, implementations: Collection[str] | None) -> Baseline:
     """The baseline in a TOML file; every key, every id and every value is looked at.
 
     Args:
         path: the file.
-        implementations: the names of those that are checked. An entry may also name any built-in implementation.
+        implementations: the names of those that are checked; `None` if they are not known yet. An entry may also name
+            any built-in implementation.
 
     Raises:
         UsageError: the file is missing, is no TOML, or says something that is not understood.
@@ -94,7 +108,7 @@ def read_baseline(path: Path, implementations: Collection[str]) -> Baseline:
         raise UsageError(f"baseline {path}: {TABLE} is not a list of tables; begin each with [[{TABLE}]]")
     violations: dict[tuple[str, str], Known] = {}
     for number, entry in enumerate(entries, 1):
-        known = _known(entry, f"baseline {path}, {TABLE} {number}", implementations)
+        known = _known(entry, _place(path, number))
         id = (known.implementation, known.property)
         if id in violations:
             first = list(violations).index(id) + 1
@@ -103,10 +117,17 @@ def read_baseline(path: Path, implementations: Collection[str]) -> Baseline:
                 f"{known.implementation}; one of them is enough"
             )
         violations[id] = known
-    return Baseline(path, violations)
+    baseline = Baseline(path, violations)
+    if implementations is not None:
+        baseline.look_at_names(implementations)
+    return baseline
 
 
-def _known(entry: dict[str, Any], place: str, implementations: Collection[str]) -> Known:
+def _place(path: Path, number: int) -> str:
+    return f"baseline {path}, {TABLE} {number}"
+
+
+def _known(entry: dict[str, Any], place: str) -> Known:
     for key, value in entry.items():
         if key not in (*REQUIRED, "found"):
             raise UsageError(f"{place}: unknown key {key!r}{_instead(key, (*REQUIRED, 'found'))}")
@@ -122,11 +143,6 @@ def _known(entry: dict[str, Any], place: str, implementations: Collection[str]) 
         raise UsageError(f"{place}: link is {known.link!r}; expected an http or https address")
     if known.property not in PROPERTIES:
         raise UsageError(f"{place}: unknown property {known.property!r}{_instead(known.property, PROPERTIES)}")
-    if known.implementation not in (*implementations, *BUILT_IN):
-        raise UsageError(
-            f"{place}: {known.implementation!r} is none of the implementations of this run"
-            f"{_instead(known.implementation, implementations)}"
-        )
     return known
 
 

@@ -46,7 +46,7 @@ def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:
     Those of the configuration are checked where pytest is not told by arguments what to run.
 
     Raises:
-        UsageError: an id has more parts than ours have, or options make no sense without a target.
+        UsageError: an id has more parts than ours have.
     """
     targets = list(config.getoption("ringverify") or ())
     written = [_target_from_here(config, target) for target in config.getini("ringverify_targets")]
@@ -67,10 +67,6 @@ def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:
         targets = written
     if chosen:
         targets = list(chosen)
-    if not targets:
-        for name in ("report", "baseline"):
-            if config.getoption(f"ringverify_{name}") is not None:
-                raise UsageError(f"{option(name)} is about targets: name one with --ringverify TARGET")
     return targets, chosen
 
 

@@ -14,6 +14,7 @@ from ringverify.check.options import Subject
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.reports.jsonl import Event
+from ringverify.testing import calls
 from ringverify.testing.results import ConformanceError, ConformanceResult
 from ringverify.testing.unwatched import Unwatched
 from ringverify.testing.wish import Wish
@@ -91,19 +92,23 @@ def run_conformance(
             f"run_conformance is called as {file} is imported, which every rank does: call it in a test, or under "
             'if __name__ == "__main__"'
         )
+    from ringverify.check.interrupts import interrupts
     from ringverify.check.run import check
     from ringverify.testing.undisturbed import undisturbed
 
     target = attend if isinstance(attend, str) else reached(implementation)
     events: list[Event] = []
-    with undisturbed(Path.cwd()):
-        check(
-            [Subject(target, implementation)],
-            wish.properties(),
-            wish.options(implementations=[implementation.name]),
-            events.append,
-            Unwatched(),
-        )
+    try:
+        with undisturbed(Path.cwd()), interrupts() as look:
+            check(
+                [Subject(target, implementation)],
+                wish.properties(),
+                wish.options(implementations=[implementation.name]),
+                events.append,
+                Unwatched(look),
+            )
+    finally:
+        calls.tell(events)
     result = ConformanceResult.of(events)
     if any(one.is_new_violation() for one in result.properties.values()):
         raise ConformanceError(result)
@@ -132,7 +137,8 @@ def conformance(
     """Make one test a property of a function in a test file.
 
     The function is called after its property held; if it has an argument `result`, it is handed what came of the
-    property. What is not said here, the options `--ringverify-…` of pytest say.
+    property. What is not said here, the options `--ringverify-…` of pytest say; the baseline and the report named there
+    are of these tests too.
 
     Args:
         attend: a function decorated with `@ringverify.implementation`, at the top level of a file, or a target.

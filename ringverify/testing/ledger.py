@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event
+from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event, is_new_violation
 from ringverify.errors import Inconclusive
 from ringverify.reports.jsonl import Event, ReportWriter, finite
 
@@ -23,21 +23,23 @@ INCONCLUSIVE = Inconclusive.exit_code
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What came of one test of ours.
+    """What came of one property: of a target, for a decorated function, or in a call of `run_conformance`.
 
     Attributes:
-        key: what it belongs to: a target, or a decorated function.
-        targeted: whether it is a test of a target.
+        key: what it belongs to: a target, a function or a call.
+        name: of the implementation, as the report has it; see `name_with`.
         asked: how many properties of it were to be tried.
         header: the event that begins a report of such runs.
         told: what came of the property.
+        called: whether it is of a call, where the test that makes it decides what it comes to.
     """
 
     key: str
-    targeted: bool
+    name: str
     asked: int
     header: Event
     told: Told
+    called: bool = False
 
     def to_json(self) -> str:
         """As text, for another process."""
@@ -50,37 +52,50 @@ class Entry:
         return cls(**{**fields, "told": Told.from_json(fields["told"])})
 
 
+def name_with(implementation: str, test: str) -> str:
+    """The name in a report of what a test checks, where others check the same implementation.
+
+    A report has one verdict on a property of a name.
+    """
+    return f"{implementation} ({test})"
+
+
 class Ledger:
     """Adds up.
 
     Args:
-        report: where to write a report of the targets, if anywhere.
+        report: where to write a report, if anywhere.
+        settings: device, suite and seed that pytest was asked for; what differs from them is told apart.
         baseline: whether there is a baseline.
 
     Raises:
         ReportError: the report cannot be written.
     """
 
-    def __init__(self, report: Path | None, *, baseline: bool) -> None:
+    def __init__(self, report: Path | None, *, settings: Event, baseline: bool) -> None:
         self._entries: dict[str, list[Entry]] = {}
         self._writer = None if report is None else ReportWriter(report)
+        self._settings = settings
         self._begun = False
         self._baseline = baseline
         self._unlearned = 0
 
-    def add(self, report: pytest.TestReport, told: str | None) -> None:
-        """Take note of a report, and of what was told of a property if it is about one."""
-        if told is not None:
-            entry = Entry.from_json(told)
-            self._entries.setdefault(entry.key, []).append(entry)
-            if self._writer is not None and entry.targeted:
-                if not self._begun:
-                    self._writer.write(entry.header)
-                    self._begun = True
-                for event in entry.told.events:
-                    self._writer.write(event)
+    def add(self, report: pytest.TestReport, told: Iterable[str]) -> None:
+        """Take note of a report of a test, and of what was told of properties in it."""
+        for text in told:
+            self.note(_as_expected(Entry.from_json(text), report))
         if report.failed and getattr(report, UNLEARNED, False):
             self._unlearned += 1
+
+    def note(self, entry: Entry) -> None:
+        """Take note of a property."""
+        self._entries.setdefault(entry.key, []).append(entry)
+        if self._writer is not None:
+            if not self._begun:
+                self._writer.write({**entry.header, **self._settings})
+                self._begun = True
+            for event in entry.told.events:
+                self._writer.write({**event, "implementation": entry.name})
 
     def exit_status(self, status: int, failed: int) -> int:
         """The exit status of the session, where what was not learned is neither a pass nor a violation.
@@ -90,10 +105,12 @@ class Ledger:
             failed: how many tests failed, ours and others.
         """
         nothing_else = status == pytest.ExitCode.TESTS_FAILED and failed == self._unlearned
-        nothing_applied = status == pytest.ExitCode.OK and any(
-            outcome.exit_code == INCONCLUSIVE for outcome in self._outcomes().values()
-        )
-        return INCONCLUSIVE if nothing_else or nothing_applied else status
+        ours = (self._outcome(all_of) for all_of in self._entries.values() if not all_of[0].called)
+        nothing_applied = any(outcome.exit_code == INCONCLUSIVE for outcome in ours) or self._nothing_to_report()
+        return INCONCLUSIVE if nothing_else or (status == pytest.ExitCode.OK and nothing_applied) else status
+
+    def _nothing_to_report(self) -> bool:
+        return self._writer is not None and not self._begun
 
     def close(self, *, whole: bool) -> None:
         """End the report: with its footer if the session came to its end, and cut off as it is if not."""
@@ -101,16 +118,20 @@ class Ledger:
             return
         with self._writer:
             if whole and self._begun:
-                targeted = {key: all_of for key, all_of in self._entries.items() if all_of[0].targeted}
-                for all_of in targeted.values():
-                    self._writer.write(_implementation(all_of))
-                outcomes = [outcome for key, outcome in self._outcomes().items() if key in targeted]
-                self._writer.write(footer_event(outcomes, baseline=self._baseline))
+                for all_of in self._entries.values():
+                    header = all_of[0].header
+                    own = {name: header[name] for name, value in self._settings.items() if header[name] != value}
+                    self._writer.write({**_implementation(all_of), **own})
+                outcomes = [self._outcome(all_of) for all_of in self._entries.values()]
+                known = self._baseline or any(outcome.known for outcome in outcomes)
+                self._writer.write(footer_event(outcomes, baseline=known))
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """What people are told at the end: an implementation a line, with its verdict."""
         for all_of in self._entries.values():
             event, first = _implementation(all_of), all_of[0]
+            if first.called:
+                continue  # its test says what there is to say
             counts = ", ".join(f"{count} {kind}" for kind, count in event["properties"].items() if count)
             known = f" ({event['known']} known)" if event["known"] else ""
             how = "{device}, suite {suite}, seed {seed}".format(**first.header)
@@ -118,20 +139,33 @@ class Ledger:
             yield event["verdict"], said
             if event["undeclared"]:
                 yield "", f"  not declared, so not tested: {', '.join(event['undeclared'])}"
+        if self._writer is not None and self._nothing_to_report():
+            yield "inconclusive", f"no report {self._writer.path}: no test that ran checks an implementation"
 
-    def _outcomes(self) -> dict[str, Outcome]:
-        return {key: Outcome.of([one.told.verdict for one in all_of]) for key, all_of in self._entries.items()}
+    @staticmethod
+    def _outcome(all_of: list[Entry]) -> Outcome:
+        return Outcome.of([one.told.verdict for one in all_of])
 
 
 UNLEARNED = "ringverify_unlearned"
 """Attribute of a test's report that is an error since nothing was learned."""
 
 
+def _as_expected(entry: Entry, report: pytest.TestReport) -> Entry:
+    """The entry, where a violation is known if its test does not fail of it: it is marked so, or catches the error."""
+    verdict, *rest = entry.told.events
+    if report.failed or not is_new_violation(verdict):
+        return entry
+    reason = str(getattr(report, "wasxfail", "")).removeprefix("reason: ") or "its test expects it"
+    verdict = {**verdict, "known": {"reason": reason, "link": report.nodeid}}
+    return dataclasses.replace(entry, told=dataclasses.replace(entry.told, events=[verdict, *rest]))
+
+
 def _implementation(all_of: list[Entry]) -> Event:
     told = [one.told for one in all_of]
     return implementation_event(
         told,
-        implementation=told[0].implementation,
+        implementation=all_of[0].name,
         asked=all_of[0].asked,
         seconds=sum(one.verdict["seconds"] for one in told),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +14,29 @@ import pytest
 
 import ringverify
 from ringverify import targets
-from ringverify.check.options import MOST_DRAWN, Subject
+from ringverify.check.options import MOST_DRAWN, Options, Subject
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.reports.jsonl import Event
 from ringverify.testing import asked
+from ringverify.testing.calls import listening, told_in
 from ringverify.testing.conformance import MARK, PROPERTY, Conformance
 from ringverify.testing.items import CannotBeChecked, Implementations, Prepared, PropertyItem
-from ringverify.testing.ledger import UNLEARNED, Entry, Ledger
+from ringverify.testing.ledger import UNLEARNED, Entry, Ledger, name_with
 from ringverify.testing.results import ConformanceError, PropertyResult
 from ringverify.testing.wish import Wish
 
 if TYPE_CHECKING:
+    from ringverify.check.baseline import Baseline
     from ringverify.implementation import Implementation
     from ringverify.properties.property import Property
     from ringverify.testing.checks import Checked, Checks
 
 TOLD = "ringverify_told"
-"""Attribute of a test's report: what was told, as text."""
+"""Attribute of a test's report: what was told of properties, each as text."""
 DRAWN = "ringverify_drawn"
 """What xdist hands each of its workers: the seed that was drawn for nightly runs."""
 ENTRY = pytest.StashKey[Entry]()
+"""Of a test of ours: what came of its property."""
 
 
 class RingVerifySession:
@@ -50,12 +56,21 @@ class RingVerifySession:
         self._drawn: int = secrets.randbelow(MOST_DRAWN) if workerinput is None else workerinput[DRAWN]
         self._wish = asked.wish(config)
         names, self._chosen = asked.take_targets(config)
+        self._baseline: Baseline | None = None
+        self._mistake: UsageError | None = None
+        if names or config.getoption("ringverify_baseline") is not None:
+            self._read_baseline()
+        self._implementations: list[str] = []
         self._prepared = self._prepare(names) if names else []
+        self._shared: set[str] = set()
+        report = None if config.option.collectonly else config.getoption("ringverify_report")
+        self._reports = report is not None
         self._ledger: Ledger | None = None
         if workerinput is None:
-            report = None if config.option.collectonly else config.getoption("ringverify_report")
-            self._ledger = Ledger(report and Path(report), baseline=self._wish.baseline is not None)
+            settings = self._wish.settings(self._drawn)
+            self._ledger = Ledger(report and Path(report), settings=settings, baseline=self._baseline is not None)
         self._checks: Checks | None = None
+        self._calls: list[Entry] = []
 
     def _prepare(self, names: list[str]) -> list[Prepared]:
         """The targets, each looked at as far as that is possible before anything runs."""
@@ -71,8 +86,8 @@ class RingVerifySession:
                 "under torchrun each process would run every test: there, run torchrun … -m ringverify check TARGET"
             )
         subjects = [Subject(name, one) for name, one in loaded if not isinstance(one, Inconclusive)]
-        implementations = named_apart(subject.implementation for subject in subjects)
-        options = self._wish.options(implementations=implementations, drawn=self._drawn)
+        self._implementations = named_apart(subject.implementation for subject in subjects)
+        options = self._options(self._wish)
         prepared = []
         for name, one in loaded:
             chosen = None if self._chosen is None else self._chosen.get(name)
@@ -86,6 +101,18 @@ class RingVerifySession:
                 checked = Inconclusive(f"{name} cannot be checked here: {asked.in_our_words(str(error))}")
             prepared.append(Prepared(name, checked, properties))
         return prepared
+
+    def _read_baseline(self) -> None:
+        """Read the baseline, whose names can only be looked at when it is known who is tested."""
+        from ringverify.check.baseline import read_baseline
+
+        if self._baseline is None and self._wish.baseline is not None:
+            self._baseline = read_baseline(self._wish.baseline, None)
+
+    def _options(self, wish: Wish) -> Options:
+        """The options of a run, with the baseline of this session."""
+        options = dataclasses.replace(wish, baseline=None).options(implementations=[], drawn=self._drawn)
+        return dataclasses.replace(options, baseline=self._baseline)
 
     # -- what is collected ---------------------------------------------------------------------------------------------
 
@@ -105,13 +132,27 @@ class RingVerifySession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Add the targets' tests, before anything is deselected."""
+        """Add the targets' tests before anything is deselected, and see who is tested by several tests."""
+        functions = {_function_of(item): about.implementation.name for item in items if (about := _about(item))}
+        names = Counter([*self._implementations, *functions.values()])
+        self._shared = {function for function, name in functions.items() if names[name] > 1}
+        everything = self._chosen is None and self._config.args_source != self._config.ArgsSource.ARGS
+        try:
+            if functions:
+                self._read_baseline()
+            if self._baseline is not None and everything:  # else it may name what lies in other files
+                self._baseline.look_at_names(names)
+        except UsageError as error:
+            if self._ledger is None:  # a worker of xdist, in which pytest cannot be refused
+                self._mistake = error
+            else:
+                raise pytest.UsageError(f"ringverify: {error}") from None
         if self._prepared:
             items.extend(session.genitems(Implementations.under(session, self._prepared, self._try_target)))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test a property of a decorated function."""
-        about: Conformance | None = getattr(metafunc.function, MARK, None)
+        about = _about(metafunc.definition)
         if about is None:
             return
         try:
@@ -134,16 +175,16 @@ class RingVerifySession:
 
     def _try_target(self, item: pytest.Item, checked: Checked, property: Property) -> PropertyResult:
         __tracebackhide__ = True
-        return self._try(item, checked, property, targeted=True)
+        return self._try(item, checked, property, name=checked.plan.implementation.name)
 
     def _try_decorated(self, item: pytest.Item, about: Conformance, property: Property) -> PropertyResult:
         __tracebackhide__ = True
-        # A baseline is of the targets: in a test file, what is known is marked as in any other test.
-        wish = about.wish.over(dataclasses.replace(self._wish, baseline=None))
-        options = wish.options(implementations=[], drawn=self._drawn)
-        function = item.nodeid.partition("[")[0]
-        checked = self._checks_here().of(function, about.implementation, options, asked=len(wish.properties()))
-        return self._try(item, checked, property, targeted=False)
+        wish = about.wish.over(self._wish)
+        function, name = _function_of(item), about.implementation.name
+        checked = self._checks_here().of(
+            function, about.implementation, self._options(wish), asked=len(wish.properties())
+        )
+        return self._try(item, checked, property, name=name_with(name, function) if function in self._shared else name)
 
     def _checks_here(self) -> Checks:
         """What tries properties; torch is imported when it is first needed."""
@@ -153,18 +194,21 @@ class RingVerifySession:
             self._checks = Checks(self._config.invocation_params.dir)
         return self._checks
 
-    def _try(self, item: pytest.Item, checked: Checked, property: Property, *, targeted: bool) -> PropertyResult:
+    def _try(self, item: pytest.Item, checked: Checked, property: Property, *, name: str) -> PropertyResult:
         """Try a property for a test, and end the test as the verdict demands.
 
         Raises:
             ConformanceError: it is violated, or passes although the baseline has it violated.
             Inconclusive: nothing was learned.
+            UsageError: the baseline is wrong.
         """
         __tracebackhide__ = True
+        if self._mistake is not None:
+            raise self._mistake
         from ringverify.check.run import header
 
         told = self._checks_here().try_property(checked, property)
-        item.stash[ENTRY] = Entry(checked.key, targeted, checked.asked, header(checked.options), told)
+        item.stash[ENTRY] = Entry(checked.key, name, checked.asked, header(checked.options), told)
         result = PropertyResult.of(told.events)
         item.user_properties += _for_junit(result, told.world, checked)
         match result.verdict:
@@ -180,21 +224,40 @@ class RingVerifySession:
 
     # -- what is told --------------------------------------------------------------------------------------------------
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Hear of the calls of `run_conformance` that a test and its fixtures make, if there is a report to write."""
+        made = Counter[str]()
+
+        def hear(events: Sequence[Event]) -> None:
+            if (told := told_in(events)) and self._reports:
+                implementation = told[0].implementation
+                made[implementation] += 1
+                call = item.nodeid if made[implementation] == 1 else f"{item.nodeid}, call {made[implementation]}"
+                asked = len(told) + sum(event.get("not_run", 0) for event in events)
+                name = name_with(implementation, call)
+                self._calls += [Entry(name, name, asked, events[0], one, called=True) for one in told]
+
+        with listening(hear):
+            return (yield)
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Have a failure read as `check` tells it, and what was not learned be an error rather than a failure."""
         report = yield
+        entry = item.stash.get(ENTRY, None) if call.when == "call" else None
+        told = [*self._take_calls(), *([] if entry is None else [entry])]
+        if told:
+            setattr(report, TOLD, [one.to_json() for one in told])
         if call.when != "call":
             return report
-        entry, error = item.stash.get(ENTRY, None), None if call.excinfo is None else call.excinfo.value
+        error = None if call.excinfo is None else call.excinfo.value
         file, line, _ = item.reportinfo()
-        if entry is not None:
-            setattr(report, TOLD, entry.to_json())
-            if report.skipped and entry.told.verdict["verdict"] == "unsupported":
-                report.longrepr = (str(file), (line or 0) + 1, f"Skipped: {entry.told.verdict['reason']}")
-        ours = isinstance(item, (PropertyItem, CannotBeChecked)) or hasattr(getattr(item, "function", None), MARK)
+        if entry is not None and report.skipped and entry.told.verdict["verdict"] == "unsupported":
+            report.longrepr = (str(file), (line or 0) + 1, f"Skipped: {entry.told.verdict['reason']}")
+        ours = isinstance(item, (PropertyItem, CannotBeChecked)) or _about(item) is not None
         if call.excinfo is not None and ours and isinstance(error, (ConformanceError, Inconclusive, UsageError)):
             shown: Any = call.excinfo.getrepr(style="value")
             if shown.reprcrash is not None:  # what the short summary says
@@ -209,7 +272,17 @@ class RingVerifySession:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add it up."""
         if self._ledger is not None:
-            self._ledger.add(report, getattr(report, TOLD, None))
+            self._ledger.add(report, getattr(report, TOLD, ()))
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Keep what the calls of a test came to that was interrupted, and will have no report."""
+        for entry in self._take_calls():
+            if self._ledger is not None:
+                self._ledger.note(entry)
+
+    def _take_calls(self) -> list[Entry]:
+        taken, self._calls = self._calls, []
+        return taken
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -239,6 +312,20 @@ _COLOURS: dict[str, dict[str, bool]] = {
     "violations": {"red": True},
     "inconclusive": {"yellow": True},
 }
+
+
+def _about(item: object) -> Conformance | None:
+    """What a decorated test is about, and of another one nothing."""
+    about: Conformance | None = getattr(getattr(item, "function", None), MARK, None)
+    return about
+
+
+def _function_of(item: pytest.Item) -> str:
+    """The id of a decorated function with parameters of its own, if it has any: there is a test a property of it."""
+    function, _, ids = item.nodeid.partition("[")
+    property: Property = getattr(item, "callspec").params[PROPERTY]  # noqa: B009 - of functions with parameters
+    own = re.sub(rf"(^|-){property.id}(-|$)", lambda found: "-" if found[1] and found[2] else "", ids[:-1], count=1)
+    return f"{function}[{own}]" if own else function
 
 
 def _load(target: str) -> Implementation | Inconclusive:

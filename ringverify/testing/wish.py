@@ -16,7 +16,7 @@ from ringverify.check.options import Options, seed_for
 from ringverify.errors import UsageError
 
 if TYPE_CHECKING:
-    from ringverify.properties.property import Property
+    from ringverify.properties.property import Property, Suite
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,11 +88,21 @@ class Wish:
 
         return select(self.only, self.skip or ())
 
-    def options(self, *, implementations: list[str], drawn: int | None = None) -> Options:
+    def settings(self, drawn: int) -> dict[str, Any]:
+        """What a header says that all of a session has in common: device, suite and seed.
+
+        Args:
+            drawn: the seed of a nightly run that names none.
+        """
+        suite = cast("Suite", self.suite or "quick")
+        device = self.device or ("cuda" if self.world == "nccl" else "cpu")
+        return {"device": device, "suite": suite, "seed": seed_for(suite, self.seed, drawn)}
+
+    def options(self, *, implementations: list[str] | None, drawn: int | None = None) -> Options:
         """The options of a run.
 
         Args:
-            implementations: names of those that are checked, which the baseline may name.
+            implementations: names of those that are checked, which the baseline may name; `None` if they are not known.
             drawn: the seed of a nightly run that names none; drawn now by default.
 
         Raises:
@@ -100,9 +110,8 @@ class Wish:
         """
         from ringverify.check.baseline import read_baseline
         from ringverify.check.planning import WorldName, device_for
-        from ringverify.properties.property import Suite
 
-        suite, world = cast(Suite, self.suite or "quick"), cast("WorldName | None", self.world)
+        suite, world = cast("Suite", self.suite or "quick"), cast("WorldName | None", self.world)
         default = Options()
         return Options(
             suite=suite,

@@ -1,6 +1,5 @@
 """`ringverify bench` from end to end, at sizes that take no time: reports, what the terminal shows, and errors."""
 
-import contextlib
 import importlib.util
 import io
 import json
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import assert_nobody_is_left, session
 from rich.console import Console
 
 from ringverify.bench import cuda, markdown, memory, speed
@@ -247,20 +247,7 @@ def test_an_interrupt_ends_it_and_leaves_no_process(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "ringverify: interrupted\n")
-    while session(process.pid):  # the test's own deadline
-        time.sleep(0.05)
-
-
-def session(number):
-    """Processes of a session that are not zombies."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # After the command's name, which may hold spaces: state, parent, process group, session.
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(its_session) == number and state != "Z":
-                found.append(int(stat.parent.name))
-    return found
+    assert_nobody_is_left(process)
 
 
 def test_dilations_are_compared_with_what_they_are_made_of(bench):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import miniature
+from processes import assert_nobody_is_left, session
 
 from ringverify.reports.jsonl import ReportError, read_report
 
@@ -20,20 +21,6 @@ RUNS = {
     "simulated": ("check", "ring", "--report", "report.jsonl"),
     "gloo": ("check", miniature("right:attend_in_processes"), "--suite", "nightly", "--report", "report.jsonl"),
 }
-
-
-def session(number):
-    """Processes of a session that are not zombies."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # After the command's name, which may hold spaces: state, parent, process group, session.
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(its_session) == number and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 def under_way(process):
@@ -51,14 +38,6 @@ def under_way(process):
             return
         time.sleep(0.02)
     raise AssertionError("no run ever began")
-
-
-def assert_nobody_is_left(process):
-    """Processes end within seconds of their parent."""
-    until = time.monotonic() + 20
-    while session(process.pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert session(process.pid) == []
 
 
 @pytest.mark.parametrize("world", RUNS)

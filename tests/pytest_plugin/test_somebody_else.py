@@ -25,12 +25,20 @@ def test_their_ci_passes_and_leaves_what_people_want_to_keep(theirs):
     ran = theirs.run("sh", "ci.sh")
     assert ran.code == 0, ran.out + ran.err
     events = read_report(theirs.folder / "ci-results/ring.jsonl")
-    verdicts = {event["property"]: event["verdict"] for event in events if event["event"] == "property"}
+    told = [event for event in events if event["event"] == "property"]
+    verdicts = {event["property"]: event["verdict"] for event in told if event["implementation"] == "acme ring"}
     assert set(verdicts) == set(PROPERTIES)
     assert {name for name, verdict in verdicts.items() if verdict == "unsupported"} == {
         *("lse", "lse_gradient", "masked_rows", "precision", "memory", "determinism"),
     }
     assert set(verdicts.values()) == {"pass", "unsupported"}
+    by_tests = {event["implementation"] for event in told} - {"acme ring"}
+    assert by_tests == {
+        "acme ring (tests/test_ring.py::test_the_ring_is_attention_between_processes)",
+        "acme prototype (tests/test_ring.py::test_the_prototype_computes_what_the_ring_does)",
+        "acme prototype (tests/test_ring.py::test_the_prototype_still_leaves_a_message_behind)",
+    }
+    assert (events[-1]["exit_code"], events[-1]["known"]) == (0, 1)
     assert {classname for classname, _ in theirs.junit("ci-results/tests.xml")} == {
         *("tests.test_layout", "tests.test_ring", "ringverify.acme.ring:attend"),
     }
