@@ -1,13 +1,20 @@
-"""A report drawn: time and memory against sequence length and against ranks. Needs matplotlib."""
+"""A report drawn: time and memory against sequence length and against ranks. Needs matplotlib.
+
+Lines where there are several lengths or ranks; where there is one, bars, of which the shortest is on top.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringverify.errors import Inconclusive, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png")
 Series = dict[str, list[tuple[float, float, float, float]]]
@@ -29,25 +36,58 @@ def look_at(path: Path) -> None:
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
     """Write the plot of a report."""
+    figure(report).savefig(path)
+
+
+def figure(report: Mapping[str, Any]) -> Figure:
+    """The plot of a report."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     panels = [panel for panel in _panels(report) if panel[3]]
     across = min(2, max(1, len(panels)))
     down = max(1, -(-len(panels) // across))
-    figure = Figure(figsize=(7 * across, 4.5 * down), layout="constrained")
-    FigureCanvasAgg(figure)
+    drawn = Figure(figsize=(7 * across, 4.5 * down), layout="constrained")
+    FigureCanvasAgg(drawn)
     for number, (title, x, y, series) in enumerate(panels, 1):
-        axes = figure.add_subplot(down, across, number)
-        for label, points in series.items():
-            places, middle, low, high = zip(*sorted(points), strict=True)
-            line = axes.plot(places, middle, marker="o", label=label)[0]
-            axes.fill_between(places, low, high, alpha=0.2, color=line.get_color())
-        axes.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale="log")
-        axes.set_xscale("log", base=2)
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize="small")
-    figure.savefig(path)
+        axes = drawn.add_subplot(down, across, number)
+        places = {place for points in series.values() for place, *_ in points}
+        if len(places) == 1:
+            _bars(axes, series)
+            axes.set(title=f"{title}\n{x} {places.pop():g}", xlabel=y)
+        else:
+            _lines(axes, series)
+            axes.set(title=title, xlabel=x, ylabel=y)
+            axes.set_xticks(sorted(places), labels=[f"{place:,.0f}" for place in sorted(places)])
+    return drawn
+
+
+def _lines(axes: Axes, series: Series) -> None:
+    """A line a label, with its spread as a band."""
+    for label, points in series.items():
+        places, middle, low, high = zip(*sorted(points), strict=True)
+        line = axes.plot(places, middle, marker="o", label=label)[0]
+        axes.fill_between(places, low, high, alpha=0.2, color=line.get_color())
+    axes.set_xscale("log", base=2)
+    axes.minorticks_off()
+    axes.set_yscale("log")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _bars(axes: Axes, series: Series) -> None:
+    """A bar a label, with its number, and its spread as a whisker."""
+    found = sorted(((middle, low, high, label) for label, [(_, middle, low, high)] in series.items()), reverse=True)
+    middle, low, high, labels = zip(*found, strict=True)
+    whiskers = [[m - bottom for m, bottom in zip(middle, low, strict=True)]]
+    whiskers.append([top - m for m, top in zip(middle, high, strict=True)])
+    axes.barh(labels, middle, xerr=whiskers, height=0.6, capsize=3, ecolor="black", color="tab:blue")
+    room = 0.02 * max(high)
+    for place, (value, end) in enumerate(zip(middle, high, strict=True)):
+        axes.text(end + room, place, f"{value:.3g}", va="center", fontsize="small")
+    axes.set_xlim(0, 1.15 * max(high))
+    axes.grid(visible=True, axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
 
 
 def _panels(report: Mapping[str, Any]) -> Iterable[tuple[str, str, str, Series]]:
