@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringref.rounding import Allowed, Pipeline, allowed_error, margins
 from ringverify.cases.inputs import Inputs
+from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event
 from ringverify.errors import UsageError
+from ringverify.properties.property import Violation
 from ringverify.vectors import index, making, tensorfile
 from ringverify.vectors.index import Index
 from ringverify.vectors.making import RESULTS
+from ringverify.vectors.recording import Tell, begun, counterexample_event, vector_event
 from ringverify.vectors.story import Story, written_out
 from ringverify.vectors.tensorfile import NotSafetensors, Tensor
 
@@ -66,6 +70,45 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
                 f"{found.folder / index.NAME}, {story.id}: {name} does not follow from its problem; {AGAIN}"
             )
     return tensors
+
+
+def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_them: bool) -> None:
+    """Every vector is whole, and the oracle gives what is in it.
+
+    Args:
+        found: the vectors.
+        stories: those to look into.
+        record: is told what came of each, as the events of a report.
+        all_of_them: whether to go on after one that is wrong.
+
+    Raises:
+        UsageError: what is wrong with the first one that is.
+    """
+    name, started = f"vectors in {found.folder}", time.monotonic()
+    told: list[Told] = []
+    wrong: UsageError | None = None
+    record(begun("cpu"))
+    for story in stories:
+        since = time.monotonic()
+        violation: Violation | None = None
+        try:
+            answer_again(found, story, load(found, story))
+        except UsageError as error:
+            if not all_of_them:
+                raise
+            wrong, violation = wrong or error, Violation(("vector",), None, str(error))
+        seconds, verdict = round(time.monotonic() - since, 3), "fail" if violation else "pass"
+        event = vector_event(name, story, verdict, examples=1, seconds=seconds)
+        told.append(Told(name, "none", [], [event], 0, 0.0))
+        record(event)
+        if violation is not None:
+            again = f"ringverify vectors check {found.folder} --only {story.id}"
+            record(counterexample_event(name, story, story.layouts[0], violation, replay=again))
+    record(implementation_event(told, implementation=name, asked=len(told), seconds=time.monotonic() - started))
+    footer = footer_event([Outcome.of([one.verdict for one in told])], baseline=False)
+    record(footer if wrong is None else {**footer, "exit_code": wrong.exit_code})
+    if wrong is not None:
+        raise wrong
 
 
 def _problem(metadata: Mapping[str, str]) -> object:

@@ -11,6 +11,7 @@ from rich.console import Console
 from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_types import names
 from ringverify.errors import UsageError
+from ringverify.reports.command import Outputs, add_outputs
 from ringverify.reports.terminal import Terminal
 
 FOLDER = Path("fixtures")
@@ -29,6 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--world", choices=("simulated", "gloo", "nccl"), help="where a target's ranks run (default: what it declares)"
     )
     check.add_argument("--device", help="device of a target's tensors (default: cpu; nccl world: cuda)")
+    check.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write what came of each vector as JSON lines")
+    add_outputs(check)
     check.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
     check.set_defaults(action=_check)
     generate = actions.add_parser("generate", help="make every vector, the same bits on every machine")
@@ -58,6 +61,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
 
     from ringverify.check.options import Subject
     from ringverify.vectors import index
+    from ringverify.vectors.recording import recorded
     from ringverify.vectors.running import Wish
     from ringverify.vectors.running import run as try_on
 
@@ -69,26 +73,33 @@ def _check(options: argparse.Namespace, console: Console) -> int:
         device=options.device or ("cuda" if options.world == "nccl" else "cpu"),
     )
     subjects = [Subject(*pair) for pair in zip(options.target, implementations, strict=True)]
-    with interrupts() as look:
-        return try_on(found, subjects, wish, terminal.tell, Progress(console, look))
+    with recorded(options.report, _outputs(options)) as record, interrupts() as look:
+        return try_on(found, subjects, wish, terminal.tell, Progress(console, look), record)
 
 
 def _look(options: argparse.Namespace, console: Console) -> int:
     """Files, checksums, and the oracle."""
     from ringverify.vectors import checking, index
+    from ringverify.vectors.recording import recorded
 
     started = time.monotonic()
-    found = index.read(options.folder)
-    checking.look_at_files(found)
-    stories = found.chosen(options.ids)
-    for story in stories:
-        checking.answer_again(found, story, checking.load(found, story))
+    outputs = _outputs(options)
+    with recorded(options.report, outputs) as record:
+        found = index.read(options.folder)
+        checking.look_at_files(found)
+        stories = found.chosen(options.ids)
+        # What somebody is to read is told of all vectors; else the first one that is wrong is enough.
+        checking.look_into(found, stories, record, all_of_them=bool(options.report or outputs.named))
     _say(
         console,
         f"{len(stories)} vectors in {options.folder}: whole, and the oracle gives what is in them "
         f"({time.monotonic() - started:.1f} s)",
     )
     return 0
+
+
+def _outputs(options: argparse.Namespace) -> Outputs:
+    return Outputs(junit=options.junit, markdown=options.markdown)
 
 
 def _generate(options: argparse.Namespace, console: Console) -> int:

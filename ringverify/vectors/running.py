@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from ringverify.cases.running import Runner
 from ringverify.check.options import Subject, Watch
 from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event
 from ringverify.check.planning import Plan, WorldName, find_device, open_world, planned
 from ringverify.check.run import DEADLINES, named_apart, undeclared
-from ringverify.properties.property import Violation
+from ringverify.properties.property import Judgement, Violation
 from ringverify.reports.jsonl import Event
 from ringverify.vectors import checking
 from ringverify.vectors.index import Index
+from ringverify.vectors.recording import Tell, begun, counterexample_event, vector_event
 from ringverify.vectors.story import Story
 from ringverify.vectors.tensorfile import Tensor
 from ringverify.vectors.trying import Trial, trial, tried
@@ -41,8 +41,18 @@ class Wish:
     device: str = "cpu"
 
 
-def run(found: Index, subjects: Sequence[Subject], wish: Wish, tell: Callable[[Event], None], watch: Watch) -> int:
+def run(
+    found: Index, subjects: Sequence[Subject], wish: Wish, tell: Tell, watch: Watch, record: Tell = lambda event: None
+) -> int:
     """Try the vectors on implementations, tell what comes of it, and return the exit code.
+
+    Args:
+        found: the vectors.
+        subjects: the implementations.
+        wish: what was asked for.
+        tell: is told what came of each topic.
+        watch: is told how far the run has come.
+        record: is told what came of each vector, as the events of a report.
 
     Raises:
         UsageError: a file is damaged, an id unknown, or the options contradict what an implementation declares.
@@ -57,15 +67,62 @@ def run(found: Index, subjects: Sequence[Subject], wish: Wish, tell: Callable[[E
         for subject in subjects
     ]
     find_device(wish.device)
+    record(begun(wish.device))
     outcomes = []
     for plan in plans:
         world = open_world(plan.world)
         try:
-            outcomes.append(_Run(found, plan, world, wish, tell, watch).outcome(stories, tensors))
+            outcomes.append(_Run(found, plan, world, wish, tell, watch, record).outcome(stories, tensors))
         finally:
             world.close()
-    code: int = footer_event(outcomes, baseline=False)["exit_code"]
+    footer = footer_event(outcomes, baseline=False)
+    record(footer)
+    code: int = footer["exit_code"]
     return code
+
+
+@dataclasses.dataclass
+class _Tally:
+    """What came of the trials of one vector.
+
+    Attributes:
+        asked: the trials.
+        left_out: why it is not tried on its other layouts.
+        examples: how many trials are over.
+        seconds: how long they took.
+        margin: largest error over the error allowed.
+        failed: the first trial that was wrong, and how.
+    """
+
+    asked: list[Trial]
+    left_out: list[str]
+    examples: int = 0
+    seconds: float = 0.0
+    margin: float = 0.0
+    failed: tuple[Trial, Violation] | None = None
+
+    @classmethod
+    def of(cls, story: Story, runner: Runner) -> _Tally:
+        asked = [trial(story, layout, runner.capabilities) for layout in story.layouts]
+        return cls([one for one in asked if isinstance(one, Trial)], [one for one in asked if isinstance(one, str)])
+
+    def add(self, one: Trial, judgement: Judgement, seconds: float) -> None:
+        """Another trial is over."""
+        self.examples += 1
+        self.seconds += seconds
+        self.margin = max(self.margin, judgement.margin)
+        if judgement.violation is not None and self.failed is None:
+            self.failed = one, judgement.violation
+
+    def event(self, implementation: str, story: Story, ended: str | None) -> Event:
+        """As a report tells it; `ended` is why no further trial was possible."""
+        verdict, reason = "fail" if self.failed else "pass" if self.asked else "unsupported", _left_out(self.left_out)
+        if self.failed is None and self.examples < len(self.asked):
+            verdict, reason = "inconclusive", str(ended)
+        numbers = {"examples": self.examples, "seconds": round(self.seconds, 3)}
+        margin = self.margin if self.examples and (self.margin or not self.failed) else None
+        said = {"reason": reason} if reason else {}
+        return vector_event(implementation, story, verdict, **numbers, margin=margin, **said)
 
 
 @dataclasses.dataclass
@@ -74,9 +131,11 @@ class _Run:
     plan: Plan
     world: World
     wish: Wish
-    tell: Callable[[Event], None]
+    tell: Tell
     watch: Watch
+    record: Tell
     shown: int = 0
+    recorded: list[Told] = dataclasses.field(default_factory=list)
 
     def outcome(self, stories: Sequence[Story], tensors: Mapping[str, Mapping[str, Tensor]]) -> Outcome:
         implementation, started = self.plan.implementation, time.monotonic()
@@ -92,22 +151,25 @@ class _Run:
                 deadline=DEADLINES[self.world.name],
             )
             event = self._topic(topic, [story for story in stories if story.topic == topic], tensors, runner)
-            missing = undeclared(implementation.capabilities)
-            seen.append(
-                Told(implementation.name, self.world.name, missing, [event], runner.runs, runner.seconds_inside)
-            )
+            seen.append(self._told(event, runner.runs, runner.seconds_inside))
         seconds = time.monotonic() - started
-        self.tell(implementation_event(seen, implementation=implementation.name, asked=len(topics), seconds=seconds))
+        for tell, told in ((self.tell, seen), (self.record, self.recorded)):
+            tell(implementation_event(told, implementation=implementation.name, asked=len(told), seconds=seconds))
         return Outcome.of([one.verdict for one in seen])
+
+    def _told(self, event: Event, runs: int, seconds_inside: float) -> Told:
+        implementation = self.plan.implementation
+        missing = undeclared(implementation.capabilities)
+        return Told(implementation.name, self.world.name, missing, [event], runs, seconds_inside)
 
     def _topic(
         self, topic: str, stories: list[Story], tensors: Mapping[str, Mapping[str, Tensor]], runner: Runner
     ) -> Event:
         """What came of the vectors of one topic, told."""
         name, started = runner.implementation.name, time.monotonic()
-        asked = [trial(story, layout, runner.capabilities) for story in stories for layout in story.layouts]
-        trials = [one for one in asked if isinstance(one, Trial)]
-        reason = _left_out([one for one in asked if isinstance(one, str)])
+        tallies = {story.id: _Tally.of(story, runner) for story in stories}
+        trials = [one for tally in tallies.values() for one in tally.asked]
+        reason = _left_out([why for tally in tallies.values() for why in tally.left_out])
         event: Event = {
             "event": "property",
             "implementation": name,
@@ -117,23 +179,25 @@ class _Run:
             "seconds": 0.0,
             "margin": None,
         }
-        failed: dict[str, tuple[Trial, Violation]] = {}
-        largest = 0.0
+        ended: str | None = None
         self.watch.start(name, topic, len(trials))
         try:
             for one in trials:
+                since = time.monotonic()
                 judgement = tried(one, tensors[one.story.id], runner)
-                largest = max(largest, judgement.margin)
-                if judgement.violation is not None:
-                    failed.setdefault(one.story.id, (one, judgement.violation))
+                tallies[one.story.id].add(one, judgement, time.monotonic() - since)
                 event["examples"] += 1
                 self.watch.step(event["examples"])
-            if trials:
-                event |= {"verdict": "fail" if failed else "pass", "margin": largest if largest or not failed else None}
         except WorldUnavailable as error:
-            event["verdict"], reason = "inconclusive", str(error)
+            ended = str(error)
         finally:
             self.watch.stop()
+        failed = {id: tally.failed for id, tally in tallies.items() if tally.failed is not None}
+        if ended is not None:
+            event["verdict"], reason = "inconclusive", ended
+        elif trials:
+            largest = max(tally.margin for tally in tallies.values())
+            event |= {"verdict": "fail" if failed else "pass", "margin": largest if largest or not failed else None}
         event["seconds"] = round(time.monotonic() - started, 3)
         if event["verdict"] == "fail":
             reason = f"wrong: {' '.join(failed)}" + (f"; {reason}" if reason else "")
@@ -144,26 +208,22 @@ class _Run:
             if self.shown < SHOWN:
                 self.shown += 1
                 self.tell(self._counterexample(one, violation))
+        for number, story in enumerate(stories):
+            self._record(story, tallies[story.id], ended, None if number else runner)
         return event
+
+    def _record(self, story: Story, tally: _Tally, ended: str | None, runner: Runner | None) -> None:
+        """Have a vector in the report; `runner` is what its topic took, which is told once."""
+        event = tally.event(self.plan.implementation.name, story, ended)
+        runs, inside = (0, 0.0) if runner is None else (runner.runs, runner.seconds_inside)
+        self.recorded.append(self._told(event, runs, inside))
+        self.record(event)
+        if tally.failed is not None:
+            self.record(self._counterexample(*tally.failed))
 
     def _counterexample(self, one: Trial, violation: Violation) -> Event:
         again = f"ringverify vectors check {self.found.folder} --target {self.plan.target} --only {one.story.id}"
-        fields: dict[str, Any] = {
-            "event": "counterexample",
-            "implementation": self.plan.implementation.name,
-            "summary": violation.summary,
-            "case_text": f"{one.name}: {one.story.title}",
-            "note": one.story.note,
-            "rank": violation.rank,
-            "tensor": None,
-            "diagnosis": None,
-            "detail": violation.detail,
-            "replay": again,
-        }
-        if (finding := violation.finding) is not None:
-            names = ("tensor", "position", "actual", "expected", "error", "allowed", "index")
-            fields |= {name: getattr(finding, name) for name in names}
-        return fields
+        return counterexample_event(self.plan.implementation.name, one.story, one.layout, violation, replay=again)
 
 
 def _left_out(reasons: Sequence[str]) -> str:

@@ -133,6 +133,12 @@ class Story:
         )
 
 
+def trial_name(story: Story, layout: Layout) -> str:
+    """A vector on one of its layouts, in words."""
+    ranks = "1 rank" if layout.world_size == 1 else f"{layout.world_size} ranks"
+    return f"{story.id}, {layout.sharding} on {ranks}"
+
+
 def written_out(problem: Problem) -> dict[str, Any]:
     """The problem as JSON values, every field present; only what constrains nothing is null, and the default scale."""
     shape = {"key_length": problem.nk, "key_heads": problem.hk, "value_dim": problem.dv}

@@ -14,7 +14,7 @@ from ringverify.cases.running import Runner
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Violation, violation_of, where
 from ringverify.vectors.making import EXACT, RESULTS, given_in
-from ringverify.vectors.story import Layout, Story
+from ringverify.vectors.story import Layout, Story, trial_name
 from ringverify.vectors.tensorfile import Tensor
 
 
@@ -39,8 +39,7 @@ class Trial:
     @property
     def name(self) -> str:
         """It in words."""
-        ranks = "1 rank" if self.layout.world_size == 1 else f"{self.layout.world_size} ranks"
-        return f"{self.story.id}, {self.layout.sharding} on {ranks}"
+        return trial_name(self.story, self.layout)
 
 
 def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | str:

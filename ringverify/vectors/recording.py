@@ -1,0 +1,97 @@
+"""A check of vectors as a report: the events of `ringverify check`, with a vector in the place of a property.
+
+So whatever reads a report reads this one: JUnit has a test a vector, `ringverify report` makes its page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ringverify.check.options import Options
+from ringverify.check.run import header
+from ringverify.properties.property import Violation
+from ringverify.reports.command import Outputs
+from ringverify.reports.jsonl import Event, ReportWriter, finite
+from ringverify.reports.results import results_of
+from ringverify.vectors.story import Layout, Story, trial_name
+
+SUITE = "vectors"
+"""What the header of a report has in the place of quick, full or nightly."""
+
+Tell = Callable[[Event], None]
+
+
+@contextlib.contextmanager
+def recorded(report: Path | None, outputs: Outputs) -> Iterator[Tell]:
+    """What is told goes to a report, and when all of it is, to files that are made of it.
+
+    Raises:
+        ReportError: something cannot be written; found out before anything is told.
+    """
+    outputs.look(written=[report] if report else [])
+    events: list[Event] = []
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(ReportWriter(report)) if report else None
+
+        def tell(event: Event) -> None:
+            events.append(finite(event))
+            if writer is not None:
+                writer.write(event)
+
+        try:
+            yield tell
+        finally:
+            if outputs.named and events and events[-1]["event"] == "footer":
+                outputs.write(results_of(events))
+
+
+def begun(device: str) -> Event:
+    """The event that begins a run."""
+    return {**header(Options(device=device)), "suite": SUITE}
+
+
+def vector_event(implementation: str, story: Story, verdict: str, **fields: Any) -> Event:
+    """The event that tells of one vector; `fields` are those that it adds to, or changes."""
+    return {
+        "event": "property",
+        "implementation": implementation,
+        "property": story.id,
+        "meaning": f"{story.topic}: {story.title}",
+        "verdict": verdict,
+        "examples": 0,
+        "seconds": 0.0,
+        "margin": None,
+        **fields,
+    }
+
+
+def counterexample_event(implementation: str, story: Story, layout: Layout, wrong: Violation, *, replay: str) -> Event:
+    """The event that tells how a vector fails.
+
+    Args:
+        implementation: what it fails on.
+        story: the vector.
+        layout: the sharding and the number of ranks on which it does.
+        wrong: what is wrong.
+        replay: the command that shows it again.
+    """
+    event: Event = {
+        "event": "counterexample",
+        "implementation": implementation,
+        "property": story.id,
+        "case": story.case(layout).to_json(),
+        "case_text": f"{trial_name(story, layout)}: {story.title}",
+        "summary": wrong.summary,
+        "note": story.note,
+        **dict.fromkeys(("hop", "tensor", "index", "error", "allowed", "diagnosis")),
+        "rank": wrong.rank,
+        "detail": wrong.detail,
+        "replay": replay,
+    }
+    if wrong.finding is not None:
+        names = ("tensor", "position", "actual", "expected", "error", "allowed", "index")
+        event |= {name: getattr(wrong.finding, name) for name in names}
+    return event
