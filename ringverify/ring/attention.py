@@ -8,20 +8,20 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch._compile import _disable_dynamo
-from torch.distributed.device_mesh import DeviceMesh
 
 from ringref.problem import DTYPES, Dilation, Problem
 from ringref.sharding import Sharding, key_positions, query_positions
 from ringverify.ring import allgather, passes, replicated
+from ringverify.ring.agreement import check_agreement, terms_of
 from ringverify.ring.autograd import Attention
 from ringverify.ring.choosing import METHODS, Method, choose_method
 from ringverify.ring.compute import Job
+from ringverify.ring.group import Ring
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.plan import Plan, make_plan
@@ -29,6 +29,7 @@ from ringverify.ring.transport import Transport, TransportName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 TRANSPORTS = ("p2p", "blocking")
 P = ParamSpec("P")
@@ -73,6 +74,7 @@ def ring_attention(
     kernel: str = "auto",
     memory_budget: int | None = None,
     bandwidth: float | None = None,
+    check_shards: bool | None = None,
     explain: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of this rank's queries to the keys of all ranks of a group, differentiable.
@@ -85,7 +87,8 @@ def ring_attention(
             this process alone where torch.distributed is not initialised.
         sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query, or a function
             `(length, world_size) -> positions of each rank`.
-        query_length: queries over all ranks; `None` means that all ranks hold as many as this one.
+        query_length: queries over all ranks; `None` means that all ranks hold as many as this one, which is
+            checked, see `check_shards`.
         key_length: keys over all ranks, likewise.
         causal: query i attends key j only if `j <= i + (key_length - query_length)`.
         window: `(left, right)`, both ends inclusive; `None` on a side is unbounded.
@@ -99,8 +102,14 @@ def ring_attention(
         method: ring, allgather, local, or auto, which chooses.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
-        memory_budget: bytes that one rank may use beside its inputs and outputs; it bounds buckets and tiles.
+        memory_budget: bytes that one rank may use beside its inputs and outputs; it bounds buckets and tiles. The same
+            on all ranks with `method="auto"`, which depends on it.
         bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks; `None` assumes it.
+        check_shards: compare the ranks' calls before anything else is sent, by gathering two integers a rank, and raise
+            on all of them if they differ in a length, the pattern, the sharding or what `method="auto"` depends on.
+            `None` compares on CPU where a length is not given or the method is auto; not on CUDA, where reading the
+            answer would stall the device: there, ask for it with True, at least while you set things up, or else ranks
+            that differ exchange garbage, hang or die. False never compares. The same on all ranks.
         explain: say on standard error, on rank 0, which method and kernel were chosen and why.
 
     Returns:
@@ -108,7 +117,8 @@ def ring_attention(
         float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf and gradients 0.
 
     Raises:
-        ValueError: the inputs do not fit each other or the arguments; raised before any communication.
+        ValueError: the inputs do not fit each other or the arguments, raised before any communication; or ranks that
+            were compared differ, raised on all of them, the same everywhere.
         RuntimeError: on differentiating a gradient again, which is not supported.
     """
     if dropout_p:
@@ -117,34 +127,50 @@ def ring_attention(
             "every rank, forward and backward; use dropout_p=0.0 and drop in the layers around it"
         )
     ring = Ring.of(group)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}: expected (batch, sequence, heads, head_dim)")
-        if x.dtype not in ACCUMULATES:
-            raise ValueError(f"{name} is {x.dtype}: expected one of {', '.join(DTYPES)}")
-    everywhere = 1 if sharding == "replicated_query" else ring.world_size
-    problem = Problem(
-        batch=q.size(0),
-        query_length=q.size(1) * everywhere if query_length is None else query_length,
-        key_length=k.size(1) * ring.world_size if key_length is None else key_length,
-        heads=q.size(2),
-        key_heads=k.size(2),
-        head_dim=q.size(3),
-        value_dim=v.size(3),
-        dtype=str(q.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # checked above
-        causal=causal,
-        window=window,
-        documents=documents,  # type: ignore[arg-type]  # Problem takes any sequence
-        key_lengths=key_lengths,  # type: ignore[arg-type]  # likewise
-        dilation=dilation,
-        scale=scale,
-        softcap=softcap,
-    )
+    lengths: dict[str, int] = {}
+    call: Problem | ValueError
+    try:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dim() != 4:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}: expected (batch, sequence, heads, head_dim)")
+            if x.dtype not in ACCUMULATES:
+                raise ValueError(f"{name} is {x.dtype}: expected one of {', '.join(DTYPES)}")
+        everywhere = 1 if sharding == "replicated_query" else ring.world_size
+        lengths["query_length"] = q.size(1) * everywhere if query_length is None else query_length
+        lengths["key_length"] = k.size(1) * ring.world_size if key_length is None else key_length
+        call = Problem(
+            batch=q.size(0),
+            query_length=lengths["query_length"],
+            key_length=lengths["key_length"],
+            heads=q.size(2),
+            key_heads=k.size(2),
+            head_dim=q.size(3),
+            value_dim=v.size(3),
+            dtype=str(q.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # checked above
+            causal=causal,
+            window=window,
+            documents=documents,  # type: ignore[arg-type]  # Problem takes any sequence
+            key_lengths=key_lengths,  # type: ignore[arg-type]  # likewise
+            dilation=dilation,
+            scale=scale,
+            softcap=softcap,
+        )
+    except ValueError as error:  # what one rank refuses another may not: they have to hear of it
+        call = error
+    if check_shards is None:
+        check_shards = q.is_cpu and (query_length is None or key_length is None or method == "auto")
+    if check_shards and ring.world_size > 1:
+        settings: dict[str, object] = {"method": method}
+        if method == "auto":
+            settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth}
+        check_agreement(ring, terms_of(call, lengths, sharding, settings), q.device)
+    if isinstance(call, ValueError):
+        raise call
     out, lse = attend(
         q,
         k,
         v,
-        problem=problem,
+        problem=call,
         sharding=sharding,
         ring=ring,
         method=method,
@@ -164,41 +190,6 @@ ACCUMULATES = {
     torch.float16: torch.float32,
 }
 """Input dtype to the dtype of running sums, log-sum-exps and travelling gradients."""
-
-
-class Ring(NamedTuple):
-    """A process group and this process's place in it.
-
-    Attributes:
-        group: the process group, or `None` for the default group or a process on its own.
-        rank: this rank within the group.
-        world_size: ranks in the group.
-    """
-
-    group: ProcessGroup | None
-    rank: int
-    world_size: int
-
-    @classmethod
-    def of(cls, group: ProcessGroup | DeviceMesh | None) -> Ring:
-        """The ring of a group.
-
-        Raises:
-            ValueError: this process is not in the group, or the mesh has several dimensions.
-        """
-        if isinstance(group, DeviceMesh):
-            if group.ndim != 1:
-                raise ValueError(
-                    f"group is a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names}: expected one; "
-                    "mesh['name'] is the part along a dimension"
-                )
-            group = group.get_group()
-        if not dist.is_initialized():
-            return cls(None, 0, 1)
-        rank = dist.get_rank(group)
-        if rank < 0:
-            raise ValueError("group: this process is not one of its ranks; only they may call ring_attention")
-        return cls(group, rank, dist.get_world_size(group))
 
 
 def attend(

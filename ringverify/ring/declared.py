@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ringref.problem import DTYPES
 from ringref.sharding import SHARDINGS
 from ringverify.implementation import AttentionCall, implementation
-from ringverify.ring.attention import Ring, attend
+from ringverify.ring.attention import attend
+from ringverify.ring.group import Ring
 
 if TYPE_CHECKING:
     import torch

@@ -53,8 +53,11 @@ class RingAttention(nn.Module):
         method: ring, allgather, local, or auto, which chooses.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
-        memory_budget: bytes that one rank may use beside its inputs and outputs.
+        memory_budget: bytes that one rank may use beside its inputs and outputs; the same on all ranks with
+            `method="auto"`.
         bandwidth: bytes a second between two neighbours, for `method="auto"`.
+        check_shards: compare the ranks' calls before anything else is sent, and raise on all of them if they differ;
+            `None` does so on CPU where a length is not given or the method is auto. On CUDA it stalls the device.
         explain: say on standard error, on rank 0, what was chosen and why.
 
     Raises:
@@ -79,6 +82,7 @@ class RingAttention(nn.Module):
         kernel: str = "auto",
         memory_budget: int | None = None,
         bandwidth: float | None = None,
+        check_shards: bool | None = None,
         explain: bool = False,
     ) -> None:
         super().__init__()
@@ -95,7 +99,7 @@ class RingAttention(nn.Module):
             "sharding": sharding, "causal": causal, "window": window, "dilation": dilation, "scale": scale,
             "softcap": softcap, "dropout_p": dropout_p, "return_lse": return_lse, "method": method,
             "transport": transport, "kernel": kernel, "memory_budget": memory_budget, "bandwidth": bandwidth,
-            "explain": explain,
+            "check_shards": check_shards, "explain": explain,
         }  # fmt: skip
 
     @property
@@ -134,7 +138,8 @@ class RingAttention(nn.Module):
             q: this rank's queries `(B, S, H, D)`, in any memory layout.
             k: this rank's keys `(B, T, K, D)`; K divides H.
             v: this rank's values `(B, T, K, E)`.
-            query_length: queries over all ranks; `None` means that all ranks hold as many as this one.
+            query_length: queries over all ranks; `None` means that all ranks hold as many as this one, which is
+                checked, see `check_shards`.
             key_length: keys over all ranks, likewise.
             documents: cumulative document lengths (`cu_seqlens`) of the whole sequence.
             key_lengths: number of valid keys of each batch element, of the whole sequence.
@@ -144,7 +149,8 @@ class RingAttention(nn.Module):
             float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf and gradients 0.
 
         Raises:
-            ValueError: the inputs do not fit each other or the settings; raised before any communication.
+            ValueError: the inputs do not fit each other or the settings, raised before any communication; or ranks that
+                were compared differ, raised on all of them.
             RuntimeError: this module came out of a pickle and its group has not been set.
         """
         return ring_attention(

@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 
 from ringref.sharding import key_positions, query_positions
-from ringverify.ring.attention import Ring, attend
+from ringverify.ring.attention import attend
+from ringverify.ring.group import Ring
 from ringverify.worlds.simulated import SimulatedWorld
 
 WORLD = SimulatedWorld()

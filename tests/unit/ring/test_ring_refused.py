@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ringref.problem import Dilation, Problem
-from ringverify.ring.attention import Ring, attend, ring_attention
+from ringverify.ring.attention import attend, ring_attention
+from ringverify.ring.group import Ring
 
 TENSORS = tuple(torch.zeros(1, 6, heads, 4) for heads in (4, 2, 2))
 """q, k and v of six positions."""

@@ -1,0 +1,108 @@
+"""Whether all ranks make the same call, compared before anything else is sent.
+
+A rank that works out another length than its neighbour expects messages of another size, and a transport need not
+notice: what arrives is garbage, or the process dies. Gathered is one digest a rank, of all that ranks have to agree on;
+only if these differ do the ranks exchange what they were made of, so that every rank can name what differs, and where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ringref.problem import Problem
+from ringref.sharding import Sharding
+from ringverify.ring.group import Ring
+
+Terms = Mapping[str, str]
+"""What a rank's call consists of, by name."""
+REFUSED = "refused"
+"""Name of the term that says why a rank will not compute its call."""
+LENGTHS = ("query_length", "key_length")
+LONGEST = 60
+"""Characters of a value that are shown."""
+
+
+def terms_of(
+    call: Problem | ValueError, lengths: Mapping[str, object], sharding: Sharding, settings: Mapping[str, object]
+) -> Terms:
+    """The terms of a call. No text of an object of the user's is among them: it may be another one in each process.
+
+    Args:
+        call: what is to be computed, or why it is refused on this rank.
+        lengths: the two lengths over all ranks, as given or inferred; empty if the tensors have none.
+        sharding: who holds which positions.
+        settings: what else has to be equal.
+    """
+    if isinstance(call, Problem):
+        terms = {field.name: str(getattr(call, field.name)) for field in dataclasses.fields(call)}
+    else:
+        terms = {**{name: str(length) for name, length in lengths.items()}, REFUSED: str(call)}
+    terms["sharding"] = sharding if isinstance(sharding, str) else getattr(sharding, "__qualname__", "a callable")
+    return terms | {name: str(value) for name, value in settings.items()}
+
+
+def check_agreement(ring: Ring, terms: Terms, device: torch.device) -> None:
+    """Return if the call of every rank has the same terms. All ranks of the group call this together.
+
+    Args:
+        ring: the group.
+        terms: of this rank's call.
+        device: of the group's messages; on a CUDA device this waits for the device.
+
+    Raises:
+        ValueError: they differ; the same on every rank.
+    """
+    text = json.dumps(terms).encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()  # Python's own hash differs from process to process
+    mine = torch.tensor([int.from_bytes(digest, "big", signed=True), len(text)], dtype=torch.int64, device=device)
+    found = _gathered(ring, mine)
+    if all(one == found[0] for one in found):
+        return
+    padded = text.ljust(max(length for _, length in found))
+    texts = _gathered(ring, torch.tensor(list(padded), dtype=torch.uint8, device=device))
+    raise ValueError(disagreement([json.loads(bytes(one)) for one in texts]))
+
+
+def disagreement(calls: Sequence[Terms]) -> str:
+    """One line on what differs between the calls of the ranks, and the way out.
+
+    Args:
+        calls: terms by rank, not all alike.
+    """
+    common = [name for name in calls[0] if name != REFUSED and all(name in call for call in calls)]
+    differing = [name for name in common if len({call[name] for call in calls}) > 1]
+    said = [f"{name} is {_by_rank([call[name] for call in calls])}" for name in differing]
+    said += [f"rank {rank} refuses: {call[REFUSED]}" for rank, call in enumerate(calls) if REFUSED in call]
+    way_out = "give every rank the same"
+    if any(name in differing for name in LENGTHS):
+        way_out = (
+            "a length that is not given is taken to be that of the rank's own shard times the number of ranks; shards "
+            "of unequal length need query_length= and key_length=, the lengths over all ranks, on every rank"
+        )
+    return f"the ranks do not make the same call: {', '.join(said)}; {way_out}"
+
+
+def _by_rank(values: Sequence[str]) -> str:
+    """Each value with the ranks that have it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return " and ".join(
+        f"{value if len(value) <= LONGEST else value[:LONGEST] + '…'} on rank{'s' * (len(having) > 1)} "
+        + ", ".join(map(str, having))
+        for value, having in ranks.items()
+    )
+
+
+def _gathered(ring: Ring, mine: torch.Tensor) -> list[list[int]]:
+    """The numbers of all ranks, equally many on each."""
+    everyone = [torch.empty_like(mine) for _ in range(ring.world_size)]
+    dist.all_gather(everyone, mine, group=ring.group)
+    numbers: list[list[int]] = torch.stack(everyone).tolist()
+    return numbers

@@ -1,0 +1,46 @@
+"""The process group that is the ring, and this process's place in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class Ring(NamedTuple):
+    """A process group and this process's place in it.
+
+    Attributes:
+        group: the process group, or `None` for the default group or a process on its own.
+        rank: this rank within the group.
+        world_size: ranks in the group.
+    """
+
+    group: ProcessGroup | None
+    rank: int
+    world_size: int
+
+    @classmethod
+    def of(cls, group: ProcessGroup | DeviceMesh | None) -> Ring:
+        """The ring of a group.
+
+        Raises:
+            ValueError: this process is not in the group, or the mesh has several dimensions.
+        """
+        if isinstance(group, DeviceMesh):
+            if group.ndim != 1:
+                raise ValueError(
+                    f"group is a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names}: expected one; "
+                    "mesh['name'] is the part along a dimension"
+                )
+            group = group.get_group()
+        if not dist.is_initialized():
+            return cls(None, 0, 1)
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError("group: this process is not one of its ranks; only they may call ring_attention")
+        return cls(group, rank, dist.get_world_size(group))

@@ -1,0 +1,193 @@
+"""Ranks that would not compute one attention say so, all in the same words, before a key has been sent."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import WORLD
+
+from ringverify.ring.agreement import check_agreement, disagreement
+from ringverify.ring.attention import ring_attention
+from ringverify.ring.dilated import DilatedRingAttention
+from ringverify.ring.group import Ring
+from ringverify.ring.module import RingAttention
+from ringverify.ring.shards import shard
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def tensors(queries, keys=None):
+    """q, k and v of a rank that holds so many."""
+    return [torch.zeros(1, length, 2, 4) for length in (queries, queries if keys is None else keys, keys or queries)]
+
+
+def said(call, world_size=2):
+    """What `call(rank)` raises, which has to be the same ValueError on every rank, with no rank's message left over."""
+
+    def program(_):
+        with pytest.raises(ValueError, match="the ranks do not make the same call") as raised:
+            call(dist.get_rank())
+        return str(raised.value)
+
+    run = WORLD.run(program, None, world_size=world_size, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+    assert len(set(run.results)) == 1
+    assert "\n" not in run.results[0]
+    return run.results[0]
+
+
+@pytest.fixture
+def gathers(monkeypatch):
+    """Runs a call on ranks, and returns what it returned there, and how often each rank took part in an all-gather."""
+    gather, ranks = dist.all_gather, []
+
+    def noted(*arguments, **how):
+        ranks.append(dist.get_rank())
+        return gather(*arguments, **how)
+
+    monkeypatch.setattr(dist, "all_gather", noted)
+
+    def run(call, world_size=2):
+        ranks.clear()
+        run = WORLD.run(lambda _: call(dist.get_rank()), None, world_size=world_size, seed=0, deadline=20)
+        assert run.failure is None, run.failure.detail
+        return run.results, [ranks.count(rank) for rank in range(world_size)]
+
+    return run
+
+
+@pytest.mark.parametrize("method", ["ring", "allgather", "auto"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_shards_of_unequal_length_need_the_lengths(method, causal):
+    """Four and five tokens: each rank would take its own shard times two for the whole."""
+    message = said(lambda rank: ring_attention(*tensors(4 + rank), method=method, causal=causal))
+    for words in (
+        "query_length is 8 on rank 0 and 10 on rank 1",
+        "key_length is 8 on rank 0 and 10 on rank 1",
+        "need query_length= and key_length=, the lengths over all ranks, on every rank",
+    ):
+        assert words in message
+
+
+def test_one_length_that_is_given_does_not_hide_the_other():
+    """Keys of one and two tokens, and all of five queries on every rank."""
+    message = said(
+        lambda rank: ring_attention(*tensors(5, 1 + rank // 2), sharding="replicated_query", query_length=5), 3
+    )
+    assert "key_length is 3 on ranks 0, 1 and 6 on rank 2" in message
+    assert "query_length is" not in message
+
+
+@pytest.mark.parametrize(
+    "module", [RingAttention, functools.partial(DilatedRingAttention, (4,), (2,))], ids=["ring", "dilated"]
+)
+def test_modules_compare_as_well_on_every_call(module):
+    """Nothing is remembered: a call that was right does not vouch for the next one."""
+
+    def calls(rank):
+        attend = module()
+        attend(*tensors(4))
+        attend(*tensors(4))
+        attend(*tensors(4 + rank))
+
+    assert "query_length is 8 on rank 0 and 10 on rank 1" in said(calls)
+
+
+def test_what_only_one_rank_refuses_is_heard_by_all():
+    """Eight tokens are inferred on rank 0, which is too short for these documents, and ten on rank 1."""
+    message = said(lambda rank: ring_attention(*tensors(4 + rank), documents=(0, 9)))
+    assert "query_length is 8 on rank 0 and 10 on rank 1" in message
+    assert "rank 0 refuses: documents=(0, 9): cumulative lengths must not decrease" in message
+    message = said(lambda rank: ring_attention(*(x[0] if rank else x for x in tensors(4))))
+    assert "call: rank 1 refuses: q has shape (4, 2, 4): expected (batch, sequence, heads, head_dim); give" in message
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"causal": (False, True)}, "causal is False on rank 0 and True on rank 1"),
+        ({"documents": ((0, 8), (0, 4, 8))}, "documents is (0, 8) on rank 0 and (0, 4, 8) on rank 1"),
+        ({"sharding": ("zigzag", "striped")}, "sharding is zigzag on rank 0 and striped on rank 1"),
+        ({"method": ("ring", "allgather")}, "method is ring on rank 0 and allgather on rank 1"),
+        ({"scale": (0.5, 0.25)}, "scale is 0.5 on rank 0 and 0.25 on rank 1"),
+    ],
+)
+def test_every_rank_is_given_the_same(how, words):
+    """What differs is named, with each rank's value."""
+    message = said(lambda rank: ring_attention(*tensors(4), **{name: values[rank] for name, values in how.items()}))
+    assert message == f"the ranks do not make the same call: {words}; give every rank the same"
+
+
+@pytest.mark.parametrize("name", ["memory_budget", "bandwidth"])
+def test_what_auto_depends_on_is_compared_even_with_the_lengths(name, gathers):
+    """One rank would gather and the other pass on. Other methods may have a budget for each rank."""
+    lengths = {"query_length": 8, "key_length": 8}
+    message = said(lambda rank: ring_attention(*tensors(4), method="auto", **lengths, **{name: (1, 10**12)[rank]}))
+    assert f"{name} is 1 on rank 0 and 1000000000000 on rank 1" in message
+    results, _ = gathers(lambda rank: ring_attention(*tensors(4), **{name: (1, 10**12)[rank]}).shape)
+    assert results == ((1, 4, 2, 4), (1, 4, 2, 4))
+
+
+def test_a_call_that_is_the_same_costs_one_gather_where_a_length_is_inferred(gathers):
+    """And none where both are given, or a comparison is not asked for; asked for, it is made in any case."""
+    lengths = {"query_length": 8, "key_length": 8}
+    for how, expected in (
+        ({}, 1),
+        ({"query_length": 8}, 1),
+        ({"key_length": 8}, 1),
+        (lengths, 0),
+        ({"method": "auto", "bandwidth": 1.0, **lengths}, 1),
+        ({"check_shards": False}, 0),
+        ({"check_shards": True, **lengths}, 1),
+    ):
+        _, found = gathers(lambda rank, how=how: ring_attention(*tensors(4), **how))
+        assert found == [expected, expected], how
+
+
+def test_a_rank_alone_has_nobody_to_ask(gathers):
+    """In a world of one, and where there is none."""
+    _, found = gathers(lambda rank: ring_attention(*tensors(4), check_shards=True), 1)
+    assert found == [0]
+    assert ring_attention(*tensors(4), check_shards=True).shape == (1, 4, 2, 4)
+
+
+def test_callables_of_other_processes_agree_by_their_name():
+    """Their text holds an address, which is another one in each process; here, another one for each rank."""
+
+    class Cut:
+        def __call__(self, length, world_size):
+            return [range(rank, length, world_size) for rank in range(world_size)]
+
+    def program(_):
+        return ring_attention(*tensors(4), sharding=Cut()).shape
+
+    run = WORLD.run(program, None, world_size=2, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+
+
+def test_groups_within_a_world_compare_among_themselves():
+    """Two rings of two, of other lengths than one another: neither hears of the other."""
+
+    def program(_):
+        rank = dist.get_rank()
+        group = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+        out = ring_attention(*(shard(x, group=group) for x in tensors(6 + 2 * (rank % 2))), group=group)
+        check_agreement(Ring.of(group), {"ring": str(rank % 2)}, torch.device("cpu"))
+        with pytest.raises(ValueError, match=r"place is 0 on rank 0 and 1 on rank 1"):
+            check_agreement(Ring.of(group), {"place": str(rank // 2)}, torch.device("cpu"))
+        return out.size(1)
+
+    run = WORLD.run(program, None, world_size=4, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+    assert run.results == (3, 4, 3, 4)
+
+
+def test_a_long_value_is_cut_short():
+    """Cumulative lengths of thousands of documents are no line of an error."""
+    message = disagreement([{"documents": str(tuple(range(1000)))}, {"documents": "None"}])
+    assert "documents is (0, 1, 2," in message
+    assert "… on rank 0 and None on rank 1" in message
+    assert len(message) < 200
