@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ringverify.diagnosis.model import STEPS, Block, Steps, collect
+from ringverify.diagnosis.model import STEPS, Block, Steps, collect, sum_of
 from ringverify.diagnosis.scene import Array, Part, Scene, Visit, visits
 from ringverify.diagnosis.suspicion import Suspicion
 
@@ -82,6 +82,18 @@ def _unpacked_as_a_pair(scene: Scene, parts: dict[tuple[int, int], Part]) -> lis
     return [Part(sums[r], _like(sums[(r + 1) % size], sums[r])) for r in range(size)]
 
 
+def _the_same_way(scene: Scene, parts: dict[tuple[int, int], Part]) -> list[Part]:
+    """Rank r works on block r + hop while it has the gradient of block r - hop: both go the same way."""
+    right, size = collect(scene, parts), scene.size
+    if scene.replicated:
+        return right
+    met = [[parts[(owner + hop) % size, (owner + 2 * hop) % size] for hop in range(size)] for owner in range(size)]
+    return [
+        Part(*(sum_of([_like(part[of], right[owner][of]) for part in met[owner]]) for of in (0, 1)))
+        for owner in range(size)
+    ]
+
+
 def _last_on_the_way(by: Callable[[Part], Part]) -> Steps:
     return replace(
         STEPS,
@@ -126,6 +138,11 @@ TRAVEL: list[Suspicion] = [
     Suspicion(
         "dk equals dk + dv, and dv is that sum of rank r + 1: the buffers sent and received are unpacked as dk and dv",
         replace(STEPS, collect=_unpacked_as_a_pair),
+    ),
+    Suspicion(
+        "blocks are taken from one side and their gradients sent to the same one: right on two ranks, on more "
+        "dk and dv hold parts of other blocks",
+        replace(STEPS, collect=_the_same_way),
     ),
     Suspicion("dk and dv never come home: they are 0", _last_on_the_way(lambda part: Part(0 * part.dk, 0 * part.dv))),
     Suspicion("replicated queries: dq is not summed over ranks", replace(STEPS, sum_dq=lambda scene, dq: dq)),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 
 from ringref.problem import Dilation, Problem
@@ -14,7 +15,7 @@ from ringverify.diagnosis.diagnose import UNEXPLAINED, diagnose
 from ringverify.diagnosis.model import STEPS
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.suspicion import Suspicion
-from ringverify.implementation import Implementation
+from ringverify.implementation import Capabilities, Implementation
 from ringverify.mutants.catalogue import MUTANTS
 from ringverify.mutants.place import Partial
 from ringverify.mutants.plain import EVERYTHING, PLAIN, attend, ring_of
@@ -172,6 +173,49 @@ def test_a_fault_of_a_published_ring_is_named(words):
     found = diagnosed(implementation, case, gradients=False)
     assert found.explained
     assert found.text.startswith(words)
+
+
+class SameWay(torch.autograd.Function):
+    """Gathers blocks; their gradients travel to the right, and blocks are visited to the right too."""
+
+    @staticmethod
+    def forward(ctx, block):
+        """All blocks, in the order of ranks."""
+        found = [torch.empty_like(block) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, block.contiguous())
+        return torch.cat(found, dim=1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Rank r adds the part of block r + hop to the gradient of block r - hop."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        parts, total = gradient.chunk(size, dim=1), 0.0
+        for hop in range(size):
+            total = (total + parts[(rank + hop) % size]).contiguous()
+            arriving = torch.empty_like(total)
+            passes = [
+                dist.P2POp(dist.isend, total, (rank + 1) % size), dist.P2POp(dist.irecv, arriving, (rank - 1) % size)
+            ]  # fmt: skip
+            for work in dist.batch_isend_irecv(passes):
+                work.wait()
+            total = arriving
+        return total
+
+
+@pytest.mark.timeout(60)
+def test_gradients_that_travel_the_way_of_their_blocks_are_named():
+    """diffusers 0.42.1: on two ranks left and right are one."""
+
+    def gathered(q, k, v, call):
+        k, v = SameWay.apply(k), SameWay.apply(v)
+        scores = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+    only = Capabilities(causal="never", scale=True)
+    implementation = Implementation(gathered, "same way", only)
+    found = diagnosed(implementation, case_of(), gradients=True)
+    assert found.explained
+    assert found.text.startswith("blocks are taken from one side and their gradients sent to the same one")
 
 
 class RoundsGradient(torch.autograd.Function):
