@@ -41,6 +41,7 @@ def one_rank(options):
             kernel=options.kernel,
             memory_budget=options.budget,
             bandwidth=options.bandwidth,
+            latency=options.latency,
             explain=True,
         )
         out.backward(dout)
@@ -87,4 +88,5 @@ if __name__ == "__main__":
     parser.add_argument("--kernel", default="auto", help="what computes a tile")
     parser.add_argument("--budget", type=int, help="bytes that a rank may use beside its inputs and outputs")
     parser.add_argument("--bandwidth", type=float, help="bytes a second between neighbours, for --method auto")
+    parser.add_argument("--latency", type=float, help="seconds of a hop that carries nothing, for --method auto")
     main(parser.parse_args())

@@ -74,6 +74,7 @@ def ring_attention(
     kernel: str = "auto",
     memory_budget: int | None = None,
     bandwidth: float | None = None,
+    latency: float | None = None,
     check_shards: bool | None = None,
     explain: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -105,6 +106,7 @@ def ring_attention(
         memory_budget: bytes that one rank may use beside its inputs and outputs; it bounds buckets and tiles. The same
             on all ranks with `method="auto"`, which depends on it.
         bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks; `None` assumes it.
+        latency: seconds of a hop that carries next to nothing, likewise.
         check_shards: compare the ranks' calls before anything else is sent, by gathering two integers a rank, and raise
             on all of them if they differ in a length, the pattern, the sharding or what `method="auto"` depends on.
             `None` compares on CPU where a length is not given or the method is auto; not on CUDA, where reading the
@@ -162,7 +164,7 @@ def ring_attention(
     if check_shards and ring.world_size > 1:
         settings: dict[str, object] = {"method": method}
         if method == "auto":
-            settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth}
+            settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency}
         check_agreement(ring, terms_of(call, lengths, sharding, settings), q.device)
     if isinstance(call, ValueError):
         raise call
@@ -178,6 +180,7 @@ def ring_attention(
         kernel=kernel,
         memory_budget=memory_budget,
         bandwidth=bandwidth,
+        latency=latency,
         explain=explain,
     )
     return (out, lse) if return_lse else out
@@ -205,6 +208,7 @@ def attend(
     kernel: str = "auto",
     memory_budget: int | None = None,
     bandwidth: float | None = None,
+    latency: float | None = None,
     explain: bool = False,
 ) -> tuple[Float[torch.Tensor, "B S H E"], Float[torch.Tensor, "B H S"]]:
     """`ring_attention` of a problem that is already written down; returns out and lse.
@@ -228,7 +232,7 @@ def attend(
         problem.softcap,
     )
     chosen, why = choose_kernel(kernel, setting)
-    chosen_method = choose_method(plan, setting, method, memory_budget, bandwidth)
+    chosen_method = choose_method(plan, setting, method, memory_budget, bandwidth, latency)
     if explain and ring.rank == 0:
         print(f"ring_attention: method {chosen_method.method}: {chosen_method.reason}", file=sys.stderr)
         print(f"ring_attention: kernel {chosen.name}: {why}", file=sys.stderr)

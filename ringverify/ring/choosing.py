@@ -7,12 +7,13 @@ because nothing is computed meanwhile; and it holds the keys of all ranks. So ga
     hops · latency  >  bytes gathered / bandwidth
 
 and as long as the gathered keys fit the budget. Nothing here looks at a clock: every rank has to choose the same, so
-latency and bandwidth are given by the caller, the same on all ranks (`ringverify bench --crossover` measures them), or
-else are those of `ASSUMED`.
+latency and bandwidth are given by the caller, the same on all ranks (`measured_link` in `ringverify.ring.link` measures
+them), or else are those of `ASSUMED`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 from ringverify.ring.kernels.kernel import Setting
@@ -34,8 +35,9 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-ASSUMED: dict[str, Link] = {"cpu": Link(3e-4, 1.5e9), "cuda": Link(3e-5, 5e10)}
-"""By type of device: gloo over the loopback of one machine, as measured; NVLink by its data sheet, not measured."""
+ASSUMED: dict[str, Link] = {"cpu": Link(8e-5, 1.6e9), "cuda": Link(3e-5, 5e10)}
+"""By type of device: gloo over the loopback of one machine, amid what `docs/benchmark-crossover.md` measured (59 and
+106 µs, 1.29 and 1.91 GB/s); NVLink by its data sheet, not measured."""
 
 
 class Choice(NamedTuple):
@@ -51,6 +53,7 @@ def choose_method(
     method: Method,
     memory_budget: int | None,
     bandwidth: float | None,
+    latency: float | None,
 ) -> Choice:
     """The method of a call; the same on every rank, because it depends on what all ranks know.
 
@@ -60,12 +63,16 @@ def choose_method(
         method: asked for.
         memory_budget: bytes that one rank may use beside inputs and outputs, the same on all ranks.
         bandwidth: bytes a second between two neighbours, the same on all ranks; `None` assumes it.
+        latency: seconds of a hop that carries next to nothing, likewise.
 
     Raises:
-        ValueError: `local` was asked for, but some rank needs keys of another; or a bandwidth is not positive.
+        ValueError: `local` was asked for, but some rank needs keys of another; a bandwidth is not positive, or
+            a latency negative.
     """
     if bandwidth is not None and not bandwidth > 0:
         raise ValueError(f"bandwidth={bandwidth!r}: expected a positive number of bytes a second")
+    if latency is not None and not 0 <= latency < math.inf:
+        raise ValueError(f"latency={latency!r}: expected a finite number of seconds, at least 0")
     hops = max(plan.schedule.reach)
     combines = plan.replicated and plan.world_size > 1
     if method == "local" and (hops or combines):
@@ -82,7 +89,7 @@ def choose_method(
     if not hops:
         return Choice("local", "no query needs a key of another rank")
     link = ASSUMED.get(setting.device, ASSUMED["cuda"])
-    link = link if bandwidth is None else link._replace(bandwidth=bandwidth)
+    link = Link(link.latency if latency is None else latency, link.bandwidth if bandwidth is None else bandwidth)
     return _ring_or_gather(plan, setting, hops, link, memory_budget)
 
 

@@ -55,7 +55,8 @@ class RingAttention(nn.Module):
         kernel: what computes a tile; auto chooses by device, dtype and shape.
         memory_budget: bytes that one rank may use beside its inputs and outputs; the same on all ranks with
             `method="auto"`.
-        bandwidth: bytes a second between two neighbours, for `method="auto"`.
+        bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks.
+        latency: seconds of a hop that carries next to nothing, likewise.
         check_shards: compare the ranks' calls before anything else is sent, and raise on all of them if they differ;
             `None` does so on CPU where a length is not given or the method is auto. On CUDA it stalls the device.
         explain: say on standard error, on rank 0, what was chosen and why.
@@ -82,6 +83,7 @@ class RingAttention(nn.Module):
         kernel: str = "auto",
         memory_budget: int | None = None,
         bandwidth: float | None = None,
+        latency: float | None = None,
         check_shards: bool | None = None,
         explain: bool = False,
     ) -> None:
@@ -99,7 +101,7 @@ class RingAttention(nn.Module):
             "sharding": sharding, "causal": causal, "window": window, "dilation": dilation, "scale": scale,
             "softcap": softcap, "dropout_p": dropout_p, "return_lse": return_lse, "method": method,
             "transport": transport, "kernel": kernel, "memory_budget": memory_budget, "bandwidth": bandwidth,
-            "check_shards": check_shards, "explain": explain,
+            "latency": latency, "check_shards": check_shards, "explain": explain,
         }  # fmt: skip
 
     @property

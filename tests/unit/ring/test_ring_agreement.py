@@ -121,7 +121,7 @@ def test_every_rank_is_given_the_same(how, words):
     assert message == f"the ranks do not make the same call: {words}; give every rank the same"
 
 
-@pytest.mark.parametrize("name", ["memory_budget", "bandwidth"])
+@pytest.mark.parametrize("name", ["memory_budget", "bandwidth", "latency"])
 def test_what_auto_depends_on_is_compared_even_with_the_lengths(name, gathers):
     """One rank would gather and the other pass on. Other methods may have a budget for each rank."""
     lengths = {"query_length": 8, "key_length": 8}

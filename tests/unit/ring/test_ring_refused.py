@@ -36,6 +36,8 @@ def refused(message, function, *arguments, **how):
         ({"kernel": "fused_cpu", "softcap": 1.0}, "kernel='fused_cpu' knows no softcap; kernel='auto' chooses one"),
         ({"memory_budget": 0}, "memory_budget=0: expected a positive number of bytes"),
         ({"bandwidth": -1.0}, "bandwidth=-1.0: expected a positive number of bytes a second"),
+        ({"latency": -1e-6}, "latency=-1e-06: expected a finite number of seconds, at least 0"),
+        ({"latency": float("nan")}, "latency=nan: expected a finite number of seconds, at least 0"),
         ({"causal": 1}, "causal=1: expected True or False"),
         (
             {"window": (-1, 0)},
