@@ -6,7 +6,9 @@ Both ops take `(B, H, S, D)`, keep float32 sums and return a natural lse in floa
 2. Memory-efficient wants as many key heads as query heads (keys are repeated and their gradients summed), returns lse
    padded to a multiple of 32 rows, and reads it with that padding in backward.
 3. Neither knows a cotangent of lse; as on CPU, further columns of dout and out bring it in.
-4. A causal mask is aligned to the bottom right by one and to the top left by another version: causal tiles are square.
+4. Memory-efficient's backward asks out for the stride of its heads, but not for that of its rows: in 16 bits it reads
+   them as of a dense `(B, S, H, E)` (torch's kernel_backward.h, `o_strideM`). The other inputs may lie as they like.
+5. A causal mask is aligned to the bottom right by one and to the top left by another version: causal tiles are square.
 """
 
 from __future__ import annotations
@@ -136,6 +138,7 @@ class EfficientCUDA:
         k, v = _repeated(q, k, v)
         q, k = (to_width(x, _multiple_of_8(x.size(-1))) for x in (q, k))
         v, dout, out = (to_width(x, width) for x in (v, dout, out))
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)  # see 4. of the module
         bias = _aligned_bias(mask, q, k)
         lse = pad(lse, (0, -lse.size(-1) % LSE_ALIGNMENT), value=torch.inf)
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)

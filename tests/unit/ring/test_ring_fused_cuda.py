@@ -1,0 +1,147 @@
+"""The kernels for CUDA without a GPU: definitions stand in for their ops, and read memory as the real ones do.
+
+What the real ones take for granted is in torch's sources, aten/src/ATen/native/transformers/cuda: attention_backward.cu
+makes grad_out contiguous, and for flash out too, but hands out on to the memory-efficient kernel as it is; with 16-bit
+inputs kernel_backward.h adds up dout·out itself, from rows of out that lie `num_heads * head_dim_value` apart.
+"""
+
+import itertools
+
+import pytest
+import torch
+from by_tile import computed, inputs_of, setting_of, worst_margin
+
+from ringref.problem import Dilation, Problem
+from ringverify.ring.kernels.fused_cuda import LSE_ALIGNMENT, EfficientCUDA, FlashCUDA
+
+ALIGNMENT = 8
+"""Elements of which every stride of a 16-bit tensor has to be a multiple."""
+
+
+def as_read(x, *strides):
+    """`x` as code sees it that takes some of its strides for granted; `None` stands for one that is asked for."""
+    assert x.stride(-1) == 1
+    found = [own if one is None else one for one, own in zip(strides, x.stride(), strict=True)]
+    return x.as_strided(x.shape, found, x.storage_offset())
+
+
+def scores(q, k, bias, causal, scale):
+    """Scores in float32, −inf where a pair is excluded; grouped-query heads repeat their keys."""
+    s = q.float() @ k.float().repeat_interleave(q.size(1) // k.size(1), dim=1).transpose(2, 3) * scale
+    if bias is not None:
+        assert bias.dtype == q.dtype
+        assert bias.stride(-1) == 1
+        assert bias.stride(-2) % 16 == 0
+        s = s + bias.float()
+    return s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), -torch.inf) if causal else s
+
+
+def forward_by_definition(q, k, v, bias, causal, scale):
+    """out and lse; 0 and 0 for a row of nothing, as the memory-efficient op has it."""
+    for x in (q, k, v):
+        assert x.size(-1) % ALIGNMENT == 0
+        assert all(stride % ALIGNMENT == 0 for stride in x.stride()[:-1])
+        assert x.stride(-1) == 1
+    s = scores(q, k, bias, causal, scale)
+    lse = s.logsumexp(dim=-1)
+    p = (s - lse[..., None]).nan_to_num(nan=-torch.inf).exp()
+    out = p @ v.float().repeat_interleave(q.size(1) // v.size(1), dim=1)
+    return out.to(q.dtype), lse.masked_fill(lse == -torch.inf, 0.0)
+
+
+def backward_by_definition(dout, q, k, v, out, lse, bias, causal, scale):
+    """dq, dk and dv of `(B, H, S, ...)` in the dtype of the inputs, out and lse read as the caller says."""
+    group = q.size(1) // k.size(1)
+    wide_k, wide_v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+    p = (scores(q, k, bias, causal, scale) - lse[..., None]).exp()
+    delta = (dout.float() * out.float()).sum(dim=-1, keepdim=True)
+    ds = p * (dout.float() @ wide_v.transpose(2, 3) - delta) * scale
+    dk, dv = ds.transpose(2, 3) @ q.float(), p.transpose(2, 3) @ dout.float()
+    dk, dv = (x.unflatten(1, (-1, group)).sum(dim=2) for x in (dk, dv))
+    return tuple(x.to(q.dtype) for x in (ds @ wide_k, dk, dv))
+
+
+@pytest.fixture
+def ops(monkeypatch):
+    """The four ops, and by name how often each was called."""
+    calls = dict.fromkeys(("efficient", "efficient_backward", "flash", "flash_backward"), 0)
+
+    def efficient(q, k, v, bias, compute_lse, dropout, causal, *, scale):
+        calls["efficient"] += 1
+        assert compute_lse
+        assert not dropout
+        assert q.size(1) == k.size(1)
+        out, lse = forward_by_definition(q, k, v, bias, causal, scale)
+        return out, torch.nn.functional.pad(lse, (0, -lse.size(-1) % LSE_ALIGNMENT)), None, None
+
+    def efficient_backward(dout, q, k, v, bias, out, lse, seed, offset, dropout, wanted, causal, *, scale):
+        calls["efficient_backward"] += 1
+        assert wanted == [True, True, True, False]
+        assert lse.stride(-1) == 1
+        assert lse.stride(-2) % LSE_ALIGNMENT == 0
+        if out.dtype != torch.float32:  # for float32 torch adds dout·out up, by their real strides
+            heads, width = out.size(1), out.size(3)
+            out = as_read(out.transpose(1, 2), None, heads * width, None, 1).transpose(1, 2)
+        lse = lse[..., : q.size(2)]
+        return *backward_by_definition(dout, q, k, v, out, lse, bias, causal, scale), None
+
+    def flash(q, k, v, dropout, causal, debug, *, scale):
+        calls["flash"] += 1
+        assert q.size(-1) == v.size(-1)
+        return forward_by_definition(q, k, v, None, causal, scale)
+
+    def flash_backward(dout, q, k, v, out, lse, _, __, rows, keys, dropout, causal, seed, offset, *, scale):
+        calls["flash_backward"] += 1
+        assert (rows, keys) == (q.size(2), k.size(2))
+        lse = as_read(lse, lse.size(1) * rows, rows, 1)
+        return backward_by_definition(dout, q, k, v, out, lse, None, causal, scale)
+
+    for name, stand_in in (("efficient", efficient), ("flash", flash)):
+        monkeypatch.setattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention", stand_in)
+    for name, stand_in in (("efficient", efficient_backward), ("flash", flash_backward)):
+        monkeypatch.setattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention_backward", stand_in)
+    return calls
+
+
+SHAPES = [
+    {"heads": 2, "head_dim": 8},
+    {"batch": 2, "heads": 4, "key_heads": 2, "head_dim": 3, "value_dim": 10},
+    {"batch": 2, "heads": 6, "key_heads": 1, "head_dim": 8, "value_dim": 16},
+    {"heads": 2, "head_dim": 8, "scale": -0.7},
+]
+MASKS = {
+    "none": ({"query_length": 7, "key_length": 11}, ((5,), (4,))),
+    "causal": ({"query_length": 9, "causal": True}, ((3, 5), (3, 5))),
+    "bias": ({"query_length": 9, "dilation": Dilation(((4, 1), (9, 1)), heads="shared")}, ((5,), (6,))),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kernel", [EfficientCUDA(), FlashCUDA()], ids=lambda kernel: kernel.name)
+def test_tiles_are_attention_by_what_the_op_reads(ops, kernel, mask, dtype):
+    """Padded head dimensions, further columns for lse, tiles of some rows: out is where the op looks for it."""
+    if kernel.name == "flash_cuda" and (mask == "bias" or dtype == "float32"):
+        pytest.skip("flash takes no bias and no 32 bits")
+    fields, cuts = MASKS[mask]
+    for shape, dlse in itertools.product(SHAPES, (True, False)):
+        problem = Problem(**shape, **fields, dtype=dtype)
+        given = inputs_of(problem, dlse=dlse)
+        assert worst_margin(problem, given, computed(kernel, problem, given, cuts)[0]) <= 1, (shape, dlse)
+    forwards, backwards = (ops[kernel.name.removesuffix("_cuda") + suffix] for suffix in ("", "_backward"))
+    assert forwards == backwards > 0
+
+
+@pytest.mark.parametrize("part", [(slice(None), slice(0, None, 2)), (slice(0, None, 2), slice(None))])
+def test_rows_and_heads_of_a_dilation_are_packed(ops, part):
+    """Every second row, or every second head, of what a rank holds: the gradients of a copy of them, bit for bit."""
+    given = inputs_of(Problem(batch=2, query_length=12, heads=4, head_dim=8, dtype="bfloat16"), dlse=False)
+    rows, heads = part
+    q, k, v, dout = (x[:, rows, heads].transpose(1, 2) for x in given[:4])
+    setting = setting_of(Problem(query_length=12, head_dim=8, dtype="bfloat16"))
+    out, lse = EfficientCUDA().forward(setting, q, k, v, None)
+    apart = torch.zeros(2, 12, 4, 8, dtype=torch.bfloat16)
+    apart[:, rows, heads] = out.transpose(1, 2)
+    outs = apart[:, rows, heads].transpose(1, 2), out.transpose(1, 2).contiguous().transpose(1, 2)
+    found, expected = (EfficientCUDA().backward(setting, dout, q, k, v, one, lse, None, None) for one in outs)
+    assert all(map(torch.equal, found, expected))
