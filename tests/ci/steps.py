@@ -58,7 +58,7 @@ class Ran:
     """What came of steps.
 
     Attributes:
-        codes: exit codes of those that ran, by name.
+        codes: exit codes of those that ran, by name; one without a name is called as its commands.
         used: what other actions were used, with their inputs.
         out: all that they printed.
         summary: what they wrote for the summary of the job.
@@ -112,7 +112,7 @@ def run(steps, known, folder, *, environment=None, timeout=100):
             text=True,
             timeout=timeout,
         )
-        ran.codes[step["name"]] = process.returncode
+        ran.codes[step.get("name", step["run"])] = process.returncode
         ran.out += process.stdout
         failed = failed or process.returncode != 0
     ran.summary = files["summary"].read_text(encoding="utf-8")

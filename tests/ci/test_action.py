@@ -123,7 +123,8 @@ def test_wrong_inputs_end_with_2_and_are_only_text(project, inputs, line):
     ("inputs", "words"),
     [
         ({"install": ""}, ["-m", "pip", "install", str(ROOT)]),
-        ({"install": "ringverify==0.1.0 torch"}, ["-m", "pip", "install", "ringverify==0.1.0", "torch"]),
+        ({"install": ". numpy>=2"}, ["-m", "pip", "install", str(ROOT), ".", "numpy>=2"]),
+        ({"install": "-r\n$(id)\n"}, ["-m", "pip", "install", str(ROOT), "-r", "$(id)"]),
         ({"install": "", "constraints": "a b.txt"}, ["-m", "pip", "install", "--constraint", "a b.txt", str(ROOT)]),
     ],
 )

@@ -117,7 +117,7 @@ def test_the_action_is_shown_with_inputs_that_it_has():
     inputs = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["inputs"]
     shown = [yaml.safe_load(b.text) for name in DOCUMENTS for b in blocks(name) if b.language == "yaml"]
     steps = [step for content in shown for job in content["jobs"].values() for step in job["steps"]]
-    uses = [step["with"] for step in steps if "ringverify" in step["uses"]]
+    uses = [step["with"] for step in steps if "ringverify" in step.get("uses", "")]
     assert len(uses) >= 3
     for given in uses:
         assert set(given) <= set(inputs)
