@@ -25,6 +25,7 @@ from ringverify.ring.group import Ring
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.plan import Plan, make_plan
+from ringverify.ring.sides import make_sides
 from ringverify.ring.transport import Transport, TransportName
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def attend(
         plan,
         setting,
         chosen,
-        bucket,
+        make_sides(problem, plan.query_count, bucket),
         memory_budget is not None,
         Transport(ring.group, ring.rank, ring.world_size, transport),
         _positions(plan, sharding, q.device),

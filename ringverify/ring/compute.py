@@ -20,6 +20,7 @@ from ringverify.ring.masks import band_bias, position_bias
 from ringverify.ring.parcels import Block
 from ringverify.ring.plan import Plan
 from ringverify.ring.regions import Region, Span
+from ringverify.ring.sides import Sides
 from ringverify.ring.tiles import Tile, tiles
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Job:
         plan: who holds what, who needs whom.
         setting: what kernels have to know.
         kernel: what computes tiles that are finite or unmasked.
-        bucket: longest side of a tile; forward, a kernel that cuts tiles itself takes all keys of a region at once.
+        sides: longest sides of tiles; forward, a kernel that cuts tiles itself takes all keys of a region at once.
         bounded: whether a memory budget bounds tiles.
         transport: between the ranks.
         positions: queries' positions, and each owner's keys' positions; only needed by regions `by_position`.
@@ -66,7 +67,7 @@ class Job:
     plan: Plan
     setting: Setting
     kernel: Kernel
-    bucket: int
+    sides: Sides
     bounded: bool
     transport: Transport
     positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
@@ -107,7 +108,7 @@ class Job:
         safe = self._safe(regions, block, owner)
         for region in regions:
             q_r, (k_r, v_r) = _of_queries(region, q), block.of(region)
-            for tile in tiles(region, *self._buckets(region, safe, forward=True)):
+            for tile in tiles(region, *self._buckets(region, safe, forward=True), self.sides.band):
                 mask, some = self._mask(region, tile, owner, q.device)
                 if not some:
                     continue
@@ -129,7 +130,7 @@ class Job:
             dout_r, out_r = _of_queries(region, rows.dout), _of_queries(region, rows.out)
             lse_r = _lse(region, rows.lse)
             dlse_r = None if rows.dlse is None else _lse(region, rows.dlse)
-            for tile in tiles(region, *self._buckets(region, safe, forward=False)):
+            for tile in tiles(region, *self._buckets(region, safe, forward=False), self.sides.band):
                 mask, some = self._mask(region, tile, owner, rows.q.device)
                 if not some:
                     continue
@@ -161,15 +162,19 @@ class Job:
         biased = region.low is not None or region.by_position  # a band with an upper side only has causal squares
         masked = biased or region.high is not None
         fused = self.kernel.blocked and (safe or not masked) and (self.kernel.takes_bias or not biased)
+        bucket = self.sides.bucket
         if not fused:
-            small = min(self.bucket, STREAMING.bucket(self.setting, self.bucket))
-            return small, small
+            bucket = min(bucket, STREAMING.bucket(self.setting, bucket))
+        if region.by_position:
+            bucket = min(bucket, self.sides.positions)
+        if not fused or region.by_position:
+            return bucket, bucket
         unbounded = not self.bounded and not masked
         if forward:
-            return (region.queries.size if unbounded else self.bucket), region.keys.size
+            return (region.queries.size if unbounded else bucket), region.keys.size
         # Sums within a kernel's call are as wide as those between calls, unless the input is narrow.
         wide = self.setting.dtype == self.setting.accumulates
-        return (region.queries.size if unbounded and wide else self.bucket), self.bucket
+        return (region.queries.size if unbounded and wide else bucket), bucket
 
     def _safe(self, regions: tuple[Region, ...], block: Block, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
@@ -205,9 +210,8 @@ class Job:
             queries[slice(*tile.rows)],
             keys[owner][slice(*tile.keys)],
             self.setting.accumulates,
+            region.heads.slice(),
         )
-        if bias is not None and bias.size(1) > 1:
-            bias = bias[:, region.heads.slice()]
         return bias, bias is None or bool((bias > -torch.inf).any())
 
 

@@ -24,42 +24,52 @@ NO_KEY_LABEL = -2
 
 def band_bias(tile: Tile, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The bias `(S, T)` of a tile of kind band: 0 where `low <= j - i <= high`, −inf elsewhere."""
-    rows, keys = (stop - start for start, stop in (tile.rows, tile.keys))
-    bias = torch.zeros(rows, keys, dtype=dtype, device=device)
-    excluded = torch.full_like(bias, -math.inf)
+    shape = tuple(stop - start for start, stop in (tile.rows, tile.keys))
+    sides = []
     if tile.low is not None:
-        bias += excluded.tril(tile.low - 1)
+        sides.append(torch.full(shape, -math.inf, dtype=dtype, device=device).tril_(tile.low - 1))
     if tile.high is not None:
-        bias += excluded.triu_(tile.high + 1)
-    return bias
+        sides.append(torch.full(shape, -math.inf, dtype=dtype, device=device).triu_(tile.high + 1))
+    match sides:
+        case []:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        case [side]:
+            return side
+    return sides[0].add_(sides[1])
 
 
 def position_bias(
-    problem: Problem, queries: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype
+    problem: Problem,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    dtype: torch.dtype,
+    heads: slice = slice(None),
 ) -> torch.Tensor | None:
-    """The bias `(B or 1, H or 1, S, T)` of any queries and keys by their positions; `None` if all attend once.
+    """The bias of any queries and keys by their positions, `(B, H, S, T)` or 1s there; `None` if all attend once.
 
     Args:
         problem: names the constraints.
-        queries: global positions `(S,)`, int64.
-        keys: global positions `(T,)`, int64.
+        queries: global positions `(S,)`, int64, at least one.
+        keys: global positions `(T,)`, int64, at least one.
         dtype: of the bias.
+        heads: which query heads, H of them.
     """
     factors: list[torch.Tensor] = []
     low, high = band(problem)
-    ahead_ST = keys - (queries + problem.diagonal)[:, None]
-    if high is not None:
-        factors.append(ahead_ST <= high)
-    if low is not None:
-        factors.append(ahead_ST >= low)
+    aligned_S = queries + problem.diagonal
+    nearest, furthest = int(keys.min() - aligned_S.max()), int(keys.max() - aligned_S.min())
+    if (high is not None and nearest > high) or (low is not None and furthest < low):
+        return torch.full((1, 1, 1, 1), -math.inf, dtype=dtype, device=keys.device)
+    # Numbers of size S × T are made of booleans only; a side that bounds no pair here needs none.
+    if high is not None and furthest > high:
+        factors.append(keys <= aligned_S[:, None] + high)
+    if low is not None and nearest < low:
+        factors.append(keys >= aligned_S[:, None] + low)
     if problem.key_lengths is not None:
         lengths = torch.tensor(problem.key_lengths, device=keys.device)
         factors.append(keys < lengths[:, None, None, None])
-    times_HST: torch.Tensor | None = None
-    if problem.documents is not None or problem.dilation is not None:
-        labels_RHS = labels(problem, queries, NO_QUERY_LABEL)
-        labels_RHT = labels(problem, keys, NO_KEY_LABEL)
-        times_HST = (labels_RHS[..., :, None] == labels_RHT[..., None, :]).sum(dim=0)
+    times_HST = _times(problem, queries, keys, heads)
+    if times_HST is not None:
         factors.append(times_HST > 0)
     if not factors:
         return None
@@ -68,9 +78,27 @@ def position_bias(
         allowed = allowed & factor
     if bool(allowed.all()) and (times_HST is None or bool((times_HST == 1).all())):
         return None
-    often = torch.zeros((), dtype=dtype, device=keys.device) if times_HST is None else times_HST.to(dtype).log()
+    if times_HST is None or times_HST.dtype == torch.bool:
+        often = torch.zeros((), dtype=dtype, device=keys.device)
+    else:
+        often = times_HST.to(dtype).log_()
     bias = torch.where(allowed, often, -math.inf)
     return bias[(None,) * (4 - bias.dim())]
+
+
+def _times(problem: Problem, queries: torch.Tensor, keys: torch.Tensor, heads: slice) -> torch.Tensor | None:
+    """How often pairs meet in documents or branches, boolean or int32 `(H or 1, S, T)`; `None` if there are none."""
+    if problem.documents is None and problem.dilation is None:
+        return None
+    of = slice(None) if problem.dilation is None else heads
+    labels_RHS = labels(problem, queries, NO_QUERY_LABEL)[:, of]
+    labels_RHT = labels(problem, keys, NO_KEY_LABEL)[:, of]
+    times_HST = labels_RHS[0, :, :, None] == labels_RHT[0, :, None, :]
+    if len(labels_RHS) > 1:
+        times_HST = times_HST.int()
+        for labels_HS, labels_HT in zip(labels_RHS[1:], labels_RHT[1:], strict=True):
+            times_HST += labels_HS[:, :, None] == labels_HT[:, None, :]
+    return times_HST
 
 
 def labels(problem: Problem, positions: torch.Tensor, nowhere: int) -> torch.Tensor:

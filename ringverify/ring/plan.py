@@ -17,7 +17,7 @@ from ringverify.ring.hops import Counts, Hops, hops
 from ringverify.ring.many import Bools
 from ringverify.ring.needs import needs
 from ringverify.ring.parcels import Parcel, Part, everything
-from ringverify.ring.regions import Region, Span, head_classes, regions, step_of
+from ringverify.ring.regions import Region, Span, constrained, head_classes, regions, step_of
 from ringverify.ring.rows import evenly
 from ringverify.ring.runs import Run, runs
 from ringverify.ring.schedule import Schedule, schedule
@@ -71,7 +71,8 @@ class Plan:
     def by_position(self) -> bool:
         """Whether masks have to be looked up by position, because some rank's keys do not go with these queries."""
         queries = self._queries[self.rank]
-        return bool(queries) and any(keys and step_of(queries, keys) is None for keys in self.keys)
+        looked_up = any(queries and keys and step_of(queries, keys) is None for keys in self.keys)
+        return looked_up and constrained(self.problem)
 
     @property
     def query_count(self) -> int:

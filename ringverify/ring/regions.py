@@ -7,7 +7,7 @@ a band on the difference of two indices. Two runs of one step s that begin at a 
 by one where the key's rank comes after the query's.
 
 Segments and documents that both ranks have the same part of make one region, with as many copies. A sharding that does
-not fall into a few runs of equal steps gets a region for all of a block whose mask is looked up by position.
+not fall into a few runs of equal steps gets a region for all of a block; its mask, if any, is looked up by position.
 """
 
 from __future__ import annotations
@@ -105,6 +105,12 @@ def band(problem: Problem) -> tuple[int | None, int | None]:
     return None if left is None else -left, right
 
 
+def constrained(problem: Problem) -> bool:
+    """Whether anything may keep a query from a key, or have it count several times."""
+    others = problem.key_lengths, problem.documents, problem.dilation
+    return band(problem) != (None, None) or any(one is not None for one in others)
+
+
 def regions(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> Iterator[Region]:
     """The regions of one rank's queries and one rank's keys; none if no query there attends any key here.
 
@@ -120,11 +126,12 @@ def _regions(
         return
     step = step_of(queries, keys)
     if step is None:
+        looked_up = constrained(problem)
         rows, columns = (Span(0, sum(run.size for run in runs)) for runs in (queries, keys))
         for number, (key_heads, _) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
             group = problem.group_size
             heads = Span(key_heads.start * group, key_heads.size * group, key_heads.step)
-            yield Region(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=True)
+            yield Region(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=looked_up)
         return
     for batch, limit in _batches(problem):
         for key_run in keys:

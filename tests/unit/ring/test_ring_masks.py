@@ -98,6 +98,24 @@ def test_a_mask_has_only_the_axes_that_it_needs():
         assert position_bias(problem, positions, positions, torch.float32).shape == shape
 
 
+def test_a_mask_is_built_for_the_heads_that_are_asked_for():
+    """Those of one class of heads, which may be every other one."""
+    positions = torch.arange(8)
+    problem = Problem(query_length=8, heads=4, dilation=Dilation(((4, 1), (8, 2)), heads="shared"))
+    whole = position_bias(problem, positions, positions, torch.float32)
+    for heads in (slice(1, 4, 2), slice(2, 3)):
+        assert torch.equal(position_bias(problem, positions, positions, torch.float32, heads), whole[:, heads])
+
+
+def test_positions_that_never_meet_take_one_element():
+    """Keys that all come after the queries, or all lie to the left of their windows, are told by their extremes."""
+    early, late = torch.arange(8), torch.arange(100, 120)
+    problem = Problem(query_length=128, causal=True, window=(40, 0))
+    for queries, keys in ((early, late), (late, early)):
+        bias = position_bias(problem, queries, keys, torch.float32)
+        assert bias.tolist() == [[[[-math.inf]]]]
+
+
 def test_documents_of_length_zero_and_a_first_document_that_starts_late():
     """Positions outside every document attend nothing, not even themselves; a label of theirs meets no other."""
     problem = Problem(query_length=8, documents=(1, 1, 4, 4, 6, 6))

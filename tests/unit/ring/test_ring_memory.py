@@ -1,19 +1,16 @@
 """The most that a rank holds: what the call is made of, two blocks and two gradients on their way, and one tile."""
 
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
+from peaks import DIM, Call, peak
 
-from ringref.sharding import query_positions
 from ringverify.ring import compute
-from ringverify.ring.attention import ACCUMULATES, ring_attention
+from ringverify.ring import sides as sides_module
+from ringverify.ring.attention import ACCUMULATES
 from ringverify.ring.kernels.choose import KERNELS
 from ringverify.ring.kernels.kernel import Setting
-from ringverify.worlds.memory import measured
-from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,52 +18,6 @@ MOST = 1.15
 """What the ring promises: its peak over the sum of what has to be there."""
 SLACK = 0.03
 """What the ring promises: how far the exponent of its peak in the positions of a rank may lie from 1."""
-DIM = 16
-
-
-class Call(NamedTuple):
-    """A call of one head on several ranks."""
-
-    n: int
-    ranks: int
-    causal: bool = False
-    sharding: str = "contiguous"
-    method: str = "ring"
-    memory_budget: int | None = None
-    dtype: torch.dtype = torch.float32
-    backward: bool = True
-
-    @property
-    def positions(self) -> int:
-        """Of the rank that has most."""
-        return max(len(one) for one in query_positions(self.sharding, self.n, self.ranks))
-
-
-def peak(call):
-    """The largest peak of a rank in bytes, q counted, and what it was made of."""
-
-    def program(_):
-        rows = len(query_positions(call.sharding, call.n, call.ranks)[dist.get_rank()])
-        q, k, v = (torch.ones(1, rows, 1, DIM, dtype=call.dtype, requires_grad=call.backward) for _ in range(3))
-        with measured():
-            out = ring_attention(
-                q,
-                k,
-                v,
-                sharding=call.sharding,
-                query_length=call.n,
-                key_length=call.n,
-                causal=call.causal,
-                method=call.method,
-                memory_budget=call.memory_budget,
-            )
-            gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out)) if call.backward else ()
-        return q.nbytes, len(gradients)
-
-    run = SimulatedWorld().run(program, None, world_size=call.ranks, seed=0, deadline=100, watch="memory")
-    assert run.failure is None, f"{run.failure.message}\n{run.failure.detail}"
-    worst = max(run.memory, key=lambda memory: memory.peak_bytes)
-    return worst.peak_bytes + run.results[worst.rank][0], "\n".join(worst.describe())
 
 
 def bucket_of(call):
@@ -179,3 +130,45 @@ def test_gathering_all_keys_is_seen():
     for ranks in (4, 8):
         call = Call(512 * ranks, ranks, method="allgather")
         assert peak(call)[0] > MOST * needed(call)
+
+
+def dealt(length, world_size):
+    """Blocks of 16 dealt out in turn: too many runs, so that masks are looked up."""
+    return [[p for p in range(length) if p // 16 % world_size == rank] for rank in range(world_size)]
+
+
+MASKED = {
+    "a wide window": lambda n, ranks: Call(n, ranks, causal=True, window=(n // 2, 0)),
+    "a wide window, both sides": lambda n, ranks: Call(n, ranks, window=(n // 4, n // 4)),
+    "masks by position": lambda n, ranks: Call(n, ranks, causal=True, sharding=dealt),
+    "positions that need no mask": lambda n, ranks: Call(n, ranks, sharding=dealt),
+}
+
+
+def exponent(kind, ranks, short, long):
+    """Of the peak in the length, between two of them."""
+    (less, _), (more, _) = (peak(MASKED[kind](n, ranks)) for n in (short, long))
+    return math.log(more / less) / math.log(long / short)
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_masks_are_a_small_part_of_the_peak(kind):
+    """Their peak has the same bound as that of the dense problem, and grows no faster."""
+    for ranks in (2, 4):
+        assert exponent(kind, ranks, 2048, 8192) <= 1 + SLACK
+        call = MASKED[kind](8192, ranks)
+        found, parts = peak(call)
+        assert found <= MOST * needed(call), parts
+
+
+@pytest.mark.parametrize("kind", ["a wide window", "masks by position"])
+def test_a_mask_of_a_whole_tile_is_seen(monkeypatch, kind):
+    """A mutant whose masks are as large as tiles without one."""
+    monkeypatch.setattr(sides_module, "_side", lambda elements: 1 << 30)
+    assert exponent(kind, 2, 2048, 4096) > 1 + SLACK
+    assert peak(MASKED[kind](4096, 2))[0] > MOST * needed(MASKED[kind](4096, 2))
+
+
+def test_positions_that_need_no_mask_are_one_tile():
+    """Dense, a sharding that falls into many runs is computed like any other."""
+    assert peak(Call(4096, 4, sharding=dealt))[0] == peak(Call(4096, 4))[0]

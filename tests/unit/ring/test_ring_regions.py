@@ -154,6 +154,31 @@ def test_the_count_sees_wrong_tiles(monkeypatch):
     assert "its tiles are not its pairs" in mismatch(problem, "contiguous", 1, (4, 4))
 
 
+@pytest.mark.parametrize("window", [(700, 0), (300, 300), (0, 0), (40, 3)])
+def test_masks_that_are_built_are_small_and_alike(window):
+    """However long the buckets are; and of a wide window, whose masks are made anew only where they differ, few."""
+    problem = Problem(query_length=2000, causal=window[1] == 0, window=window)
+    queries, keys = runs_of(problem, "contiguous", 2)
+    built = [
+        tile
+        for owner in range(2)
+        for region in regions(problem, queries[1], keys[owner])
+        for tile in tiles(region, 2000, 2000, 32)
+        if tile.kind == "band"
+    ]
+    shapes = [(tile.rows[1] - tile.rows[0], tile.keys[1] - tile.keys[0], tile.low, tile.high) for tile in built]
+    assert all(rows <= 32 and columns < 2 * 32 for rows, columns, *_ in shapes)
+    changes = sum(before != after for before, after in itertools.pairwise(shapes))
+    assert len(built) > 20
+    assert changes <= 6
+
+
+def test_the_first_rows_of_a_window_need_no_mask():
+    """Rows that its left side does not bound are plainly causal."""
+    (region,) = regions(Problem(query_length=64, causal=True, window=(40, 0)), (Run(0, 1, 64, 0),), (Run(0, 1, 64, 0),))
+    assert next(tiles(region, 16, 64)).kind == "causal"
+
+
 def pairs_computed(problem, sharding, world_size, bucket):
     """Pairs that each rank's kernels work on, over all owners, per head."""
     queries, keys = runs_of(problem, sharding, world_size)
@@ -221,6 +246,8 @@ def test_runs_of_several_steps_are_looked_up_by_position():
     for keys in (mixed, many):
         (region,) = regions(problem, keys, (Run(0, 1, 40, 0),))
         assert region.by_position
+        (dense,) = regions(Problem(query_length=40), keys, (Run(0, 1, 40, 0),))
+        assert [tile.kind for tile in tiles(dense, 64, 64)] == ["full"], "nothing to look up"
     single = (Run(0, 1, 5, 0), Run(20, 1, 1, 5))
     assert not any(region.by_position for region in regions(problem, single, single))
 
