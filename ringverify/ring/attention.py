@@ -117,7 +117,9 @@ def ring_attention(
 
     Returns:
         out `(B, S, H, E)` in the dtype of q, and with `return_lse` lse `(B, H, S)`, natural logarithm, float64 for
-        float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf and gradients 0.
+        float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf and gradients 0. The same
+        inputs give the same bits on any schedule; gradients on CUDA, where torch's fused backwards add up in any order,
+        only under `torch.use_deterministic_algorithms(True)`.
 
     Raises:
         ValueError: the inputs do not fit each other or the arguments, raised before any communication; or ranks that
@@ -210,9 +212,12 @@ def attend(
     memory_budget: int | None = None,
     bandwidth: float | None = None,
     latency: float | None = None,
+    deterministic: bool = False,
     explain: bool = False,
 ) -> tuple[Float[torch.Tensor, "B S H E"], Float[torch.Tensor, "B H S"]]:
     """`ring_attention` of a problem that is already written down; returns out and lse.
+
+    With `deterministic` the same inputs give the same bits on every device, whatever torch is set to.
 
     Raises:
         ValueError: the inputs do not fit the problem; raised before any communication.
@@ -231,6 +236,7 @@ def attend(
         problem.dv,
         problem.scale_value,
         problem.softcap,
+        deterministic,
     )
     chosen, why = choose_kernel(kernel, setting)
     chosen_method = choose_method(plan, setting, method, memory_budget, bandwidth, latency)

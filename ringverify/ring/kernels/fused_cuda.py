@@ -8,10 +8,14 @@ Both ops take `(B, H, S, D)`, keep float32 sums and return a natural lse in floa
 3. Neither knows a cotangent of lse; as on CPU, further columns of dout and out bring it in.
 4. Memory-efficient's backward asks out for the stride of its heads, but not for that of its rows: in 16 bits it reads
    them as of a dense `(B, S, H, E)` (torch's kernel_backward.h, `o_strideM`). The other inputs may lie as they like.
-5. A causal mask is aligned to the bottom right by one and to the top left by another version: causal tiles are square.
+5. Both backwards add to gradients in any order, unless torch's deterministic mode is on, which `_in_order` sees to.
+6. A causal mask is aligned to the bottom right by one and to the top left by another version: causal tiles are square.
 """
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch.nn.functional import pad
@@ -19,6 +23,8 @@ from torch.nn.functional import pad
 from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.kernel import Gradients, Setting, TileMask
 
+AMPERE = (8, 0)
+"""The compute capability from which on flash runs, and memory-efficient in bfloat16."""
 LSE_ALIGNMENT = 32
 """Rows that the memory-efficient op pads lse to a multiple of."""
 
@@ -38,6 +44,8 @@ class FlashCUDA:
             return f"runs on cuda, not on {setting.device}"
         if setting.dtype not in (torch.bfloat16, torch.float16):
             return f"computes in 16 bits, not in {setting.dtype}"
+        if (capability := _capability()) < AMPERE:
+            return f"needs compute capability 8.0, and this device has {capability[0]}.{capability[1]}"
         if max(setting.head_dim, setting.value_dim + 3) > self.widest:
             return f"takes head dimensions up to {self.widest}, three columns for the cotangent of lse included"
         return "knows no softcap" if setting.softcap is not None else None
@@ -75,10 +83,11 @@ class FlashCUDA:
         width = _multiple_of_8(max(setting.head_dim, out.size(-1)))
         q, k, v, dout, out = (to_width(x, width) for x in (q, k, v, dout, out))
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            dout, q, k, v, out, lse.contiguous(), None, None, q.size(2), k.size(2), 0.0, mask is not None,
-            no_dropout, no_dropout, scale=scale,
-        )  # fmt: skip
+        with _in_order(setting):
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                dout, q, k, v, out, lse.contiguous(), None, None, q.size(2), k.size(2), 0.0, mask is not None,
+                no_dropout, no_dropout, scale=scale,
+            )  # fmt: skip
         return dq[..., : setting.head_dim] * sign, dk[..., : setting.head_dim], dv[..., : setting.value_dim]
 
 
@@ -96,6 +105,8 @@ class EfficientCUDA:
             return f"runs on cuda, not on {setting.device}"
         if setting.dtype == torch.float64:
             return "does not compute in float64"
+        if setting.dtype == torch.bfloat16 and (capability := _capability()) < AMPERE:
+            return f"needs compute capability 8.0 for bfloat16, and this device has {capability[0]}.{capability[1]}"
         return "knows no softcap" if setting.softcap is not None else None
 
     def bucket(self, setting: Setting, rows: int) -> int:
@@ -142,12 +153,36 @@ class EfficientCUDA:
         bias = _aligned_bias(mask, q, k)
         lse = pad(lse, (0, -lse.size(-1) % LSE_ALIGNMENT), value=torch.inf)
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
-        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            dout, q, k, v, bias, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False],
-            isinstance(mask, str), scale=scale,
-        )  # fmt: skip
+        with _in_order(setting):
+            dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+                dout, q, k, v, bias, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False],
+                isinstance(mask, str), scale=scale,
+            )  # fmt: skip
         dk, dv = (x.unflatten(1, (key_heads, -1)).sum(dim=2, dtype=setting.accumulates) for x in (dk, dv))
         return dq[..., : setting.head_dim] * sign, dk[..., : setting.head_dim], dv[..., : setting.value_dim]
+
+
+@contextlib.contextmanager
+def _in_order(setting: Setting) -> Iterator[None]:
+    """Torch's deterministic mode for the launch of an op, where the call has to be deterministic.
+
+    It is a setting of the process: elsewhere it is the user's to choose, because it slows these backwards down. What
+    is called here is `torch.use_deterministic_algorithms`, except that it does not import inductor, for seconds.
+    """
+    if not setting.deterministic:
+        yield
+        return
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+
+
+def _capability() -> tuple[int, int]:
+    """Of the current device; where there is none, nothing is going to be computed either."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else AMPERE
 
 
 def _multiple_of_8(width: int) -> int:

@@ -34,6 +34,8 @@ class Setting(NamedTuple):
         value_dim: E.
         scale: factor on `q·k`.
         softcap: c of `c · tanh(s / c)`, or `None`.
+        deterministic: whether the same inputs have to give the same bits. Without it a kernel may add up in any order,
+            unless `torch.use_deterministic_algorithms` forbids that.
     """
 
     device: str
@@ -43,6 +45,7 @@ class Setting(NamedTuple):
     value_dim: int
     scale: float
     softcap: float | None
+    deterministic: bool = False
 
 
 class Kernel(Protocol):

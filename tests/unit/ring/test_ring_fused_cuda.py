@@ -5,13 +5,21 @@ makes grad_out contiguous, and for flash out too, but hands out on to the memory
 inputs kernel_backward.h adds up dout·out itself, from rows of out that lie `num_heads * head_dim_value` apart.
 """
 
+import contextlib
 import itertools
 
 import pytest
 import torch
 from by_tile import computed, inputs_of, setting_of, worst_margin
+from on_ranks import WORLD
 
 from ringref.problem import Dilation, Problem
+from ringverify.cases.case import Case
+from ringverify.cases.inputs import make_inputs
+from ringverify.cases.running import Task, run_rank
+from ringverify.ring import attention
+from ringverify.ring.declared import allgather, ring
+from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.fused_cuda import LSE_ALIGNMENT, EfficientCUDA, FlashCUDA
 
 ALIGNMENT = 8
@@ -63,8 +71,12 @@ def backward_by_definition(dout, q, k, v, out, lse, bias, causal, scale):
 
 @pytest.fixture
 def ops(monkeypatch):
-    """The four ops, and by name how often each was called."""
+    """The four ops; by name how often each was called, and the deterministic "modes" in which backwards were."""
     calls = dict.fromkeys(("efficient", "efficient_backward", "flash", "flash_backward"), 0)
+    calls["modes"] = []
+
+    def note_mode():
+        calls["modes"].append(torch.get_deterministic_debug_mode())
 
     def efficient(q, k, v, bias, compute_lse, dropout, causal, *, scale):
         calls["efficient"] += 1
@@ -76,6 +88,7 @@ def ops(monkeypatch):
 
     def efficient_backward(dout, q, k, v, bias, out, lse, seed, offset, dropout, wanted, causal, *, scale):
         calls["efficient_backward"] += 1
+        note_mode()
         assert wanted == [True, True, True, False]
         assert lse.stride(-1) == 1
         assert lse.stride(-2) % LSE_ALIGNMENT == 0
@@ -92,6 +105,7 @@ def ops(monkeypatch):
 
     def flash_backward(dout, q, k, v, out, lse, _, __, rows, keys, dropout, causal, seed, offset, *, scale):
         calls["flash_backward"] += 1
+        note_mode()
         assert (rows, keys) == (q.size(2), k.size(2))
         lse = as_read(lse, lse.size(1) * rows, rows, 1)
         return backward_by_definition(dout, q, k, v, out, lse, None, causal, scale)
@@ -145,3 +159,80 @@ def test_rows_and_heads_of_a_dilation_are_packed(ops, part):
     outs = apart[:, rows, heads].transpose(1, 2), out.transpose(1, 2).contiguous().transpose(1, 2)
     found, expected = (EfficientCUDA().backward(setting, dout, q, k, v, one, lse, None, None) for one in outs)
     assert all(map(torch.equal, found, expected))
+
+
+DEFAULT, WARNS, RAISES = range(3)
+"""torch's modes: any order, a warning that says so, or an order that is always the same."""
+
+
+@contextlib.contextmanager
+def deterministic_mode(mode):
+    """The mode of the process, until the end of the block."""
+    torch.set_deterministic_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(DEFAULT)
+
+
+@pytest.mark.parametrize("kernel", [EfficientCUDA(), FlashCUDA()], ids=lambda kernel: kernel.name)
+def test_the_deterministic_mode_is_on_where_it_was_asked_for(ops, kernel):
+    """While the op is launched; otherwise, and afterwards, it is as the user has set it."""
+    q, k, v, dout = (x.transpose(1, 2) for x in inputs_of(Problem(query_length=4, dtype="float16"))[:4])
+    setting = setting_of(Problem(query_length=4, dtype="float16"))
+    for asked, mode in itertools.product((False, True), (DEFAULT, WARNS, RAISES)):
+        with deterministic_mode(mode):
+            given = setting._replace(deterministic=asked)
+            out, lse = kernel.forward(given, q, k, v, None)
+            kernel.backward(given, dout, q, k, v, out, lse, None, None)
+            assert torch.get_deterministic_debug_mode() == mode
+        assert ops["modes"].pop() == (RAISES if asked else mode)
+
+
+def test_a_failing_op_leaves_the_mode_as_it_was(monkeypatch):
+    """Out of memory, say."""
+
+    def fails(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_backward", fails)
+    q = torch.zeros(1, 1, 4, 8, dtype=torch.float16)
+    setting = setting_of(Problem(query_length=4, dtype="float16"))._replace(deterministic=True)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        FlashCUDA().backward(setting, q, q, q, q, q, torch.zeros(1, 1, 4), None, None)
+    assert torch.get_deterministic_debug_mode() == DEFAULT
+
+
+@pytest.mark.parametrize("implementation", [ring, allgather], ids=["ring", "allgather"])
+def test_what_declares_determinism_asks_for_it(monkeypatch, implementation):
+    """And a call of the function does not: it would be slower, and the mode is the user's."""
+    seen = []
+
+    def noted(name, setting):
+        seen.append(setting.deterministic)
+        return choose_kernel(name, setting)
+
+    monkeypatch.setattr(attention, "choose_kernel", noted)
+    tensors = [torch.zeros(1, 4, 1, 8) for _ in range(3)]
+    case = Case(problem=Problem(query_length=4), world_size=1)
+    make_inputs(case)
+    run = WORLD.run(run_rank, Task(implementation, case, True, "cpu"), world_size=1, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+    attention.ring_attention(*tensors)
+    assert seen == [implementation.capabilities.deterministic, False]
+    assert seen[0]
+
+
+@pytest.mark.parametrize(("capability", "flash", "efficient"), [((7, 5), False, False), ((8, 0), True, True)])
+def test_old_devices_are_told_what_they_cannot_run(monkeypatch, capability, flash, efficient):
+    """Flash needs compute capability 8.0, memory-efficient needs it for bfloat16 alone."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    half, bfloat = (setting_of(Problem(query_length=4, dtype=dtype), "cuda") for dtype in ("float16", "bfloat16"))
+    assert (FlashCUDA().why_not(half) is None) == (FlashCUDA().why_not(bfloat) is None) == flash
+    assert EfficientCUDA().why_not(half) is None
+    assert (EfficientCUDA().why_not(bfloat) is None) == efficient
+    if not flash:
+        assert FlashCUDA().why_not(half) == "needs compute capability 8.0, and this device has 7.5"
+        assert choose_kernel("auto", half)[0].name == "efficient_cuda"
+        assert choose_kernel("auto", bfloat)[0].name == "streaming"
