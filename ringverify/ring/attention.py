@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from jaxtyping import Float
 from torch._compile import _disable_dynamo
 
 from ringref.problem import DTYPES, Dilation, Problem
-from ringref.sharding import Sharding, key_positions, query_positions
+from ringref.sharding import SHARDINGS, Sharding, key_positions, query_positions
 from ringverify.ring import allgather, passes, replicated
 from ringverify.ring.agreement import check_agreement, terms_of
 from ringverify.ring.autograd import Attention
@@ -226,6 +227,7 @@ def attend(
         raise ValueError(f"transport={transport!r}: expected {' or '.join(TRANSPORTS)}")
     if method not in METHODS:
         raise ValueError(f"method={method!r}: expected {', '.join(METHODS)}")
+    _check_settings(sharding, memory_budget)
     plan = make_plan(problem, sharding, ring.world_size, ring.rank)
     _check(q, k, v, plan)
     setting = Setting(
@@ -262,6 +264,19 @@ def attend(
     # Contiguous, so that the same numbers in another memory layout give the same bits.
     out, lse = Attention.apply(q.contiguous(), k.contiguous(), v.contiguous(), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
     return out, lse
+
+
+def _check_settings(sharding: object, memory_budget: object) -> None:
+    """Refuse what would be a bare TypeError from within."""
+    try:
+        hash(sharding)
+    except TypeError:
+        raise ValueError(
+            f"sharding of type {type(sharding).__name__}: expected {', '.join(SHARDINGS)}, or a function, and one that "
+            "can be hashed, because plans are kept by it"
+        ) from None
+    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral)):
+        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> None:

@@ -14,6 +14,7 @@ them), or else are those of `ASSUMED`.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
 from ringverify.ring.kernels.kernel import Setting
@@ -69,9 +70,9 @@ def choose_method(
         ValueError: `local` was asked for, but some rank needs keys of another; a bandwidth is not positive, or
             a latency negative.
     """
-    if bandwidth is not None and not bandwidth > 0:
+    if bandwidth is not None and not (isinstance(bandwidth, Real) and bandwidth > 0):
         raise ValueError(f"bandwidth={bandwidth!r}: expected a positive number of bytes a second")
-    if latency is not None and not 0 <= latency < math.inf:
+    if latency is not None and not (isinstance(latency, Real) and 0 <= latency < math.inf):
         raise ValueError(f"latency={latency!r}: expected a finite number of seconds, at least 0")
     hops = max(plan.schedule.reach)
     combines = plan.replicated and plan.world_size > 1

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+OUTSIDE = "this process is not in the group: only its ranks hold shards and call ring_attention"
+
+
 class Ring(NamedTuple):
     """A process group and this process's place in it.
 
@@ -29,18 +32,26 @@ class Ring(NamedTuple):
         """The ring of a group.
 
         Raises:
-            ValueError: this process is not in the group, or the mesh has several dimensions.
+            ValueError: this process is not in the group, the mesh has several dimensions, or there is a group but no
+                torch.distributed (any more).
         """
-        if isinstance(group, DeviceMesh):
-            if group.ndim != 1:
-                raise ValueError(
-                    f"group is a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names}: expected one; "
-                    "mesh['name'] is the part along a dimension"
-                )
-            group = group.get_group()
+        if isinstance(group, DeviceMesh) and group.ndim != 1:
+            raise ValueError(
+                f"group is a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names}: expected one; "
+                "mesh['name'] is the part along a dimension"
+            )
         if not dist.is_initialized():
+            if group is not None:
+                raise ValueError(
+                    "a group was given, but torch.distributed is not initialised, or not any more: call "
+                    "init_process_group and make the group after it; group=None is this process alone"
+                )
             return cls(None, 0, 1)
+        if isinstance(group, DeviceMesh):
+            if group.get_coordinate() is None:
+                raise ValueError(OUTSIDE)
+            group = group.get_group()
         rank = dist.get_rank(group)
         if rank < 0:
-            raise ValueError("group: this process is not one of its ranks; only they may call ring_attention")
+            raise ValueError(OUTSIDE)
         return cls(group, rank, dist.get_world_size(group))

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringref.sharding import Positions, Sharding, key_positions, query_positions
+from ringverify.ring.group import Ring
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -276,21 +277,8 @@ def _place(group: ProcessGroup | DeviceMesh | None, rank: int | None, world_size
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank}: expected 0 to {world_size - 1}, the rank within a group of {world_size}")
         return rank, world_size
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise ValueError(
-                f"a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names}: the ring needs one; "
-                "pass the mesh of that dimension, mesh[name]"
-            )
-        group = group.get_group()
-    if not dist.is_initialized():
-        if group is not None:
-            raise ValueError("a group was given, but torch.distributed is not initialised: init_process_group first")
-        return 0, 1
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError("this process is not in the group: only its members can hold shards")
-    return rank, dist.get_world_size(group)
+    ring = Ring.of(group)
+    return ring.rank, ring.world_size
 
 
 def _name(sharding: Sharding) -> str:

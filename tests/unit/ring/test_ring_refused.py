@@ -16,6 +16,16 @@ TENSORS = tuple(torch.zeros(1, 6, heads, 4) for heads in (4, 2, 2))
 """q, k and v of six positions."""
 
 
+class Unhashable:
+    """A sharding that is a callable, and equal to others by what it says of itself."""
+
+    def __call__(self, length, world_size):
+        return [range(rank, length, world_size) for rank in range(world_size)]
+
+    def __eq__(self, other):
+        return isinstance(other, Unhashable)
+
+
 def refused(message, function, *arguments, **how):
     """Check that one line is raised and holds the message."""
     with pytest.raises(ValueError, match=re.escape(message)) as raised:
@@ -35,6 +45,17 @@ def refused(message, function, *arguments, **how):
         ({"kernel": "flash"}, "kernel='flash': expected auto, fused_cpu,"),
         ({"kernel": "fused_cpu", "softcap": 1.0}, "kernel='fused_cpu' knows no softcap; kernel='auto' chooses one"),
         ({"memory_budget": 0}, "memory_budget=0: expected a positive number of bytes"),
+        ({"memory_budget": "1000"}, "memory_budget='1000': expected a positive number of bytes, an integer, or None"),
+        ({"memory_budget": 1.5e6}, "memory_budget=1500000.0: expected a positive number of bytes, an integer, or None"),
+        ({"memory_budget": True}, "memory_budget=True: expected a positive number of bytes, an integer, or None"),
+        (
+            {"sharding": ["zigzag"]},
+            "sharding of type list: expected contiguous, zigzag, striped, replicated_query, or a",
+        ),
+        ({"sharding": Unhashable()}, "sharding of type Unhashable: expected contiguous, zigzag, striped"),
+        ({"group": object()}, "a group was given, but torch.distributed is not initialised, or not any more"),
+        ({"bandwidth": "1e9"}, "bandwidth='1e9': expected a positive number of bytes a second"),
+        ({"latency": "1e-4"}, "latency='1e-4': expected a finite number of seconds, at least 0"),
         ({"bandwidth": -1.0}, "bandwidth=-1.0: expected a positive number of bytes a second"),
         ({"latency": -1e-6}, "latency=-1e-06: expected a finite number of seconds, at least 0"),
         ({"latency": float("nan")}, "latency=nan: expected a finite number of seconds, at least 0"),
