@@ -16,7 +16,7 @@ from rich.console import Console
 import ringverify
 from ringverify.bench.command import add_options as add_bench_options
 from ringverify.check.command import add_options as add_check_options
-from ringverify.check.confirming import add_options as add_confirm_options
+from ringverify.check.confirm_options import add_options as add_confirm_options
 from ringverify.check.option_types import count, names, positive
 from ringverify.check.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError

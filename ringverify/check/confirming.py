@@ -8,25 +8,36 @@ property has a part in it: what it shows is no error of ours.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from ringverify.check.option_types import positive, seconds
+from ringverify import targets
+from ringverify.check import casefile
+from ringverify.check.casefile import CaseFile
+from ringverify.check.snippet import snippet
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.properties.catalogue import select
 from ringverify.reports.jsonl import Event, finite, read_report, write_whole
 
 Outcome = Literal["shown", "not shown"]
+Ran = tuple[list[str], list[str]] | None
+"""The lines that a script printed, to both outputs; `None` if it did not end."""
+
 SCHEMA = 1
-DEADLINE = 120.0
+RAISED = re.compile(r"[A-Za-z_.]*(Error|Exception|Interrupt|Exit)\b")
+"""The last line of a traceback."""
 SAID = 8
 """Lines that are kept of what a script says."""
 LETTERS = 200
@@ -52,17 +63,6 @@ class Confirmation:
     said: tuple[str, ...]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the parser of the command."""
-    parser.add_argument("reports", nargs="+", type=Path, metavar="FILE.jsonl", help="what check --report wrote")
-    parser.add_argument("--scripts", type=Path, metavar="DIR", help="keep the scripts there")
-    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write what was seen as JSON")
-    parser.add_argument(
-        "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
-    )
-    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="scripts side by side (default: 1)")
-
-
 def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Run the command and return its exit code: 0 if every violation is shown by its script, 1 if one is not.
 
@@ -84,9 +84,11 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot write scripts to {folder}: {error.strerror}; name another --scripts") from None
-        for one in _side_by_side(found, folder, options):
-            seen.append(one)
-            say(f"{one.outcome:<10}  {one.implementation}  {one.property}: {one.said[0] if one.said else ''}")
+        scripts = Scripts(folder, options.deadline)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for one in pool.map(scripts.confirmed, found):
+                seen.append(one)
+                say(f"{one.outcome:<10}  {one.implementation}  {one.property}: {one.said[0] if one.said else ''}")
     if options.report is not None:
         content = {"schema": SCHEMA, "confirmations": [dataclasses.asdict(one) for one in seen]}
         try:
@@ -115,56 +117,96 @@ def read(path: Path) -> list[Confirmation]:
         raise UsageError(f"{path} is not what ringverify confirm --report writes") from None
 
 
-def _side_by_side(events: Sequence[Event], folder: Path, options: argparse.Namespace) -> Iterator[Confirmation]:
-    with ThreadPoolExecutor(options.jobs) as pool:
-        yield from pool.map(lambda event: confirmed(event, folder, options.deadline), events)
+class Scripts:
+    """Writes scripts, runs each once however many properties its case violates, and says what they show.
+
+    Args:
+        folder: where they go.
+        deadline: seconds for one.
+    """
+
+    def __init__(self, folder: Path, deadline: float) -> None:
+        self._folder = folder
+        self._deadline = deadline
+        self._ran: dict[str, Future[Ran]] = {}
+        self._lock = threading.Lock()
+
+    def confirmed(self, event: Event) -> Confirmation:
+        """What the script of a counterexample shows; of several cases that are compared, each has one."""
+        recorded = casefile.read(Path(event["file"]))
+        capabilities = targets.load(recorded.target).capabilities
+        (property,) = select((recorded.property,), ())
+        seen = None
+        for number, case in enumerate(property.compared(recorded.case, capabilities)):
+            script = self._folder / f"{Path(event['file']).stem}{f'-{number}' if number else ''}.py"
+            outcome, said = self._shown(event, dataclasses.replace(recorded, case=case), script)
+            lines = tuple(line.rstrip()[:LETTERS] for line in said[:SAID])
+            if seen is None or outcome == "shown":
+                seen = Confirmation(event["implementation"], event["property"], event["file"], outcome, lines)
+            if outcome == "shown":
+                break
+        assert seen is not None
+        return seen
+
+    def _shown(self, event: Event, recorded: CaseFile, script: Path) -> tuple[Outcome, Sequence[str]]:
+        ran = self._run(snippet(recorded, recorded.target, targets.load(recorded.target)), script)
+        if ran is None:
+            return "shown" if ends_never(event) else "not shown", [f"the script did not end in {self._deadline:g} s"]
+        out, err = ran
+        raised = [line for line in err if RAISED.match(line)]
+        if ended_early(event):
+            if raised and raises(event, raised[-1]):
+                return "shown", raised[-1:]
+        elif lines := [line for line in out if tells(line)]:
+            return "shown", sorted(lines, key=lambda line: not line.startswith("wrong: "))
+        return "not shown", raised[-1:] or out[-1:] or ["the script said nothing"]
+
+    def _run(self, text: str, script: Path) -> Ran:
+        """The lines of both outputs, or `None` if it did not end; for another title of the same program, the same."""
+        program = text.split('"""', 2)[2]
+        with self._lock:
+            mine = program not in self._ran
+            future = self._ran.setdefault(program, Future())
+        write_whole(script, text)
+        if mine:
+            try:
+                future.set_result(_ran(script, self._deadline))
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()
 
 
-def confirmed(event: Event, folder: Path, deadline: float) -> Confirmation:
-    """Write the script of one counterexample, run it, and say what it shows."""
-    script = folder / f"{Path(event['file']).stem}.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            env=environment,
-            timeout=deadline,
-            check=False,
-        )
-
-    def told(outcome: Outcome, *said: str) -> Confirmation:
-        lines = tuple(line.rstrip()[:LETTERS] for line in said[:SAID])
-        return Confirmation(event["implementation"], event["property"], event["file"], outcome, lines)
-
+def _ran(script: Path, deadline: float) -> Ran:
+    """Run it in a process group of its own, which is ended with all its ranks if it does not end by itself."""
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="backslashreplace",
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
     try:
-        written = run("-m", "ringverify", "replay", event["file"], "--snippet", str(script))
+        out, err = process.communicate(timeout=deadline)
     except subprocess.TimeoutExpired:
-        return told("not shown", f"the replay that writes the script did not end in {deadline:g} s")
-    if not script.is_file() or written.returncode not in (0, 1):
-        return told("not shown", *(written.stderr.splitlines()[-1:] or ["no script was written"]))
-    try:
-        ran = run(str(script))
-    except subprocess.TimeoutExpired:
-        outcome: Outcome = "shown" if ends_never(event) else "not shown"
-        return told(outcome, f"the script did not end in {deadline:g} s")
-    if (lines := [line for line in ran.stdout.splitlines() if tells(line)]) and event["tensor"] is not None:
-        return told("shown", *sorted(lines, key=lambda line: not line.startswith("wrong: ")))
-    raised = [
-        line for line in ran.stderr.splitlines() if re.match(r"[A-Za-z_.]+(Error|Exception|Interrupt|Exit)\b", line)
-    ]
-    if raised and event["tensor"] is None and raises(event, raised[-1]):
-        return told("shown", raised[-1])
-    return told("not shown", *(raised[-1:] or ran.stdout.splitlines()[-1:] or ["the script said nothing"]))
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return out.splitlines(), err.splitlines()
 
 
 def tells(line: str) -> bool:
     """Whether a line that a script printed tells of something wrong."""
     return line.startswith("wrong: ") or re.search(r"beyond what is allowed in [1-9]", line) is not None
+
+
+def ended_early(event: Event) -> bool:
+    """Whether a counterexample tells of a run that gave no results."""
+    return event["tensor"] is None and re.search(r"\braised \w|^deadlock", str(event["summary"])) is not None
 
 
 def raises(event: Event, line: str) -> bool:
@@ -175,4 +217,4 @@ def raises(event: Event, line: str) -> bool:
 
 def ends_never(event: Event) -> bool:
     """Whether a counterexample tells of a run that did not end."""
-    return event["tensor"] is None and str(event["summary"]).startswith("deadlock")
+    return ended_early(event) and str(event["summary"]).startswith("deadlock")

@@ -1,0 +1,21 @@
+"""The options of `ringverify confirm`. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ringverify.check.option_types import positive, seconds
+
+DEADLINE = 120.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add them to the parser of the command."""
+    parser.add_argument("reports", nargs="+", type=Path, metavar="FILE.jsonl", help="what check --report wrote")
+    parser.add_argument("--scripts", type=Path, metavar="DIR", help="keep the scripts there")
+    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write what was seen as JSON")
+    parser.add_argument(
+        "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
+    )
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="scripts side by side (default: 1)")
