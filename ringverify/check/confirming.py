@@ -67,7 +67,7 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Run the command and return its exit code: 0 if every violation is shown by its script, 1 if one is not.
 
     Raises:
-        UsageError: a case file is gone, or an output cannot be written.
+        UsageError: a case file is gone, a violation never had one, or an output cannot be written.
         ReportError: a file is not a whole report.
         Inconclusive: there is no violation to confirm.
     """
@@ -75,6 +75,11 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     if not found:
         raise Inconclusive("there is no violation in these reports, so there is nothing to confirm")
     for event in found:
+        if "file" not in event:
+            raise UsageError(
+                f"{event['property']} of {event['implementation']} is a golden vector, which has no script; "
+                f"this shows it again: {event['replay']}"
+            )
         if not Path(event["file"]).is_file():
             raise UsageError(f"no case {event['file']}: run this from the folder that check was run in")
     seen: list[Confirmation] = []
