@@ -22,6 +22,7 @@ from ringverify.cases.running import Runner
 from ringverify.ring.attention import ring_attention
 from ringverify.ring.declared import ring
 from ringverify.ring.shards import shard
+from ringverify.ring.transport import Transport
 from ringverify.worlds.memory import measured
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -184,6 +185,40 @@ def test_a_hop_is_posted_before_the_tiles_that_hide_it(kernel):
     for moments in seen:
         order = [moment for moment, _ in itertools.groupby(moments)]
         assert order == ["posted", "tile", "finished"] * (world_size - 1) + ["tile"]
+
+
+@pytest.mark.parametrize("kernel", ["auto", "streaming"])
+@pytest.mark.parametrize(("sharding", "causal"), [("contiguous", False), ("zigzag", True)])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_gradient_travels_while_tiles_are_computed(monkeypatch, world_size, sharding, causal, kernel):
+    """R11, backward: between the start of a gradient's exchange and the wait for it every rank computes tiles."""
+    seen = [[] for _ in range(world_size)]
+    start = Transport.start
+
+    def noted(self, sends, receives):
+        wait = start(self, sends, receives)
+        if not any(buffer.dtype == torch.float32 for buffer, _ in [*sends, *receives]):
+            return wait  # keys and values are bfloat16
+        seen[self.rank].append("posted")
+
+        def then():
+            seen[self.rank].append("waited for")
+            wait()
+
+        return then
+
+    def program():
+        lengths = {"query_length": 40 * world_size, "key_length": 40 * world_size}
+        q, k, v = (torch.ones(1, 40, 1, 4, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        how = {"sharding": sharding, "causal": causal, "kernel": kernel, "memory_budget": 1}  # tiles as small as can be
+        with Tiles(lambda: seen[dist.get_rank()].append("tile")):
+            ring_attention(q, k, v, **how, **lengths).sum().backward()
+
+    monkeypatch.setattr(Transport, "start", noted)
+    on_ranks(program, world_size)
+    for moments in seen:
+        order = [moment for moment, _ in itertools.groupby(moments)]
+        assert order == ["tile", *["posted", "tile", "waited for", "tile"] * (world_size - 1)]
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
