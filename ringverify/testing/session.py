@@ -323,7 +323,10 @@ def _about(item: object) -> Conformance | None:
 def _function_of(item: pytest.Item) -> str:
     """The id of a decorated function with parameters of its own, if it has any: there is a test a property of it."""
     function, _, ids = item.nodeid.partition("[")
-    property: Property = getattr(item, "callspec").params[PROPERTY]  # noqa: B009 - of functions with parameters
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:  # a method of a unittest.TestCase, which will say that it cannot be decorated
+        return function
+    property: Property = callspec.params[PROPERTY]
     own = re.sub(rf"(^|-){property.id}(-|$)", lambda found: "-" if found[1] and found[2] else "", ids[:-1], count=1)
     return f"{function}[{own}]" if own else function
 
