@@ -142,6 +142,13 @@ class Ledger:
         if self._writer is not None and self._nothing_to_report():
             yield "inconclusive", f"no report {self._writer.path}: no test that ran checks an implementation"
 
+    def remarks(self) -> Iterator[str]:
+        """What nobody may miss, however quiet the session is: passes of less than was asked for."""
+        for entry in (entry for all_of in self._entries.values() for entry in all_of):
+            verdict = entry.told.verdict
+            if verdict["verdict"] == "pass" and "reason" in verdict:
+                yield f"{entry.name}: {verdict['property']}: {verdict['reason']}"
+
     @staticmethod
     def _outcome(all_of: list[Entry]) -> Outcome:
         return Outcome.of([one.told.verdict for one in all_of])

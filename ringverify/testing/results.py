@@ -59,8 +59,7 @@ class PropertyResult:
         if self.unexpected is not None:
             return f"{name}: {self.unexpected}"
         if self.counterexample is None:
-            numbers = f"{self.examples} examples" if self.verdict == "pass" else ""
-            return f"{name}: {self.verdict}: {' '.join(filter(None, (numbers, self.reason)))}"
+            return f"{name}: {self.verdict}: {self.reason or f'{self.examples} examples'}"
         from ringverify.reports.terminal import counterexample_text
 
         summary, *rest = counterexample_text(self.counterexample, verbose=verbose).splitlines()
@@ -112,7 +111,7 @@ class ConformanceResult:
         )
 
     def describe(self, *, verbose: bool = False) -> str:
-        """The verdict, and all that is to be said of violations and of what could not be tried."""
+        """The verdict, and all that is to be said of violations and of what could not be tried, or only in part."""
         counts: dict[str, int] = {}
         for one in self.properties.values():
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
@@ -121,7 +120,8 @@ class ConformanceResult:
             f"({self.world} world, {self.device}, suite {self.suite}, seed {self.seed})"
         ]
         for one in self.properties.values():
-            if one.verdict in ("fail", "inconclusive") or one.unexpected is not None:
+            cut_short = one.verdict == "pass" and one.reason is not None
+            if cut_short or one.verdict in ("fail", "inconclusive") or one.unexpected is not None:
                 lines.append(one.describe(verbose=verbose))
         return "\n".join(lines)
 

@@ -64,7 +64,6 @@ class RingVerifySession:
         self._prepared = self._prepare(names) if names else []
         self._shared: set[str] = set()
         report = None if config.option.collectonly else config.getoption("ringverify_report")
-        self._reports = report is not None
         self._ledger: Ledger | None = None
         if workerinput is None:
             settings = self._wish.settings(self._drawn)
@@ -226,11 +225,11 @@ class RingVerifySession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Hear of the calls of `run_conformance` that a test and its fixtures make, if there is a report to write."""
+        """Hear of the calls of `run_conformance` that a test and its fixtures make."""
         made = Counter[str]()
 
         def hear(events: Sequence[Event]) -> None:
-            if (told := told_in(events)) and self._reports:
+            if told := told_in(events):
                 implementation = told[0].implementation
                 made[implementation] += 1
                 call = item.nodeid if made[implementation] == 1 else f"{item.nodeid}, call {made[implementation]}"
@@ -294,9 +293,12 @@ class RingVerifySession:
             session.exitstatus = self._ledger.exit_status(int(exitstatus), session.testsfailed)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The verdicts."""
-        lines = list(self._ledger.lines()) if self._ledger is not None else []
-        if lines and self._config.get_verbosity() >= 0:
+        """The verdicts, which `-q` leaves out, and what nobody may miss."""
+        if self._ledger is None:
+            return
+        lines = list(self._ledger.lines()) if self._config.get_verbosity() >= 0 else []
+        lines += [("inconclusive", remark) for remark in self._ledger.remarks()]
+        if lines:
             terminalreporter.write_sep("=", "ringverify")
             for verdict, line in lines:
                 terminalreporter.write_line(line, **_COLOURS.get(verdict, {}))
@@ -349,5 +351,6 @@ def _for_junit(result: PropertyResult, world: str, checked: Checked) -> list[tup
         "seed": checked.options.seed,
         "examples": result.examples,
         "margin": None if result.margin is None else float(result.margin),
+        "reason": result.reason,
     }
     return [(f"ringverify_{name}", value) for name, value in said.items() if value is not None]

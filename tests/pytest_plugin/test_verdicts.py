@@ -26,6 +26,29 @@ def test_what_was_not_learned_is_an_error_and_the_exit_status_is_3(project):
     assert case.find("failure") is None
 
 
+IN_A_CALL = """
+import ringverify
+
+
+def test_call():
+    ringverify.run_conformance("right.py:attend", only="forward", suite="full", time_budget=2)
+"""
+
+
+def test_a_pass_that_the_time_budget_cut_short_says_so(project):
+    """As `check` does: at the end, however quiet, and in the properties of its test; what was done in time is a pass."""
+    project.write(test_call=IN_A_CALL)
+    budget = ("--ringverify-only", "forward", "--ringverify-suite", "full", "--ringverify-time-budget", "2")
+    ran = project.pytest(*RIGHT, *budget, "-q", "--junitxml=junit.xml")
+    assert ran.code == 0, ran.out
+    said = r"the time budget ended after \d+ of \d{3,} examples$"
+    assert re.search(rf"^right: forward: {said}", ran.out, re.MULTILINE)
+    assert re.search(rf"^right \(test_call\.py::test_call\): forward: {said}", ran.out, re.MULTILINE)
+    properties = project.junit("junit.xml")["ringverify.right.py:attend", "forward"].iter("property")
+    assert re.fullmatch(said, {one.get("name"): one.get("value") for one in properties}["ringverify_reason"])
+    assert "ended after" not in project.pytest(*RIGHT, *FEW, "--deselect", "test_call.py::test_call").out
+
+
 def test_a_violation_weighs_more_than_what_was_not_learned(project):
     """As it does for `check`; so does another test's failure."""
     project.write(
