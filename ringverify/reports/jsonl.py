@@ -1,7 +1,7 @@
 """The JSON Lines report: an event a line, whole only with its footer. Its schema is `schema/report-1.json`.
 
-The footer seals what comes before it: no protection against malice, but what was edited by hand is not taken for what
-was seen.
+The footer seals what comes before it, and itself: no protection against malice, but what was edited by hand is not
+taken for what was seen.
 """
 
 from __future__ import annotations
@@ -70,6 +70,16 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def _line(event: Event) -> str:
+    """An event as a line of a report."""
+    return json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _bytes(text: str) -> bytes:
+    """A text as a report holds it: half a surrogate pair, which UTF-8 lacks, becomes JSON's escape for it."""
+    return text.encode(errors="backslashreplace")
+
+
 class ReportWriter:
     """Writes events as they come to `<path>.partial`, and gives the file its name with the footer.
 
@@ -106,10 +116,10 @@ class ReportWriter:
             if not self._begun:
                 self._begun = True
                 self._file.truncate(0)
+            line = _line(event)
+            self._digest.update(_bytes(line))
             if event["event"] == "footer":
-                event = {**event, "seal": self._digest.hexdigest()}
-            line = json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n"
-            self._digest.update(line.encode(errors="backslashreplace"))
+                line = _line({**event, "seal": self._digest.hexdigest()})
             self._file.write(line)
             self._file.flush()
             if event["event"] == "footer":
@@ -156,13 +166,14 @@ def read_report(path: Path) -> list[Event]:
         raise ReportError(f"{path} holds more than one report: keep each in a file of its own")
     if events[-1]["event"] != "footer":
         raise ReportError(f"report {path} is incomplete: it has no footer, so the run was cut off; run check again")
-    seal = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
-    if events[-1].pop("seal", seal) != seal:
+    footer = {name: value for name, value in events[-1].items() if name != "seal"}
+    whole = "".join(f"{line}\n" for line in lines[:-1]) + _line(footer)
+    if events[-1].get("seal") != hashlib.sha256(_bytes(whole)).hexdigest():
         raise ReportError(f"report {path} was edited after it was written: run check again, or get the file as it was")
     for number, event in enumerate(events, 1):
         if event["event"] in _validators() and (wrong := _breach(event)) is not None:
             raise ReportError(f"report {path}, line {number}: {event['event']} {wrong}; run check again")
-    return [event for event in events if event["event"] in _validators()]
+    return [event for event in [*events[:-1], footer] if event["event"] in _validators()]
 
 
 def _lines(path: Path) -> list[str]:

@@ -36,7 +36,7 @@ def test_call():
 
 
 def test_a_pass_that_the_time_budget_cut_short_says_so(project):
-    """As `check` does: at the end, however quiet, and in the properties of its test; what was done in time is a pass."""
+    """As `check` does: at the end, however quiet, and in JUnit. Of what was done in time there is no such word."""
     project.write(test_call=IN_A_CALL)
     budget = ("--ringverify-only", "forward", "--ringverify-suite", "full", "--ringverify-time-budget", "2")
     ran = project.pytest(*RIGHT, *budget, "-q", "--junitxml=junit.xml")

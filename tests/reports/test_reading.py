@@ -45,25 +45,36 @@ def edited(text):
     return text.replace('"verdict": "fail"', '"verdict": "pass"', 1)
 
 
-def without(field):
-    """A report whose second line lacks a field; no seal, as an older version wrote it."""
+def without(field, line=1):
+    """A report with a line, the second by default, that lacks a field; it keeps its seal."""
 
     def spoil(text):
         lines = [json.loads(line) for line in text.splitlines()]
-        del lines[1][field], lines[-1]["seal"]
+        del lines[line][field]
         return sample.lines(lines)
 
     return spoil
 
 
 def with_footer(**fields):
-    """A report with another footer."""
+    """A report with another footer; it keeps its seal."""
 
     def spoil(text):
         lines = [json.loads(line) for line in text.splitlines()]
-        return sample.lines([*lines[:-1], {"event": "footer", "verdict": "violations", "exit_code": 1} | fields])
+        return sample.lines([*lines[:-1], lines[-1] | fields])
 
     return spoil
+
+
+def resealed(spoil):
+    """A report that was written like this: its seal is right."""
+
+    def written_so(text):
+        lines = [json.loads(line) for line in spoil(text).splitlines()]
+        del lines[-1]["seal"]
+        return sample.sealed(lines)
+
+    return written_so
 
 
 BAD = {
@@ -71,15 +82,22 @@ BAD = {
     "truncated": (lambda text: text[: len(text) // 2], ["cut off or damaged at line", "run check again"]),
     "edited": (edited, ["was edited", "run check again"]),
     "a line less": (lambda text: text.replace(text.splitlines(keepends=True)[2], ""), ["was edited"]),
+    "without seal": (without("seal", line=-1), ["was edited", "run check again"]),
+    "an edited footer": (with_footer(exit_code=0), ["was edited"]),
+    "more in the footer": (with_footer(known=7), ["was edited"]),
+    "a header with a footer": (
+        lambda text: sample.lines([sample.HEADER, {"event": "footer", "verdict": "conformant", "exit_code": 0}]),
+        ["was edited"],
+    ),
     "two in one": (lambda text: text + text, ["more than one report", "a file of its own"]),
     "not JSON": (lambda text: "dear diary\n", ["damaged at line 1"]),
     "other JSON": (lambda text: "[1, 2]\n", ["line 1: not an event"]),
     "not text": (lambda text: b"\xff\xfe\x00", ["not UTF-8 text"]),
     "empty": (lambda text: "", ["not a report"]),
     "newer": (lambda text: text.replace('"schema": 1', '"schema": 2', 1), ["schema 2", "this reads 1", "upgrade"]),
-    "a field less": (without("examples"), ["line 2", "'examples' is a required property"]),
-    "a field of another type": (with_footer(exit_code="one"), ["footer field exit_code", "'one'"]),
-    "a verdict that is none": (with_footer(verdict="fine"), ["footer field verdict", "'fine'"]),
+    "a field less": (resealed(without("examples")), ["line 2", "'examples' is a required property"]),
+    "a field of another type": (resealed(with_footer(exit_code="one")), ["footer field exit_code", "'one'"]),
+    "a verdict that is none": (resealed(with_footer(verdict="fine")), ["footer field verdict", "'fine'"]),
 }  # fmt: skip
 
 

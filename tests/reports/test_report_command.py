@@ -83,7 +83,7 @@ def changed(field, value):
     lines = [json.loads(line) for line in Path("b.jsonl").read_text().splitlines()]
     del lines[-1]["seal"]
     lines[0][field] = value
-    Path("c.jsonl").write_text(sample.lines(lines))
+    Path("c.jsonl").write_text(sample.sealed(lines))
 
 
 BAD = {
