@@ -95,6 +95,8 @@ def load(target: str) -> Implementation:
     _loading.append(module_name)
     try:
         module = _load_file(module_name) if module_name.endswith(".py") else _load_module(module_name)
+    except Inconclusive as error:
+        raise Inconclusive(f"{target} cannot be checked here: {error}") from error
     finally:
         _loading.pop()
     found: Any = module

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_types import count, names, positive, seconds, sizes
-from ringverify.check.options import Options, Subject, seed_for
+from ringverify.check.options import Options, Subject, Unavailable, seed_for
 from ringverify.errors import Inconclusive
 from ringverify.reports.command import Outputs, add_outputs
 from ringverify.reports.jsonl import Event, ReportWriter, finite
@@ -59,7 +60,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command and return its exit code."""
-    from ringverify import targets
     from ringverify.worlds import torchrun
     from ringverify.worlds.world import WorldUnavailable
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return 0 if options.world == "simulated" else torchrun.serve(here)
 
     # Before torch is imported, which takes seconds: a target is easily mistyped.
-    implementations = [targets.load(target) for target in options.targets]
+    subjects = _subjects(options.targets)
 
     from ringverify.check.baseline import read_baseline
     from ringverify.check.planning import device_for
@@ -79,8 +79,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     device_for(options.device, options.world)  # refused before torchrun's other processes are met
     properties = select(options.only, options.skip)
-    subjects = [Subject(*pair) for pair in zip(options.targets, implementations, strict=True)]
-    named = [implementation.name for implementation in implementations]
+    named = [subject.implementation.name for subject in subjects if isinstance(subject, Subject)]
     baseline = None if options.baseline is None else read_baseline(options.baseline, named)
     outputs = Outputs(html=options.html, junit=options.junit, markdown=options.markdown)
     outputs.look(written=[options.report] if options.report else [])
@@ -127,3 +126,24 @@ def run(options: argparse.Namespace, console: Console) -> int:
         )
     outputs.write(results_of(events))
     return code
+
+
+def _subjects(wanted: Sequence[str]) -> list[Subject | Unavailable]:
+    """What is to be checked; what cannot be checked here is told of, if there is something else to check.
+
+    Raises:
+        UsageError: a target is wrong.
+        Inconclusive: nothing can be checked here.
+    """
+    from ringverify import targets
+
+    subjects: list[Subject | Unavailable] = []
+    for target in wanted:
+        try:
+            subjects.append(Subject(target, targets.load(target)))
+        except Inconclusive as error:
+            subjects.append(Unavailable(target, str(error)))
+    reasons = [subject.reason for subject in subjects if isinstance(subject, Unavailable)]
+    if len(reasons) == len(subjects):
+        raise Inconclusive("; ".join(reasons))
+    return subjects

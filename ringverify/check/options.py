@@ -59,6 +59,14 @@ class Subject:
     implementation: Implementation
 
 
+@dataclasses.dataclass(frozen=True)
+class Unavailable:
+    """A target that cannot be checked on this machine, and why, in a line."""
+
+    target: str
+    reason: str
+
+
 class Watch(Protocol):
     """Is told how far a run has come."""
 

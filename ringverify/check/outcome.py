@@ -11,6 +11,9 @@ from ringverify.reports.jsonl import Event, finite
 CODES = (1, 2, 3)
 """Exit codes but 0, the one that tells most first: a new violation, a baseline out of date, nothing learned."""
 
+LOADS = "loads"
+"""What stands for all properties of a target that cannot be checked on this machine."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Told:
@@ -109,6 +112,27 @@ def implementation_event(told: Sequence[Told], *, implementation: str, asked: in
         "seconds": round(seconds, 3),
         "seconds_inside": round(sum(one.seconds_inside for one in told), 3),
     }
+
+
+def told_of_unavailable(target: str, reason: str) -> Told:
+    """What came of a target that cannot be checked on this machine.
+
+    Args:
+        target: as it was typed.
+        reason: why, in a line.
+    """
+    event: Event = {
+        "event": "property",
+        "implementation": target,
+        "property": LOADS,
+        "meaning": "what the target needs is on this machine",
+        "verdict": "inconclusive",
+        "examples": 0,
+        "seconds": 0.0,
+        "margin": None,
+        "reason": reason,
+    }
+    return Told(target, "none", [], [event], 0, 0.0)
 
 
 def footer_event(outcomes: Sequence[Outcome], *, baseline: bool) -> Event:

@@ -18,8 +18,15 @@ from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
 from ringverify.check.casefile import CaseFile
 from ringverify.check.hunting import Counterexample, Hunt, hunt
-from ringverify.check.options import Options, Subject, Watch
-from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event, is_new_violation
+from ringverify.check.options import Options, Subject, Unavailable, Watch
+from ringverify.check.outcome import (
+    Outcome,
+    Told,
+    footer_event,
+    implementation_event,
+    is_new_violation,
+    told_of_unavailable,
+)
 from ringverify.check.planning import Plan, find_device, open_world, planned
 from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
@@ -34,7 +41,7 @@ DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}
 
 
 def check(
-    subjects: Sequence[Subject],
+    subjects: Sequence[Subject | Unavailable],
     properties: Sequence[Property],
     options: Options,
     tell: Callable[[Event], None],
@@ -44,7 +51,7 @@ def check(
     """Check implementations, tell what is found event by event, and return the exit code.
 
     Args:
-        subjects: the implementations.
+        subjects: the implementations, and targets that cannot be checked here, of which that is told.
         properties: what must hold of each.
         options: what the user asked for.
         tell: is told each event.
@@ -55,9 +62,13 @@ def check(
         UsageError: options that contradict what an implementation declares.
         Inconclusive: the device or the world asked for does not exist here.
     """
-    named_apart(subject.implementation for subject in subjects)
+    named_apart(subject.implementation for subject in subjects if isinstance(subject, Subject))
     plans = [
-        planned(subject.target, subject.implementation, world=options.world, world_sizes=options.world_sizes, crew=crew)
+        subject
+        if isinstance(subject, Unavailable)
+        else planned(
+            subject.target, subject.implementation, world=options.world, world_sizes=options.world_sizes, crew=crew
+        )
         for subject in subjects
     ]
     find_device(options.device)
@@ -66,6 +77,9 @@ def check(
     tell(header(options))
     outcomes: list[Outcome] = []
     for plan in plans:
+        if isinstance(plan, Unavailable):
+            outcomes.append(_unavailable(plan, tell))
+            continue
         world = open_world(plan.world) if crew is None else crew.world()
         try:
             run = ImplementationRun(plan, world, options, until, tell, watch)
@@ -78,6 +92,14 @@ def check(
     tell(footer)
     code: int = footer["exit_code"]
     return code
+
+
+def _unavailable(one: Unavailable, tell: Callable[[Event], None]) -> Outcome:
+    """Tell of a target that cannot be checked here."""
+    told = told_of_unavailable(one.target, one.reason)
+    tell(told.verdict)
+    tell(implementation_event([told], implementation=one.target, asked=1, seconds=0.0))
+    return Outcome.of([told.verdict])
 
 
 def named_apart(implementations: Iterable[Implementation]) -> list[str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ringverify.check.outcome import LOADS
 from ringverify.errors import UsageError
-from ringverify.testing.items import LOADS, ROOM
+from ringverify.testing.items import ROOM
 from ringverify.testing.wish import PARSERS, Wish
 
 Chosen = dict[str, tuple[str, ...] | None]

@@ -35,11 +35,11 @@ class Conformance:
     """What a decorated test is about.
 
     Attributes:
-        implementation: the implementation.
+        implementation: the implementation, or why its target is none here.
         wish: what was asked for.
     """
 
-    implementation: Implementation
+    implementation: Implementation | UsageError | Inconclusive
     wish: Wish
 
 
@@ -86,7 +86,7 @@ def run_conformance(
     """
     __tracebackhide__ = True
     said = {name: value for name, value in locals().items() if name in Wish.__dataclass_fields__}
-    implementation, wish = _checked(attend, said)
+    wish, implementation = Wish.of(said, _argument), _implementation(attend)
     if (file := targets.being_loaded()) is not None:
         raise UsageError(
             f"run_conformance is called as {file} is imported, which every rank does: call it in a test, or under "
@@ -154,10 +154,10 @@ def conformance(
         cases: folder for counterexamples.
 
     Raises:
-        UsageError: an argument is wrong.
+        UsageError: an argument is wrong. A target that is wrong, or cannot be checked here, is an error of the test.
     """
     said = {name: value for name, value in locals().items() if name in Wish.__dataclass_fields__}
-    about = Conformance(*_checked(attend, said))
+    about = Conformance(_or_why_not(attend), Wish.of(said, _argument))
 
     def decorate(function: Decorated) -> Decorated:
         parameters = inspect.signature(function).parameters
@@ -186,14 +186,33 @@ def conformance(
     return decorate
 
 
-def _checked(attend: Implementation | str, said: dict[str, Any]) -> tuple[Implementation, Wish]:
-    """The implementation and the wish that arguments are.
+def _argument(name: str) -> str:
+    """How a message names an argument."""
+    return f"{name}:"
+
+
+def _or_why_not(attend: Implementation | str) -> Implementation | UsageError | Inconclusive:
+    """The implementation; of a target that is none here, what is to be said of that in its own test.
 
     Raises:
-        UsageError: one of them is wrong.
+        UsageError: it is neither an implementation nor a target.
+    """
+    try:
+        return _implementation(attend)
+    except (UsageError, Inconclusive) as error:
+        if not isinstance(attend, str):
+            raise
+        told = str(error)
+        return type(error)(told if attend in told else f"{attend}: {told}")
+
+
+def _implementation(attend: Implementation | str) -> Implementation:
+    """The implementation that an argument is.
+
+    Raises:
+        UsageError: it is none.
         Inconclusive: the target is a peer whose package is not installed.
     """
-    wish = Wish.of(said, lambda name: f"{name}:")
     if isinstance(attend, str):
         attend = targets.load(attend)
     if not isinstance(attend, Implementation):
@@ -201,7 +220,7 @@ def _checked(attend: Implementation | str, said: dict[str, Any]) -> tuple[Implem
             f"{attend!r} is a {type(attend).__name__}, not an implementation: decorate the function with "
             "@ringverify.implementation(...)"
         )
-    return attend, wish
+    return attend
 
 
 def reached(implementation: Implementation) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ringverify.check.outcome import LOADS
 from ringverify.errors import Inconclusive
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 ROOM = "ringverify"
 """First part of the ids."""
-LOADS = "loads"
-"""Name of the only test of a target that cannot be checked here; it says why."""
 
 Try = Callable[[pytest.Item, "Checked", "Property"], "PropertyResult"]
 
@@ -105,7 +104,7 @@ class PropertyItem(pytest.Item):
 
 
 class CannotBeChecked(pytest.Item):
-    """The one test of a target that cannot be checked here."""
+    """The one test of a target that cannot be checked here, named `LOADS`."""
 
     reason: Inconclusive
 

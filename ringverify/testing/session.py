@@ -15,7 +15,9 @@ import pytest
 import ringverify
 from ringverify import targets
 from ringverify.check.options import MOST_DRAWN, Options, Subject
+from ringverify.check.outcome import LOADS
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.implementation import Implementation
 from ringverify.reports.jsonl import Event
 from ringverify.testing import asked
 from ringverify.testing.calls import listening, told_in
@@ -27,7 +29,6 @@ from ringverify.testing.wish import Wish
 
 if TYPE_CHECKING:
     from ringverify.check.baseline import Baseline
-    from ringverify.implementation import Implementation
     from ringverify.properties.property import Property
     from ringverify.testing.checks import Checked, Checks
 
@@ -94,8 +95,9 @@ class RingVerifySession:
             checked: Checked | Inconclusive
             try:
                 if isinstance(one, Inconclusive):
-                    raise one
-                checked = Checked(name, plan_for(Subject(name, one), options), options, len(properties))
+                    checked = one
+                else:
+                    checked = Checked(name, plan_for(Subject(name, one), options), options, len(properties))
             except Inconclusive as error:
                 checked = Inconclusive(f"{name} cannot be checked here: {asked.in_our_words(str(error))}")
             prepared.append(Prepared(name, checked, properties))
@@ -132,10 +134,14 @@ class RingVerifySession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Add the targets' tests before anything is deselected, and see who is tested by several tests."""
-        functions = {_function_of(item): about.implementation.name for item in items if (about := _about(item))}
+        # Methods of a unittest.TestCase have no parameters, and say so when they are run.
+        ours = [(item, about) for item in items if (about := _about(item)) and hasattr(item, "callspec")]
+        decorated = [(item, about.implementation) for item, about in ours]
+        functions = {_function_of(item): one.name for item, one in decorated if isinstance(one, Implementation)}
         names = Counter([*self._implementations, *functions.values()])
         self._shared = {function for function, name in functions.items() if names[name] > 1}
         everything = self._chosen is None and self._config.args_source != self._config.ArgsSource.ARGS
+        everything = everything and all(isinstance(one, Implementation) for _, one in decorated)
         try:
             if functions:
                 self._read_baseline()
@@ -153,6 +159,9 @@ class RingVerifySession:
         """One test a property of a decorated function."""
         about = _about(metafunc.definition)
         if about is None:
+            return
+        if not isinstance(about.implementation, Implementation):
+            metafunc.parametrize(PROPERTY, [None], indirect=True, ids=[LOADS])
             return
         try:
             properties = about.wish.over(self._wish).properties()
@@ -178,6 +187,8 @@ class RingVerifySession:
 
     def _try_decorated(self, item: pytest.Item, about: Conformance, property: Property) -> PropertyResult:
         __tracebackhide__ = True
+        if not isinstance(about.implementation, Implementation):
+            raise about.implementation.with_traceback(None)
         wish = about.wish.over(self._wish)
         function, name = _function_of(item), about.implementation.name
         checked = self._checks_here().of(
@@ -263,9 +274,9 @@ class RingVerifySession:
                 shown.reprcrash.path, shown.reprcrash.lineno = str(file), (line or 0) + 1
                 shown.reprcrash.message = str(error)
             report.longrepr = shown
-        if isinstance(error, Inconclusive) and report.failed:
+        if report.failed and (isinstance(error, Inconclusive) or (ours and isinstance(error, UsageError))):
             report.when = "setup"  # pytest has "error" for what fails before the test itself
-            setattr(report, UNLEARNED, True)
+            setattr(report, UNLEARNED, isinstance(error, Inconclusive))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

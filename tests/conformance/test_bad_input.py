@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from command_line import assert_one_line, miniature
 
 pytestmark = pytest.mark.timeout(60)
 
-USAGE, INCONCLUSIVE = 2, 3
+VIOLATIONS, USAGE, INCONCLUSIVE = 1, 2, 3
 
 # What is typed, and what the line has to name: the value, and the way out.
 WRONG_USAGE = {
@@ -149,3 +150,29 @@ def test_a_missing_peer_package_is_inconclusive_and_says_what_to_install(ringver
     outcome = ringverify("check", "peer:ring-attention-pytorch")
     assert outcome.code == INCONCLUSIVE
     assert_one_line(outcome.err, ["ring-attention-pytorch==0.5.20", "pip install 'ringverify[peers]'"])
+
+
+@pytest.mark.parametrize(("other", "code"), [("right:attend", INCONCLUSIVE), ("faulty_rings:wrong_scale", VIOLATIONS)])
+def test_what_can_be_checked_is_checked_beside_what_cannot(other, code, ringverify, monkeypatch):
+    """The target that cannot is told of as it was typed, with the reason, on the terminal and in every report."""
+
+    version = importlib.metadata.version
+
+    def not_there(name):
+        if name == "yunchang":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    missing = "peer:yunchang-ring"
+    monkeypatch.delitem(sys.modules, "ringverify.peers.yunchang", raising=False)
+    monkeypatch.setattr(importlib.metadata, "version", not_there)
+    pages = [f"--{kind}={ringverify.folder / name}" for kind, name in (("junit", "j.xml"), ("html", "p.html"))]
+    outcome = ringverify.check(missing, miniature(other), "--only", "forward", "--max-examples", "4", *pages)
+    assert outcome.code == outcome.events[-1]["exit_code"] == code, outcome.err
+    first, second = outcome.told("implementation")
+    assert (first["implementation"], first["verdict"]) == (missing, "inconclusive")
+    assert second["verdict"] == {INCONCLUSIVE: "conformant", VIOLATIONS: "violations"}[code]
+    (why,) = outcome.told("property", implementation=missing)
+    assert re.match(rf"{missing} cannot be checked here: .*yunchang==[\d.]+: pip install", why["reason"])
+    for told in (outcome.out, *((ringverify.folder / name).read_text("utf-8") for name in ("j.xml", "p.html"))):
+        assert f"{missing} cannot be checked here" in told
