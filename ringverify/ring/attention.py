@@ -105,8 +105,9 @@ def ring_attention(
         method: ring, allgather, local, or auto, which chooses.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
-        memory_budget: bytes that one rank may use beside its inputs and outputs; it bounds buckets and tiles. The same
-            on all ranks with `method="auto"`, which depends on it.
+        memory_budget: bytes for what is worked on at a time: a tile's scores, its mask and what it returns; and for
+            keys that `method="auto"` may gather, for which it is the same on all ranks. Inputs, outputs, blocks and
+            gradients on their way come on top. Tiles have at least 32 rows and keys, even where that takes more.
         bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks; `None` assumes it.
         latency: seconds of a hop that carries next to nothing, likewise.
         check_shards: compare the ranks' calls before anything else is sent, by gathering two integers a rank, and raise
@@ -245,15 +246,12 @@ def attend(
     if explain and ring.rank == 0:
         print(f"ring_attention: method {chosen_method.method}: {chosen_method.reason}", file=sys.stderr)
         print(f"ring_attention: kernel {chosen.name}: {why}", file=sys.stderr)
-    bucket = _bucket(
-        chosen.bucket(setting, max(plan.query_count, plan.key_count(ring.rank))), problem, setting, memory_budget
-    )
+    sides = make_sides(problem, setting, chosen, plan.query_count, plan.key_count(ring.rank), memory_budget)
     job = Job(
         plan,
         setting,
         chosen,
-        make_sides(problem, plan.query_count, bucket),
-        memory_budget is not None,
+        sides,
         Transport(ring.group, ring.rank, ring.world_size, transport),
         _positions(plan, sharding, q.device),
     )
@@ -297,20 +295,6 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> Non
             raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, as the problem says")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
-
-
-def _bucket(bucket: int, problem: Problem, setting: Setting, memory_budget: int | None) -> int:
-    """The side of the largest tile: as large as the kernel likes, if what a tile's backward returns fits the budget."""
-    if memory_budget is None:
-        return bucket
-    if memory_budget <= 0:
-        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes")
-    per_row = problem.batch * (problem.heads * problem.head_dim + problem.hk * (problem.head_dim + problem.dv))
-    return min(bucket, max(SMALLEST_BUCKET, memory_budget // (per_row * setting.accumulates.itemsize)))
-
-
-SMALLEST_BUCKET = 32
-"""Rows of a tile below which calls cost more than what they compute."""
 
 
 def _positions(

@@ -59,7 +59,6 @@ class Job:
         setting: what kernels have to know.
         kernel: what computes tiles that are finite or unmasked.
         sides: longest sides of tiles; forward, a kernel that cuts tiles itself takes all keys of a region at once.
-        bounded: whether a memory budget bounds tiles.
         transport: between the ranks.
         positions: queries' positions, and each owner's keys' positions; only needed by regions `by_position`.
     """
@@ -68,11 +67,15 @@ class Job:
     setting: Setting
     kernel: Kernel
     sides: Sides
-    bounded: bool
     transport: Transport
     positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
     _finite: dict[int, bool] = dataclasses.field(default_factory=dict, repr=False)
     _band: dict[tuple[int | None, ...], torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def packs(self) -> bool:
+        """Whether this rank's own keys are copied for the sake of speed: not if a budget bounds memory."""
+        return self.kernel.packs and not self.sides.bounded
 
     def whole(self, *tensors: torch.Tensor) -> Literal["causal", False] | None:
         """The mask if a single call of the kernel does all the work, as on a world of one; False if it does not.
@@ -164,14 +167,14 @@ class Job:
         fused = self.kernel.blocked and (safe or not masked) and (self.kernel.takes_bias or not biased)
         bucket = self.sides.bucket
         if not fused:
-            bucket = min(bucket, STREAMING.bucket(self.setting, bucket))
+            bucket = self.sides.streaming
         if region.by_position:
             bucket = min(bucket, self.sides.positions)
         if not fused or region.by_position:
             return bucket, bucket
-        unbounded = not self.bounded and not masked
+        unbounded = not self.sides.bounded and not masked
         if forward:
-            return (region.queries.size if unbounded else bucket), region.keys.size
+            return (region.queries.size if unbounded else bucket), (region.keys.size if self.sides.all_keys else bucket)
         # Sums within a kernel's call are as wide as those between calls, unless the input is narrow.
         wide = self.setting.dtype == self.setting.accumulates
         return (region.queries.size if unbounded and wide else bucket), bucket

@@ -22,6 +22,17 @@ NO_KEY_LABEL = -2
 """Labels of positions that no document or branch covers; they differ, so that they do not even meet each other."""
 
 
+def planes(problem: Problem) -> int:
+    """How many matrices a mask by position consists of at most: one for each batch element and head that differs."""
+    batch = 1 if problem.key_lengths is None else problem.batch
+    return batch * (1 if problem.dilation is None else problem.heads)
+
+
+def held(dtype: torch.dtype, rows: int, keys: int, *, planes: int = 1) -> int:
+    """Bytes that are alive at most while such a mask is built and used: two of it, booleans, and an int32 of counts."""
+    return planes * rows * keys * (2 * dtype.itemsize + 2 * torch.int32.itemsize)
+
+
 def band_bias(tile: Tile, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The bias `(S, T)` of a tile of kind band: 0 where `low <= j - i <= high`, −inf elsewhere."""
     shape = tuple(stop - start for start, stop in (tile.rows, tile.keys))

@@ -53,8 +53,8 @@ class RingAttention(nn.Module):
         method: ring, allgather, local, or auto, which chooses.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
-        memory_budget: bytes that one rank may use beside its inputs and outputs; the same on all ranks with
-            `method="auto"`.
+        memory_budget: bytes for a tile, its mask and results, beside inputs, outputs and what is on its way; the same
+            on all ranks with `method="auto"`.
         bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks.
         latency: seconds of a hop that carries next to nothing, likewise.
         check_shards: compare the ranks' calls before anything else is sent, and raise on all of them if they differ;

@@ -65,7 +65,7 @@ def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) ->
     if moves.steps > 2 and moves.computes[0]:  # other blocks have been where these tiles' keys were
         del own
         whole = Block.of_tensors(plan.whole(plan.rank), k, v)
-        own = job.differentiate(rows, _packed(whole) if job.kernel.packs else whole, plan.rank, dq, after=len(first))
+        own = job.differentiate(rows, _packed(whole) if job.packs else whole, plan.rank, dq, after=len(first))
     first += islice(own, HELD)
     travelling.join()
     return travelling.home(k, v, first, own)
@@ -109,7 +109,7 @@ def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Bl
             if step == 0 and parcel == block.parcel:
                 block = sent
             sends.append((_flat(sent), right))
-        elif step == 0 and moves.computes[0] and job.kernel.packs:
+        elif step == 0 and moves.computes[0] and job.packs:
             block = _packed(block)
         following = arriving[step]
         received = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ringverify.ring.kernels.kernel import Gradients, Setting, TileMask
+from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
 
 
 class Flex:
@@ -37,6 +37,13 @@ class Flex:
         """Launching and merging cost little beside such tiles."""
         del setting
         return min(8192, max(256, -(-rows // 2)))
+
+    def held(self, setting: Setting, tile: Extent) -> int:
+        """See `Kernel.held`: the tile's own out and its cotangent, also in the dtype of sums, and the gradients."""
+        d, e = setting.head_dim, setting.value_dim
+        elements = tile.of_rows(d + 2 * e) + tile._replace(key_heads=tile.heads).of_keys(d + e)
+        sums = tile.of_rows(d + 4 * e + 4) + tile.of_keys(d + e)
+        return elements * setting.dtype.itemsize + sums * setting.accumulates.itemsize
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask

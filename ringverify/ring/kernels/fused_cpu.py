@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 
 from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
-from ringverify.ring.kernels.kernel import Gradients, Setting, TileMask
+from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -42,6 +42,20 @@ class FusedCPU:
         """Half of a rank's rows, fewer in bfloat16 for the sake of its sums; see the module."""
         half = -(-rows // 2)
         return max(64, min(half, 2048) if setting.dtype == torch.bfloat16 else half)
+
+    def held(self, setting: Setting, tile: Extent) -> int:
+        """See `Kernel.held`: results, also as wider sums, and what the op wants padded or converted."""
+        d, e, width = setting.head_dim, setting.value_dim, max(setting.head_dim, setting.value_dim)
+        half, flipped = setting.dtype == torch.float16, setting.scale <= 0
+        size = 4 if half else setting.dtype.itemsize
+        rows = tile.of_rows(width + (d < e) * width + (e < d) * 2 * width + half * (d + 2 * e) + 2 * flipped * d)
+        keys = tile.of_keys(2 * width + (d != e) * width + half * (d + e))
+        sums = tile.of_rows(4)
+        if setting.dtype == torch.bfloat16:
+            sums += tile.of_rows(width)
+            if tile.heads > tile.key_heads:
+                sums += tile.of_keys(2 * width)
+        return (rows + keys) * size + sums * setting.accumulates.itemsize
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask

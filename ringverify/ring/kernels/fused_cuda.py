@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import pad
 
 from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
-from ringverify.ring.kernels.kernel import Gradients, Setting, TileMask
+from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
 
 AMPERE = (8, 0)
 """The compute capability from which on flash runs, and memory-efficient in bfloat16."""
@@ -54,6 +54,10 @@ class FlashCUDA:
         """Launching and merging cost little beside such tiles."""
         del setting
         return min(8192, max(256, -(-rows // 2)))
+
+    def held(self, setting: Setting, tile: Extent) -> int:
+        """See `Kernel.held`: results, also as wider sums, and what the op wants padded."""
+        return _held(setting, tile, repeated=1)
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
@@ -113,6 +117,10 @@ class EfficientCUDA:
         """Launching and merging cost little beside such tiles; a bias of that size is still affordable."""
         del setting
         return min(4096, max(256, -(-rows // 2)))
+
+    def held(self, setting: Setting, tile: Extent) -> int:
+        """See `Kernel.held`: results, also as wider sums, and keys and values once for every query head."""
+        return _held(setting, tile, repeated=3)
 
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
@@ -183,6 +191,15 @@ def _in_order(setting: Setting) -> Iterator[None]:
 def _capability() -> tuple[int, int]:
     """Of the current device; where there is none, nothing is going to be computed either."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else AMPERE
+
+
+def _held(setting: Setting, tile: Extent, *, repeated: int) -> int:
+    """Rows and keys padded to one width, dq, dk and dv of every query head, and both as sums."""
+    width = _multiple_of_8(max(setting.head_dim, setting.value_dim))
+    by_head = tile._replace(key_heads=tile.heads)
+    elements = by_head.of_rows(5 * width) + by_head.of_keys((2 + repeated) * width)
+    sums = by_head.of_rows(width + 4) + tile.of_keys(2 * width)
+    return elements * setting.dtype.itemsize + sums * setting.accumulates.itemsize
 
 
 def _multiple_of_8(width: int) -> int:

@@ -48,6 +48,32 @@ class Setting(NamedTuple):
     deterministic: bool = False
 
 
+class Extent(NamedTuple):
+    """How large a tile is.
+
+    Attributes:
+        batch: B.
+        heads: H.
+        key_heads: K.
+        rows: S.
+        keys: T.
+    """
+
+    batch: int
+    heads: int
+    key_heads: int
+    rows: int
+    keys: int
+
+    def of_rows(self, width: int) -> int:
+        """Elements of so many columns for every query."""
+        return self.batch * self.heads * self.rows * width
+
+    def of_keys(self, width: int) -> int:
+        """Elements of so many columns for every key."""
+        return self.batch * self.key_heads * self.keys * width
+
+
 class Kernel(Protocol):
     """One way to compute a tile. No side of a tile is ever empty.
 
@@ -72,6 +98,17 @@ class Kernel(Protocol):
         Args:
             setting: of the call.
             rows: the queries of a rank, or its keys if they are more.
+        """
+
+    def held(self, setting: Setting, tile: Extent) -> int:
+        """Bytes that a forward or a backward has alive at most beside its arguments, what it returns included.
+
+        For inputs that are finite and without a cotangent of lse. Sums to which results are added are not counted, but
+        what has to be converted for it is.
+
+        Args:
+            setting: of the call.
+            tile: what is computed.
         """
 
     def why_not(self, setting: Setting) -> str | None:

@@ -10,11 +10,10 @@ element and key head, X = G S queries of a pair.
 from __future__ import annotations
 
 import math
-from typing import overload
 
 import torch
 
-from ringverify.ring.kernels.kernel import Gradients, Setting, TileMask
+from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
 
 
 class Streaming:
@@ -35,17 +34,26 @@ class Streaming:
         del setting, rows
         return 256
 
+    def held(self, setting: Setting, tile: Extent) -> int:
+        """See `Kernel.held`: two matrices of scores, three with a softcap, and what goes into products."""
+        scores = tile.batch * tile.heads * tile.rows * tile.keys * (2 if setting.softcap is None else 3)
+        causal = 2 * tile.rows * tile.keys
+        converted = setting.dtype != setting.accumulates
+        d, e = setting.head_dim, setting.value_dim
+        rows = tile.of_rows(3 * d + 3 * e + converted * (d + 2 * e) + 4)
+        keys = tile.of_keys(2 * d + 2 * e + converted * (d + e))
+        return (scores + causal + rows + keys) * setting.accumulates.itemsize
+
     def forward(
         self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel.forward`."""
         q, k, v = (x.to(setting.accumulates) for x in (q, k, v))
-        s_BHST, _ = _scores(setting, q, k)
+        s_BHST, _ = _scores(setting, q, k, derivative=False)
         bias = _bias(mask, s_BHST)
-        allowed = None
-        if bias is not None:
-            allowed = (bias > -math.inf).expand(s_BHST.shape)
-            s_BHST = torch.where(allowed, s_BHST + bias, -math.inf)
+        excluded = None if bias is None else bias == -math.inf
+        if bias is not None and excluded is not None:
+            s_BHST.add_(bias).masked_fill_(excluded, -math.inf)
         largest = s_BHST.amax(dim=-1, keepdim=True)
         if bias is not None:  # −inf − (−inf) is NaN
             largest = largest.masked_fill(largest == -math.inf, 0.0)
@@ -53,7 +61,7 @@ class Streaming:
         total = w_BHST.sum(dim=-1, keepdim=True)
         # At least 1, because the largest score contributes exp(0), or 0 where nothing is attended.
         w_BHST /= total.clamp(min=1)
-        out = _sum_allowed(_by_pair(w_BHST, k), _pairs(v), _by_pair(allowed, k))
+        out = _sum_allowed(_by_pair(w_BHST, k), _pairs(v), _allowed(excluded, w_BHST))
         lse = (largest + total.log()).squeeze(-1)
         return out.view(*q.shape[:3], v.size(-1)), lse
 
@@ -71,7 +79,7 @@ class Streaming:
     ) -> Gradients:
         """See `Kernel.backward`."""
         dout, q, k, v, out = (x.to(setting.accumulates) for x in (dout, q, k, v, out))
-        s_BHST, tanh = _scores(setting, q, k)
+        s_BHST, tanh = _scores(setting, q, k, derivative=True)
         bias = _bias(mask, s_BHST)
         nothing = lse == math.inf
         delta = (dout * out).sum(dim=-1)
@@ -81,34 +89,35 @@ class Streaming:
         delta = delta.masked_fill(nothing, 0.0)
         dout = dout.masked_fill(nothing[..., None], 0.0)
         if bias is not None:
-            s_BHST = s_BHST + bias
+            s_BHST.add_(bias)
         p_BHST = s_BHST.sub_(lse[..., None]).exp_()
-        allowed = None
-        if bias is not None:
-            allowed = (bias > -math.inf).expand(p_BHST.shape)
-            p_BHST = torch.where(allowed, p_BHST, 0.0)
+        excluded = None if bias is None else bias == -math.inf
+        if excluded is not None:
+            p_BHST.masked_fill_(excluded, 0.0)
         dp_BHST = torch.bmm(_by_pair(dout, k), _pairs(v).transpose(1, 2)).view(p_BHST.shape)
         ds_BHST = dp_BHST.sub_(delta[..., None]).mul_(p_BHST)
         if tanh is not None:
-            ds_BHST *= 1 - tanh**2
-        if allowed is not None:
-            ds_BHST = torch.where(allowed, ds_BHST, 0.0)
-        ds, p, pairs_allowed = _by_pair(ds_BHST, k), _by_pair(p_BHST, k), _by_pair(allowed, k)
-        transposed = None if pairs_allowed is None else pairs_allowed.transpose(1, 2)
-        dq = _sum_allowed(ds, _pairs(k), pairs_allowed) * setting.scale
-        dk = _sum_allowed(ds.transpose(1, 2), _by_pair(q, k), transposed) * setting.scale
-        dv = _sum_allowed(p.transpose(1, 2), _by_pair(dout, k), transposed)
+            ds_BHST *= tanh.square_().neg_().add_(1)
+        if excluded is not None:
+            ds_BHST.masked_fill_(excluded, 0.0)
+        ds, p = _by_pair(ds_BHST, k), _by_pair(p_BHST, k)
+        allowed = _allowed(excluded, p_BHST)
+        dq = _sum_allowed(ds, _pairs(k), allowed).mul_(setting.scale)
+        dk = _sum_allowed(ds.transpose(1, 2), _by_pair(q, k), allowed, transposed=True).mul_(setting.scale)
+        dv = _sum_allowed(p.transpose(1, 2), _by_pair(dout, k), allowed, transposed=True)
         return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
 
-def _scores(setting: Setting, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scores `(B, H, S, T)`, and the tanh of a softcap for its derivative."""
+def _scores(
+    setting: Setting, q: torch.Tensor, k: torch.Tensor, *, derivative: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scores `(B, H, S, T)`, new memory, and the tanh of a softcap if its derivative is wanted."""
     scaled = _by_pair(q, k) * setting.scale
     s_BHST = torch.bmm(scaled, _pairs(k).transpose(1, 2)).view(*q.shape[:3], k.size(2))
     if setting.softcap is None:
         return s_BHST, None
     tanh = s_BHST.div_(setting.softcap).tanh_()
-    return tanh * setting.softcap, tanh
+    return (tanh * setting.softcap, tanh) if derivative else (tanh.mul_(setting.softcap), None)
 
 
 def _bias(mask: TileMask, s_BHST: torch.Tensor) -> torch.Tensor | None:
@@ -123,24 +132,29 @@ def _pairs(x_BKTD: torch.Tensor) -> torch.Tensor:
     return x_BKTD.reshape(-1, *x_BKTD.shape[2:])
 
 
-@overload
-def _by_pair(x_BHSD: torch.Tensor, k_BKTD: torch.Tensor) -> torch.Tensor: ...
-@overload
-def _by_pair(x_BHSD: None, k_BKTD: torch.Tensor) -> None: ...
-def _by_pair(x_BHSD: torch.Tensor | None, k_BKTD: torch.Tensor) -> torch.Tensor | None:
+def _by_pair(x_BHSD: torch.Tensor, k_BKTD: torch.Tensor) -> torch.Tensor:
     """(B, H, S, last) as (P, X, last): together the queries that read one key head."""
-    if x_BHSD is None:
-        return None
     batch, _, _, last = x_BHSD.shape
     return x_BHSD.reshape(batch * k_BKTD.size(1), -1, last)
 
 
-def _sum_allowed(w_PAC: torch.Tensor, x_PCD: torch.Tensor, allowed_PAC: torch.Tensor | None) -> torch.Tensor:
+def _allowed(excluded: torch.Tensor | None, s_BHST: torch.Tensor) -> torch.Tensor | None:
+    """What is not excluded, in the shape of the scores but not in their memory."""
+    return None if excluded is None else (~excluded).expand(s_BHST.shape)
+
+
+def _sum_allowed(
+    w_PAC: torch.Tensor, x_PCD: torch.Tensor, allowed_BHST: torch.Tensor | None, *, transposed: bool = False
+) -> torch.Tensor:
     """`Σ_c w·x` over the allowed c, where x may hold NaN and infinity, and w is 0 wherever it is not allowed.
 
+    What is allowed is by query and key, and is transposed where c is a query.
     A sum that an allowed element of x makes infinite comes out as NaN, as it would from `inf · 0` or `inf − inf`.
     """
-    if allowed_PAC is None or not (strange := ~torch.isfinite(x_PCD)).any():
+    if allowed_BHST is None or not (strange := ~torch.isfinite(x_PCD)).any():
         return torch.bmm(w_PAC, x_PCD)
+    allowed_PAC = allowed_BHST.reshape(len(w_PAC), -1, allowed_BHST.size(-1))
+    if transposed:
+        allowed_PAC = allowed_PAC.transpose(1, 2)
     touched = torch.bmm(allowed_PAC.to(w_PAC.dtype), strange.to(w_PAC.dtype)) > 0
     return torch.bmm(w_PAC, x_PCD.masked_fill(strange, 0.0)).masked_fill_(touched, math.nan)

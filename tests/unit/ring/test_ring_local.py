@@ -7,12 +7,14 @@ import random
 import numpy as np
 import pytest
 import torch
-from by_tile import inputs_of, worst_margin
+from by_tile import inputs_of, setting_of, worst_margin
 
 from ringref.problem import DTYPES, Dilation, Problem
-from ringverify.ring.attention import SMALLEST_BUCKET, ring_attention
+from ringverify.ring.attention import ring_attention
 from ringverify.ring.kernels.fused_cpu import FusedCPU
+from ringverify.ring.kernels.kernel import Extent
 from ringverify.ring.kernels.streaming import Streaming
+from ringverify.ring.sides import BUDGET_SHARE, SMALLEST
 
 METHODS = ("ring", "allgather", "local", "auto")
 BY_METHOD = pytest.mark.parametrize("method", METHODS)
@@ -262,16 +264,19 @@ def spied(monkeypatch, kernel):
 
 
 def test_a_memory_budget_makes_tiles_smaller(monkeypatch):
-    """From half of the rows down to the smallest; what a tile's backward returns fits, and so do results."""
+    """From half of the rows down to the smallest; what a tile takes fits, and the results are as right."""
     sides = spied(monkeypatch, FusedCPU)
     problem = Problem(query_length=200, heads=2, head_dim=4, causal=True, dtype="bfloat16")
     given = inputs_of(problem)
     largest = {}
+    setting = setting_of(problem, "cpu")
     for rows in (128, 64, 32, 1):
         sides.clear()
-        assert worst_margin(problem, given, results(problem, given, memory_budget=rows * 2 * 3 * 4 * 4)) <= 1
+        # A part is set aside for masks.
+        budget = BUDGET_SHARE * FusedCPU().held(setting, Extent(1, 2, 2, rows, rows)) // (BUDGET_SHARE - 1) + 1
+        assert worst_margin(problem, given, results(problem, given, memory_budget=budget)) <= 1
         largest[rows] = max(side[0] for side in sides)
-    assert largest == {128: 100, 64: 64, 32: SMALLEST_BUCKET, 1: SMALLEST_BUCKET}
+    assert largest == {128: 100, 64: 64, 32: SMALLEST, 1: SMALLEST}
 
 
 def test_a_kernel_asked_for_is_the_one_that_computes(monkeypatch):

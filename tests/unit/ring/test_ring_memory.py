@@ -164,7 +164,8 @@ def test_masks_are_a_small_part_of_the_peak(kind):
 @pytest.mark.parametrize("kind", ["a wide window", "masks by position"])
 def test_a_mask_of_a_whole_tile_is_seen(monkeypatch, kind):
     """A mutant whose masks are as large as tiles without one."""
-    monkeypatch.setattr(sides_module, "_side", lambda elements: 1 << 30)
+    monkeypatch.setattr(sides_module, "NARROWEST", 1 << 30)
+    monkeypatch.setattr(sides_module, "WIDEST_MASK", 1 << 30)
     assert exponent(kind, 2, 2048, 4096) > 1 + SLACK
     assert peak(MASKED[kind](4096, 2))[0] > MOST * needed(MASKED[kind](4096, 2))
 
