@@ -22,21 +22,28 @@ from ringverify.vectors.recording import Tell, begun, counterexample_event, vect
 from ringverify.vectors.story import Story, written_out
 from ringverify.vectors.tensorfile import NotSafetensors, Tensor
 
-AGAIN = index.AGAIN
-
-
 def look_at_files(found: Index) -> None:
-    """The folder holds the files that the index names, and no others.
+    """The folder holds the files that the index names, no other vectors, and the schema of the index.
 
     Raises:
-        UsageError: a file is missing, or the index does not name one.
+        UsageError: a file is missing, the index does not name one, or the schema is not the one that it follows.
     """
+    again = index.again(found.folder)
     named = {index.file_name(id) for id in found.stories}
     there = {path.name for path in found.folder.glob("*.safetensors")}
     if missing := sorted(named - there):
-        raise UsageError(f"{found.folder / missing[0]} is missing, and the index names it: {AGAIN}")
+        raise UsageError(f"{found.folder / missing[0]} is missing, and the index names it: {again}")
     if unnamed := sorted(there - named):
-        raise UsageError(f"{found.folder / index.NAME} does not name {unnamed[0]}, which lies beside it: {AGAIN}")
+        raise UsageError(f"{found.folder / index.NAME} does not name {unnamed[0]}, which lies beside it: {again}")
+    schema = found.folder / index.SCHEMA_NAME
+    try:
+        whole = schema.read_text(encoding="utf-8") == index.SCHEMA_FILE.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {schema}: {error.strerror}; {again}") from None
+    except UnicodeDecodeError:
+        whole = False
+    if not whole:
+        raise UsageError(f"{schema} is not the schema that the index follows: {again}")
 
 
 def load(found: Index, story: Story) -> dict[str, Tensor]:
@@ -46,28 +53,29 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
         UsageError: the file is cut off or edited, or does not hold what the index says.
     """
     path, described = found.folder / index.file_name(story.id), found.entries[story.id]
+    again = index.again(found.folder)
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; {AGAIN}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}; {again}") from None
     if isinstance(described.get("bytes"), int) and len(data) < described["bytes"]:
-        raise UsageError(f"{path} is truncated: {len(data)} of {described['bytes']} bytes; {AGAIN}")
+        raise UsageError(f"{path} is truncated: {len(data)} of {described['bytes']} bytes; {again}")
     if hashlib.sha256(data).hexdigest() != described["sha256"]:
-        raise UsageError(f"{path} was edited: its SHA-256 is not that of the index; {AGAIN}")
+        raise UsageError(f"{path} was edited: its SHA-256 is not that of the index; {again}")
     try:
         tensors, metadata = tensorfile.decode(data)
     except NotSafetensors as error:
-        raise UsageError(f"{path} is no vector: {error}; {AGAIN}") from None
+        raise UsageError(f"{path} is no vector: {error}; {again}") from None
     if metadata.get("id") != story.id or _problem(metadata) != written_out(story.problem):
-        raise UsageError(f"{path} holds another vector than the index says; {AGAIN}")
+        raise UsageError(f"{path} holds another vector than the index says; {again}")
     wanted = making.shapes(story)
     if {name: (tensor.values.shape, tensor.dtype) for name, tensor in tensors.items()} != wanted:
-        raise UsageError(f"{path} has other tensors than {story.id} needs; {AGAIN}")
+        raise UsageError(f"{path} has other tensors than {story.id} needs; {again}")
     said = index.entry(story, data)
     for name in said:
         if json.dumps(described.get(name)) != json.dumps(said[name]):  # in Python, 0 equals False
             raise UsageError(
-                f"{found.folder / index.NAME}, {story.id}: {name} does not follow from its problem; {AGAIN}"
+                f"{found.folder / index.NAME}, {story.id}: {name} does not follow from its problem; {again}"
             )
     return tensors
 
@@ -124,17 +132,17 @@ def answer_again(found: Index, story: Story, tensors: Mapping[str, Tensor]) -> N
     Raises:
         UsageError: it does not.
     """
-    given = making.given_in(tensors)
+    given, again = making.given_in(tensors), index.again(found.folder)
     path = found.folder / index.file_name(story.id)
     for name, tensor in making.answered(story, given).items():
         if not np.array_equal(tensor.values, tensors[name].values, equal_nan=True):
-            raise UsageError(f"{path}: {name} is not what the oracle gives; {AGAIN}")
+            raise UsageError(f"{path}: {name} is not what the oracle gives; {again}")
     answer, bound = making.float64_answer(story.problem, given), _float64_bound(story, given)
     for name in RESULTS:
         actual: NDArray[np.float64] = getattr(answer, name)
         margin = margins(actual, tensors[name].values, getattr(bound, name), "float64")
         if margin.max(initial=0.0) > 1:
-            raise UsageError(f"{path}: {name} is not what the float64 oracle gives; {AGAIN}")
+            raise UsageError(f"{path}: {name} is not what the float64 oracle gives; {again}")
 
 
 def _float64_bound(story: Story, given: Inputs) -> Allowed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ NAME = "index.json"
 SCHEMA_NAME = "schema.json"
 SCHEMA_FILE = Path(__file__).parent / "schema" / f"vectors-{SCHEMA}.json"
 WIDTH = 118
-AGAIN = "get it again, or write it anew with ringverify vectors generate --force"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,11 @@ def write(entries: Iterable[Mapping[str, Any]], bugs: Mapping[str, Mapping[str, 
     return _laid_out(content) + "\n"
 
 
+def again(folder: Path) -> str:
+    """How to mend a damaged folder of vectors."""
+    return f"get it again, or write it anew with ringverify vectors generate {shlex.quote(str(folder))} --force"
+
+
 def read(folder: Path) -> Index:
     """The index of a folder, checked against its seal and the schema.
 
@@ -109,18 +114,18 @@ def read(folder: Path) -> Index:
             "ringverify vectors generate DIR"
         ) from None
     except ValueError:  # not UTF-8, or not JSON
-        raise UsageError(f"{path} is truncated or not JSON: {AGAIN}") from None
+        raise UsageError(f"{path} is truncated or not JSON: {again(folder)}") from None
     if not isinstance(content, dict) or "schema" not in content:
-        raise UsageError(f"{path} is not an index of vectors, it names no schema: {AGAIN}")
+        raise UsageError(f"{path} is not an index of vectors, it names no schema: {again(folder)}")
     if content["schema"] != SCHEMA:
         raise UsageError(
             f"{path} has schema {content['schema']!r}, and ringverify {ringverify.__version__} reads schema {SCHEMA}: "
             "upgrade ringverify"
         )
     if content.pop("seal", None) != _seal(content):
-        raise UsageError(f"{path} was edited after it was generated: {AGAIN}")
+        raise UsageError(f"{path} was edited after it was generated: {again(folder)}")
     if not isinstance(content.get("vectors"), list) or not content["vectors"]:
-        raise UsageError(f"{path} lists no vectors: {AGAIN}")
+        raise UsageError(f"{path} lists no vectors: {again(folder)}")
     stories: list[Story] = []
     for number, described in enumerate(content["vectors"], 1):
         try:

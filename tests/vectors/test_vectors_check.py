@@ -111,6 +111,18 @@ def _no_index(folder):
     (folder / "index.json").unlink()
 
 
+def _no_schema(folder):
+    (folder / "schema.json").unlink()
+
+
+def _schema_emptied(folder):
+    (folder / "schema.json").write_bytes(b"")
+
+
+def _schema_not_text(folder):
+    (folder / "schema.json").write_bytes(b"\xff\xfe\x00")
+
+
 def _index_cut_off(folder):
     path = folder / "index.json"
     path.write_bytes(path.read_bytes()[:500])
@@ -210,6 +222,9 @@ DAMAGE = {
     _unnamed: ["index.json does not name V200.safetensors"],
     _not_in_the_index: ["index.json does not name V027.safetensors"],
     _no_index: ["cannot read", "index.json", "ringverify vectors generate"],
+    _no_schema: ["cannot read", "schema.json", "get it again"],
+    _schema_emptied: ["schema.json is not the schema that the index follows"],
+    _schema_not_text: ["schema.json is not the schema that the index follows"],
     _index_cut_off: ["index.json is truncated or not JSON"],
     _index_edited: ["index.json was edited"],
     _index_of_the_future: ["index.json has schema 2", "reads schema 1", "upgrade ringverify"],
@@ -237,6 +252,8 @@ def test_damage_is_told_in_one_line(damage, folder, capsys) -> None:
     assert (code, out) == (2, "")
     assert err.startswith("ringverify: ")
     assert err.count("\n") == 1
+    if "--force" in err:
+        assert f"ringverify vectors generate {folder} --force" in err
     for word in DAMAGE[damage]:
         assert word in err
     assert any(way in err for way in ("get it again", "upgrade", "generate", "vector 1", "called V003"))
