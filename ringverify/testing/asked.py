@@ -50,7 +50,6 @@ def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:
         UsageError: an id has more parts than ours have.
     """
     targets = list(config.getoption("ringverify") or ())
-    written = [_target_from_here(config, target) for target in config.getini("ringverify_targets")]
     ids = [argument for argument in config.args if argument.startswith(f"{ROOM}::")]
     chosen: Chosen | None = None
     if ids:
@@ -65,10 +64,15 @@ def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:
                 whole = before is None or not properties or properties == [LOADS]
                 chosen[target] = None if whole else (*before, *properties)  # type: ignore[misc]  # it is not None here
     if not targets and (config.args_source != config.ArgsSource.ARGS or f"{ROOM}::" in ids):
-        targets = written
+        targets = configured(config)
     if chosen:
         targets = list(chosen)
     return targets, chosen
+
+
+def configured(config: pytest.Config) -> list[str]:
+    """The targets of the configuration."""
+    return [_target_from_here(config, target) for target in config.getini("ringverify_targets")]
 
 
 def _target_from_here(config: pytest.Config, target: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(120)
 
-INCONCLUSIVE = 3
+INCONCLUSIVE, USAGE = 3, 4
 RIGHT = ("--ringverify", "right.py:attend")
 WRONG = ("--ringverify", "faulty_rings.py:swapped_gradients")
 FEW = ("--ringverify-only", "forward,gradients", "--ringverify-max-examples", "4")
@@ -121,6 +121,27 @@ def test_known_violations_are_expected_failures_and_those_that_are_gone_fail(pro
     assert "dK and dV change places (https://example.org/issues/12)" in ran.out
     assert "right: forward: baseline known.toml: forward of right passes, but is listed as violated" in ran.out
     assert "swapped gradients: violations: 1 pass, 1 fail (1 known)" in ran.out
+
+
+CONFIGURED = """[pytest]
+ringverify_targets =
+    right.py:attend
+    faulty_rings.py:swapped_gradients
+ringverify_baseline = known.toml
+"""
+
+
+def test_a_baseline_may_name_any_target_of_the_configuration(project):
+    """Also where only another one is run; a name that is nobody's is refused all the same."""
+    (project.folder / "known.toml").write_text(BASELINE.split("\n\n")[0])
+    (project.folder / "pytest.ini").write_text(CONFIGURED)
+    for one in (("ringverify::right.py:attend",), RIGHT):
+        ran = project.pytest(*one, *FEW)
+        assert ran.code == 0, ran.out + ran.err
+    (project.folder / "known.toml").write_text(BASELINE.split("\n\n")[0].replace("swapped", "swaped"))
+    ran = project.pytest(*RIGHT, *FEW)
+    assert ran.code == USAGE
+    assert "'swaped gradients' is none of the implementations of this run; did you mean 'swapped gradients'?" in ran.err
 
 
 def test_a_run_whose_only_violations_are_known_ends_with_0(project):
