@@ -252,6 +252,7 @@ class RingVerifySession:
 
         def hear(events: Sequence[Event]) -> None:
             if told := told_in(events):
+                item.user_properties.append(("ringverify_seed", events[0]["seed"]))
                 implementation = told[0].implementation
                 made[implementation] += 1
                 call = item.nodeid if made[implementation] == 1 else f"{item.nodeid}, call {made[implementation]}"

@@ -123,6 +123,35 @@ def test_known_violations_are_expected_failures_and_those_that_are_gone_fail(pro
     assert "swapped gradients: violations: 1 pass, 1 fail (1 known)" in ran.out
 
 
+NIGHTLY = """
+import ringverify
+
+nightly = {"only": "forward", "suite": "nightly", "max_examples": 2}
+
+
+@ringverify.conformance("right.py:attend", **nightly)
+def test_decorated():
+    pass
+
+
+def test_call():
+    ringverify.run_conformance("faulty_rings.py:wrong_scale", **nightly, cases="found")
+"""
+
+
+def test_the_seed_of_a_night_is_said_however_quiet(project):
+    """Of each that was drawn, at the end and in the properties of the test; else nobody sees that night again."""
+    project.write(test_night=NIGHTLY)
+    ran = project.pytest("-q", "--junitxml=junit.xml")
+    assert ran.code == 1, ran.out
+    said = re.findall(r"^suite nightly, seed (\d+): --ringverify-seed \1, or seed=\1 in a call", ran.out, re.MULTILINE)
+    kept = {one.get("value") for case in project.junit("junit.xml").values() for one in case.iter("property")
+            if one.get("name") == "ringverify_seed"}  # fmt: skip
+    assert set(said) == kept
+    assert len(said) == 2
+    assert "seed" not in project.pytest(*RIGHT, *FEW, "-q", "--deselect", "test_night.py").out
+
+
 CONFIGURED = """[pytest]
 ringverify_targets =
     right.py:attend
