@@ -86,6 +86,19 @@ def run_conformance(
     """
     __tracebackhide__ = True
     said = {name: value for name, value in locals().items() if name in Wish.__dataclass_fields__}
+    try:
+        return _result(attend, said)
+    except (ConformanceError, Inconclusive, UsageError) as error:
+        raise error.with_traceback(None) from None  # the message says it all, and our frames nothing
+
+
+def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceResult:
+    """What `run_conformance` returns, and raises.
+
+    Args:
+        attend: a function or a target.
+        said: its other arguments, by name.
+    """
     wish, implementation = Wish.of(said, _argument), _implementation(attend)
     if (file := targets.being_loaded()) is not None:
         raise UsageError(

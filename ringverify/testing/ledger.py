@@ -146,7 +146,7 @@ class Ledger:
         """What nobody may miss, however quiet the session is: passes of less than was asked for, and seeds drawn."""
         headers = [entry.header for all_of in self._entries.values() for entry in all_of]
         for seed in dict.fromkeys(header["seed"] for header in headers if header["suite"] == "nightly"):
-            yield f"suite nightly, seed {seed}: --ringverify-seed {seed}, or seed={seed} in a call, tries the same again"
+            yield f"suite nightly, seed {seed}: --ringverify-seed {seed}, or seed={seed} in a call, tries it again"
         for entry in (entry for all_of in self._entries.values() for entry in all_of):
             verdict = entry.told.verdict
             if verdict["verdict"] == "pass" and "reason" in verdict:

@@ -121,7 +121,8 @@ class ConformanceResult:
         ]
         for one in self.properties.values():
             cut_short = one.verdict == "pass" and one.reason is not None
-            if cut_short or one.verdict in ("fail", "inconclusive") or one.unexpected is not None:
+            nothing_else = one.verdict == "unsupported" and self.verdict == "inconclusive"
+            if cut_short or nothing_else or one.verdict in ("fail", "inconclusive") or one.unexpected is not None:
                 lines.append(one.describe(verbose=verbose))
         return "\n".join(lines)
 

@@ -22,6 +22,7 @@ from ringverify.vectors.recording import Tell, begun, counterexample_event, vect
 from ringverify.vectors.story import Story, written_out
 from ringverify.vectors.tensorfile import NotSafetensors, Tensor
 
+
 def look_at_files(found: Index) -> None:
     """The folder holds the files that the index names, no other vectors, and the schema of the index.
 

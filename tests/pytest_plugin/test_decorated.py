@@ -228,8 +228,9 @@ def test_the_result_has_what_came_of_every_property(right):
 
 def test_what_was_not_learned_raises(right):
     """It is no result."""
-    with pytest.raises(Inconclusive, match=r"right: inconclusive: 1 unsupported"):
+    with pytest.raises(Inconclusive, match=r"right: inconclusive: 1 unsupported") as raised:
         ringverify.run_conformance(right.attend, only="lse")
+    assert str(raised.value).splitlines()[1:] == ["right: lse: unsupported: lse=True is not declared"]
 
 
 @pytest.mark.parametrize(
@@ -246,8 +247,10 @@ def test_what_was_not_learned_raises(right):
 )
 def test_a_wrong_argument_is_named_with_its_value(arguments, words, right):
     """Before anything runs."""
-    with pytest.raises(UsageError, match=re.escape(words)):
+    with pytest.raises(UsageError, match=re.escape(words)) as raised:
         ringverify.run_conformance(right.attend, **arguments)
+    assert [entry.name for entry in raised.traceback][1:] == ["run_conformance"]  # no internals below the call
+    assert raised.value.__cause__ is None
 
 
 def test_a_target_will_do_in_place_of_a_function(right):
