@@ -143,9 +143,10 @@ def test_links_and_paths_lead_somewhere(document):
 
 
 def headings(text: str) -> set[str]:
-    """The headings of a document, as GitHub makes anchors of them."""
+    """The headings of a document, as GitHub makes anchors of them, and the anchors that it sets itself."""
     found = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 def test_the_readme_can_be_scanned():

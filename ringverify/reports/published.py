@@ -1,0 +1,218 @@
+"""What is published about packages: verdicts as they were found, and facts as people wrote them down.
+
+Verdicts are JSON, made of reports and of what `ringverify confirm` saw. Facts are TOML: which package an adapter runs,
+and findings, each of which explains some violations in words. A violation that no finding explains cannot be published,
+nor a finding that nothing shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringverify.reports.jsonl import Event, ReportError
+from ringverify.reports.results import Checked
+from ringverify.reports.terminal import story
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCHEMA = 1
+Verdicts = dict[str, Any]
+"""What was found: "made" on how, "targets" by what one types, "scripts" by file name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package, as people describe it.
+
+    Attributes:
+        name: in its registry.
+        version: the one that was run.
+        source: address of its code.
+        adapter: file of its adapter in `ringverify/peers`.
+        targets: what runs it.
+        about: what of it is run, and what stands in for what a CPU lacks.
+    """
+
+    name: str
+    version: str
+    source: str
+    adapter: str
+    targets: tuple[str, ...]
+    about: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, which may show in many violations.
+
+    Attributes:
+        title: it, in a line.
+        targets: whose violations it explains.
+        properties: which of them.
+        text: what is wrong and where in the package's code, as a person read it.
+        upstream: address of a report by others, if one is known.
+    """
+
+    title: str
+    targets: tuple[str, ...]
+    properties: tuple[str, ...]
+    text: str
+    upstream: str | None = None
+
+    def explains(self, target: str, property: str) -> bool:
+        """Whether it explains a violation."""
+        return target in self.targets and property in self.properties
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Script:
+    """Something that was found beside the packages, and the file that shows it.
+
+    Attributes:
+        title: it, in a line.
+        file: the script, beside the facts.
+        text: what it means for those who meet it.
+    """
+
+    title: str
+    file: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """All that people wrote down."""
+
+    packages: tuple[Package, ...]
+    findings: tuple[Finding, ...]
+    scripts: tuple[Script, ...]
+
+
+def read_facts(path: Path) -> Facts:
+    """The facts of a file.
+
+    Raises:
+        ReportError: it cannot be read, or a field is missing, unknown or of another type.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path} is not TOML: {error}") from None
+    kinds = {"package": Package, "finding": Finding, "script": Script}
+    if unknown := content.keys() - kinds:
+        raise ReportError(f"{path}: unknown table {sorted(unknown)[0]!r}, expected {', '.join(kinds)}")
+    read = {name: tuple(_made(kind, entry, path) for entry in content.get(name, [])) for name, kind in kinds.items()}
+    return Facts(read["package"], read["finding"], read["script"])
+
+
+def _made(kind: type[Any], entry: dict[str, Any], path: Path) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    told = entry.get("title", entry.get("name", "?"))
+    if unknown := entry.keys() - fields:
+        raise ReportError(f"{path}: {kind.__name__.lower()} {told!r} has the unknown field {sorted(unknown)[0]!r}")
+    for name, field in fields.items():
+        several = str(field.type).startswith("tuple")
+        if name in entry:
+            if not isinstance(entry[name], list if several else str):
+                raise ReportError(
+                    f"{path}: {kind.__name__.lower()} {told!r}: {name}={entry[name]!r} is of another type"
+                )
+        elif field.default is dataclasses.MISSING:
+            raise ReportError(f"{path}: {kind.__name__.lower()} {told!r} lacks {name!r}")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+
+
+def told_of(one: Checked, confirmed: dict[str, tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """What is kept of the verdict on an implementation.
+
+    Args:
+        one: it.
+        confirmed: by property, what became of the violation outside the tool and what its script said.
+    """
+    violations = {}
+    for outcome in one.failures:
+        event = outcome.counterexample
+        if event is not None:
+            shown, said = confirmed.get(outcome.id, ("not shown", ()))
+            violations[outcome.id] = _violation(event) | {"outcome": shown, "said": list(said)}
+    return {
+        "verdict": one.verdict,
+        "examples": sum(outcome.told["examples"] for outcome in one.outcomes.values()),
+        "seconds": one.told["seconds"],
+        "undeclared": one.told["undeclared"],
+        "properties": {
+            outcome.id: {name: outcome.told.get(name) for name in ("verdict", "margin", "examples", "reason")}
+            for outcome in one.outcomes.values()
+        },
+        "violations": violations,
+    }
+
+
+def _violation(event: Event) -> dict[str, Any]:
+    return {
+        "summary": event["summary"],
+        "case": event["case_text"],
+        "file": Path(event["file"]).name,
+        "story": [list(row) for row in story(event) if row[0] not in ("replay", "shrunk")],
+        "diagnosis": event["diagnosis"],
+    }
+
+
+def read_verdicts(path: Path) -> Verdicts:
+    """Verdicts that were gathered before.
+
+    Raises:
+        ReportError: the file cannot be read, or is something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise ReportError(f"{path} is not JSON") from None
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise ReportError(f"{path} does not hold verdicts of schema {SCHEMA}: gather them again")
+    return content
+
+
+def violations(verdicts: Verdicts, outcome: str) -> list[tuple[str, str]]:
+    """Targets and properties of all violations that came to that outcome: "shown" or "not shown"."""
+    return [
+        (target, property)
+        for target, told in verdicts["targets"].items()
+        for property, violation in told["violations"].items()
+        if violation["outcome"] == outcome
+    ]
+
+
+def unexplained(verdicts: Verdicts, facts: Facts) -> list[str]:
+    """Lines on what does not fit together: each makes the page unfit to be published."""
+    lines = []
+    shown = violations(verdicts, "shown")
+    for target, property in shown:
+        by = [finding.title for finding in facts.findings if finding.explains(target, property)]
+        if len(by) != 1:
+            lines.append(f"{target}: {property} is violated, and {len(by)} findings explain it")
+    for finding in facts.findings:
+        if not any(finding.explains(*pair) for pair in shown):
+            lines.append(f"nothing shows the finding {finding.title!r}")
+    known = [target for package in facts.packages for target in package.targets]
+    lines += [f"{target} has a verdict, and no package has it" for target in verdicts["targets"] if target not in known]
+    lines += [f"{target} is of a package, and has no verdict" for target in known if target not in verdicts["targets"]]
+    lines += [f"{script.file} was not run" for script in facts.scripts if script.file not in verdicts["scripts"]]
+    return lines
+
+
+def used(values: Iterable[str]) -> list[str]:
+    """Each of them once, in the order of their first use."""
+    return list(dict.fromkeys(values))
