@@ -87,6 +87,19 @@ class Script:
     text: str
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """A package without a verdict.
+
+    Attributes:
+        name: of it, or of several.
+        reason: why there is none; goes on from the name.
+    """
+
+    name: str
+    reason: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """All that people wrote down."""
@@ -94,6 +107,7 @@ class Facts:
     packages: tuple[Package, ...]
     findings: tuple[Finding, ...]
     scripts: tuple[Script, ...]
+    elsewhere: tuple[Elsewhere, ...] = ()
 
 
 def read_facts(path: Path) -> Facts:
@@ -108,11 +122,11 @@ def read_facts(path: Path) -> Facts:
         raise ReportError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} is not TOML: {error}") from None
-    kinds = {"package": Package, "finding": Finding, "script": Script}
+    kinds = {"package": Package, "finding": Finding, "script": Script, "elsewhere": Elsewhere}
     if unknown := content.keys() - kinds:
         raise ReportError(f"{path}: unknown table {sorted(unknown)[0]!r}, expected {', '.join(kinds)}")
     read = {name: tuple(_made(kind, entry, path) for entry in content.get(name, [])) for name, kind in kinds.items()}
-    return Facts(read["package"], read["finding"], read["script"])
+    return Facts(read["package"], read["finding"], read["script"], read["elsewhere"])
 
 
 def _made(kind: type[Any], entry: dict[str, Any], path: Path) -> Any:

@@ -29,6 +29,7 @@ def published_page(verdicts: Verdicts, facts: Facts, folder: str) -> str:
             *_findings(verdicts, facts, folder),
             *_not_shown(verdicts),
             *_matrices(verdicts, facts),
+            *_elsewhere(facts),
             *_scripts(verdicts, facts, folder),
         ]
     )
@@ -178,6 +179,12 @@ def _cell(told: Mapping[str, Any] | None) -> str:
         return ""
     margin = "" if told["margin"] is None or told["verdict"] == "unsupported" else f" {margin_text(told['margin'])}"
     return SIGNS[told["verdict"]] + margin
+
+
+def _elsewhere(facts: Facts) -> Iterator[str]:
+    if facts.elsewhere:
+        yield "## Without a verdict\n"
+        yield "\n".join(f"- {one.name} {one.reason.strip()}" for one in facts.elsewhere) + "\n"
 
 
 def _scripts(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from sample_events import everything
 from ringverify.check import publishing
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.published import (
+    Elsewhere,
     Facts,
     Finding,
     Package,
@@ -53,7 +54,12 @@ def _facts(verdicts):
         name="rings", version="1.0", source="https://example.org", adapter="rings.py", targets=targets, about="Rings."
     )
     finding = Finding(title="something is wrong", targets=targets, properties=properties, text="In `ring.py`.")
-    return Facts((package,), (finding,), (Script(title="a script", file="show.py", text="See."),))
+    return Facts(
+        (package,),
+        (finding,),
+        (Script(title="a script", file="show.py", text="See."),),
+        (Elsewhere(name="others", reason="need a GPU."),),
+    )
 
 
 def test_verdicts_and_facts_that_fit_are_published(verdicts, facts):
@@ -69,6 +75,7 @@ def test_verdicts_and_facts_that_fit_are_published(verdicts, facts):
     assert "wrong: " in text
     assert "[show.py](published/show.py) says:" in text
     assert "torch: WRONG" in text
+    assert "\n- others need a GPU.\n" in text
     assert "Seen by the suite, not by a script" not in text
 
 
