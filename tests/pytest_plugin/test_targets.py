@@ -112,7 +112,7 @@ def assert_is_the_report_of_both(project, name):
     """It is whole, it is as the schema has it, and it has both implementations' verdicts."""
     events = read_report(project.folder / name)
     schema = json.loads((Path(reports.__file__).parent / "schema" / "report-1.json").read_text(encoding="utf-8"))
-    for event in events:
+    for event in project.events(name):
         jsonschema.validate(event, schema)
     told = [event for event in events if event["event"] == "property"]
     assert {(event["implementation"], event["property"]): event["verdict"] for event in told} == {
