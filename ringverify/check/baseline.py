@@ -93,7 +93,7 @@ def read_baseline(path: Path, implementations: Collection[str] | None) -> Baseli
         UsageError: the file is missing, is no TOML, or says something that is not understood.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"cannot read baseline {path}: {error.strerror}; name another file") from None
     except UnicodeDecodeError:
@@ -136,7 +136,7 @@ def _known(entry: dict[str, Any], place: str) -> Known:
     for key in REQUIRED:
         if key not in entry:
             raise UsageError(f"{place}: {key} is missing; expected {', '.join(REQUIRED)}")
-    known = Known(**{key: value.strip() for key, value in entry.items()})
+    known = Known(**{key: " ".join(value.split()) for key, value in entry.items()})  # a reason may have lines
     if known.found not in FOUND:
         raise UsageError(f"{place}: found is {known.found!r}; expected {' or '.join(map(repr, FOUND))}")
     if not known.link.startswith(("https://", "http://")):

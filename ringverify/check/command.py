@@ -12,7 +12,7 @@ from rich.console import Console
 from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, Subject, Unavailable, seed_for
-from ringverify.errors import Inconclusive
+from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.command import Outputs, add_outputs
 from ringverify.reports.jsonl import Event, ReportWriter, finite
 from ringverify.reports.results import results_of
@@ -138,7 +138,9 @@ def _subjects(wanted: Sequence[str]) -> list[Subject | Unavailable]:
     from ringverify import targets
 
     subjects: list[Subject | Unavailable] = []
-    for target in wanted:
+    for place, target in enumerate(wanted):
+        if target in wanted[:place]:
+            raise UsageError(f"the target {target!r} is asked for twice: once is enough")
         try:
             subjects.append(Subject(target, targets.load(target)))
         except Inconclusive as error:

@@ -106,13 +106,16 @@ def named_apart(implementations: Iterable[Implementation]) -> list[str]:
     """The names of implementations, by which reports tell them apart.
 
     Raises:
-        UsageError: two have the same.
+        UsageError: two have the same, or one is there twice.
     """
-    names = [implementation.name for implementation in implementations]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two implementations are named {name!r}: give one of them another name=")
-    return names
+    seen: dict[str, Implementation] = {}
+    for one in implementations:
+        if seen.get(one.name) is one:
+            raise UsageError(f"the implementation {one.name!r} is asked for twice: once is enough")
+        if one.name in seen:
+            raise UsageError(f"two implementations are named {one.name!r}: give one of them another name=")
+        seen[one.name] = one
+    return list(seen)
 
 
 def header(options: Options) -> Event:

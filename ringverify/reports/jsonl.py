@@ -179,7 +179,7 @@ def read_report(path: Path) -> list[Event]:
 def _lines(path: Path) -> list[str]:
     """The lines of a file, whatever they end with."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         partial = path.with_name(path.name + ".partial")
         if partial.is_file():

@@ -49,7 +49,11 @@ WRONG_USAGE = {
         ["check", miniature("raises_at_import:attend")],
         ["RuntimeError: the first line", "raises_at_import.py:3"],
     ),
-    "one target twice": (["check", "ring", "ring"], ["'ring'", "name="]),
+    "one target twice": (["check", "ring", "ring"], ["the target 'ring' is asked for twice: once is enough"]),
+    "one target under two names": (
+        ["check", "ring", "ringverify.ring.declared:ring"],
+        ["the implementation 'ring' is asked for twice: once is enough"],
+    ),
     "unknown property": (["check", "ring", "--only", "forwad"], ["'forwad'", "did you mean 'forward'?"]),
     "unknown property to skip": (["check", "ring", "--skip", "zzz"], ["'zzz'", "known: forward, lse"]),
     "no property left": (["check", "ring", "--only", "lse", "--skip", "lse"], ["--skip", "--only"]),
@@ -125,6 +129,15 @@ INFRASTRUCTURE = {
     "no such device": (["--device", "cuda"], ["no cuda device", "--device cpu"]),
     "no GPU for a rank": (["--world", "nccl"], ["world size 1 needs 1 GPU", "--world gloo"]),
 }
+
+
+def test_two_implementations_of_one_name_are_told_how_to_be_told_apart(ringverify):
+    """They are not one that is asked for twice."""
+    other = ringverify.folder / "another.py"
+    other.write_bytes(Path(miniature("right:attend").rpartition(":")[0]).read_bytes())
+    outcome = ringverify("check", miniature("right:attend"), f"{other}:attend")
+    assert outcome.code == USAGE
+    assert_one_line(outcome.err, ["two implementations are named 'right'", "name="])
 
 
 @pytest.mark.parametrize("lacking", INFRASTRUCTURE)

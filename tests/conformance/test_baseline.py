@@ -56,6 +56,13 @@ def test_a_known_violation_is_shown_as_known_and_does_not_fail_the_run(ringverif
     assert_as_the_schema_has_it(outcome.events)
 
 
+def test_a_reason_of_several_lines_is_shown_as_one_and_a_mark_of_byte_order_is_no_mistake(ringverify):
+    """What TOML and editors make of a text is not what people meant."""
+    path = ringverify.folder / written(ringverify.folder, {**KNOWN, "reason": "dK and dV\n  change places\n"})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_baseline(path, None).known("swapped gradients", "gradients").reason == "dK and dV change places"
+
+
 def test_a_violation_that_is_not_in_the_baseline_fails_the_run(ringverify):
     """Another property of the same implementation, and the same property of another one."""
     swapped = {**KNOWN, "implementation": "wrong scale"}

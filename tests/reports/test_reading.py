@@ -33,6 +33,14 @@ def test_line_ends_of_another_system_do_not_break_the_seal(tmp_path):
     assert read_report(path)[-1]["event"] == "footer"
 
 
+def test_a_mark_of_byte_order_is_no_edit(tmp_path):
+    """Some editors and shells put one before a text in UTF-8."""
+    path = written(tmp_path / "a.jsonl", sample.everything())
+    whole = read_report(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_report(path) == whole
+
+
 def test_events_of_a_kind_that_is_new_are_left_out(tmp_path):
     """Adding is free: an older reader goes on."""
     told = sample.run(sample.RIGHT)

@@ -300,7 +300,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch) ->
         (["--only", ","], "expected names separated by commas"),
         (["--target", "rung"], "unknown target 'rung'"),
         (["--target", "ring", "--device", "moon"], "unknown device 'moon'"),
-        (["--target", "ring", "--target", "ring"], "two implementations are named 'ring'"),
+        (["--target", "ring", "--target", "ring"], "'ring' is asked for twice"),
         (["--target", "ring", "--world", "nccl", "--device", "cpu"], "each rank has a GPU of its own"),
         (["--force"], "unrecognized arguments: --force"),
     ],
