@@ -97,10 +97,13 @@ def test_every_command_that_is_mentioned_is_one(command):
 
 
 def test_the_readme_lists_every_capability_and_every_property():
-    """The tables are complete: nothing can be declared or judged that they do not name."""
+    """The tables are complete: nothing can be declared or judged that they do not name, and each once."""
     declared = README.split("## What do I declare?")[1].split("\n## ")[0]
     for field in dataclasses.fields(Capabilities):
         assert f"`{field.name}`" in declared, field.name
+    rows = re.findall(r"^\| (`[^|]+`) \|", declared, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(set(named))
     judged = README.split("## What must hold")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", judged, re.MULTILINE) == list(PROPERTIES)
 
