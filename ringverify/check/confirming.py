@@ -29,6 +29,7 @@ from ringverify.check.casefile import CaseFile
 from ringverify.check.snippet import snippet
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
+from ringverify.reports.command import look_at_file
 from ringverify.reports.jsonl import Event, finite, read_report, write_whole
 
 Outcome = Literal["shown", "not shown"]
@@ -68,9 +69,11 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
 
     Raises:
         UsageError: a case file is gone, a violation never had one, or an output cannot be written.
-        ReportError: a file is not a whole report.
+        ReportError: a file is not a whole report, or `--report` could not be written: found out before any work.
         Inconclusive: there is no violation to confirm.
     """
+    if options.report is not None:
+        look_at_file("--report", options.report)
     found = [event for path in options.reports for event in read_report(path) if event["event"] == "counterexample"]
     if not found:
         raise Inconclusive("there is no violation in these reports, so there is nothing to confirm")
@@ -172,7 +175,10 @@ class Scripts:
         with self._lock:
             mine = program not in self._ran
             future = self._ran.setdefault(program, Future())
-        write_whole(script, text)
+        try:
+            write_whole(script, text)
+        except OSError as error:
+            raise UsageError(f"cannot write {script}: {error.strerror}; name another --scripts") from None
         if mine:
             try:
                 future.set_result(_ran(script, self._deadline))

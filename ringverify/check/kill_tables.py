@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from ringverify.check.kill_book import Book
 from ringverify.mutants.catalogue import MUTANTS, OUT_OF_SCOPE
 from ringverify.mutants.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.reports.markdown import table
 
 LENSES: dict[str, tuple[str, ...]] = {
     "exact": ("exact_selection",),
@@ -42,7 +42,7 @@ def markdown(book: Book, source: str) -> str:
         parts += _justification(book["matrix"], book.get("variants"))
     if "variants" in book:
         parts += _variants(book["variants"])
-    parts += ["## Not in the zoo\n", _table(("row", "why"), OUT_OF_SCOPE.items())]
+    parts += ["## Not in the zoo\n", table(("row", "why"), OUT_OF_SCOPE.items())]
     if "matrix" in book:
         parts += _every_mutant(book["matrix"], book.get("first"))
     return "\n".join(parts)
@@ -71,7 +71,7 @@ def _first(first: Mapping[str, Any]) -> Iterable[str]:
     yield "## The first kill\n"
     yield f"Every mutant against the quick suite, properties in the order of the README. {_made(first)}\n"
     small, by_value = first["value_mutants_shrunk_small"], first["value_mutants"]
-    yield _table(
+    yield table(
         ("", ""),
         [
             ("mutants killed", f"{first['killed']} of {first['mutants']}"),
@@ -103,14 +103,14 @@ def _justification(matrix: Mapping[str, Any], variants: Mapping[str, Any] | None
         killed = [id for id, by in kills.items() if set(by) & set(ids)]
         alone = [id for id in killed if set(kills[id]) <= set(ids)]
         rows.append((f"**{lens}**", len(killed), len(alone), _some(alone), alarmed(ids)))
-    yield _table(("lens", "kills", "alone", "which", "false alarms in examples"), rows)
+    yield table(("lens", "kills", "alone", "which", "false alarms in examples"), rows)
     rows = []
     for id in PROPERTIES:
         killed = [mutant for mutant, by in kills.items() if id in by]
         alone = [mutant for mutant in killed if len(kills[mutant]) == 1]
         lens = next(name for name, ids in LENSES.items() if id in ids)
         rows.append((f"`{id}`", lens, len(killed), len(alone), _some(alone), alarmed([id])))
-    yield _table(("property", "lens", "kills", "alone", "which", "false alarms in examples"), rows)
+    yield table(("property", "lens", "kills", "alone", "which", "false alarms in examples"), rows)
 
 
 def _some(ids: list[str]) -> str:
@@ -125,17 +125,17 @@ def _variants(variants: Mapping[str, Any]) -> Iterable[str]:
         f"**{len(variants['alarms'])} false alarms**. {_made(variants)}\n"
     )
     if variants["alarms"]:
-        yield _table(
+        yield table(
             ("implementation", "property", "case", "what is said"),
             [(one["name"], one["property"], one["case"], one["summary"]) for one in variants["alarms"]],
         )
     margins = {id: top for id, top in variants["largest_margin"].items() if top}
-    yield _table(
+    yield table(
         ("property", "examples", "largest error over error allowed"),
         [(f"`{id}`", variants["by_property"][id], f"{top:.2g}") for id, top in margins.items()],
     )
     stories = {one.implementation.name: one.story for one in VARIANTS.values()}
-    yield _table(
+    yield table(
         ("implementation", "examples", "what looks wrong"),
         [(name, count, stories.get(name, "")) for name, count in variants["each"].items()],
     )
@@ -159,10 +159,4 @@ def _every_mutant(matrix: Mapping[str, Any], first: Mapping[str, Any] | None) ->
             after = f"{property}: {examples} examples, {seconds:.1f} s; {ranks} ranks, {tokens} tokens"
             after = after if property else "**survives**"
         rows.append((id, MUTANTS[id].kind, MUTANTS[id].title, shown, after))
-    yield _table(("mutant", "kind", "what is wrong", "killed by", "first kill"), rows)
-
-
-def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    titles = list(head)
-    lines: Iterable[Iterable[object]] = itertools.chain([titles, ["---"] * len(titles)], rows)
-    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    yield table(("mutant", "kind", "what is wrong", "killed by", "first kill"), rows)

@@ -105,7 +105,7 @@ class Outputs:
                 if (path / INDEX).is_dir():
                     raise ReportError(f"{option} {path}: its index.html is a folder; name another folder")
             else:
-                _look_at_file(option, path)
+                look_at_file(option, path)
 
     def write(self, results: Results) -> list[Path]:
         """Write all of it, each file whole or not at all, and the page after what lies beside it.
@@ -138,7 +138,12 @@ def _is_page(path: Path) -> bool:
     return path.suffix.lower() in (".html", ".htm")
 
 
-def _look_at_file(option: str, path: Path) -> None:
+def look_at_file(option: str, path: Path) -> None:
+    """Find out before any work is done that the file an option names could not be written.
+
+    Raises:
+        ReportError: it is a folder, has no parent or may not be written to.
+    """
     if path.is_dir():
         raise ReportError(f"{option} {path} is a folder: name a file")
     _look_at_parent(option, path)

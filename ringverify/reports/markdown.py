@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
 
 from ringverify.reports.jsonl import Event
 from ringverify.reports.results import Checked, Outcome, Results
@@ -75,6 +77,13 @@ def _failure(one: Checked, outcome: Outcome) -> str:
     note = "" if known is None else f"Known: {_text(known['reason'])} ({_text(known['link'])})\n\n"
     told = f"{title}: {_html(event.get('summary', ''))}"
     return f"<details><summary>{told}</summary>\n\n{note}{fence}\n{said}\n{fence}\n\n</details>"
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A table of cells that are Markdown already, but for the signs that end a cell."""
+    titles = list(head)
+    lines: Iterable[Iterable[object]] = itertools.chain([titles, ["---"] * len(titles)], rows)
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def _lines(event: Event) -> list[str]:

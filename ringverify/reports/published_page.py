@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ringverify.reports.markdown import SIGNS, VERDICT_SIGNS
+from ringverify.reports.markdown import SIGNS, VERDICT_SIGNS, table
 from ringverify.reports.published import Facts, Package, Script, Verdicts, used, violations
 from ringverify.reports.terminal import margin_text
 
@@ -84,7 +84,7 @@ def _summary(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
                     ", ".join(found),
                 )
             )
-    yield _table(("package", "target", "verdict", "properties", "examples", "findings"), rows)
+    yield table(("package", "target", "verdict", "properties", "examples", "findings"), rows)
 
 
 def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
             for target, property in violations(verdicts, "shown")
             if finding.explains(target, property)
         ]
-        yield _table(
+        yield table(
             ("target", "property", "smallest case", "what is wrong"),
             [
                 (f"`{target}`", f"`{property}`", f"[{one['case']}]({folder}/cases/{one['file']})", one["summary"])
@@ -138,7 +138,7 @@ def _not_shown(verdicts: Verdicts) -> Iterator[str]:
         one = verdicts["targets"][target]["violations"][property]
         said = one["said"][0] if one["said"] else ""
         rows.append((f"`{target}`", f"`{property}`", one["case"], one["summary"], said))
-    yield _table(("target", "property", "smallest case", "what the suite says", "what its script says"), rows)
+    yield table(("target", "property", "smallest case", "what the suite says", "what its script says"), rows)
 
 
 def _matrices(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _matrices(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
         told = {target: verdicts["targets"][target] for target in package.targets}
         ids = used(id for one in told.values() for id in one["properties"])
         short = [_short(target, package) for target in package.targets]
-        yield _table(
+        yield table(
             ("property", *short),
             [(f"`{id}`", *(_cell(one["properties"].get(id)) for one in told.values())) for id in ids],
         )
@@ -211,8 +211,3 @@ def _fenced(lines: Iterable[str]) -> str:
     text = "\n".join(lines)
     fence = "```" if "```" not in text else "````"
     return f"{fence}text\n{text}\n{fence}\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

@@ -95,6 +95,11 @@ def test_bad_input_is_one_line(ringverify):
     assert outcome.code == 3
     assert_one_line(outcome.err, ["no violation"])
     report = violated(ringverify, miniature("faulty_rings:swapped_gradients"), "gradients")
+    outcome = ringverify("confirm", report, "--report", "nowhere/seen.json", "--scripts", "never")
+    assert outcome.code == 2
+    assert_one_line(outcome.err, ["--report nowhere/seen.json", "there is no folder"])
+    assert outcome.out == ""
+    assert not (ringverify.folder / "never").exists(), "found out before any script is run"
     (case,) = (ringverify.folder / ".ringverify").glob("*.json")
     case.unlink()
     outcome = ringverify("confirm", report)
