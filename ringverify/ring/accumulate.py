@@ -10,9 +10,13 @@ Shape letters: B batch, S queries, H query heads, E value_dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+
+WIDENED = 1 << 17
+"""Elements that are converted to the accumulation dtype at a time on CPU: their half megabyte stays in the cache."""
 
 
 class Partial(NamedTuple):
@@ -112,8 +116,9 @@ class Sum:
         elif first is not None:
             self._made()[:, rows].transpose(1, 2).copy_(part)
         else:
-            # Converted first: an addition of two dtypes is several times as slow as both steps.
-            self.total[batch, rows, heads].transpose(1, 2).add_(part.to(self._dtype))
+            total = self.total[batch, rows, heads].transpose(1, 2)
+            for piece, wide in _widened(part, self._dtype):
+                total[..., piece, :].add_(wide)
         self._written = first or self._written
 
     @property
@@ -149,8 +154,26 @@ def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: tor
     """
     # Where neither has attended anything the difference is −inf − (−inf); an lse that is NaN must stay seen.
     weight = torch.sigmoid(lse_b - lse).masked_fill_(lse_b == -torch.inf, 0.0)
-    out.lerp_(out_b.to(out.dtype), weight[..., None])
+    for piece, wide in _widened(out_b, out.dtype):
+        out[..., piece, :].lerp_(wide, weight[..., piece, None])
     torch.logaddexp(lse, lse_b, out=lse)
+
+
+def _widened(part: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The rows of `part (..., R, D)` piece by piece in a wider dtype, each gone when the next one is asked for.
+
+    An operation on two dtypes takes longer than converting first, and a conversion of all of it writes, and reads
+    again, twice what there is to read.
+    """
+    if part.dtype == dtype or not part.is_cpu:
+        yield slice(None), part.to(dtype)
+        return
+    rows, width = part.size(-2), max(1, part[..., :1, :].numel())
+    most = max(1, WIDENED // width)
+    scratch = torch.empty_like(part[..., :most, :], dtype=dtype)
+    for start in range(0, rows, most):
+        piece = slice(start, min(start + most, rows))
+        yield piece, scratch[..., : piece.stop - start, :].copy_(part[..., piece, :])
 
 
 def to_rows(partial: Partial) -> torch.Tensor:

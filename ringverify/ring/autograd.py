@@ -29,7 +29,7 @@ class Attention(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns out `(B, S, H, E)` in the dtype of q, and lse `(B, H, S)`."""
         with _no_autocast(q.device.type):
-            mask = job.whole(k, v)
+            mask = job.whole(k, v, backward=False)
             if mask is not False:  # one call
                 by_head = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
                 out_BHSE, lse = job.kernel.forward(job.setting, *by_head, mask)
@@ -61,7 +61,7 @@ class Attention(torch.autograd.Function):
 
 def _gradients(job: Job, method: ModuleType, k: torch.Tensor, v: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, ...]:
     q = rows.q
-    mask = job.whole(q, k, v, rows.dout, rows.out)
+    mask = job.whole(q, k, v, rows.dout, rows.out, backward=True)
     if mask is not False:
         dout, out = (x.transpose(1, 2) for x in (rows.dout, rows.out))
         by_head = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

@@ -75,19 +75,20 @@ class Job:
     @property
     def packs(self) -> bool:
         """Whether this rank's own keys are copied for the sake of speed: not if a budget bounds memory."""
-        return self.kernel.packs and not self.sides.bounded
+        return self.setting.dtype in self.kernel.packs and not self.sides.bounded
 
-    def whole(self, *tensors: torch.Tensor) -> Literal["causal", False] | None:
+    def whole(self, *tensors: torch.Tensor, backward: bool) -> Literal["causal", False] | None:
         """The mask if a single call of the kernel does all the work, as on a world of one; False if it does not.
 
         Args:
+            backward: asked of backward, or of forward.
             *tensors: what has to be finite for a mask to be left to a fused kernel.
         """
         plan, problem = self.plan, self.plan.problem
         regions = plan.regions(plan.rank)
         if plan.schedule.steps > 1 or (plan.replicated and plan.world_size > 1) or not self.kernel.blocked:
             return False
-        if self.setting.dtype != self.setting.accumulates:  # the sums between tiles are wider than those within
+        if not self.kernel.at_once(self.setting, backward=backward):
             return False
         everything = (
             0,
@@ -175,9 +176,8 @@ class Job:
         unbounded = not self.sides.bounded and not masked
         if forward:
             return (region.queries.size if unbounded else bucket), (region.keys.size if self.sides.all_keys else bucket)
-        # Sums within a kernel's call are as wide as those between calls, unless the input is narrow.
-        wide = self.setting.dtype == self.setting.accumulates
-        return (region.queries.size if unbounded and wide else bucket), bucket
+        at_once = self.kernel.at_once(self.setting, backward=True)
+        return (region.queries.size if unbounded and at_once else bucket), bucket
 
     def _safe(self, regions: tuple[Region, ...], block: Block, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""

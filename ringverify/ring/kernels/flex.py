@@ -23,7 +23,7 @@ class Flex:
     name = "flex_cuda"
     blocked = True
     takes_bias = False
-    packs = False
+    packs: tuple[torch.dtype, ...] = ()
 
     def why_not(self, setting: Setting) -> str | None:
         """Softcap, up to 32 bits, on CUDA devices, where triton can compile it."""
@@ -37,6 +37,11 @@ class Flex:
         """Launching and merging cost little beside such tiles."""
         del setting
         return min(8192, max(256, -(-rows // 2)))
+
+    def at_once(self, setting: Setting, *, backward: bool) -> bool:
+        """See `Kernel.at_once`: where narrow inputs are not converted for a sum."""
+        del backward
+        return setting.dtype == setting.accumulates
 
     def held(self, setting: Setting, tile: Extent) -> int:
         """See `Kernel.held`: the tile's own out and its cotangent, also in the dtype of sums, and the gradients."""

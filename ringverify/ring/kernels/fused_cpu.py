@@ -10,13 +10,15 @@
    tile by tile. bfloat16 is not, where hardware multiplies it several times as fast.
 6. In bfloat16 its backward sums dk and dv over the query heads of a key head in bfloat16 (root mean square error 0.8 u
    for one head, 1.8 u for eight): each of them gets a call of its own, and their results are added in float32. It sums
-   over its inner blocks like that too, so that tiles here are no larger than those.
+   over its inner blocks like that too, so that tiles here are no larger than those. Its forward has wide sums. Keys and
+   values it packs itself, for the hardware's sake.
 """
 
 from __future__ import annotations
 
 import torch
 
+from ringverify.ring.accumulate import WIDENED
 from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
 
@@ -30,7 +32,7 @@ class FusedCPU:
     name = "fused_cpu"
     blocked = True
     takes_bias = True
-    packs = True
+    packs: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16)
 
     def why_not(self, setting: Setting) -> str | None:
         """Anything but softcap, on CPU."""
@@ -43,6 +45,10 @@ class FusedCPU:
         half = -(-rows // 2)
         return max(64, min(half, 2048) if setting.dtype == torch.bfloat16 else half)
 
+    def at_once(self, setting: Setting, *, backward: bool) -> bool:
+        """See `Kernel.at_once`: float16 is converted, and bfloat16 gradients have narrow sums."""
+        return setting.dtype != torch.float16 and not (backward and setting.dtype == torch.bfloat16)
+
     def held(self, setting: Setting, tile: Extent) -> int:
         """See `Kernel.held`: results, also as wider sums, and what the op wants padded or converted."""
         d, e, width = setting.head_dim, setting.value_dim, max(setting.head_dim, setting.value_dim)
@@ -52,7 +58,7 @@ class FusedCPU:
         keys = tile.of_keys(2 * width + (d != e) * width + half * (d + e))
         sums = tile.of_rows(4)
         if setting.dtype == torch.bfloat16:
-            sums += tile.of_rows(width)
+            sums += min(tile.of_rows(width), WIDENED)
             if tile.heads > tile.key_heads:
                 sums += tile.of_keys(2 * width)
         return (rows + keys) * size + sums * setting.accumulates.itemsize

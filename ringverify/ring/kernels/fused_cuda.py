@@ -35,7 +35,7 @@ class FlashCUDA:
     name = "flash_cuda"
     blocked = True
     takes_bias = False
-    packs = False
+    packs: tuple[torch.dtype, ...] = ()
     widest = 256
 
     def why_not(self, setting: Setting) -> str | None:
@@ -54,6 +54,11 @@ class FlashCUDA:
         """Launching and merging cost little beside such tiles."""
         del setting
         return min(8192, max(256, -(-rows // 2)))
+
+    def at_once(self, setting: Setting, *, backward: bool) -> bool:
+        """See `Kernel.at_once`: sums are float32, those of dq in memory of their own."""
+        del setting, backward
+        return True
 
     def held(self, setting: Setting, tile: Extent) -> int:
         """See `Kernel.held`: results, also as wider sums, and what the op wants padded."""
@@ -101,7 +106,7 @@ class EfficientCUDA:
     name = "efficient_cuda"
     blocked = True
     takes_bias = True
-    packs = False
+    packs: tuple[torch.dtype, ...] = ()
 
     def why_not(self, setting: Setting) -> str | None:
         """Anything but softcap, up to 32 bits, on CUDA devices."""
@@ -117,6 +122,11 @@ class EfficientCUDA:
         """Launching and merging cost little beside such tiles; a bias of that size is still affordable."""
         del setting
         return min(4096, max(256, -(-rows // 2)))
+
+    def at_once(self, setting: Setting, *, backward: bool) -> bool:
+        """See `Kernel.at_once`: sums are float32, those of dq in memory of their own."""
+        del setting, backward
+        return True
 
     def held(self, setting: Setting, tile: Extent) -> int:
         """See `Kernel.held`: results, also as wider sums, and keys and values once for every query head."""

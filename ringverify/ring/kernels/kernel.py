@@ -81,13 +81,13 @@ class Kernel(Protocol):
         name: how users ask for it.
         blocked: whether it cuts tiles itself and never forms their scores, so that they may be of any size.
         takes_bias: whether it computes tiles whose mask is a bias.
-        packs: whether keys whose rows lie together head by head save it more time than copying them takes.
+        packs: dtypes in which keys whose rows lie together head by head save it more time than copying them takes.
     """
 
     name: str
     blocked: bool
     takes_bias: bool
-    packs: bool
+    packs: tuple[torch.dtype, ...]
 
     def bucket(self, setting: Setting, rows: int) -> int:
         """A good number of queries and of keys a tile.
@@ -98,6 +98,14 @@ class Kernel(Protocol):
         Args:
             setting: of the call.
             rows: the queries of a rank, or its keys if they are more.
+        """
+
+    def at_once(self, setting: Setting, *, backward: bool) -> bool:
+        """Whether a call may be of any size: its sums are as wide as those between calls, and it converts no input.
+
+        Args:
+            setting: of the call.
+            backward: asked of backward, or of forward.
         """
 
     def held(self, setting: Setting, tile: Extent) -> int:

@@ -22,7 +22,7 @@ class Streaming:
     name = "streaming"
     blocked = False
     takes_bias = True
-    packs = False
+    packs: tuple[torch.dtype, ...] = ()
 
     def why_not(self, setting: Setting) -> str | None:
         """Never."""
@@ -33,6 +33,11 @@ class Streaming:
         """A tile of this many rows and columns of scores fits a cache."""
         del setting, rows
         return 256
+
+    def at_once(self, setting: Setting, *, backward: bool) -> bool:
+        """See `Kernel.at_once`: never, since it forms all scores of a tile."""
+        del setting, backward
+        return False
 
     def held(self, setting: Setting, tile: Extent) -> int:
         """See `Kernel.held`: two matrices of scores, three with a softcap, and what goes into products."""

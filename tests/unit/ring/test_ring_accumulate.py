@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ringref.rounding import witness_bound
-from ringverify.ring.accumulate import Partial, Running, from_rows, merge_, merge_rows, to_rows
+from ringverify.ring.accumulate import WIDENED, Partial, Running, Sum, from_rows, merge_, merge_rows, to_rows
 
 KEYS, DIM, ROWS = 12, 3, 5
 CPU = torch.device("cpu")
@@ -161,3 +161,24 @@ def test_rows_on_the_wire_are_the_partial():
     before = wire[0].clone()
     assert same_bits(total, from_rows(merge_rows(*wire), batch, heads))
     assert torch.equal(before, wire[0]), "a message was written to"
+
+
+@pytest.mark.parametrize("layout", ["rows together", "heads together"])
+def test_a_narrow_part_is_as_if_converted_at_once(layout):
+    """More elements than are converted at a time, and no multiple of that: the same bits, in a sum and in a merge."""
+    heads, rows, dim = 3, 2 * WIDENED // (3 * 64) + 7, 64
+    generator = torch.Generator().manual_seed(5)
+    shape = (1, rows, heads, dim) if layout == "rows together" else (1, heads, rows, dim)
+    part = torch.randn(shape, generator=generator).to(torch.bfloat16)
+    part = part.transpose(1, 2) if layout == "rows together" else part
+    lse, lse_b = (torch.randn(1, heads, rows, generator=generator) for _ in range(2))
+    before = torch.randn(1, rows, heads, dim, generator=generator)
+
+    total = Sum(before.shape, before.dtype, CPU, into=before.clone(), written=rows)
+    total.add(slice(0, 1), slice(0, rows), slice(0, heads), part)
+    assert torch.equal(total.total, before + part.float().transpose(1, 2))
+
+    narrow, wide = ((before.clone().transpose(1, 2), lse.clone()) for _ in range(2))
+    merge_(*narrow, part, lse_b)
+    merge_(*wide, part.float(), lse_b)
+    assert same_bits(narrow, wide)

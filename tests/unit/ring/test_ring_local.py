@@ -266,7 +266,7 @@ def spied(monkeypatch, kernel):
 def test_a_memory_budget_makes_tiles_smaller(monkeypatch):
     """From half of the rows down to the smallest; what a tile takes fits, and the results are as right."""
     sides = spied(monkeypatch, FusedCPU)
-    problem = Problem(query_length=200, heads=2, head_dim=4, causal=True, dtype="bfloat16")
+    problem = Problem(query_length=200, heads=2, head_dim=4, causal=True, dtype="float16")
     given = inputs_of(problem)
     largest = {}
     setting = setting_of(problem, "cpu")
@@ -277,6 +277,22 @@ def test_a_memory_budget_makes_tiles_smaller(monkeypatch):
         assert worst_margin(problem, given, results(problem, given, memory_budget=budget)) <= 1
         largest[rows] = max(side[0] for side in sides)
     assert largest == {128: 100, 64: 64, 32: SMALLEST, 1: SMALLEST}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "forward", "backward"),
+    [("float32", True, True), ("float64", True, True), ("bfloat16", True, False), ("float16", False, False)],
+)
+def test_alone_a_rank_makes_one_call_where_its_sums_are_as_wide(monkeypatch, dtype, forward, backward):
+    """On CPU, causal: not for gradients in bfloat16, whose sums are narrow, nor in float16, which is converted."""
+    sides = spied(monkeypatch, FusedCPU)
+    rows = 4200  # more than tiles of bfloat16 have
+    q, k, v = (torch.ones(1, rows, 1, 4, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3))
+    out = ring_attention(q, k, v, causal=True)
+    assert (sides == [(rows, rows)]) == forward
+    sides.clear()
+    out.sum().backward()
+    assert (sides == [(rows, rows)]) == backward
 
 
 def test_a_kernel_asked_for_is_the_one_that_computes(monkeypatch):
