@@ -72,8 +72,9 @@ class FusedCPU:
         q, scale, _ = positive(q, setting.scale)
         q, k, v = _widened(q, k, v, max(setting.head_dim, setting.value_dim))
         out, lse = _forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+        lse = lse.contiguous()  # its heads lie together, and merging would be several times as slow
         if bias is not None:
-            lse = lse.masked_fill((bias == -torch.inf).all(dim=-1), -torch.inf)
+            lse = lse.masked_fill_((bias == -torch.inf).all(dim=-1), -torch.inf)
         return out[..., : setting.value_dim], lse
 
     def backward(
