@@ -12,7 +12,6 @@ import faulthandler
 import gc
 import os
 import pickle
-import shutil
 import signal
 import sys
 import threading
@@ -34,6 +33,7 @@ from ringverify.worlds.stacks import one_line, traceback_of_user
 FOREVER = datetime.timedelta(days=1)
 """The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
 
+_STACKS = "stacks-"
 _PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
 """How an error reads that a rank meets because another one has gone (lower case)."""
 
@@ -50,7 +50,9 @@ def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, life
     """
     _settle(output)
     settings = Settings(_environment(seat), seat.device)
-    threading.Thread(target=_end_with, args=(lifeline, directory), name="ringverify-lifeline", daemon=True).start()
+    threading.Thread(
+        target=_end_with, args=(lifeline, directory, seat.rank), name="ringverify-lifeline", daemon=True
+    ).start()
     # A forked child must hold no end of the pipes: the tool would take it for the rank.
     os.register_at_fork(after_in_child=jobs.close)
     os.register_at_fork(after_in_child=lifeline.close)
@@ -66,7 +68,7 @@ def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, life
             try:
                 job = pickle.loads(jobs.recv_bytes())
             except (EOFError, OSError):
-                _leave(directory)
+                _leave(directory, seat.rank)
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
             _send(jobs, _run(job, ledger, settings))
 
@@ -75,7 +77,7 @@ def _join(seat: Seat, directory: str) -> None:
     """Become a member of the default group."""
     torch_distributed: Any = dist  # stores are documented there, but are not in its __all__
     if seat.store is None:
-        store = torch_distributed.FileStore(os.path.join(directory, "store"), seat.world_size)
+        store = torch_distributed.FileStore(_store(directory), seat.world_size)
     else:
         address, port, prefix = seat.store
         store = torch_distributed.PrefixStore(prefix, torch_distributed.TCPStore(address, port, is_master=False))
@@ -93,7 +95,12 @@ def _join(seat: Seat, directory: str) -> None:
 
 def stacks_file(directory: str, rank: int) -> str:
     """Where a rank writes the stacks of its threads when it gets SIGUSR1."""
-    return os.path.join(directory, f"stacks-{rank}")
+    return os.path.join(directory, f"{_STACKS}{rank}")
+
+
+def _store(directory: str) -> str:
+    """Where the ranks of a machine meet."""
+    return os.path.join(directory, "store")
 
 
 def _environment(seat: Seat) -> dict[str, str]:
@@ -126,17 +133,30 @@ def _settle(output: Connection) -> None:
     gc.freeze()  # pages shared with the fork server stay shared
 
 
-def _end_with(lifeline: Connection, directory: str) -> None:
+def _end_with(lifeline: Connection, directory: str, rank: int) -> None:
     """End this process when the tool ends, even in the middle of a program that never does."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()
-    _leave(directory)
+    _leave(directory, rank)
 
 
-def _leave(directory: str) -> NoReturn:
-    """End this process because the tool has ended; killed, it could not tidy up."""
-    shutil.rmtree(directory, ignore_errors=True)
+def _leave(directory: str, rank: int) -> NoReturn:
+    """End this process because the tool has ended; killed, it could not tidy up.
+
+    The last rank to leave does. Without its directory, a rank that is about to make its store would look for it for
+    minutes, holding the interpreter's lock, so that nothing here could end it.
+    """
+    with contextlib.suppress(OSError):
+        _unlink(stacks_file(directory, rank))
+        if not any(name.startswith(_STACKS) for name in os.listdir(directory)):
+            _unlink(_store(directory))
+            os.rmdir(directory)  # refused if somebody has come meanwhile
     os._exit(0)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
