@@ -34,6 +34,8 @@ FOREVER = datetime.timedelta(days=1)
 """The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
 
 _STACKS = "stacks-"
+_MEETING = threading.Lock()
+"""Held while this rank makes its store, which needs the directory, or leaves."""
 _PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
 """How an error reads that a rank meets because another one has gone (lower case)."""
 
@@ -50,13 +52,12 @@ def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, life
     """
     _settle(output)
     settings = Settings(_environment(seat), seat.device)
-    threading.Thread(
-        target=_end_with, args=(lifeline, directory, seat.rank), name="ringverify-lifeline", daemon=True
-    ).start()
     # A forked child must hold no end of the pipes: the tool would take it for the rank.
     os.register_at_fork(after_in_child=jobs.close)
     os.register_at_fork(after_in_child=lifeline.close)
     with open(stacks_file(directory, seat.rank), "w") as stacks:
+        ending = lifeline, directory, seat.rank
+        threading.Thread(target=_end_with, args=ending, name="ringverify-lifeline", daemon=True).start()
         ledger = Ledger(numbers_messages=seat.backend == "gloo")
         try:
             _join(seat, directory)
@@ -77,7 +78,8 @@ def _join(seat: Seat, directory: str) -> None:
     """Become a member of the default group."""
     torch_distributed: Any = dist  # stores are documented there, but are not in its __all__
     if seat.store is None:
-        store = torch_distributed.FileStore(_store(directory), seat.world_size)
+        with _MEETING:
+            store = torch_distributed.FileStore(_store(directory), seat.world_size)
     else:
         address, port, prefix = seat.store
         store = torch_distributed.PrefixStore(prefix, torch_distributed.TCPStore(address, port, is_master=False))
@@ -146,17 +148,14 @@ def _leave(directory: str, rank: int) -> NoReturn:
     The last rank to leave does. Without its directory, a rank that is about to make its store would look for it for
     minutes, holding the interpreter's lock, so that nothing here could end it.
     """
-    with contextlib.suppress(OSError):
-        _unlink(stacks_file(directory, rank))
-        if not any(name.startswith(_STACKS) for name in os.listdir(directory)):
-            _unlink(_store(directory))
-            os.rmdir(directory)  # refused if somebody has come meanwhile
-    os._exit(0)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    with _MEETING:
+        with contextlib.suppress(OSError):
+            os.unlink(stacks_file(directory, rank))
+            if not any(name.startswith(_STACKS) for name in os.listdir(directory)):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(_store(directory))
+                os.rmdir(directory)  # refused if somebody has come meanwhile
+        os._exit(0)
 
 
 def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
