@@ -98,6 +98,7 @@ def implementation_event(told: Sequence[Told], *, implementation: str, asked: in
     """
     properties = [one.verdict for one in told]
     seen, outcome = [event["verdict"] for event in properties], Outcome.of(properties)
+    beside = sum(one.runs for one in told if "world" in one.verdict)
     return {
         "event": "implementation",
         "implementation": implementation,
@@ -108,7 +109,8 @@ def implementation_event(told: Sequence[Told], *, implementation: str, asked: in
         "known": outcome.known,
         "not_run": asked - len(seen),
         "examples": sum(event["examples"] for event in properties),
-        "runs": sum(one.runs for one in told),
+        "runs": sum(one.runs for one in told) - beside,
+        **({"simulated_runs": beside} if beside else {}),
         "seconds": round(seconds, 3),
         "seconds_inside": round(sum(one.seconds_inside for one in told), 3),
     }

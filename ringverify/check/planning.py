@@ -27,12 +27,15 @@ class Plan:
         implementation: the implementation, on the world sizes of this run.
         world: where its ranks run.
         most_ranks: how many ranks that world can have; `None` is any number.
+        watched: the implementation in the simulated world, for what only that one can show; `None` if that is the
+            world anyway, or if these ranks cannot be there: on GPUs, started by torchrun, or unable to share a process.
     """
 
     target: str
     implementation: Implementation
     world: WorldName
     most_ranks: int | None
+    watched: Implementation | None = None
 
 
 def planned(
@@ -59,6 +62,7 @@ def planned(
     declared = implementation.capabilities.world_sizes
     chosen = _world(implementation, world, crew)
     most = crew.size if crew is not None else len(nccl.my_devices()) if chosen == "nccl" else None
+    asked = world_sizes
     if world_sizes is None:
         if chosen == "simulated":
             return Plan(target, implementation, chosen, most)
@@ -75,7 +79,11 @@ def planned(
     if most is not None and max(sizes) > most:
         raise Inconclusive((nccl if crew is None else torchrun).too_few(max(sizes), most))
     capabilities = dataclasses.replace(implementation.capabilities, world_sizes=sizes)
-    return Plan(target, dataclasses.replace(implementation, capabilities=capabilities), chosen, most)
+    restricted = dataclasses.replace(implementation, capabilities=capabilities)
+    watched = None
+    if chosen == "gloo" and crew is None and not capabilities.processes:
+        watched = implementation if asked is None else restricted
+    return Plan(target, restricted, chosen, most, watched)
 
 
 def _world(implementation: Implementation, asked: WorldName | None, crew: torchrun.Crew | None) -> WorldName:

@@ -81,11 +81,11 @@ def check(
             outcomes.append(_unavailable(plan, tell))
             continue
         world = open_world(plan.world) if crew is None else crew.world()
+        run = ImplementationRun(plan, world, options, until, tell, watch)
         try:
-            run = ImplementationRun(plan, world, options, until, tell, watch)
             outcomes.append(run.outcome(properties))
         finally:
-            world.close()
+            run.close()
         if options.stop_early and outcomes[-1].exit_code == 1:
             break
     footer = footer_event(outcomes, baseline=options.baseline is not None)
@@ -139,7 +139,7 @@ class ImplementationRun:
 
     Args:
         plan: what is run where.
-        world: that world; whoever opened it closes it.
+        world: that world.
         options: what the user asked for.
         until: `time.monotonic()` after which no further case is started.
         tell: is told each event.
@@ -155,14 +155,33 @@ class ImplementationRun:
         self.until = until
         self.tell = tell
         self.watch = watch
-        self._runner = Runner(
-            self.implementation,
-            self.world,
-            target=plan.target,
-            device=options.device,
-            most_ranks=plan.most_ranks,
-            deadline=DEADLINES[world.name] if options.deadline is None else options.deadline,
+        self._runner = self._runner_in(world, plan.implementation, plan.most_ranks)
+        self._watched = plan.watched
+        self._beside: Runner | None = None
+
+    def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
+        return Runner(
+            implementation,
+            world,
+            target=self.target,
+            device=self.options.device,
+            most_ranks=most_ranks,
+            deadline=DEADLINES[world.name] if self.options.deadline is None else self.options.deadline,
         )
+
+    def _runner_for(self, property: Property) -> Runner:
+        """In this run's world, or in a simulated one beside it for what only that can show."""
+        if not property.simulated_only or self._watched is None:
+            return self._runner
+        if self._beside is None:
+            self._beside = self._runner_in(open_world("simulated"), self._watched, None)
+        return self._beside
+
+    def close(self) -> None:
+        """End the worlds; they start again when they are needed again."""
+        for runner in (self._runner, self._beside):
+            if runner is not None:
+                runner.world.close()
 
     def outcome(self, properties: Sequence[Property]) -> Outcome:
         """Try properties one after another, and tell what came of the implementation."""
@@ -184,8 +203,9 @@ class ImplementationRun:
 
     def try_property(self, property: Property) -> Told:
         """Try one property; tell what came of it, and give that back."""
-        runs, inside, events = self._runner.runs, self._runner.seconds_inside, []
-        for event in self._property(property, self._runner):
+        runner = self._runner_for(property)
+        runs, inside, events = runner.runs, runner.seconds_inside, []
+        for event in self._property(property, runner):
             self.tell(event)
             events.append(event)
         return Told(
@@ -193,8 +213,8 @@ class ImplementationRun:
             world=self.world.name,
             undeclared=undeclared(self.implementation.capabilities),
             events=events,
-            runs=self._runner.runs - runs,
-            seconds_inside=self._runner.seconds_inside - inside,
+            runs=runner.runs - runs,
+            seconds_inside=runner.seconds_inside - inside,
         )
 
     def _exchange(self, runner: Runner) -> None:
@@ -219,7 +239,7 @@ class ImplementationRun:
 
     def _property(self, property: Property, runner: Runner) -> Iterator[Event]:
         """Try one property: the event that tells of it, and that of its counterexample."""
-        capabilities, options = self.implementation.capabilities, self.options
+        capabilities, options = runner.capabilities, self.options
         event: Event = {
             "event": "property",
             "implementation": self.implementation.name,
@@ -230,12 +250,14 @@ class ImplementationRun:
             "seconds": 0.0,
             "margin": None,
         }
+        if runner is not self._runner:
+            event["world"] = runner.world.name
         reason = property.unsupported(capabilities)
         device = torch.device(options.device).type
         if device not in capabilities.devices:
             reason = f"device {device} is not declared"
-        if reason is None and property.simulated_only and self.world.name != "simulated":
-            reason = f"needs the simulated world: in the {self.world.name} world nothing is watched or held back"
+        if reason is None and property.simulated_only and runner.world.name != "simulated":
+            reason = f"needs the simulated world: in the {runner.world.name} world nothing is watched or held back"
         if reason is not None:
             yield {**event, "reason": reason}
             return
@@ -275,7 +297,7 @@ class ImplementationRun:
             event |= _expected(event, options.baseline, whole=not found.out_of_time)
         yield event
         if found.counterexample is not None:
-            yield self._counterexample(property, found, found.counterexample)
+            yield self._counterexample(property, found, found.counterexample, runner)
 
     def _remembered(self, property: Property) -> list[CaseFile]:
         """What failed in earlier runs, which a nightly run tries first: its own cases are others each time."""
@@ -283,17 +305,17 @@ class ImplementationRun:
             return []
         return casefile.remembered(self.options.cases, target=self.target, property=property.id)
 
-    def _counterexample(self, property: Property, found: Hunt, shown: Counterexample) -> Event:
+    def _counterexample(self, property: Property, found: Hunt, shown: Counterexample, runner: Runner) -> Event:
         path = casefile.save(
             self.options.cases,
             target=self.target,
             property=property.id,
-            world=self.world.name,
+            world=runner.world.name,
             device=self.options.device,
             counterexample=shown,
         )
         # Of a run that returned nothing, who holds what can still be drawn.
-        region = shown.region or outline(shown.case, self.implementation.capabilities)
+        region = shown.region or outline(shown.case, runner.capabilities)
         return {
             "event": "counterexample",
             "implementation": self.implementation.name,

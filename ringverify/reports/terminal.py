@@ -83,6 +83,8 @@ class Terminal:
             )
             if "reason" in event:
                 numbers += f"   ({event['reason']})"
+            if "world" in event:
+                numbers += f"   in the {event['world']} world"
         shown, style = ("known fail", "yellow") if "known" in event else (verdict, STYLES[verdict])
         self._print("  ", (f"{shown:<13}", style), f"{event['property']:<23}{numbers}")
         if "known" in event:
@@ -99,8 +101,9 @@ class Terminal:
         self._print("  ", (event["verdict"], STYLES[event["verdict"]]), f": {counts}")
         if event["examples"]:
             inside = 100 * event["seconds_inside"] / seconds
+            beside = f" and {event['simulated_runs']} of the simulated one" if "simulated_runs" in event else ""
             self._line(
-                f"  {event['examples']} examples in {event['runs']} runs of the {event['world']} world, "
+                f"  {event['examples']} examples in {event['runs']} runs of the {event['world']} world{beside}, "
                 f"{seconds:.1f} s: {event['examples'] / seconds:.0f} examples a second; "
                 f"{inside:.0f} % of the time inside the implementation",
                 "dim",

@@ -88,7 +88,7 @@ class Checks:
     def close(self) -> None:
         """End all worlds."""
         for key in self._warm:
-            self._runs[key].world.close()
+            self._runs[key].close()
         self._warm.clear()
 
     def _run(self, one: Checked) -> ImplementationRun:
@@ -99,5 +99,5 @@ class Checks:
             )
         self._warm = [*(key for key in self._warm if key != one.key), one.key]
         while len(self._warm) > MOST_WARM:
-            self._runs[self._warm.pop(0)].world.close()  # it starts again when it is needed again
+            self._runs[self._warm.pop(0)].close()  # it starts again when it is needed again
         return self._runs[one.key]
