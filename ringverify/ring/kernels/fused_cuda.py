@@ -97,7 +97,9 @@ class FlashCUDA:
                 dout, q, k, v, out, lse.contiguous(), None, None, q.size(2), k.size(2), 0.0, mask is not None,
                 no_dropout, no_dropout, scale=scale,
             )  # fmt: skip
-        return dq[..., : setting.head_dim] * sign, dk[..., : setting.head_dim], dv[..., : setting.value_dim]
+        if sign != 1:
+            dq = dq * sign
+        return dq[..., : setting.head_dim], dk[..., : setting.head_dim], dv[..., : setting.value_dim]
 
 
 class EfficientCUDA:
@@ -176,8 +178,11 @@ class EfficientCUDA:
                 dout, q, k, v, bias, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False],
                 isinstance(mask, str), scale=scale,
             )  # fmt: skip
-        dk, dv = (x.unflatten(1, (key_heads, -1)).sum(dim=2, dtype=setting.accumulates) for x in (dk, dv))
-        return dq[..., : setting.head_dim] * sign, dk[..., : setting.head_dim], dv[..., : setting.value_dim]
+        if q.size(1) > key_heads:
+            dk, dv = (x.unflatten(1, (key_heads, -1)).sum(dim=2, dtype=setting.accumulates) for x in (dk, dv))
+        if sign != 1:
+            dq = dq * sign
+        return dq[..., : setting.head_dim], dk[..., : setting.head_dim], dv[..., : setting.value_dim]
 
 
 @contextlib.contextmanager
