@@ -28,7 +28,7 @@ class Plan:
         world: where its ranks run.
         most_ranks: how many ranks that world can have; `None` is any number.
         watched: the implementation in the simulated world, for what only that one can show; `None` if that is the
-            world anyway, or if these ranks cannot be there: on GPUs, started by torchrun, or unable to share a process.
+            world anyway, or if these ranks cannot be there: over nccl, under torchrun, or unable to share a process.
     """
 
     target: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -179,9 +180,10 @@ class ImplementationRun:
 
     def close(self) -> None:
         """End the worlds; they start again when they are needed again."""
-        for runner in (self._runner, self._beside):
-            if runner is not None:
-                runner.world.close()
+        with contextlib.ExitStack() as stack:
+            for runner in (self._runner, self._beside):
+                if runner is not None:
+                    stack.callback(runner.world.close)
 
     def outcome(self, properties: Sequence[Property]) -> Outcome:
         """Try properties one after another, and tell what came of the implementation."""
@@ -250,8 +252,6 @@ class ImplementationRun:
             "seconds": 0.0,
             "margin": None,
         }
-        if runner is not self._runner:
-            event["world"] = runner.world.name
         reason = property.unsupported(capabilities)
         device = torch.device(options.device).type
         if device not in capabilities.devices:
@@ -264,6 +264,7 @@ class ImplementationRun:
         examples = property.examples_in(options.suite)
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
+        beside = runner is not self._runner
         self.watch.start(self.implementation.name, property.id, examples)
         try:
             found = hunt(
@@ -277,10 +278,15 @@ class ImplementationRun:
                 first=self._remembered(property),
             )
         except (WorldUnavailable, Inconclusive) as error:
-            yield {**event, "verdict": "inconclusive", "reason": str(error)}
+            if beside and isinstance(error, WorldUnavailable):  # nobody asked for it
+                yield {**event, "reason": f"needs the simulated world: {error}"}
+            else:
+                yield {**event, "verdict": "inconclusive", "reason": str(error)}
             return
         finally:
             self.watch.stop()
+        if beside:
+            event["world"] = runner.world.name
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
         if found.counterexample is not None:
             event["verdict"] = "fail"

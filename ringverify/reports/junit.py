@@ -61,9 +61,9 @@ def _case(suite: ElementTree.Element, one: Checked, outcome: Outcome) -> None:
         what.text = "\n".join(_lines(outcome.counterexample))
     if told["examples"]:
         numbers = f"{told['examples']} examples, margin {margin_text(told['margin'])}"
-        ElementTree.SubElement(case, "system-out").text = (
-            f"{numbers} ({told['reason']})" if "reason" in told else numbers
-        )
+        notes = [f" ({told['reason']})"] if "reason" in told else []
+        notes += [f" in the {told['world']} world"] if "world" in told else []
+        ElementTree.SubElement(case, "system-out").text = "".join([numbers, *notes])
 
 
 def _lines(event: Event) -> list[str]:

@@ -117,7 +117,7 @@ class Sum:
             self._made()[:, rows].transpose(1, 2).copy_(part)
         else:
             total = self.total[batch, rows, heads].transpose(1, 2)
-            for piece, wide in _widened(part, self._dtype):
+            for piece, wide in widened(part, self._dtype):
                 total[..., piece, :].add_(wide)
         self._written = first or self._written
 
@@ -154,13 +154,13 @@ def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: tor
     """
     # Where neither has attended anything the difference is −inf − (−inf); an lse that is NaN must stay seen.
     weight = torch.sigmoid(lse_b - lse).masked_fill_(lse_b == -torch.inf, 0.0)
-    for piece, wide in _widened(out_b, out.dtype):
+    for piece, wide in widened(out_b, out.dtype):
         out[..., piece, :].lerp_(wide, weight[..., piece, None])
     torch.logaddexp(lse, lse_b, out=lse)
 
 
-def _widened(part: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The rows of `part (..., R, D)` piece by piece in a wider dtype, each gone when the next one is asked for.
+def widened(part: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The rows of `part (..., R, D)` piece by piece in a wider dtype, each to be used before the next one is asked for.
 
     An operation on two dtypes takes longer than converting first, and a conversion of all of it writes, and reads
     again, twice what there is to read.

@@ -33,7 +33,7 @@ class Attention(torch.autograd.Function):
             if mask is not False:  # one call
                 by_head = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
                 out_BHSE, lse = job.kernel.forward(job.setting, *by_head, mask)
-                out = out_BHSE.transpose(1, 2).to(q.dtype)
+                out = out_BHSE.transpose(1, 2).to(q.dtype).contiguous()
             else:
                 running = Running((*q.shape[:3], job.setting.value_dim), job.setting.accumulates, q.device)
                 method.forward(job, q, k, v, running)

@@ -81,14 +81,14 @@ class Job:
         """The mask if a single call of the kernel does all the work, as on a world of one; False if it does not.
 
         Args:
-            backward: asked of backward, or of forward.
             *tensors: what has to be finite for a mask to be left to a fused kernel.
+            backward: asked of backward, or of forward.
         """
         plan, problem = self.plan, self.plan.problem
         regions = plan.regions(plan.rank)
         if plan.schedule.steps > 1 or (plan.replicated and plan.world_size > 1) or not self.kernel.blocked:
             return False
-        if not self.kernel.at_once(self.setting, backward=backward):
+        if not (self.sides.at_once and self.kernel.at_once(self.setting, backward=backward)):
             return False
         everything = (
             0,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ringverify.ring.accumulate import Sum
+from ringverify.ring.accumulate import Sum, widened
 from ringverify.ring.parcels import Block
 from ringverify.ring.regions import Region
 
@@ -49,7 +49,8 @@ class Gradients:
             else:
                 target = total.total
                 index = torch.as_tensor(places, device=target.device)
-                target[batch, :, heads].index_add_(1, index, gradient.transpose(1, 2).to(target.dtype))
+                for piece, wide in widened(gradient, target.dtype):
+                    target[batch, :, heads].index_add_(1, index[piece], wide.transpose(1, 2))
 
     @property
     def block(self) -> Block:

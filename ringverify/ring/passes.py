@@ -12,7 +12,7 @@ there. So every sum has a fixed order, and the same inputs give the same bits on
 Only what is needed travels: a parcel of a block holds the rows that ranks ahead still need, its gradient those that
 ranks behind have added to. For dense problems that is the whole block, all the way, and two buffers hold blocks
 whatever the world size: what arrives in one step is sent on in the next while the other one receives. This rank's own
-keys and values are packed into the second, which is free until the second hop.
+keys and values, where a kernel wants them packed, lie in the second, which is free until the second hop.
 """
 
 from __future__ import annotations

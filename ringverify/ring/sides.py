@@ -37,6 +37,7 @@ class Sides(NamedTuple):
         positions: queries and keys of a tile whose mask is looked up by position.
         bounded: whether a memory budget bounds them.
         all_keys: whether a forward that cuts tiles itself may have all keys of a block at once.
+        at_once: whether one call may have all queries and keys.
     """
 
     bucket: int
@@ -45,6 +46,7 @@ class Sides(NamedTuple):
     positions: int
     bounded: bool = False
     all_keys: bool = True
+    at_once: bool = True
 
 
 def make_sides(
@@ -87,6 +89,7 @@ def make_sides(
         _largest(positions, for_masks, lambda side: masks.held(setting.accumulates, side, side, planes=planes)),
         bounded=True,
         all_keys=kernel.held(setting, extent(bucket, keys)) <= for_tiles,
+        at_once=kernel.held(setting, extent(queries, keys)) <= for_tiles,
     )
 
 

@@ -39,14 +39,15 @@ def told_in(events: Sequence[Event]) -> list[Told]:
     for event in events:
         if "property" in event:
             by_property.setdefault(event["property"], []).append(event)
+    # They are known of the whole call, and added up again.
+    runs = {None: of_all.get("runs", 0), "simulated": of_all.get("simulated_runs", 0)}
     return [
         Told(
             implementation=about[0]["implementation"],
             world=of_all.get("world", ""),
             undeclared=of_all.get("undeclared", []),
             events=about,
-            # They are known of the whole call, and added up again.
-            runs=0 if number else of_all.get("runs", 0),
+            runs=runs.pop(about[0].get("world"), 0),
             seconds_inside=0.0 if number else of_all.get("seconds_inside", 0.0),
         )
         for number, about in enumerate(by_property.values())

@@ -19,7 +19,7 @@ from ringverify.testing.undisturbed import undisturbed
 from ringverify.testing.unwatched import Unwatched
 
 MOST_WARM = 2
-"""Worlds that are kept running: each is a process, or several, that has imported torch."""
+"""Runs whose worlds are kept: each world is a process, or several, that has imported torch."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -231,7 +231,7 @@ class RingVerifySession:
         told = self._checks_here().try_property(checked, property)
         item.stash[ENTRY] = Entry(checked.key, name, checked.asked, header(checked.options), told)
         result = PropertyResult.of(told.events)
-        item.user_properties += _for_junit(result, told.world, checked)
+        item.user_properties += _for_junit(result, told.verdict.get("world", told.world), checked)
         match result.verdict:
             case "unsupported":
                 pytest.skip(str(result.reason))

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import datetime
 import faulthandler
+import functools
 import gc
 import os
 import pickle
@@ -58,20 +59,21 @@ def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, life
     with open(stacks_file(directory, seat.rank), "w") as stacks:
         ending = lifeline, directory, seat.rank
         threading.Thread(target=_end_with, args=ending, name="ringverify-lifeline", daemon=True).start()
+        send = functools.partial(_send, jobs, directory, seat.rank)
         ledger = Ledger(numbers_messages=seat.backend == "gloo")
         try:
             _join(seat, directory)
         except Exception as error:
-            _send(jobs, NotReady(_said(error)))
+            send(NotReady(_said(error)))
             os._exit(0)
-        _send(jobs, Ready())
+        send(Ready())
         while True:
             try:
                 job = pickle.loads(jobs.recv_bytes())
             except (EOFError, OSError):
                 _leave(directory, seat.rank)
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-            _send(jobs, _run(job, ledger, settings))
+            send(_run(job, ledger, settings))
 
 
 def _join(seat: Seat, directory: str) -> None:
@@ -205,8 +207,8 @@ def _said(error: BaseException) -> str:
         return f"{type(error).__name__} (which cannot be printed)"
 
 
-def _send(jobs: Connection, report: Report) -> None:
+def _send(jobs: Connection, directory: str, rank: int, report: Report) -> None:
     try:
         jobs.send_bytes(pickle.dumps(report, protocol=5))
     except (OSError, ValueError):
-        os._exit(0)
+        _leave(directory, rank)

@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 from command_line import miniature
 
+from ringverify.check.outcome import implementation_event
+from ringverify.testing.calls import told_in
+from ringverify.worlds.contained import ContainedWorld
+from ringverify.worlds.world import WorldUnavailable
+
 pytestmark = pytest.mark.timeout(150)
 
 IN_PROCESSES = ("--world", "gloo", "--max-examples", "3")
@@ -40,6 +45,30 @@ def test_a_hazard_is_found_and_replayed_in_the_world_that_shows_it(ringverify):
     (counterexample,) = outcome.told("counterexample")
     assert json.loads(Path(counterexample["file"]).read_text())["world"] == "simulated"
     assert ringverify("replay", counterexample["file"]).code == 1
+
+
+def test_a_simulated_world_that_nobody_asked_for_may_be_missing(ringverify, monkeypatch):
+    """As with a torch that lacks what it needs: the processes have their verdict."""
+
+    def lacking(self, *args, **named):
+        raise WorldUnavailable("torch 0 lacks it")
+
+    monkeypatch.setattr(ContainedWorld, "run", lacking)
+    outcome = ringverify.check("ring", *IN_PROCESSES, "--only", "lse,hazards")
+    assert outcome.code == 0
+    assert outcome.verdicts() == {"lse": "pass", "hazards": "unsupported"}
+    assert outcome.told("property", property="hazards")[0]["reason"] == "needs the simulated world: torch 0 lacks it"
+
+
+@pytest.mark.parametrize("only", ["forward,hazards", "hazards,determinism", "hazards"])
+def test_runs_of_each_world_are_added_up_again_as_they_were(ringverify, only):
+    """Where a call's events are taken apart by property, as the plug-in does."""
+    outcome = ringverify.check("ring", *IN_PROCESSES, "--only", only)
+    (told,) = outcome.told("implementation")
+    again = implementation_event(told_in(outcome.events), implementation="ring", asked=1, seconds=1.0)
+    assert {name: again.get(name) for name in ("runs", "simulated_runs")} == {
+        name: told.get(name) for name in ("runs", "simulated_runs")
+    }
 
 
 def test_ranks_that_cannot_share_a_process_are_not_asked(ringverify):

@@ -58,7 +58,8 @@ class FusedCPU:
         keys = tile.of_keys(2 * width + (d != e) * width + half * (d + e))
         sums = tile.of_rows(4)
         if setting.dtype == torch.bfloat16:
-            sums += min(tile.of_rows(width), WIDENED)
+            results = max(tile.of_rows(width), tile.of_keys(width))
+            sums += min(results, max(WIDENED, tile.batch * tile.heads * width))
             if tile.heads > tile.key_heads:
                 sums += tile.of_keys(2 * width)
         return (rows + keys) * size + sums * setting.accumulates.itemsize

@@ -266,7 +266,7 @@ def spied(monkeypatch, kernel):
 def test_a_memory_budget_makes_tiles_smaller(monkeypatch):
     """From half of the rows down to the smallest; what a tile takes fits, and the results are as right."""
     sides = spied(monkeypatch, FusedCPU)
-    problem = Problem(query_length=200, heads=2, head_dim=4, causal=True, dtype="float16")
+    problem = Problem(query_length=200, heads=2, head_dim=4, causal=True, dtype="bfloat16")
     given = inputs_of(problem)
     largest = {}
     setting = setting_of(problem, "cpu")
