@@ -58,7 +58,7 @@ class Job:
         plan: who holds what, who needs whom.
         setting: what kernels have to know.
         kernel: what computes tiles that are finite or unmasked.
-        sides: longest sides of tiles; forward, a kernel that cuts tiles itself takes all keys of a region at once.
+        sides: longest sides of tiles; forward, a kernel that cuts tiles itself takes a region without a window at once.
         transport: between the ranks.
         positions: queries' positions, and each owner's keys' positions; only needed by regions `by_position`.
     """
@@ -162,7 +162,7 @@ class Job:
         self._band.clear()
 
     def _buckets(self, region: Region, safe: bool, *, forward: bool) -> tuple[int, int]:
-        """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all keys at once."""
+        """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all there is at once."""
         biased = region.low is not None or region.by_position  # a band with an upper side only has causal squares
         masked = biased or region.high is not None
         fused = self.kernel.blocked and (safe or not masked) and (self.kernel.takes_bias or not biased)
@@ -173,11 +173,10 @@ class Job:
             bucket = min(bucket, self.sides.positions)
         if not fused or region.by_position:
             return bucket, bucket
-        unbounded = not self.sides.bounded and not masked
+        rows = bucket if self.sides.bounded or biased else region.queries.size
         if forward:
-            return (region.queries.size if unbounded else bucket), (region.keys.size if self.sides.all_keys else bucket)
-        at_once = self.kernel.at_once(self.setting, backward=True)
-        return (region.queries.size if unbounded and at_once else bucket), bucket
+            return rows, (region.keys.size if self.sides.all_keys else bucket)
+        return (bucket if masked or not self.kernel.at_once(self.setting, backward=True) else rows), bucket
 
     def _safe(self, regions: tuple[Region, ...], block: Block, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
