@@ -173,10 +173,11 @@ class Job:
             bucket = min(bucket, self.sides.positions)
         if not fused or region.by_position:
             return bucket, bucket
-        rows = bucket if self.sides.bounded or biased else region.queries.size
+        at_once = self.kernel.at_once(self.setting, backward=not forward) and not (self.sides.bounded or biased)
+        rows = region.queries.size if at_once else bucket
         if forward:
             return rows, (region.keys.size if self.sides.all_keys else bucket)
-        return (bucket if masked or not self.kernel.at_once(self.setting, backward=True) else rows), bucket
+        return (bucket if masked else rows), bucket
 
     def _safe(self, regions: tuple[Region, ...], block: Block, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
