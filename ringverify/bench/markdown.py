@@ -35,8 +35,9 @@ def _head(report: Mapping[str, Any]) -> Iterable[str]:
     yield f"- {versions(report)}"
     yield f"- {here['cpu']}, {here['processors']} processors, load average {load(here['load_before'])} before and "
     yield f"  {load(here['load_after'])} after{': others were at work' if busy(here) else ''}"
-    yield f"- {options['rounds']} rounds in which all sides take turns; medians, with quartiles in brackets"
-    yield "- a ratio is formed within each round, from forward and backward together; its median is shown"
+    if options["rounds"]:
+        yield f"- {options['rounds']} rounds in which all sides take turns; medians, with quartiles in brackets"
+        yield "- a ratio is formed within each round, from forward and backward together; its median is shown"
     for remark in report["remarks"]:
         yield f"- {remark}"
     yield ""

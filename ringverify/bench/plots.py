@@ -6,7 +6,8 @@ Lines where there are several lengths or ranks; where there is one, bars, of whi
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png")
+PER_RANK = "n / ranks"
+CLOSEST_LABELS = 0.08
+"""How far apart labels of an axis are at least, as a part of it."""
+MOST_WITHIN = 6
+"""Lines whose legend has room among them; that of more is put beside them."""
 Series = dict[str, list[tuple[float, float, float, float]]]
 """By label: (x, y, lower and upper end of the spread)."""
 
@@ -58,21 +64,36 @@ def figure(report: Mapping[str, Any]) -> Figure:
         else:
             _lines(axes, series)
             axes.set(title=title, xlabel=x, ylabel=y)
-            axes.set_xticks(sorted(places), labels=[f"{place:,.0f}" for place in sorted(places)])
+            ticks = apart(places)
+            axes.set_xticks(ticks, labels=[f"{place:,.0f}" for place in ticks])
     return drawn
+
+
+def apart(places: Collection[float]) -> list[float]:
+    """Those of some places on a logarithmic axis whose labels do not run into one another, powers of two first."""
+    width = math.log(max(places) / min(places))
+    chosen: list[float] = []
+    for place in sorted(places, key=lambda one: (not math.log2(one).is_integer(), one)):
+        if all(abs(math.log(place / other)) >= CLOSEST_LABELS * width for other in chosen):
+            chosen.append(place)
+    return sorted(chosen)
 
 
 def _lines(axes: Axes, series: Series) -> None:
     """A line a label, with its spread as a band."""
     for label, points in series.items():
         places, middle, low, high = zip(*sorted(points), strict=True)
-        line = axes.plot(places, middle, marker="o", label=label)[0]
+        style = "--" if label.startswith(PER_RANK) else "-"
+        line = axes.plot(places, middle, style, marker="o", label=label)[0]
         axes.fill_between(places, low, high, alpha=0.2, color=line.get_color())
     axes.set_xscale("log", base=2)
     axes.minorticks_off()
     axes.set_yscale("log")
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
+    if len(series) > MOST_WITHIN:
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    else:
+        axes.legend(fontsize="small")
 
 
 def _bars(axes: Axes, series: Series) -> None:
@@ -107,9 +128,9 @@ def _panels(report: Mapping[str, Any]) -> Iterable[tuple[str, str, str, Series]]
             yield f"{pattern}, n = {longest}, forward and backward", "ranks", "seconds", _times(shown, "ranks")
     for one in memory:
         title = f"{one['pattern']}, peak of a rank"
-        yield title, "sequence length", "MiB", _peaks(one["entries"], "length", "ranks", "{} ranks")
+        yield title, "sequence length", "MiB", _peaks(one["entries"], "length", "ranks", "{} rank{}")
         by_ranks = _peaks(one["entries"], "ranks", "length", "n = {}")
-        by_ranks |= _peaks(one["entries"], "ranks", "positions", "n / ranks = {:.0f}")
+        by_ranks |= _peaks(one["entries"], "ranks", "positions", PER_RANK + " = {:.0f}")
         longest = max(map(len, by_ranks.values()), default=0)
         whole = {label: points for label, points in by_ranks.items() if len(points) == longest}
         yield title, "ranks", "MiB", whole
@@ -137,5 +158,5 @@ def _peaks(entries: Iterable[Mapping[str, Any]], along: str, of: str, label: str
     series: Series = {}
     for entry in sorted(entries, key=lambda one: one[of]):
         peak = entry["peak"] / 2**20
-        series.setdefault(label.format(entry[of]), []).append((entry[along], peak, peak, peak))
+        series.setdefault(label.format(entry[of], "s" * (entry[of] != 1)), []).append((entry[along], peak, peak, peak))
     return {name: points for name, points in series.items() if len(points) > 1}

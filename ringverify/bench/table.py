@@ -31,7 +31,7 @@ class Tables:
         self._line(versions(report))
         self._line(
             f"{here['cpu']}, {here['processors']} processors, load {load(here['load_before'])}; "
-            f"{options['rounds']} rounds of all sides in turn"
+            + (f"{options['rounds']} rounds of all sides in turn" if options["rounds"] else "no times are taken")
         )
         if busy(here):
             self._line(

@@ -78,3 +78,10 @@ def test_of_several_lengths_on_one_number_of_ranks_there_are_lines_alone():
     (axes,) = panels(speed=[speed(length, 2) for length in (64, 128)])
     assert axes.get_xlabel() == "sequence length"
     assert labels(axes) == list(SIDES)
+
+
+def test_labels_of_an_axis_do_not_run_into_one_another():
+    """Of lengths that several numbers of ranks have, powers of two are named first, and never two that are close."""
+    assert plots.apart({512, 1024, 1536, 2048, 3072, 3584, 4096, 65536}) == [512, 1024, 2048, 4096, 65536]
+    assert plots.apart({100, 300, 900}) == [100, 300, 900]
+    assert plots.apart({2, 3, 4}) == [2, 3, 4]
