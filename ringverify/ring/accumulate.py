@@ -35,7 +35,8 @@ class Running:
     """The partial of some queries over the keys so far, made when it is first needed.
 
     Rows after those written hold nothing yet, not even the empty partial: what comes first is copied there, which
-    spares a pass over memory and a merge.
+    spares a pass over memory and a merge. For the same reason a narrow partial of all rows, and one more of any, are
+    kept as they are: often nothing else comes, and what is asked for is narrow again.
 
     Args:
         shape: of out, `(B, S, H, E)`.
@@ -47,11 +48,16 @@ class Running:
         self._shape, self._dtype, self._device = shape, dtype, device
         self._partial: Partial | None = None
         self._written = 0
+        self._kept: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
 
     def merge(self, batch: slice, rows: slice, heads: slice, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
         """Merge in a partial of some rows: `out_b (B, H, S, E)`, in this or a narrower dtype, and `lse_b (B, H, S)`."""
         first = _first(batch, rows, heads, self._written, (self._shape[0], self._shape[2]))
-        if first == self._shape[1] and out_b.dtype == self._dtype and self._partial is None:
+        begins = first == self._shape[1] and self._partial is None
+        follows = len(self._kept) == 1 and _complete(batch, rows, heads, (self._shape[0], self._shape[2]))
+        if out_b.dtype != self._dtype and (begins or follows):
+            self._kept.append((rows, out_b, lse_b))
+        elif begins:
             self._partial = Partial(out_b.transpose(1, 2).contiguous(), lse_b.contiguous())
         elif first is not None:
             out, lse = self._made()
@@ -66,11 +72,32 @@ class Running:
     def partial(self) -> Partial:
         """What has been merged so far, empty where nothing was."""
         made = self._made()
+        if self._kept:
+            (_, first, lse), *more = self._kept
+            self._kept = []
+            made.lse.copy_(lse)
+            out = made.out.transpose(1, 2)
+            merged = more[0][0] if more else slice(0, 0)
+            for rows in (slice(0, merged.start), slice(merged.stop, None)):
+                out[:, :, rows].copy_(first[:, :, rows])
+            for rows, out_b, lse_b in more:
+                merge_(first[:, :, rows], made.lse[:, :, rows], out_b, lse_b, into=out[:, :, rows])
         if self._written < self._shape[1]:
             made.out[:, self._written :].zero_()
             made.lse[:, :, self._written :].fill_(-torch.inf)
             self._written = self._shape[1]
         return made
+
+    def result(self, dtype: torch.dtype) -> Partial:
+        """The same with out in a dtype that may be narrower, once all has been merged."""
+        if not self._kept or self._kept[0][1].dtype != dtype:
+            made = self.partial
+            return Partial(made.out.to(dtype), made.lse)
+        (every, out, lse), *more = self._kept
+        for rows, out_b, lse_b in more:
+            merge_(out[:, :, rows], lse[:, :, rows], out_b, lse_b)
+        self._kept = [(every, out, lse)]
+        return Partial(out.transpose(1, 2).contiguous(), lse.contiguous())
 
     def _made(self) -> Partial:
         if self._partial is None:
@@ -117,8 +144,8 @@ class Sum:
             self._made()[:, rows].transpose(1, 2).copy_(part)
         else:
             total = self.total[batch, rows, heads].transpose(1, 2)
-            for piece, wide in widened(part, self._dtype):
-                total[..., piece, :].add_(wide)
+            for _, (sums, wide) in widened(self._dtype, total, part):
+                sums.add_(wide)
         self._written = first or self._written
 
     @property
@@ -138,42 +165,61 @@ class Sum:
 
 def _first(batch: slice, rows: slice, heads: slice, written: int, whole: tuple[int, int]) -> int | None:
     """Where rows that follow those written so far end, if they are of the whole batch and all heads."""
-    together = rows.step in (None, 1) and rows.start == written
+    return rows.stop if rows.start == written and _complete(batch, rows, heads, whole) else None
+
+
+def _complete(batch: slice, rows: slice, heads: slice, whole: tuple[int, int]) -> bool:
+    """Whether rows lie together and are of the whole batch and all heads."""
     complete = all(part.indices(size) == (0, size, 1) for part, size in zip((batch, heads), whole, strict=True))
-    return rows.stop if together and complete else None
+    return rows.step in (None, 1) and complete
 
 
-def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
+def merge_(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    out_b: torch.Tensor,
+    lse_b: torch.Tensor,
+    *,
+    into: torch.Tensor | None = None,
+) -> None:
     """Merge one partial into another in place.
 
     Args:
-        out: `(..., E)`, written to; so is lse.
-        lse: `(...)`.
-        out_b: the other partial; it may be of a narrower dtype.
+        out: `(..., R, E)`, written to; so is lse.
+        lse: `(..., R)`; what is computed, is computed in its dtype.
+        out_b: the other partial; it and out may be of a narrower dtype.
         lse_b: likewise.
+        into: what is written to instead of out, if out is narrower than it.
     """
     # Where neither has attended anything the difference is −inf − (−inf); an lse that is NaN must stay seen.
     weight = torch.sigmoid(lse_b - lse).masked_fill_(lse_b == -torch.inf, 0.0)
-    for piece, wide in widened(out_b, out.dtype):
-        out[..., piece, :].lerp_(wide, weight[..., piece, None])
+    target = out if into is None else into
+    for piece, (mine, other) in widened(lse.dtype, out, out_b):
+        mine.lerp_(other, weight[..., piece, None])
+        if into is not None or out.dtype != lse.dtype:
+            target[..., piece, :].copy_(mine)
     torch.logaddexp(lse, lse_b, out=lse)
 
 
-def widened(part: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The rows of `part (..., R, D)` piece by piece in a wider dtype, each to be used before the next one is asked for.
+def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+    """The rows of some `(..., R, D)` piece by piece in a wider dtype, each to be used before the next one is asked for.
 
-    An operation on two dtypes takes longer than converting first, and a conversion of all of it writes, and reads
-    again, twice what there is to read.
+    What is of that dtype already is not copied. An operation on two dtypes takes longer than converting first, and a
+    conversion of all of it writes, and reads again, twice what there is to read.
     """
-    if part.dtype == dtype or not part.is_cpu:
-        yield slice(None), part.to(dtype)
+    narrow = [part for part in parts if part.dtype != dtype]
+    if not narrow or not narrow[0].is_cpu:
+        yield slice(None), [part.to(dtype) for part in parts]
         return
-    rows, width = part.size(-2), max(1, part[..., :1, :].numel())
+    rows, width = narrow[0].size(-2), max(1, sum(part[..., :1, :].numel() for part in narrow))
     most = max(1, WIDENED // width)
-    scratch = torch.empty_like(part[..., :most, :], dtype=dtype)
+    scratch = [torch.empty_like(part[..., :most, :], dtype=dtype) if part.dtype != dtype else None for part in parts]
     for start in range(0, rows, most):
         piece = slice(start, min(start + most, rows))
-        yield piece, scratch[..., : piece.stop - start, :].copy_(part[..., piece, :])
+        yield piece, [
+            part[..., piece, :] if wide is None else wide[..., : piece.stop - start, :].copy_(part[..., piece, :])
+            for part, wide in zip(parts, scratch, strict=True)
+        ]
 
 
 def to_rows(partial: Partial) -> torch.Tensor:

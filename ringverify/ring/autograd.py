@@ -37,8 +37,7 @@ class Attention(torch.autograd.Function):
             else:
                 running = Running((*q.shape[:3], job.setting.value_dim), job.setting.accumulates, q.device)
                 method.forward(job, q, k, v, running)
-                partial = running.partial
-                out, lse = partial.out.to(q.dtype), partial.lse
+                out, lse = running.result(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.job, ctx.method = job, method
         ctx.set_materialize_grads(False)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ringverify.ring.accumulate import Sum, widened
-from ringverify.ring.parcels import Block
+from ringverify.ring.parcels import Block, Places
 from ringverify.ring.regions import Region
 
 
@@ -38,19 +38,18 @@ class Gradients:
             for number, pair in block.parts.items()
         }
 
+    def begin(self, parcel: Block) -> None:
+        """Add, before anything else, gradients of rows that are on board of the block as well."""
+        for number, pair in parcel.parts.items():
+            places = self._block.locate(number, parcel.parcel.parts[number].rows)
+            for total, gradient in zip(self._sums[number], pair, strict=True):
+                _add(total, slice(None), places, slice(None), gradient.transpose(1, 2))
+
     def add(self, part: TileGradient) -> None:
         """Add what a tile contributes."""
-        region = part.region
-        places, heads = self._block.places(region, part.keys)
-        batch = slice(*region.batch)
-        for total, gradient in zip(self._sums[region.head_class], (part.dk, part.dv), strict=True):
-            if isinstance(places, slice):
-                total.add(batch, places, heads, gradient)
-            else:
-                target = total.total
-                index = torch.as_tensor(places, device=target.device)
-                for piece, wide in widened(gradient, target.dtype):
-                    target[batch, :, heads].index_add_(1, index[piece], wide.transpose(1, 2))
+        places, heads = self._block.places(part.region, part.keys)
+        for total, gradient in zip(self._sums[part.region.head_class], (part.dk, part.dv), strict=True):
+            _add(total, slice(*part.region.batch), places, heads, gradient)
 
     @property
     def block(self) -> Block:
@@ -59,3 +58,14 @@ class Gradients:
             for total in pair:
                 _ = total.total
         return self._block
+
+
+def _add(total: Sum, batch: slice, places: Places, heads: slice, gradient: torch.Tensor) -> None:
+    """Add `gradient (B, K, T, D)` to some rows."""
+    if isinstance(places, slice):
+        total.add(batch, places, heads, gradient)
+        return
+    target = total.total
+    index = torch.as_tensor(places, device=target.device)
+    for piece, (wide,) in widened(target.dtype, gradient):
+        target[batch, :, heads].index_add_(1, index[piece], wide.transpose(1, 2))

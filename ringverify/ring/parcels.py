@@ -114,19 +114,9 @@ class Block:
     def copy_to(self, other: Block) -> None:
         """Copy the rows on board of `other`, all of which are on board here, into it."""
         for number, targets in other.parts.items():
-            places = self._places(number, other.parcel.parts[number].rows)
+            places = self.locate(number, other.parcel.parts[number].rows)
             for target, source in zip(targets, self.parts[number], strict=True):
                 target.copy_(_select(source, places))
-
-    def write(self, other: Block) -> None:
-        """Copy the rows on board of `other`, which are on board here as well, from it."""
-        for number, sources in other.parts.items():
-            places = self._places(number, other.parcel.parts[number].rows)
-            for target, source in zip(self.parts[number], sources, strict=True):
-                if isinstance(places, slice):
-                    target[:, places].copy_(source)
-                else:
-                    target.index_copy_(1, torch.as_tensor(places, device=target.device), source)
 
     def of(self, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys `(B, K, T, D)` and values `(B, K, T, E)` of a region; views where its rows are evenly spaced here."""
@@ -141,9 +131,10 @@ class Block:
             rows = Span(rows.start + rows.step * keys.start, keys.stop - keys.start, rows.step)
         heads = locate(region.key_heads, self.parcel.parts[region.head_class].key_heads)
         assert isinstance(heads, slice)
-        return self._places(region.head_class, rows), heads
+        return self.locate(region.head_class, rows), heads
 
-    def _places(self, number: int, rows: Rows) -> Places:
+    def locate(self, number: int, rows: Rows) -> Places:
+        """Where some rows of a class, all on board, lie within their part."""
         return locate(rows, self.parcel.parts[number].rows)
 
 

@@ -17,7 +17,7 @@ keys and values, where a kernel wants them packed, lie in the second, which is f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
@@ -148,6 +148,14 @@ def _add(gradients: Gradients, first: list[TileGradient], others: Iterator[TileG
     return gradients.block
 
 
+def _beginning(block: Block, so_far: Block | None) -> Gradients:
+    """Gradients in memory that holds nothing yet, beginning with those of some of its rows."""
+    gradients = Gradients(block, empty=True)
+    if so_far is not None:
+        gradients.begin(so_far)
+    return gradients
+
+
 class _Travelling:
     """The gradients of blocks that are at this rank, and those on their way to it."""
 
@@ -172,14 +180,13 @@ class _Travelling:
     def add(self, owner: int, parcel: Parcel, first: list[TileGradient], others: Iterator[TileGradient]) -> None:
         """Add tiles to the gradient of a block, which holds the rows of `parcel` from now on."""
         block = self._held.get(owner)
-        if block is None:
-            self._held[owner] = _add(Gradients(self._block(parcel, torch.empty), empty=True), first, others)
-            return
-        if block.parcel != parcel:
-            wider = self._block(parcel, torch.zeros)
-            wider.write(block)
-            self._held[owner] = block = wider
-        _add(Gradients(block, empty=False), first, others)
+        if block is not None and block.parcel == parcel:
+            gradients = Gradients(block, empty=False)
+        else:
+            self._held[owner] = wider = self._block(parcel)
+            gradients = _beginning(wider, block)
+        del block
+        _add(gradients, first, others)
 
     def leave(self, boundary: int) -> None:
         """Start sending and receiving what is due after a step."""
@@ -188,7 +195,7 @@ class _Travelling:
         moves = self._plan.schedule.gradients[boundary]
         self._leaving = [owner for owner, _ in moves.sends]
         for owner, _ in moves.receives:
-            self._arriving[owner] = self._block(self._plan.homeward(owner, boundary), torch.empty)
+            self._arriving[owner] = self._block(self._plan.homeward(owner, boundary))
         self._wait = self._transport.start(
             [(_flat(self._held[owner]), to) for owner, to in moves.sends],
             [(_flat(self._arriving[owner]), source) for owner, source in moves.receives],
@@ -202,13 +209,11 @@ class _Travelling:
         whole = self._plan.whole(self._plan.rank)
         if arrived is not None and arrived.parcel == whole and len(whole.parts) == 1:
             return _add(Gradients(arrived, empty=False), first, others).parts[0]
-        make = torch.empty if arrived is None else torch.zeros
-        dk, dv = (make(x.shape, dtype=self._dtype, device=self._device) for x in (k, v))
-        block = Block.of_tensors(whole, dk, dv)
-        if arrived is not None:
-            block.write(arrived)
-        _add(Gradients(block, empty=arrived is None), first, others)
+        dk, dv = (torch.empty(x.shape, dtype=self._dtype, device=self._device) for x in (k, v))
+        gradients = _beginning(Block.of_tensors(whole, dk, dv), arrived)
+        del arrived
+        _add(gradients, first, others)
         return dk, dv
 
-    def _block(self, parcel: Parcel, make: Callable[..., torch.Tensor]) -> Block:
-        return Block.of_flat(parcel, make(parcel.numel, dtype=self._dtype, device=self._device))
+    def _block(self, parcel: Parcel) -> Block:
+        return Block.of_flat(parcel, torch.empty(parcel.numel, dtype=self._dtype, device=self._device))

@@ -14,6 +14,7 @@ import numpy as np
 from ringref.problem import Problem
 from ringref.sharding import Sharding
 from ringverify.ring.hops import Counts, Hops, hops
+from ringverify.ring.joining import joined
 from ringverify.ring.many import Bools
 from ringverify.ring.needs import needs
 from ringverify.ring.parcels import Parcel, Part, everything
@@ -86,7 +87,7 @@ class Plan:
     def stacks(self, owner: int) -> tuple[Region, ...]:
         """How this rank's queries meet the keys of a rank, equal regions as copies of one."""
         if owner not in self._stacks:
-            self._stacks[owner] = tuple(regions(self.problem, self._queries[self.rank], self.keys[owner]))
+            self._stacks[owner] = joined(regions(self.problem, self._queries[self.rank], self.keys[owner]))
         return self._stacks[owner]
 
     def regions(self, owner: int) -> tuple[Region, ...]:

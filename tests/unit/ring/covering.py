@@ -9,6 +9,7 @@ import torch
 from ringref.pattern import multiplicity
 from ringref.sharding import key_positions, query_positions
 from ringverify.ring.masks import position_bias
+from ringverify.ring.joining import joined
 from ringverify.ring.regions import regions
 from ringverify.ring.runs import Run, runs
 from ringverify.ring.tiles import tiles
@@ -36,7 +37,7 @@ def mismatch(problem, sharding, world_size, buckets):
     for rank, owner in product(range(world_size), repeat=2):
         right = expected[:, :, queries_at[rank]][..., keys_at[owner]]
         got = np.zeros(right.shape, dtype=np.int64)
-        for region in (one for of in regions(problem, query_runs[rank], key_runs[owner]) for one in of.apart()):
+        for region in (one for of in joined(regions(problem, query_runs[rank], key_runs[owner])) for one in of.apart()):
             heads, key_heads = indices(region.heads), indices(region.key_heads)
             each = len(heads) // len(key_heads)
             if [head // problem.group_size for head in heads] != [key for key in key_heads for _ in range(each)]:

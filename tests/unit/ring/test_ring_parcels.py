@@ -147,7 +147,7 @@ def scattered(problem, block):
 
 
 def test_what_is_copied_from_parcel_to_parcel_lies_where_it_lay():
-    """A whole block into a smaller parcel, that into a smaller one, and written back; a buffer may be too long."""
+    """A whole block into a smaller parcel, that into a smaller one, and back among others; a buffer may be too long."""
     rng = random.Random(0)
     for problem in PROBLEMS:
         k, v = tensors(problem)
@@ -168,8 +168,10 @@ def test_what_is_copied_from_parcel_to_parcel_lies_where_it_lay():
                 assert not bool(found.flat.isnan().any())
                 for got, right in zip(scattered(problem, found), (k, v), strict=True):
                     assert torch.equal(torch.where(got.isnan(), right, got), right)
-            back = Block.of_flat(large, torch.zeros(large.numel))
-            back.write(second)
+            gradients = Gradients(Block.of_flat(large, torch.full((large.numel,), torch.nan)), empty=True)
+            gradients.begin(second)
+            back = gradients.block
+            assert back.flat is not None
             assert int((back.flat != 0).sum()) == small.numel
             for got, right in zip(scattered(problem, back), (k, v), strict=True):
                 assert torch.equal(torch.where(got.isnan() | (got == 0), right, got), right)

@@ -9,8 +9,10 @@ from covering import mismatch, runs_of
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import SHARDINGS
+from ringverify.ring import joining
 from ringverify.ring import regions as regions_module
 from ringverify.ring import tiles as tiles_module
+from ringverify.ring.joining import joined
 from ringverify.ring.regions import Span, lanes, regions
 from ringverify.ring.runs import Run
 from ringverify.ring.tiles import tiles
@@ -142,6 +144,20 @@ def test_the_count_sees_wrong_regions(monkeypatch, name, wrong, problem, shardin
     assert mismatch(problem, sharding, 2, (4, 4)) is not None
 
 
+def test_the_count_sees_regions_joined_in_the_wrong_place(monkeypatch):
+    """Keys put beside each other without moving the diagonal that bounds the later ones."""
+    problem = Problem(query_length=8, causal=True)
+    assert mismatch(problem, "zigzag", 2, (4, 4)) is None
+    original = joining._beside
+
+    def beside(left, right):
+        both = original(left, right)
+        return both and both._replace(high=right.high)
+
+    monkeypatch.setattr(joining, "_beside", beside)
+    assert mismatch(problem, "zigzag", 2, (4, 4)) is not None
+
+
 def test_the_count_sees_wrong_tiles(monkeypatch):
     """A band left where the region had it, and tiles that are called full without being so."""
     problem = Problem(query_length=12, window=(2, 1))
@@ -186,7 +202,7 @@ def pairs_computed(problem, sharding, world_size, bucket):
         sum(
             tile.computed
             for owner in ([rank] if sharding == "replicated_query" else range(world_size))
-            for region in regions(problem, queries[rank], keys[owner])
+            for region in joined(regions(problem, queries[rank], keys[owner]))
             for tile in tiles(region, bucket, bucket)
         )
         for rank in range(world_size)
@@ -218,14 +234,15 @@ def test_nothing_that_a_window_excludes_is_computed(sharding):
 
 
 def test_a_plan_is_made_of_a_few_numbers_whatever_the_length():
-    """A causal problem over a million positions has no more regions than one over a thousand."""
-    for sharding, most in (("contiguous", 1), ("striped", 1), ("zigzag", 3)):
-        for n in (1000, 1_000_000):
-            queries, keys = runs_of(Problem(query_length=n, causal=True), sharding, 4)
-            for rank, owner in itertools.product(range(4), repeat=2):
-                found = list(regions(Problem(query_length=n, causal=True), queries[rank], keys[owner]))
-                assert len(found) <= most
-                assert not any(region.by_position for region in found)
+    """A problem over a million positions is one region a block, and none where its keys are all later."""
+    for sharding, causal, n in itertools.product(("contiguous", "striped", "zigzag"), (True, False), (1000, 1_000_000)):
+        problem = Problem(query_length=n, causal=causal)
+        queries, keys = runs_of(problem, sharding, 4)
+        for rank, owner in itertools.product(range(4), repeat=2):
+            found = joined(regions(problem, queries[rank], keys[owner]))
+            later = causal and sharding == "contiguous" and owner > rank
+            assert len(found) == (not later)
+            assert not any(region.by_position for region in found)
 
 
 def test_many_documents_cost_what_two_runs_share():
