@@ -216,10 +216,13 @@ def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, l
     scratch = [torch.empty_like(part[..., :most, :], dtype=dtype) if part.dtype != dtype else None for part in parts]
     for start in range(0, rows, most):
         piece = slice(start, min(start + most, rows))
-        yield piece, [
-            part[..., piece, :] if wide is None else wide[..., : piece.stop - start, :].copy_(part[..., piece, :])
-            for part, wide in zip(parts, scratch, strict=True)
-        ]
+        yield (
+            piece,
+            [
+                part[..., piece, :] if wide is None else wide[..., : piece.stop - start, :].copy_(part[..., piece, :])
+                for part, wide in zip(parts, scratch, strict=True)
+            ],
+        )
 
 
 def to_rows(partial: Partial) -> torch.Tensor:

@@ -58,19 +58,27 @@ def test_all_rows_at_once_are_taken_without_a_copy():
     assert torch.equal(total.total, torch.full((B, R, H, D), 2.0))
 
 
-def test_a_partial_is_the_merge_of_what_was_merged():
-    """Against the empty partial merged with the same, 300 orders."""
+@pytest.mark.parametrize(("narrow", "wide"), [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)])
+def test_a_partial_is_the_merge_of_what_was_merged(narrow, wide):
+    """Against the empty partial merged with the same, 300 orders, looked at in between or not; in either dtype."""
     for seed in range(300):
         rng = random.Random(seed)
-        running = Running((B, R, H, D), torch.float64, CPU)
-        right = Partial(torch.zeros(B, R, H, D).double(), torch.full((B, H, R), -torch.inf).double())
-        for batch, rows, heads in places(rng):
+        running = Running((B, R, H, D), wide, CPU)
+        right = Partial(torch.zeros(B, R, H, D, dtype=wide), torch.full((B, H, R), -torch.inf, dtype=wide))
+        whole = [(slice(0, B), slice(0, R, 1), slice(0, H, 1))] * rng.randint(0, 2)
+        for batch, rows, heads in (*whole, *places(rng)):
             out, lse = right.out[batch, rows, heads].transpose(1, 2), right.lse[batch, heads, rows]
-            out_b, lse_b = torch.randn(out.shape).double(), torch.randn(lse.shape).double()
+            out_b, lse_b = torch.randn(out.shape).to(narrow), torch.randn(lse.shape).to(wide)
             out_b, lse_b = out_b.masked_fill(lse_b[..., None] < -1, 0.0), lse_b.masked_fill(lse_b < -1, -torch.inf)
-            running.merge(batch, rows, heads, out_b, lse_b)
             merge_(out, lse, out_b, lse_b)
-        assert all(torch.equal(got, one) for got, one in zip(running.partial, right, strict=True)), seed
+            running.merge(batch, rows, heads, out_b, lse_b)
+            if rng.random() < 0.1:
+                assert all(torch.equal(got, one) for got, one in zip(running.partial, right, strict=True)), seed
+        for _ in range(2):  # asking changes nothing
+            found = running.result(narrow)
+            assert found.out.dtype == narrow
+            assert torch.equal(found.out, right.out.to(narrow)), seed
+            assert torch.equal(found.lse, right.lse), seed
 
 
 def test_the_gradient_of_a_block_is_the_sum_of_its_tiles():
