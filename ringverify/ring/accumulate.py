@@ -16,7 +16,9 @@ from typing import NamedTuple
 import torch
 
 WIDENED = 1 << 17
-"""Elements that are converted to the accumulation dtype at a time on CPU: their half megabyte stays in the cache."""
+"""Most elements that are converted to the accumulation dtype at a time on CPU: half a megabyte stays in the cache."""
+ALL_AT_ONCE = 1 << 12
+"""Elements that are always converted at once; of more, an eighth, which is little beside what they are part of."""
 
 
 class Partial(NamedTuple):
@@ -35,29 +37,39 @@ class Running:
     """The partial of some queries over the keys so far, made when it is first needed.
 
     Rows after those written hold nothing yet, not even the empty partial: what comes first is copied there, which
-    spares a pass over memory and a merge. For the same reason a narrow partial of all rows, and one more of any, are
-    kept as they are: often nothing else comes, and what is asked for is narrow again.
+    spares a pass over memory and a merge.
 
     Args:
         shape: of out, `(B, S, H, E)`.
         dtype: dtype of sums.
         device: where.
+        keeps: whether narrow partials wait for `result`, which merges them without a wide out: the first one, if it is
+            of all rows, and one more of rows that lie together. For calls that have no third.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, *, keeps: bool = False
+    ) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
+        self._keeps = keeps
         self._partial: Partial | None = None
         self._written = 0
         self._kept: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
 
     def merge(self, batch: slice, rows: slice, heads: slice, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
-        """Merge in a partial of some rows: `out_b (B, H, S, E)`, in this or a narrower dtype, and `lse_b (B, H, S)`."""
-        first = _first(batch, rows, heads, self._written, (self._shape[0], self._shape[2]))
-        begins = first == self._shape[1] and self._partial is None
-        follows = len(self._kept) == 1 and _complete(batch, rows, heads, (self._shape[0], self._shape[2]))
-        if out_b.dtype != self._dtype and (begins or follows):
-            self._kept.append((rows, out_b, lse_b))
-        elif begins:
+        """Merge in a partial of some rows: `out_b (B, H, S, E)`, in this or a narrower dtype, and `lse_b (B, H, S)`.
+
+        Both may be written to later on.
+        """
+        whole = self._shape[0], self._shape[2]
+        if self._keeps and out_b.dtype != self._dtype and _complete(batch, rows, heads, whole):
+            begins = not self._kept and not self._written and rows == slice(0, self._shape[1], 1)
+            if begins or len(self._kept) == 1:
+                self._kept.append((rows, out_b, lse_b))
+                return
+        self._widen()
+        first = _first(batch, rows, heads, self._written, whole)
+        if first == self._shape[1] and out_b.dtype == self._dtype and self._partial is None:
             self._partial = Partial(out_b.transpose(1, 2).contiguous(), lse_b.contiguous())
         elif first is not None:
             out, lse = self._made()
@@ -71,17 +83,8 @@ class Running:
     @property
     def partial(self) -> Partial:
         """What has been merged so far, empty where nothing was."""
+        self._widen()
         made = self._made()
-        if self._kept:
-            (_, first, lse), *more = self._kept
-            self._kept = []
-            made.lse.copy_(lse)
-            out = made.out.transpose(1, 2)
-            merged = more[0][0] if more else slice(0, 0)
-            for rows in (slice(0, merged.start), slice(merged.stop, None)):
-                out[:, :, rows].copy_(first[:, :, rows])
-            for rows, out_b, lse_b in more:
-                merge_(first[:, :, rows], made.lse[:, :, rows], out_b, lse_b, into=out[:, :, rows])
         if self._written < self._shape[1]:
             made.out[:, self._written :].zero_()
             made.lse[:, :, self._written :].fill_(-torch.inf)
@@ -89,7 +92,7 @@ class Running:
         return made
 
     def result(self, dtype: torch.dtype) -> Partial:
-        """The same with out in a dtype that may be narrower, once all has been merged."""
+        """The same with out in a dtype that may be narrower. Nothing is merged after that."""
         if not self._kept or self._kept[0][1].dtype != dtype:
             made = self.partial
             return Partial(made.out.to(dtype), made.lse)
@@ -98,6 +101,16 @@ class Running:
             merge_(out[:, :, rows], lse[:, :, rows], out_b, lse_b)
         self._kept = [(every, out, lse)]
         return Partial(out.transpose(1, 2).contiguous(), lse.contiguous())
+
+    def _widen(self) -> None:
+        """Merge what was kept, in the dtype of sums."""
+        if not self._kept:
+            return
+        kept, self._kept, self._keeps = self._kept, [], False
+        batch, heads = slice(0, self._shape[0]), slice(0, self._shape[2])
+        while kept:
+            rows, out_b, lse_b = kept.pop(0)
+            self.merge(batch, rows, heads, out_b, lse_b)
 
     def _made(self) -> Partial:
         if self._partial is None:
@@ -174,14 +187,7 @@ def _complete(batch: slice, rows: slice, heads: slice, whole: tuple[int, int]) -
     return rows.step in (None, 1) and complete
 
 
-def merge_(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    out_b: torch.Tensor,
-    lse_b: torch.Tensor,
-    *,
-    into: torch.Tensor | None = None,
-) -> None:
+def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
     """Merge one partial into another in place.
 
     Args:
@@ -189,16 +195,19 @@ def merge_(
         lse: `(..., R)`; what is computed, is computed in its dtype.
         out_b: the other partial; it and out may be of a narrower dtype.
         lse_b: likewise.
-        into: what is written to instead of out, if out is narrower than it.
     """
     # Where neither has attended anything the difference is −inf − (−inf); an lse that is NaN must stay seen.
     weight = torch.sigmoid(lse_b - lse).masked_fill_(lse_b == -torch.inf, 0.0)
-    target = out if into is None else into
     for piece, (mine, other) in widened(lse.dtype, out, out_b):
         mine.lerp_(other, weight[..., piece, None])
-        if into is not None or out.dtype != lse.dtype:
-            target[..., piece, :].copy_(mine)
+        if out.dtype != lse.dtype:
+            out[..., piece, :].copy_(mine)
     torch.logaddexp(lse, lse_b, out=lse)
+
+
+def widened_at_once(elements: int, width: int) -> int:
+    """How many of some elements are converted at a time, at least a row of `width`."""
+    return min(elements, max(width, min(WIDENED, max(ALL_AT_ONCE, elements // 8))))
 
 
 def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
@@ -212,7 +221,7 @@ def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, l
         yield slice(None), [part.to(dtype) for part in parts]
         return
     rows, width = narrow[0].size(-2), max(1, sum(part[..., :1, :].numel() for part in narrow))
-    most = max(1, WIDENED // width)
+    most = max(1, widened_at_once(rows * width, width) // width)
     scratch = [torch.empty_like(part[..., :most, :], dtype=dtype) if part.dtype != dtype else None for part in parts]
     for start in range(0, rows, most):
         piece = slice(start, min(start + most, rows))

@@ -26,8 +26,10 @@ def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running
     """Merge the attention of this rank's queries to the keys of all ranks into a partial."""
     for owner, block in _gathered(job, k, v):
         job.attend(running, q, block, owner)
+    if not job.plan.replicated or job.plan.world_size == 1:
+        return
     partial = running.partial
-    if not job.plan.replicated or job.plan.world_size == 1 or not partial.lse.numel():
+    if not partial.lse.numel():
         return
     own = to_rows(partial)
     everyone = [torch.empty_like(own) for _ in range(job.plan.world_size)]

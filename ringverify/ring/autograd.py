@@ -35,7 +35,8 @@ class Attention(torch.autograd.Function):
                 out_BHSE, lse = job.kernel.forward(job.setting, *by_head, mask)
                 out = out_BHSE.transpose(1, 2).to(q.dtype).contiguous()
             else:
-                running = Running((*q.shape[:3], job.setting.value_dim), job.setting.accumulates, q.device)
+                shape = *q.shape[:3], job.setting.value_dim
+                running = Running(shape, job.setting.accumulates, q.device, keeps=job.at_most_two)
                 method.forward(job, q, k, v, running)
                 out, lse = running.result(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)

@@ -37,8 +37,8 @@ class Link(NamedTuple):
 
 
 ASSUMED: dict[str, Link] = {"cpu": Link(1.53e-4, 1.46e9), "cuda": Link(3e-5, 5e10)}
-"""By type of device: gloo over the loopback of one machine, the medians of all hops that `bench --crossover` timed for a
-published page (`docs/hops.csv`); NVLink by its data sheet, not measured."""
+"""By type of device: gloo over the loopback of one machine, the medians of all hops that `bench --crossover` timed for
+published pages (`docs/hops.csv`); NVLink by its data sheet, not measured."""
 
 
 class Choice(NamedTuple):

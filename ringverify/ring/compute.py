@@ -77,6 +77,15 @@ class Job:
         """Whether this rank's own keys are copied for the sake of speed: not if a budget bounds memory."""
         return self.setting.dtype in self.kernel.packs and not self.sides.bounded
 
+    @property
+    def at_most_two(self) -> bool:
+        """Whether forward comes to two partials here at most, which may wait for one another."""
+        plan, moves = self.plan, self.plan.schedule
+        if self.sides.bounded or (plan.replicated and plan.world_size > 1):
+            return False
+        met = (plan.regions(moves.owner(step)) for step in range(moves.steps) if moves.computes[step])
+        return sum(map(len, met)) <= 2
+
     def whole(self, *tensors: torch.Tensor, backward: bool) -> Literal["causal", False] | None:
         """The mask if a single call of the kernel does all the work, as on a world of one; False if it does not.
 

@@ -24,8 +24,10 @@ def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running
     """Merge the attention of all queries to the keys of all ranks into a partial, the same bits on every rank."""
     plan = job.plan
     job.attend(running, q, Block.of_tensors(plan.whole(plan.rank), k, v), plan.rank)
+    if plan.world_size == 1:
+        return
     partial = running.partial
-    if plan.world_size == 1 or not partial.lse.numel():
+    if not partial.lse.numel():
         return
     merged = from_rows(all_reduce(job.transport, to_rows(partial), merge_rows), q.size(0), q.size(2))
     for own, everyone in zip(partial, merged, strict=True):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import torch
 
-from ringverify.ring.accumulate import WIDENED
+from ringverify.ring.accumulate import widened_at_once
 from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
 
@@ -59,9 +59,10 @@ class FusedCPU:
         sums = tile.of_rows(4)
         if setting.dtype == torch.bfloat16:
             results = max(tile.of_rows(width), tile.of_keys(width))
-            sums += min(results, max(WIDENED, tile.batch * tile.heads * width))
+            sums += widened_at_once(results, tile.batch * tile.heads * width)
             if tile.heads > tile.key_heads:
                 sums += tile.of_keys(2 * width)
+                rows += tile.of_rows(width) * tile.key_heads // tile.heads
         return (rows + keys) * size + sums * setting.accumulates.itemsize
 
     def forward(
@@ -110,6 +111,7 @@ class FusedCPU:
                 )
                 dk += dk_g
                 dv += dv_g
+                del dk_g, dv_g
         else:
             dq, dk, dv = _backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
         if sign != 1:

@@ -63,7 +63,8 @@ def test_peak_is_linear_and_bounded():
     for call in [
         *BOUNDED,
         Call(16384, 2),
-        Call(4096, 4, dtype=torch.bfloat16),
+        *(Call(4096, p, p > 2, ("contiguous", "zigzag")[p > 2], dtype=torch.bfloat16) for p in (2, 4)),
+        *(Call(4096, p, sharding="zigzag", dtype=torch.bfloat16, backward=False) for p in (2, 4)),
         *(call._replace(backward=False) for call in BOUNDED),
     ]:
         found, parts = peak(call)

@@ -13,7 +13,7 @@ from ringverify.ring import joining
 from ringverify.ring import regions as regions_module
 from ringverify.ring import tiles as tiles_module
 from ringverify.ring.joining import joined
-from ringverify.ring.regions import Span, lanes, regions
+from ringverify.ring.regions import Region, Span, lanes, regions
 from ringverify.ring.runs import Run
 from ringverify.ring.tiles import tiles
 
@@ -156,6 +156,63 @@ def test_the_count_sees_regions_joined_in_the_wrong_place(monkeypatch):
 
     monkeypatch.setattr(joining, "_beside", beside)
     assert mismatch(problem, "zigzag", 2, (4, 4)) is not None
+
+
+HALF = Region(0, (0, 1), Span(0, 2), Span(0, 2), Span(0, 4), Span(0, 4))
+"""The first half of the queries and of the keys of a rank that has eight."""
+LATER = Span(4, 4)
+
+
+def test_neighbours_are_joined():
+    """Later queries, later keys, and both with the diagonal of the first: each a region of its own before."""
+    assert joined([HALF, HALF._replace(queries=LATER)]) == (HALF._replace(queries=Span(0, 8)),)
+    assert joined([HALF, HALF._replace(keys=LATER)]) == (HALF._replace(keys=Span(0, 8)),)
+    diagonal = HALF._replace(high=0)
+    below = [HALF._replace(queries=LATER), diagonal._replace(queries=LATER, keys=LATER)]
+    assert joined([diagonal, *below]) == (Region(*HALF[:4], Span(0, 8), Span(0, 8), high=0),)
+
+
+@pytest.mark.parametrize("side", ["queries", "keys"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"head_class": 1},
+        {"batch": (1, 2)},
+        {"heads": Span(2, 2)},
+        {"key_heads": Span(2, 2)},
+        {"low": 0},
+        {"by_position": True},
+        {"copies": 2, "query_stride": 8, "key_stride": 8},
+    ],
+)
+def test_what_differs_in_anything_else_is_not_joined(side, other):
+    """Either of the two may be the one that differs, or both where what is said of both bounds them otherwise."""
+    pair = [HALF, HALF._replace(**{side: LATER})]
+    assert len(joined(pair)) == 1
+    changed = [one._replace(**other) for one in pair]
+    assert len(joined([pair[0], changed[1]])) == 2
+    assert len(joined([changed[0], pair[1]])) == 2
+    if not {"low", "by_position", "copies"}.isdisjoint(other):
+        assert len(joined(changed)) == 2
+
+
+def test_rows_with_a_gap_or_another_step_are_not_joined():
+    """Nor keys; nor what is bounded by two diagonals, or from other keys on."""
+    for side in ("queries", "keys"):
+        for span in (Span(5, 4), Span(4, 4, 2), Span(3, 4), Span(0, 4)):
+            assert len(joined([HALF, HALF._replace(**{side: span})])) == 2
+    assert len(joined([HALF, HALF._replace(queries=Span(0, 3), keys=LATER)])) == 2
+    upper, lower = HALF._replace(high=0), HALF._replace(queries=LATER, keys=Span(0, 8), high=4)
+    assert len(joined([upper, lower])) == 1
+    for other in (lower._replace(high=3), lower._replace(keys=Span(1, 7)), lower._replace(high=None)):
+        assert len(joined([upper, other])) == 2
+    assert len(joined([upper._replace(high=1), lower._replace(high=5)])) == 2, "its last row would attend a later key"
+    assert len(joined([upper, HALF._replace(keys=LATER)])) == 2, "not all earlier keys are attended"
+
+
+def test_what_a_window_bounds_is_not_joined():
+    """The smallest problem in which row 3 would meet key 0 if regions with a left side were."""
+    assert mismatch(Problem(query_length=8, window=(4, None)), "zigzag", 2, (4, 4)) is None
 
 
 def test_the_count_sees_wrong_tiles(monkeypatch):
