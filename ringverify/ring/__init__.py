@@ -5,8 +5,8 @@ module, `ringverify.ring.shards` cuts tensors and puts them together again. `rin
 what both methods, `ring` and `allgather`, declare.
 
 From a call to a result: `runs` writes the positions of every rank as progressions, `regions` turns the pattern into
-rectangles with a band, `tiles` cuts them for a kernel, `schedule` says which block travels where, and `plan` keeps all
-that. `passes` moves blocks and gradients by `transport`, `compute` does the work on one block with one of `kernels`,
+rectangles with a band, `joining` makes few of many, `tiles` cuts them for a kernel, `schedule` says which block travels
+where, and `plan` keeps all that. `passes` moves blocks and gradients by `transport`, `compute` does the work on one block with one of `kernels`,
 and `accumulate` merges what they return. The problem and the sharding come from `ringref`; the pattern is written here
 a second time, because what is shared with the oracle could not be caught by it.
 
