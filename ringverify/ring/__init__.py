@@ -6,9 +6,9 @@ what both methods, `ring` and `allgather`, declare.
 
 From a call to a result: `runs` writes the positions of every rank as progressions, `regions` turns the pattern into
 rectangles with a band, `joining` makes few of many, `tiles` cuts them for a kernel, `schedule` says which block travels
-where, and `plan` keeps all that. `passes` moves blocks and gradients by `transport`, `compute` does the work on one block with one of `kernels`,
-and `accumulate` merges what they return. The problem and the sharding come from `ringref`; the pattern is written here
-a second time, because what is shared with the oracle could not be caught by it.
+where, and `plan` keeps all that. `passes` moves blocks and gradients by `transport`, `compute` does the work on one
+block with one of `kernels`, and `accumulate` merges what they return. The problem and the sharding come from `ringref`;
+the pattern is written here a second time, because what is shared with the oracle could not be caught by it.
 
 Two promises about communication. Which messages are sent depends on the problem, the sharding and the world size
 alone: never on values, timing, or which inputs require a gradient on a rank. And sums are formed in an order fixed by
