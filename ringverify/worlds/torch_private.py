@@ -3,11 +3,13 @@
 `torch.distributed` keeps its bookkeeping in a module variable, its groups in a registry in C++, and builds the backends
 of a new group itself. For ranks that are threads the first must be the thread's own, the second thread-isolated, and
 the third ours. Nothing of that is public. Each name is looked up here when a run begins, and `WorldUnavailable` says in
-one line which of them this version of torch lacks.
+one line which of them this version of torch lacks. What a version of torch keeps beyond that, such as the flight
+recorder's hooks since 2.14, starts on each rank as it starts in torch itself.
 
 | interface | for what |
 |---|---|
 | `distributed_c10d._world`, an object with the attributes of `RankBookkeeping` | a default group for each thread |
+| `distributed_c10d._World`, its class, which is made without arguments | attributes that `RankBookkeeping` does not name |
 | `distributed_c10d._new_process_group_helper(size, rank, ranks, backend, store, name, …)` | what `new_group` builds |
 | `distributed_c10d._find_pg_by_ranks_and_tag` | groups that functional collectives ask for by tag |
 | `_register_process_group`, `_unregister_all_process_groups` | resolving groups by name, from C++ |
@@ -40,6 +42,8 @@ MakeGroup = Callable[[str, "tuple[int, ...]", str], dist.ProcessGroup]
 class RankBookkeeping:
     """What `torch.distributed` remembers about one rank: the attributes of its own `_World`, and none shared.
 
+    An attribute that is not named here begins as in a new `_World` of this version of torch, apart for each rank.
+
     Attributes:
         make_group: builds this rank's handle of a group from its name, its global ranks and its description.
         exited: told when this rank ends its process, or would if it had one.
@@ -50,6 +54,7 @@ class RankBookkeeping:
         self.world_size = world_size
         self.make_group = make_group
         self.exited = exited
+        self._defaults = c10d._World()
         self.default_pg: Any = None
         self.pg_map: dict[Any, Any] = {}
         self.pg_names: dict[Any, str] = {}
@@ -59,7 +64,6 @@ class RankBookkeeping:
         self.tags_to_pg: dict[str, list[Any]] = {}
         self.pg_to_tag: dict[Any, str] = {}
         self.pg_coalesce_state: dict[Any, list[Any]] = {}
-        self.comms: list[Any] = []
         self.closed = False
 
     @property
@@ -78,9 +82,13 @@ class RankBookkeeping:
         ]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name == "_defaults":
             raise AttributeError(name)
-        raise WorldUnavailable(_lacking(f"distributed_c10d._world.{name} (asked for, and unknown here)"))
+        value = getattr(self._defaults, name)
+        if isinstance(value, (dict, list, set)):
+            value = type(value)()  # torch keeps some of them for the whole process
+        setattr(self, name, value)
+        return value
 
     def register(self, group: dist.ProcessGroup, name: str, ranks: tuple[int, ...], backend: str, store: Any) -> None:
         """Make a group known to `torch.distributed` on the calling thread."""
@@ -150,7 +158,7 @@ class RankThreads:
         isolate = _interface("_set_thread_isolation_mode")
         for name in ("_register_process_group", "_unregister_all_process_groups", "_set_global_rank"):
             _interface(name)
-        for name in ("_world", "_find_pg_by_ranks_and_tag", "_new_process_group_helper"):
+        for name in ("_world", "_World", "_find_pg_by_ranks_and_tag", "_new_process_group_helper"):
             if not hasattr(c10d, name):
                 raise WorldUnavailable(_lacking(f"distributed_c10d.{name}"))
         isolate(True)
