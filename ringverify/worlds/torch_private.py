@@ -9,7 +9,7 @@ recorder's hooks since 2.14, starts on each rank as it starts in torch itself.
 | interface | for what |
 |---|---|
 | `distributed_c10d._world`, an object with the attributes of `RankBookkeeping` | a default group for each thread |
-| `distributed_c10d._World`, its class, which is made without arguments | attributes that `RankBookkeeping` does not name |
+| `distributed_c10d._World`, its class, made without arguments | attributes that `RankBookkeeping` does not name |
 | `distributed_c10d._new_process_group_helper(size, rank, ranks, backend, store, name, …)` | what `new_group` builds |
 | `distributed_c10d._find_pg_by_ranks_and_tag` | groups that functional collectives ask for by tag |
 | `_register_process_group`, `_unregister_all_process_groups` | resolving groups by name, from C++ |

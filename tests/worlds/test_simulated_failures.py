@@ -396,7 +396,7 @@ def test_a_torch_that_lacks_an_interface_is_named_with_it(name, monkeypatch):
 
 
 class _LaterWorld(c10d._World):
-    """The bookkeeping of a torch to come: it keeps something for each world, something for the process, and a number."""
+    """The bookkeeping of a torch to come: something for each world, something for the process, and a number."""
 
     shared: ClassVar[dict[str, int]] = {}
 
