@@ -206,6 +206,8 @@ class ProgressBar:
 
     def start(self, implementation: str, property: str, examples: int) -> None:
         """Show a bar."""
+        if self._progress.disable:
+            return  # older versions of rich end even a bar that they never showed with an empty line
         self._progress.start()
         self._task = self._progress.add_task(f"{implementation} {property}", total=examples)
 
@@ -219,4 +221,4 @@ class ProgressBar:
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
-        self._progress.stop()
+            self._progress.stop()
