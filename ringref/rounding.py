@@ -372,12 +372,13 @@ def margins(actual: Array, expected: Array, allowed: Array, dtype: DtypeName) ->
     """Error over allowed error of each component; 1.0 is the line, inf where no error is allowed or a NaN came back.
 
     Equal infinities agree. Where the exact result, give or take the allowed error, passes the largest number of
-    `dtype`, the infinity of its sign is right too.
+    `dtype`, the infinity of that sign is right too. An allowed error of infinity says nothing: whatever came back,
+    a NaN too, has margin 0.
     """
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # infinities, and errors of what they stand for
         error = np.abs(actual - expected)
         margin = np.where(error == 0, 0.0, error / allowed)
-    overflow = (np.abs(expected) + allowed > LARGEST[dtype]) & np.isinf(actual) & (np.sign(actual) == np.sign(expected))
+        overflow = np.isinf(actual) & (np.sign(actual) * expected + allowed > LARGEST[dtype])
     agree = (actual == expected) | overflow | np.isposinf(allowed)
     return np.where(agree, 0.0, np.where(np.isnan(margin), np.inf, margin))
 
