@@ -108,7 +108,12 @@ def widest(capabilities: Capabilities) -> tuple[DtypeName, ...]:
 def cases(capabilities: Capabilities, scope: Scope) -> st.SearchStrategy[Case]:
     """Cases within the declared capabilities and the scope of a property."""
 
-    return st.integers(0, ROOTS - 1).map(lambda root: _case(Choices(root), capabilities, scope))
+    return st.integers(0, ROOTS - 1).map(lambda root: case_from(root, capabilities, scope))
+
+
+def case_from(root: int, capabilities: Capabilities, scope: Scope) -> Case:
+    """The case that is made from one number: the same for ever, within the same capabilities and scope."""
+    return _case(Choices(root), capabilities, scope)
 
 
 def declared_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringverify.cases.case import Cotangent
+from ringverify.cases.case import Cotangent, Values
 from ringverify.cases.strategies import Scope, cases
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Property, always, judge_everything
@@ -17,6 +17,11 @@ def _never_empty(c: Capabilities) -> str | None:
         return None
     return "nothing declared can leave a query without keys (documents, key_lengths, dilation, cross_lengths)"
 
+
+LARGE: tuple[Values, ...] = (
+    "large_scores", "rising_blocks", "falling_blocks", "dominating_key", "float16_limits"
+)  # fmt: skip
+"""Families of values whose scores overflow what is narrow or not shifted."""
 
 MASKED_ROWS = Property(
     id="masked_rows",
@@ -33,7 +38,7 @@ OVERFLOW = Property(
     cases=lambda c: cases(
         c,
         Scope(
-            values=("large_scores", "rising_blocks", "falling_blocks", "dominating_key", "float16_limits"),
+            values=LARGE,
             cotangents=_cotangents(c),
         ),
     ),
