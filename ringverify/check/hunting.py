@@ -186,10 +186,14 @@ def _draw(
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
     """Judge one case; a run past its deadline gets a second chance, with more time.
 
+    A case that cannot put the property to the test is not run.
+
     Raises:
         Inconclusive: the machine, not the implementation, gave up (out of memory).
         WorldUnavailable: the world could not be set up.
     """
+    if not property.applies(case, runner.capabilities):
+        return Judgement(0.0, None, applies=False)
     judgement = property.judge(case, runner)
     if judgement.violation is not None and judgement.violation.reason[0] == "deadline" and not runner.hangs:
         runner.deadline *= SECOND_CHANCE
@@ -247,7 +251,10 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         # The messages that were held back, by number: so it can be found out which of them it takes.
         explicit = first.replace(delayed=judgement.delayed)
         start = explicit if still_fails(explicit) else first
-    shrunk = shrink(start, still_fails, runner.capabilities, seconds=seconds)
+    capabilities = runner.capabilities
+    shrunk = shrink(
+        start, still_fails, capabilities, seconds=seconds, applies=lambda case: property.applies(case, capabilities)
+    )
     case, judgement = best
     after: tuple[Case, ...] = ()
     repeats = True

@@ -24,6 +24,7 @@ from ringverify.properties.property import Judgement, Property, Violation, viola
 Array = NDArray[np.float64]
 
 LOW: tuple[DtypeName, ...] = ("bfloat16", "float16")
+DIMS = (8, 16)
 FEWEST = 100
 """Rows below which a mean says too little."""
 
@@ -74,25 +75,37 @@ def _gathered(case: Case, c: Capabilities, observation: Observation, name: Tenso
     return whole
 
 
+def _sizes(c: Capabilities) -> list[int]:
+    """Several ranks, where they are declared: every hop that rounds adds to the mean."""
+    return [size for size in declared_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
+
+
+def _case(size: int, sharding: str, dtype: DtypeName, causal: bool, dim: int, seed: int) -> Case:
+    """A case long enough for a mean."""
+    length = 2 * size * (48 // (2 * size) or 1)
+    problem = Problem(batch=1, query_length=length, heads=4, head_dim=dim, dtype=dtype, causal=causal)
+    return Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed)
+
+
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    """Long enough for a mean, on several ranks: every hop that rounds adds to it."""
     causals = {"both": [False, True], "always": [True], "never": [False]}[c.causal]
-    sizes = [size for size in declared_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
-
-    def build(size: int, sharding: str, dtype: DtypeName, causal: bool, dim: int, seed: int) -> Case:
-        length = 2 * size * (48 // (2 * size) or 1)
-        problem = Problem(batch=1, query_length=length, heads=4, head_dim=dim, dtype=dtype, causal=causal)
-        return Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed)
-
     return st.builds(
-        build,
-        st.sampled_from(sizes),
+        _case,
+        st.sampled_from(_sizes(c)),
         st.sampled_from([sharding_name(sharding) for sharding in c.shardings]),
         st.sampled_from([dtype for dtype in LOW if dtype in c.dtypes]),
         st.sampled_from(causals),
-        st.sampled_from([8, 16]),
+        st.sampled_from(DIMS),
         st.integers(0, SEEDS - 1),
     )
+
+
+def _in_low_precision(case: Case, c: Capabilities) -> bool:
+    """Whether it is one of the cases drawn above: of fewer elements, or in full precision, a mean says nothing."""
+    p = case.problem
+    if p.dtype not in LOW or p.head_dim not in DIMS or case.world_size not in _sizes(c):
+        return False
+    return case == _case(case.world_size, case.sharding, p.dtype, p.causal, p.head_dim, case.seed)
 
 
 def _full_precision_only(c: Capabilities) -> str | None:
@@ -106,4 +119,5 @@ PRECISION = Property(
     cases=_cases,
     judge=_judge,
     unsupported=_full_precision_only,
+    applies=_in_low_precision,
 )
