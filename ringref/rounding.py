@@ -31,6 +31,11 @@ is rounded to its dtype: u_out sum_d |dout_id| |out_id|. dq, dk and dv are sums 
 that do so may also sum the rounded weights, which adds as much to lse and to the divisor of out, and fused kernels
 return the partial result of a block in the input dtype: once more u_input times the sum of the sizes of its terms.
 
+**Sums over ranks in the input dtype** (`reduces="input"`), as by a reduce-scatter of gradients in it. Each of P ranks
+rounds its part x_r of dk or dv, and P - 1 additions round what has been summed so far; no such sum is larger than
+X = sum_r |x_r|, which is at most the sum of the sizes of all terms. By lemma 3.1 this costs (exp(P u_input) - 1) X, one
+rounding more where key heads are shared and the parts of their query heads are added in the same way.
+
 The bounds are first order made safe by exp(x) - 1; they hold for every order of summation, so they never reject a
 pipeline that does what it declares. Random errors reach a small part of them (Higham & Mary 2019, *A new approach to
 probabilistic rounding error analysis*, SIAM J. Sci. Comput. 41: about sqrt(n) u), which is what a margin of 0.1 means.
@@ -103,6 +108,7 @@ class Pipeline:
         probabilities: "input" if weights are rounded to `dtype` before they meet the values.
         lse_dtype: of the returned log-sum-exp.
         blocks: blocks of keys whose partial results are merged: the world size.
+        reduces: "input" if each rank's part of dk and dv is rounded to `dtype` and these are summed in it.
     """
 
     dtype: DtypeName
@@ -110,6 +116,7 @@ class Pipeline:
     probabilities: Literal["accumulates", "input"] = "accumulates"
     lse_dtype: DtypeName = "float32"
     blocks: int = 1
+    reduces: Literal["accumulates", "input"] = "accumulates"
 
     @property
     def sums(self) -> DtypeName:
@@ -218,6 +225,12 @@ def allowed_error(
     dq_error = scale * ((ds_error + q_sum * ds_size) @ np.abs(k_BHKD))
     dk_error = scale * ((ds_error + k_sum * ds_size).swapaxes(2, 3) @ np.abs(q_BHQD))
     dv_error = (p * (weight_error + k_sum) + vanishing).swapaxes(2, 3) @ dout_BHQD
+    if pipeline.reduces == "input":
+        # Rounded in the input dtype: every rank's part, the sums of two, and a sum over the heads that share a key.
+        added = float(np.expm1(u_out * (pipeline.blocks + (problem.group_size > 1))))
+        lost = UNDERFLOW[pipeline.dtype] * pipeline.blocks * attended.max(axis=2, initial=False)[..., None]
+        dk_error = dk_error + added * (scale * (ds_size.swapaxes(2, 3) @ np.abs(q_BHQD)) + dk_error) + lost
+        dv_error = dv_error + added * (p.swapaxes(2, 3) @ dout_BHQD + dv_error) + lost
     rows = np.broadcast_to((keys > 0)[..., None], dq_error.shape)
     columns = attended.max(axis=2, initial=False)[..., None]
     group = problem.group_size

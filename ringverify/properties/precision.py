@@ -35,7 +35,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     if observation.failure is not None:
         return Judgement(0.0, violation_of(observation), observation.digest)
     truth, pipeline = answer(case), pipeline_of(case, c, observation)
-    bounds, limits = allowed(case, pipeline), rms_limits(case, pipeline, gradients=c.gradients)
+    bounds, limits = allowed(case, pipeline), rms_limits(case, c, pipeline)
     largest, violation = 0.0, None
     for name, limit in limits.items():
         actual = _gathered(case, c, observation, name)
@@ -52,11 +52,12 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     return Judgement(float(largest), violation, observation.digest, applies=bool(limits))
 
 
-def rms_limits(case: Case, pipeline: Pipeline, *, gradients: bool) -> dict[TensorName, float]:
+def rms_limits(case: Case, c: Capabilities, pipeline: Pipeline) -> dict[TensorName, float]:
     """The largest root mean square error of each result, in u of its dtype; only where enough rows can be averaged."""
     x, truth, bounds = make_inputs(case), answer(case), allowed(case, pipeline)
-    emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline)
-    names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if gradients else ("out",)
+    queries, _ = shards(case, c)
+    emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline, queries)
+    names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
     found: dict[TensorName, float] = {}
     for name in names:
         exact, bound = getattr(truth, name), getattr(bounds, name)

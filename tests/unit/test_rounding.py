@@ -278,3 +278,32 @@ def test_an_error_that_underflows_still_leaves_room_for_a_result_that_does():
     found = allowed_error(problem, answer, q, k, v, dout, None, Pipeline(dtype="float64", accumulates="float64"))
     assert 0 < answer.dv[0, 0, 0, 0] < UNDERFLOW["float64"]
     assert margins(np.zeros_like(v), answer.dv * [[[[1]], [[0]]]], found.dv, "float64").max() <= 1
+
+
+def in_parts(reduces: str, seed: int) -> dict[str, float]:
+    """Largest margins of dk and dv whose parts, of four ranks each, are rounded to bfloat16 and summed in it."""
+    rng = np.random.default_rng(seed)
+    problem = Problem(query_length=64, heads=2, head_dim=8, dtype="bfloat16")
+    drawn = [torch.from_numpy(rng.standard_normal((1, 64, 2, 8))).bfloat16() for _ in range(4)]
+    q, k, v, dout = (x.float().transpose(1, 2) for x in drawn)
+    dk, dv = torch.zeros_like(k).bfloat16(), torch.zeros_like(v).bfloat16()
+    for rows in torch.arange(64).chunk(4):
+        leaves = [x.clone().requires_grad_() for x in (k, v)]
+        out, _ = plain(q[..., rows, :], *leaves, problem.scale_value)
+        part_k, part_v = torch.autograd.grad(out, leaves, dout[..., rows, :])
+        dk, dv = dk + part_k.bfloat16(), dv + part_v.bfloat16()
+    exact = [x.double().numpy() for x in drawn]
+    answer = attention(problem, *exact)
+    bound = allowed_error(problem, answer, *exact, None, Pipeline(dtype="bfloat16", blocks=4, reduces=reduces))
+    found = {"dk": dk.transpose(1, 2), "dv": dv.transpose(1, 2)}
+    return {
+        name: float(margins(x.double().numpy(), getattr(answer, name), getattr(bound, name), "bfloat16").max())
+        for name, x in found.items()
+    }
+
+
+def test_gradients_summed_over_ranks_in_the_input_dtype_are_allowed_when_declared():
+    """Over the default line in dk or dv, within the declared one in both."""
+    for seed in range(6):
+        assert max(in_parts("accumulates", seed).values()) > 1
+        assert max(in_parts("input", seed).values()) <= 1
