@@ -6,13 +6,15 @@ does not: rounding once more than declared makes the mean squared error half as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
-from ringref.rounding import Pipeline, precision_allowed, rms_error
+from ringref.rounding import Pipeline, precision_allowed, rms_error, unit_in_words
 from ringverify.cases.case import SEEDS, Case
 from ringverify.cases.comparing import TensorName, allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
@@ -46,7 +48,8 @@ def _judge(case: Case, runner: Runner) -> Judgement:
             if margin > 1:
                 summary = (
                     f"{name} in {case.problem.dtype} is rounded more than declared: root mean square error "
-                    f"{rho:.3g} u, where the declared pipeline's is at most {limit:.3g} u"
+                    f"{rho:.3g} u, where the declared pipeline's is at most {limit:.3g} u "
+                    f"({unit_in_words(case.problem.dtype)})"
                 )
                 violation = Violation(("precision", name), None, summary)
     return Judgement(float(largest), violation, observation.digest, applies=bool(limits))
@@ -65,6 +68,33 @@ def rms_limits(case: Case, c: Capabilities, pipeline: Pipeline) -> dict[TensorNa
         if rows >= FEWEST:
             found[name] = precision_allowed(declared, rows, pipeline.probabilities)
     return found
+
+
+def errs_as_declared(seen: Sequence[tuple[Case, Observation]], c: Capabilities) -> bool:
+    """Whether out and gradients are off, in the mean over some cases, by no more than the declared pipeline's.
+
+    However few their rows are: a mean of few may lie further off, which is allowed for.
+    """
+    names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
+    squares = {(name, whose): 0.0 for name in names for whose in ("seen", "declared")}
+    rows, probabilities = dict.fromkeys(names, 0), c.probabilities
+    for case, observation in seen:
+        if observation.failure is not None:
+            return False
+        x, truth, pipeline = make_inputs(case), answer(case), pipeline_of(case, c, observation)
+        emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline, shards(case, c)[0])
+        for name in names:
+            exact, bound = getattr(truth, name), getattr(allowed(case, pipeline), name)
+            whole = {"seen": _gathered(case, c, observation, name), "declared": getattr(emulated, name)}
+            for whose, values in whole.items():
+                rho, count = rms_error(values, exact, case.problem.dtype, bound)
+                squares[name, whose] += count * rho**2
+            rows[name] += count
+    there = [name for name in names if rows[name]]
+    means = {key: float(np.sqrt(total / rows[key[0]])) for key, total in squares.items() if key[0] in there}
+    return all(
+        means[name, "seen"] <= precision_allowed(means[name, "declared"], rows[name], probabilities) for name in there
+    )
 
 
 def _gathered(case: Case, c: Capabilities, observation: Observation, name: TensorName) -> Array:
