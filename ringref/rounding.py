@@ -63,6 +63,13 @@ UNIT_ROUNDOFF: dict[DtypeName, float] = {
 }
 """Half the distance from 1 to the next number, which bounds the relative error of rounding to nearest."""
 
+
+def unit_in_words(dtype: DtypeName) -> str:
+    """What `u` is in a message about a result in `dtype`."""
+    exponent = int(np.log2(UNIT_ROUNDOFF[dtype]))
+    return f"u = 2^{exponent}, half the distance from 1 to the next {dtype}"
+
+
 UNDERFLOW: dict[DtypeName, float] = {
     "float64": 2.0**-1022,
     "float32": 2.0**-126,

@@ -10,6 +10,9 @@ from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.properties.property import Violation
 from ringverify.worlds.world import WorldUnavailable
 
+BROKEN = "the diagnosis ended with"
+"""How a diagnosis begins that raised an exception of ours."""
+
 
 def explained(runner: Runner, violation: Violation, smallest: Case, first: Case) -> Diagnosis | None:
     """The diagnosis of a case that violates a property; `None` where no value is wrong, or none when it is run plainly.
@@ -45,3 +48,7 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
         )
     except WorldUnavailable:
         return None
+    except Exception as error:  # what is wrong was found all the same: the verdict stands
+        return Diagnosis(
+            f"{BROKEN} {type(error).__name__} ({error}): a bug of ringverify, please report it with the case"
+        )

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-import hypothesis
-from hypothesis.strategies import SearchStrategy
 
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
+from ringverify.check.declaring import Declaration, would_pass
+from ringverify.check.drawing import visit_cases
 from ringverify.check.explaining import explained
-from ringverify.check.profiles import profile
 from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
@@ -59,6 +55,7 @@ class Counterexample:
         hop: passes that the block had made which was treated wrongly, if it is those of one hop.
         where: the rows, heads and keys concerned; `None` where there are no values to look at.
         region: the same as a map.
+        declaration: what would have to be declared for the implementation to pass, if that is all that is wrong.
     """
 
     case: Case
@@ -73,6 +70,7 @@ class Counterexample:
     hop: int | None = None
     where: Where | None = None
     region: Region | None = None
+    declaration: Declaration | None = None
 
 
 @dataclasses.dataclass
@@ -148,19 +146,13 @@ def hunt(
         found.append((case, judgement))
         raise _Stop
 
-    source = property.cases(runner.capabilities)
     try:
         for known in first:
             if why_unsupported(known.case, runner.capabilities) is None:
                 for earlier in known.after:
                     judged(property, earlier, runner)
                 visit(known.case)
-        if isinstance(source, list):
-            for case in random.Random(seed).sample(source, min(examples, len(source))):
-                visit(case)
-        else:
-            # Properties draw apart from one another, or what one of them misses all would.
-            _draw(source, examples, seed + zlib.crc32(property.id.encode()), visit, suite)
+        visit_cases(property, runner.capabilities, examples, seed, visit, suite)
     except _Stop:
         pass
     if found:
@@ -171,25 +163,17 @@ def hunt(
     return hunt
 
 
-def _draw(
-    strategy: SearchStrategy[Case], examples: int, seed: int, visit: Callable[[Case], None], suite: Suite
-) -> None:
-    @hypothesis.seed(seed)
-    @hypothesis.settings(profile(suite), max_examples=examples)
-    @hypothesis.given(strategy)
-    def example(case: Case) -> None:
-        visit(case)
-
-    example()
-
-
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
     """Judge one case; a run past its deadline gets a second chance, with more time.
+
+    A case that cannot put the property to the test is not run.
 
     Raises:
         Inconclusive: the machine, not the implementation, gave up (out of memory).
         WorldUnavailable: the world could not be set up.
     """
+    if not property.applies(case, runner.capabilities):
+        return Judgement(0.0, None, applies=False)
     judgement = property.judge(case, runner)
     if judgement.violation is not None and judgement.violation.reason[0] == "deadline" and not runner.hangs:
         runner.deadline *= SECOND_CHANCE
@@ -247,7 +231,10 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         # The messages that were held back, by number: so it can be found out which of them it takes.
         explicit = first.replace(delayed=judgement.delayed)
         start = explicit if still_fails(explicit) else first
-    shrunk = shrink(start, still_fails, runner.capabilities, seconds=seconds)
+    capabilities = runner.capabilities
+    shrunk = shrink(
+        start, still_fails, capabilities, seconds=seconds, applies=lambda case: property.applies(case, capabilities)
+    )
     case, judgement = best
     after: tuple[Case, ...] = ()
     repeats = True
@@ -274,6 +261,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
         region=None if diagnosis is None else diagnosis.region,
+        declaration=would_pass(property, runner, judgement.violation, (case, first)) if steady else None,
     )
 
 

@@ -18,6 +18,7 @@ from ringverify.cases.running import Runner
 from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
 from ringverify.check.casefile import CaseFile
+from ringverify.check.declaring import in_words
 from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.check.options import Options, Subject, Unavailable, Watch
 from ringverify.check.outcome import (
@@ -364,6 +365,9 @@ def told(shown: Counterexample) -> dict[str, Any]:
         "summary": violation.summary,
         "detail": violation.detail,
     }
+    if shown.declaration is not None:
+        words = in_words(shown.declaration, shown.case.problem.dtype)
+        fields |= {"declaration": shown.declaration, "declare": words}
     if finding is not None:
         fields |= {name: getattr(finding, name) for name in ("tensor", "position", "actual", "expected", "error")}
         fields |= {name: getattr(finding, name) for name in ("allowed", "margin", "of")}

@@ -23,7 +23,7 @@ from ringverify.diagnosis.model import STEPS
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import Region, region
 from ringverify.diagnosis.scene import Scene, visits
-from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.diagnosis.suspicion import Suspicion, comparable
 from ringverify.diagnosis.where import Probe, Where, locate, wrong_elements
 from ringverify.implementation import Capabilities
 
@@ -34,6 +34,9 @@ ALTERNATIVES = 2
 """How many suspicions are named that no case tells apart."""
 
 UNEXPLAINED = "no suspicion explains this"
+
+NO_DIGIT = "sums in {sums} over as many terms keep no digit by which to tell causes apart"
+"""What is said of a case whose declared sums may be off by all of their size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +120,8 @@ def _named(
             scenes[case] = _seen(observe, case, capabilities)
         return scenes[case]
 
+    if not comparable(smallest):
+        return Diagnosis(_without_digits(smallest))
     differentiated = "dq" in smallest.tensors
     for suspicions in (SUSPICIONS, fits(smallest)):
         # Without gradients there is nothing that a fault in one direction only could be told by.
@@ -126,11 +131,15 @@ def _named(
         for number, case in enumerate(asked):
             if not left or (number and time.monotonic() > until):
                 break
-            if (scene := scene_of(case)) is not None and not _of_other_code(scene, cases[0]):
+            if (scene := scene_of(case)) is None or not comparable(scene):
+                continue  # it neither confirms nor rules out anything
+            if not _of_other_code(scene, cases[0]):
                 left = _still(left, scene)
                 confirmed = confirmed or bool(wrong_tensors(scene))
-        if left and not confirmed and cases[-1] != cases[0] and (scene := scene_of(cases[-1])) is not None:
-            left = _still(left, scene)  # none of the others fails, this one does
+        if left and not confirmed and cases[-1] != cases[0]:
+            scene = scene_of(cases[-1])
+            if scene is not None and comparable(scene):
+                left = _still(left, scene)  # none of the others fails, this one does
         if len(_told(left, smallest)) > 1 and differentiate is not None:
             left = _told_apart(left, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
         if left:
@@ -138,6 +147,13 @@ def _named(
             text = "; or ".join(_told(left, smallest)[:ALTERNATIVES]) + f" (residual {residual:.0e})"
             return Diagnosis(text, True, hop_of(found, smallest), residual)
     return Diagnosis(UNEXPLAINED)
+
+
+def _without_digits(scene: Scene) -> str:
+    """That rounding hides the cause, and what would bring it to light."""
+    text, declared = NO_DIGIT.format(sums=scene.pipeline.sums), scene.capabilities.dtypes
+    wider = [dtype for dtype in ("float32", "float64") if dtype not in declared]
+    return f"{text}: with {wider[0]} among dtypes the cause could be named" if len(wider) == 2 else text
 
 
 def _possible(case: Case, capabilities: Capabilities) -> bool:
@@ -163,7 +179,7 @@ def _told(left: list[tuple[Suspicion, float]], scene: Scene) -> list[str]:
 def _told_apart(left: list[tuple[Suspicion, float]], scenes: list[Scene | None]) -> list[tuple[Suspicion, float]]:
     """Those that explain gradients too, if any do: they may be wrong for another reason as well."""
     for scene in scenes:
-        if scene is not None:
+        if scene is not None and comparable(scene):
             left = _still(left, scene) or left
     return left
 

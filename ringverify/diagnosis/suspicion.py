@@ -15,7 +15,7 @@ import numpy as np
 
 from ringref.attention import Answer, Intermediates
 from ringref.problem import DtypeName
-from ringref.rounding import LARGEST, UNDERFLOW, Allowed, allowed_error, margins, witness_bound
+from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
 from ringverify.cases.comparing import TensorName
 from ringverify.diagnosis.model import STEPS, ByRank, Steps, backward, forward, returned, scored
 from ringverify.diagnosis.scene import Array, Partial, Results, Scene, visits
@@ -64,6 +64,8 @@ class Suspicion:
         """The largest difference left between what it predicts and what was seen, or `None` if it does not explain."""
         if self.judge is not None:
             return self.judge(scene)
+        if not comparable(scene):
+            return None
         there, back = self._by_rank(scene)
         with np.errstate(all="ignore"):
             if self.when == "backward" or all(getattr(self.steps, name) is getattr(STEPS, name) for name in FORWARD):
@@ -206,13 +208,28 @@ def _near(predicted: Array, seen: Array, limit: Array) -> bool:
     return bool(off <= slack or off <= size or off <= np.abs(np.where(finite, predicted, 0.0)).max(initial=0.0))
 
 
+def comparable(scene: Scene) -> bool:
+    """Whether sums over as many terms as a case has keep a digit in the declared dtype, by which to tell causes apart.
+
+    A sum of n terms in a dtype of unit roundoff u may be off by 2 n u / (1 - n u) of its size: in bfloat16 by all of it
+    from 86 terms on.
+    """
+    return _sums_rounding(scene) < 1
+
+
+def _sums_rounding(scene: Scene) -> float:
+    """How much, relatively, the sums of a case may be off; all that there is where rounding leaves nothing of them."""
+    p, sums = scene.problem, scene.pipeline.sums
+    terms = (p.head_dim + p.dv + p.nk + p.nq * p.group_size) * (1 + scene.size)
+    return witness_bound(sums, terms) if terms * UNIT_ROUNDOFF[sums] < 1 else LARGEST["float64"]
+
+
 def relative_rounding(scene: Scene, name: TensorName) -> float:
     """How much, relatively, the largest right value may be off: for predictions with no right value beside them."""
     answer, allowed = getattr(scene.truth, name), getattr(scene.allowed, name)
     p = scene.problem
-    terms = (p.head_dim + p.dv + p.nk + p.nq * p.group_size) * (1 + scene.size)
     returned: DtypeName = scene.pipeline.lse_dtype if name == "lse" else p.dtype
-    rounding = witness_bound(scene.pipeline.sums, terms) + witness_bound(returned, 1)
+    rounding = _sums_rounding(scene) + witness_bound(returned, 1)
     finite = np.isfinite(answer) & np.isfinite(allowed)
     size = np.abs(np.where(finite, answer, 0.0)).max(initial=0.0)
     tiny = size <= UNDERFLOW[p.dtype] or size >= LARGEST[p.dtype]

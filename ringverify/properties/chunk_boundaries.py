@@ -69,6 +69,12 @@ def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
                 yield {"dilation": Dilation(((w, r), wider), "shared", "block")}
 
 
+def _small(case: Case, c: Capabilities) -> bool:
+    """Whether a case is as small as those of the sweep, where edges are everywhere."""
+    p = case.problem
+    return p.nq == p.nk <= LONGEST and case.world_size in declared_world_sizes(c, WORLD_SIZES)
+
+
 CHUNK_BOUNDARIES = Property(
     id="chunk_boundaries",
     meaning="results are right wherever shards, segments, windows and documents end: a dense sweep of small sizes",
@@ -76,4 +82,5 @@ CHUNK_BOUNDARIES = Property(
     cases=sweep,
     judge=judge_everything,
     unsupported=always,
+    applies=_small,
 )

@@ -17,7 +17,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import allowed, finding_at, pipeline_of
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Runner, shards
-from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, judge_everything, violation_of
 
@@ -25,18 +25,26 @@ Array = NDArray[np.float64]
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
+    return judge_everything(case, runner) if case.values == "poisoned" else _judge_past(case, runner)
+
+
+def _scope(c: Capabilities) -> Scope:
+    return Scope(dtypes=widest(c), values=("normal", "dominating_key", "poisoned", "poisoned"), want_empty_rows=True)
+
+
+def _excludes(case: Case, c: Capabilities) -> bool:
+    """Whether there is something to leak: a key that is NaN, or a position after the middle of a causal sequence."""
+    p = case.problem
+    if not within(case, c, _scope(c)):
+        return False
     if case.values == "poisoned":
-        if not np.isnan(make_inputs(case).k).any():  # some query attends every key: nothing to leak
-            return Judgement(0.0, None, applies=False)
-        return judge_everything(case, runner)
-    return _judge_past(case, runner)
+        return bool(np.isnan(make_inputs(case).k).any())
+    return p.causal and p.nq == p.nk and p.nq >= 2
 
 
 def _judge_past(case: Case, runner: Runner) -> Judgement:
     """Results at positions up to the middle do not move when everything after it does."""
     p, c = case.problem, runner.capabilities
-    if not p.causal or p.nq != p.nk or p.nq < 2:
-        return Judgement(0.0, None, applies=False)
     last = (p.nq - 1) // 2
     before = runner.run(case, gradients=False)
     after = runner.run(case, gradients=False, inputs=_with_another_future(case, last))
@@ -86,10 +94,8 @@ ISOLATION = Property(
     id="isolation",
     meaning="keys that nothing attends may be NaN, and what lies after a position does not move what comes before",
     examples=100,
-    cases=lambda c: cases(
-        c,
-        Scope(dtypes=widest(c), values=("normal", "dominating_key", "poisoned", "poisoned"), want_empty_rows=True),
-    ),
+    cases=lambda c: cases(c, _scope(c)),
     judge=_judge,
     unsupported=_nothing_excluded,
+    applies=_excludes,
 )

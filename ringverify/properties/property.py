@@ -62,6 +62,11 @@ class Judgement:
     delayed: tuple[int, ...] = ()
 
 
+def _any_case(case: Case, capabilities: Capabilities) -> bool:
+    """Most properties can be put to the test by any case."""
+    return True
+
+
 def _itself(case: Case, capabilities: Capabilities) -> list[Case]:
     """Most properties are about one case."""
     return [case]
@@ -79,6 +84,8 @@ class Property:
         judge: runs a case and says whether the property holds on it.
         unsupported: why it does not apply to an implementation, or `None` if it does.
         simulated_only: whether it needs the simulated world, where ranks are watched and messages held back.
+        applies: whether a case can put it to the test. Cases that are drawn, shrunk, remembered and replayed are asked
+            alike: what its own strategy could not have drawn accuses nobody.
         compared: the cases whose results are compared, where it is about several; the case itself is the first.
     """
 
@@ -89,6 +96,7 @@ class Property:
     judge: Callable[[Case, Runner], Judgement]
     unsupported: Callable[[Capabilities], str | None]
     simulated_only: bool = False
+    applies: Callable[[Case, Capabilities], bool] = _any_case
     compared: Callable[[Case, Capabilities], list[Case]] = _itself
 
     def examples_in(self, suite: Suite) -> int:

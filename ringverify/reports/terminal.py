@@ -141,6 +141,8 @@ def story(event: Event) -> list[tuple[str, str]]:
         rows += zip(("where", ""), event["where"]["text"], strict=False)
     if event["diagnosis"] is not None:
         rows.append(("cause", event["diagnosis"]))
+    if "declare" in event:
+        rows.append(("declare", event["declare"]))
     if event.get("tried"):
         rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
     for earlier in event.get("after", ()):
