@@ -17,7 +17,8 @@ from ringverify.cases.case import SEEDS, Case
 from ringverify.cases.comparing import TensorName, allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Observation, Runner, shards
-from ringverify.cases.strategies import declared_world_sizes
+from ringverify.cases.shapes import fitted
+from ringverify.cases.strategies import affordable_world_sizes, declared_world_sizes
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import Judgement, Property, Violation, violation_of
 
@@ -77,12 +78,13 @@ def _gathered(case: Case, c: Capabilities, observation: Observation, name: Tenso
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
     """Long enough for a mean, on several ranks: every hop that rounds adds to it."""
     causals = {"both": [False, True], "always": [True], "never": [False]}[c.causal]
-    sizes = [size for size in declared_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
+    sizes = [size for size in affordable_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
 
     def build(size: int, sharding: str, dtype: DtypeName, causal: bool, dim: int, seed: int) -> Case:
         length = 2 * size * (48 // (2 * size) or 1)
         problem = Problem(batch=1, query_length=length, heads=4, head_dim=dim, dtype=dtype, causal=causal)
-        return Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed)
+        case = Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed)
+        return fitted(case, c)
 
     return st.builds(
         build,
