@@ -190,7 +190,10 @@ def _constraints(choose: Choices, c: Capabilities, scope: Scope) -> set[str]:
 
 
 def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int) -> dict[str, int]:
-    if choose.between(0, 7) == 7:  # equal dimensions: what is transposed or mixed up still has the right shape
+    long = c.length_multiple is not None and even > LONG
+    if (
+        choose.between(0, 7) == 7 and not long
+    ):  # equal dimensions: what is transposed or mixed up still has the right shape
         side = choose.between(1, 4)
         length = even * max(1, round(side * size / even)) if not c.uneven else side * size
         return {
@@ -212,7 +215,7 @@ def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int
     head_dim = choose.of(c.head_dims or HEAD_DIMS)
     value_dim = choose.of(c.value_dims or HEAD_DIMS) if c.value_dim and choose.coin() else head_dim
     batch = choose.between(1, 3)
-    if c.length_multiple is not None and max(length, key_length) > LONG:
+    if long:
         batch, key_heads, group = 1, 1, min(group, 2)
     return {
         "batch": batch, "query_length": length, "key_length": key_length,
