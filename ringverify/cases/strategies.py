@@ -45,6 +45,8 @@ CONSTRAINTS = ("window", "documents", "key_lengths", "softcap", "dilation")
 
 LONG = 64
 """Positions from which on a length that an implementation needs is asked for with little else: one batch, few heads."""
+FEWER = 4
+"""Times fewer examples are tried of such lengths: one of 512 positions costs ten times what one of 24 does."""
 LONGEST_NEEDED = 512
 """Positions of all ranks past which no larger world is tried with the length that an implementation needs."""
 
@@ -138,6 +140,11 @@ def affordable_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) 
     return small if len(small) > 1 else tuple(sorted(sizes)[:2])
 
 
+def affordable_examples(capabilities: Capabilities, examples: int) -> int:
+    """How many of so many examples are tried: fewer, where the length that is needed makes each of them cost more."""
+    return -(-examples // FEWER) if (capabilities.length_multiple or 1) > LONG else examples
+
+
 def _case(choose: Choices, c: Capabilities, scope: Scope) -> Case:
     size = choose.of(affordable_world_sizes(c, scope.world_sizes))
     sharding = sharding_name(choose.of(c.shardings))
@@ -191,9 +198,8 @@ def _constraints(choose: Choices, c: Capabilities, scope: Scope) -> set[str]:
 
 def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int) -> dict[str, int]:
     long = c.length_multiple is not None and even > LONG
-    if (
-        choose.between(0, 7) == 7 and not long
-    ):  # equal dimensions: what is transposed or mixed up still has the right shape
+    if choose.between(0, 7) == 7 and not long:
+        # Equal dimensions: what is transposed or mixed up still has the right shape.
         side = choose.between(1, 4)
         length = even * max(1, round(side * size / even)) if not c.uneven else side * size
         return {

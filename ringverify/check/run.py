@@ -16,6 +16,7 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
+from ringverify.cases.strategies import affordable_examples
 from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
 from ringverify.check.casefile import CaseFile
@@ -262,7 +263,7 @@ class ImplementationRun:
         if reason is not None:
             yield {**event, "reason": reason}
             return
-        examples = property.examples_in(options.suite)
+        examples = affordable_examples(capabilities, property.examples_in(options.suite))
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
         beside = runner is not self._runner
