@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TensorLayout = Literal["bshd", "bhsd"]
 CausalSupport = Literal["both", "always", "never"]
+Multiple = int | Literal["world_size"] | None
+"""What has to divide a number of heads: a number, the number of ranks in the group, or nothing."""
 SHARDING_NAMES = ("contiguous", "zigzag", "striped", "replicated_query")
 
 
@@ -106,7 +108,7 @@ class Capabilities:
     lse_gradient: bool = _capability(False, "differentiable through lse as well")
     gqa: bool = _capability(False, "fewer key heads than query heads")
     value_dim: bool = _capability(False, "value_dim other than head_dim")
-    scale: bool = _capability(False, "honours a scale other than head_dim ** -0.5")
+    scale: bool = _capability(False, "honours a positive scale other than head_dim ** -0.5")
     window: bool = _capability(False, "window (left, right)")
     documents: bool = _capability(False, "packed documents (cu_seqlens)")
     key_lengths: bool = _capability(False, "key lengths by batch element")
@@ -130,6 +132,13 @@ class Capabilities:
     deterministic: bool = _capability(False, "claims the same bits twice, on any schedule")
     processes: bool = _capability(False, "cannot share a process with other ranks")
     world_sizes: tuple[int, ...] | None = _capability(None, "world sizes that it runs on; None is any")
+    negative_scale: bool = _capability(False, "honours a negative scale too")
+    heads_multiple: Multiple = _capability(None, 'needs query heads that this divides, a number or "world_size"')
+    key_heads_multiple: Multiple = _capability(None, "the same of key heads")
+    head_dims: tuple[int, ...] | None = _capability(None, "needs one of these head dimensions; None is any")
+    value_dims: tuple[int, ...] | None = _capability(None, "needs one of these value dimensions; None is any")
+    length_multiple: int | None = _capability(None, "needs this to divide the positions that each rank holds")
+    poison_safe: bool = _capability(False, "survives NaN in keys that every query skips, not only in padding")
 
     def __post_init__(self) -> None:
         names = self.shardings
@@ -148,13 +157,11 @@ class Capabilities:
         self._choices("dtypes", DTYPES)
         self._choices("dilation", get_args(HeadMode), may_be_empty=True)
         self._choices("devices", None)
-        if self.world_sizes is not None:
-            sizes = self.world_sizes
-            if isinstance(sizes, str) or not isinstance(sizes, Collection) or not sizes:
-                raise ValueError(f"world_sizes={sizes!r}: expected a collection of positive integers, or None for any")
-            if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-                raise ValueError(f"world_sizes={sizes!r}: expected positive integers")
-            object.__setattr__(self, "world_sizes", tuple(sorted(set(sizes))))
+        for name in ("world_sizes", "head_dims", "value_dims"):
+            self._numbers(name)
+        self._multiple("heads_multiple", "world_size")
+        self._multiple("key_heads_multiple", "world_size")
+        self._multiple("length_multiple")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(field.default, bool) and not isinstance(value, bool):
@@ -163,10 +170,40 @@ class Capabilities:
             raise ValueError("lse_gradient=True needs lse=True: only a returned lse can be differentiated")
         if self.lse_gradient and not self.gradients:
             raise ValueError("lse_gradient=True contradicts gradients=False")
+        if self.negative_scale and not self.scale:
+            raise ValueError("negative_scale=True needs scale=True: without it only head_dim ** -0.5 is asked for")
+        if self.value_dims is not None and not self.value_dim:
+            raise ValueError(
+                f"value_dims={self.value_dims!r} needs value_dim=True: without it value_dim is head_dim, see head_dims"
+            )
+        if self.uneven and (self.length_multiple or 1) > 1:
+            raise ValueError(
+                f"uneven=True contradicts length_multiple={self.length_multiple}: shards that differ by one position "
+                "cannot all be a multiple of it"
+            )
 
     def _choice(self, name: str, allowed: tuple[Any, ...]) -> None:
         if (value := getattr(self, name)) not in allowed:
             raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, allowed))}")
+
+    def _numbers(self, name: str) -> None:
+        """Sort a collection of positive integers, each once; `None` stays."""
+        values = getattr(self, name)
+        if values is None:
+            return
+        if isinstance(values, str) or not isinstance(values, Collection) or not values:
+            raise ValueError(f"{name}={values!r}: expected a collection of positive integers, or None for any")
+        if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):
+            raise ValueError(f"{name}={values!r}: expected positive integers")
+        object.__setattr__(self, name, tuple(sorted(set(values))))
+
+    def _multiple(self, name: str, *words: str) -> None:
+        value = getattr(self, name)
+        if value is None or value in words:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            choices = ["a positive integer", *(repr(word) for word in words), "None for any"]
+            raise ValueError(f"{name}={value!r}: expected {', '.join(choices[:-1])} or {choices[-1]}")
 
     def _choices(self, name: str, allowed: tuple[str, ...] | None, *, may_be_empty: bool = False) -> None:
         values = getattr(self, name)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from ringref.problem import Problem
-from ringverify.implementation import Capabilities, sharding_name
+from ringverify.implementation import Capabilities, Multiple, sharding_name
 
 Values = Literal[
     "integers",
@@ -22,6 +22,7 @@ Values = Literal[
     "falling_blocks",
     "float16_limits",
     "poisoned",
+    "poisoned_skips",
     "selectors",
 ]
 """Families of input values, simplest first; see `ringverify.cases.inputs`."""
@@ -39,6 +40,9 @@ Transport = Literal["buffered", "rendezvous"]
 
 Delayed = tuple[int, ...] | Literal["some"]
 """Messages that a simulated world holds back, by number in the order of posting; or some, which the schedule picks."""
+
+POISONED: tuple[Values, ...] = ("poisoned", "poisoned_skips")
+"""Families in which some keys are NaN."""
 
 VALUES: tuple[Values, ...] = get_args(Values)
 MEMORY: tuple[Memory, ...] = get_args(Memory)
@@ -202,6 +206,8 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
         "gqa": p.hk != p.heads,
         "value_dim": p.dv != p.head_dim,
         "scale": p.scale is not None,
+        "negative_scale": p.scale is not None and p.scale < 0,
+        "poison_safe": case.values == "poisoned_skips",
         "window": p.window is not None,
         "documents": p.documents is not None,
         "key_lengths": p.key_lengths is not None,
@@ -219,7 +225,31 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
         return f"dilation with heads={p.dilation.heads!r} is not declared"
     if p.dilation is not None and not c.uneven_segments and any(p.nq % w for w, _ in p.dilation.branches):
         return "uneven_segments=False is declared"
+    return _misfit(case, c)
+
+
+def _misfit(case: Case, c: Capabilities) -> str | None:
+    """Which of the shapes that an implementation needs a case does not have, or `None` if it has all of them."""
+    p, size = case.problem, case.world_size
+    for name, heads, multiple in (
+        ("heads", p.heads, c.heads_multiple),
+        ("key_heads", p.hk, c.key_heads_multiple),
+    ):
+        if heads % multiple_on(multiple, size):
+            return f"{name}={heads} on world size {size}: {name}_multiple={multiple!r} is declared"
+    for name, dim, members in (("head_dim", p.head_dim, c.head_dims), ("value_dim", p.dv, c.value_dims)):
+        if members is not None and dim not in members:
+            return f"{name}={dim}: {name}s={members} is declared"
+    multiple = c.length_multiple or 1
+    for length in (p.nq, p.nk):
+        if multiple > 1 and length % (size * multiple):
+            return f"length {length} on world size {size}: length_multiple={multiple} is declared"
     return None
+
+
+def multiple_on(multiple: Multiple, world_size: int) -> int:
+    """What has to divide a number of heads on a world of this size: 1 where anything may."""
+    return world_size if multiple == "world_size" else multiple or 1
 
 
 def even_multiple(sharding: str, world_size: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ringref.pattern import multiplicity
-from ringref.problem import DtypeName
+from ringref.problem import DtypeName, Problem
 from ringverify.cases.case import Case, Memory
 
 Array = NDArray[np.float64]
@@ -90,8 +90,11 @@ def make_inputs(case: Case) -> Inputs:
             q, k = np.sign(q) * 240 + np.round(4 * q), np.sign(k) * 240 + np.round(4 * k)
             v, dout = 60000 * np.tanh(v), dout / 1024
         case "poisoned":
-            unreachable = ~_reachable(case)
-            k[unreachable], v[unreachable] = np.nan, np.nan
+            unused = padding(p)
+            k[unused], v[unused] = np.nan, np.nan
+        case "poisoned_skips":
+            unused = ~_reachable(case)
+            k[unused], v[unused] = np.nan, np.nan
         case "selectors":
             q, k, v, dout = _selectors(case, rng)
     if case.cotangent == "lse":
@@ -106,6 +109,20 @@ def make_inputs(case: Case) -> Inputs:
     return Inputs(q, k, v, dout, round_to(dlse, lse_dtype))
 
 
+def padding(problem: Problem) -> NDArray[np.bool_]:
+    """Which keys are padding, `(B, Nk)`: those beyond a length or outside all documents hold nothing that was written.
+
+    What a window, a dilation or causality leaves out is no padding: it is an ordinary key that happens not to be used.
+    """
+    places = np.arange(problem.nk)
+    found = np.zeros((problem.batch, problem.nk), dtype=bool)
+    if problem.key_lengths is not None:
+        found |= places >= np.array(problem.key_lengths)[:, None]
+    if problem.documents is not None:
+        found |= (places < problem.documents[0]) | (places >= problem.documents[-1])
+    return found
+
+
 def _reachable(case: Case) -> NDArray[np.bool_]:
     """Whether any query of any head attends a key: `(B, Nk, Hk)`."""
     p = case.problem
@@ -116,14 +133,17 @@ def _reachable(case: Case) -> NDArray[np.bool_]:
 
 SELECTOR = 128.0
 """Entry of selector keys, and step of selector queries. Scores of two keys of a row differ by at least 16384 times the
-scale, and the exponential of that, negated, is exactly 0 in float64 too for head_dim up to 400."""
+scale, and the exponential of that, negated, is exactly 0 in float64 too for head_dim up to `MOST_KEYS`."""
+
+MOST_KEYS = 400
+"""Keys, and dimensions, for which selectors are built."""
 
 
 def selectable(case: Case) -> bool:
     """Whether selectors can be built for a case: a dimension a key, the default scale, plain multiplicities."""
     p = case.problem
     plain = p.scale is None and p.softcap is None and (p.dilation is None or p.dilation.heads == "split")
-    return plain and p.nk <= p.head_dim <= 400
+    return plain and p.nk <= p.head_dim <= MOST_KEYS
 
 
 def _selectors(case: Case, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:

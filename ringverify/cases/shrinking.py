@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import GROUPS, MEMORY, VALUES, Case, why_unsupported
+from ringverify.cases.shapes import fitted
 from ringverify.implementation import Capabilities, sharding_name
 
 
@@ -57,7 +58,7 @@ def shrink(
     moved = True
     while moved:
         moved = False
-        for candidate in _simpler(case, capabilities):
+        for candidate in (fitted(simpler, capabilities) for simpler in _simpler(case, capabilities)):
             if candidate in tried or why_unsupported(candidate, capabilities) is not None or not applies(candidate):
                 continue
             if len(tried) > budget or time.monotonic() > until:

@@ -11,6 +11,7 @@ every eighth case twice. What it does that for is shrinking, which here is done 
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from ringref.problem import Dilation, DtypeName, HeadMode, Problem
 from ringverify.cases.case import SEEDS, Case, Cotangent, Delayed, Group, Memory, Transport, Values, even_multiple
+from ringverify.cases.shapes import fitted, length_unit
 from ringverify.implementation import Capabilities, sharding_name
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -40,6 +42,13 @@ MOST_TILES = 2
 WIDE = (33, 40, 64, 80)
 """Head dimensions past a half warp, and not all multiples of it."""
 CONSTRAINTS = ("window", "documents", "key_lengths", "softcap", "dilation")
+
+LONG = 64
+"""Positions from which on a length that an implementation needs is asked for with little else: one batch, few heads."""
+FEWER = 4
+"""Times fewer examples are tried of such lengths: one of 512 positions costs ten times what one of 24 does."""
+LONGEST_NEEDED = 512
+"""Positions of all ranks past which no larger world is tried with the length that an implementation needs."""
 
 ROOTS = 2**24
 """Numbers from which a case's choices are made; of more than 24 bits, Hypothesis prefers small ones."""
@@ -86,7 +95,7 @@ class Scope:
         groups: which ranks of the world may be the ring.
         transports: how simulated sends complete.
         delayed: which messages a simulated world holds back.
-        longest: longest sequence, a little more where the world is large.
+        longest: longest sequence, a little more where the world is large or the implementation needs a multiple.
         want_empty_rows: prefer patterns that leave queries without keys.
     """
 
@@ -155,15 +164,33 @@ def declared_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) ->
     return tuple(size for size in wanted if size in declared) or declared
 
 
+def affordable_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The declared world sizes of those wanted without the ones on which the length that is needed costs too much.
+
+    Two are left at least, if there are as many: some properties compare worlds.
+    """
+    sizes = declared_world_sizes(capabilities, wanted)
+    if capabilities.length_multiple is None:
+        return sizes
+    small = tuple(size for size in sizes if size * capabilities.length_multiple <= LONGEST_NEEDED)
+    return small if len(small) > 1 else tuple(sorted(sizes)[:2])
+
+
+def affordable_examples(capabilities: Capabilities, examples: int) -> int:
+    """How many of so many examples are tried: fewer, where the length that is needed makes each of them cost more."""
+    return -(-examples // FEWER) if (capabilities.length_multiple or 1) > LONG else examples
+
+
 def _case(choose: Choices, c: Capabilities, scope: Scope) -> Case:
-    size = choose.of(declared_world_sizes(c, scope.world_sizes))
+    size = choose.of(affordable_world_sizes(c, scope.world_sizes))
     sharding = sharding_name(choose.of(c.shardings))
     dtype = choose.of([dtype for dtype in scope.dtypes if dtype in c.dtypes])
     causal = c.causal == "always" or (c.causal == "both" and choose.coin())
     wanted = _constraints(choose, c, scope)
     values = choose.of(scope.values)
     memory = choose.of(scope.memory)
-    shapes = _shapes(choose, c, scope, size, even_multiple(sharding, size))
+    even = math.lcm(even_multiple(sharding, size), length_unit(c, sharding, size))
+    shapes = _shapes(choose, c, scope, size, even)
     if "dilation" in wanted and shapes["query_length"] != shapes["key_length"]:
         wanted = wanted - {"dilation"}
     if "documents" in wanted and shapes["query_length"] != shapes["key_length"]:
@@ -171,9 +198,9 @@ def _case(choose: Choices, c: Capabilities, scope: Scope) -> Case:
     cotangent = choose.of(scope.cotangents)
     fields: dict[str, Any] = {**shapes, **_pattern(choose, c, wanted, shapes, empty_rows=scope.want_empty_rows)}
     if c.scale:
-        fields["scale"] = choose.of([None, None, 1.0, 0.3, -0.7])
+        fields["scale"] = choose.of([None, None, 1.0, 0.3, -0.7 if c.negative_scale else 0.7])
     problem = Problem(dtype=dtype, causal=causal, **fields)
-    return Case(
+    case = Case(
         problem=problem,
         sharding=sharding,
         world_size=size,
@@ -186,6 +213,7 @@ def _case(choose: Choices, c: Capabilities, scope: Scope) -> Case:
         seed=choose.between(0, SEEDS - 1),
         schedule=choose.between(0, SEEDS - 1),
     )
+    return fitted(case, c)
 
 
 def _constraints(choose: Choices, c: Capabilities, scope: Scope) -> set[str]:
@@ -205,7 +233,9 @@ def _constraints(choose: Choices, c: Capabilities, scope: Scope) -> set[str]:
 
 
 def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int) -> dict[str, int]:
-    if choose.between(0, 7) == 7:  # equal dimensions: what is transposed or mixed up still has the right shape
+    long = c.length_multiple is not None and even > LONG
+    if choose.between(0, 7) == 7 and not long:
+        # Equal dimensions: what is transposed or mixed up still has the right shape.
         side = choose.between(1, 4)
         length = even * max(1, round(side * size / even)) if not c.uneven else side * size
         return {
@@ -214,20 +244,23 @@ def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int
         }  # fmt: skip
     if choose.between(0, 23) == 23:  # more than one tile of a kernel, in keys and in width
         length = even * -(-choose.of(TILES) * min(size, MOST_TILES) // even)
-        dim = choose.of(WIDE)
+        dim = choose.of(c.head_dims or WIDE)
         return {
             "batch": 1, "query_length": length, "key_length": length, "heads": 2, "key_heads": 2, "head_dim": dim,
-            "value_dim": choose.of(WIDE) if c.value_dim else dim,
+            "value_dim": choose.of(c.value_dims or WIDE) if c.value_dim else dim,
         }  # fmt: skip
     length = _length(choose, c, scope, size, even)
     cross = c.cross_lengths and choose.between(0, 3) >= (2 if scope.want_empty_rows else 3)
     key_length = _length(choose, c, scope, size, even) if cross else length
     key_heads = choose.between(1, 3)
     group = choose.between(1, 3) if c.gqa else 1
-    head_dim = choose.of(HEAD_DIMS)
-    value_dim = choose.of(HEAD_DIMS) if c.value_dim and choose.coin() else head_dim
+    head_dim = choose.of(c.head_dims or HEAD_DIMS)
+    value_dim = choose.of(c.value_dims or HEAD_DIMS) if c.value_dim and choose.coin() else head_dim
+    batch = choose.between(1, 3)
+    if long:
+        batch, key_heads, group = 1, 1, min(group, 2)
     return {
-        "batch": choose.between(1, 3), "query_length": length, "key_length": key_length,
+        "batch": batch, "query_length": length, "key_length": key_length,
         "heads": key_heads * group, "key_heads": key_heads, "head_dim": head_dim, "value_dim": value_dim,
     }  # fmt: skip
 
@@ -235,7 +268,9 @@ def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int
 def _length(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int) -> int:
     longest = max(scope.longest, 2 * size + 1)
     if not c.uneven:
-        return even * choose.between(0 if c.empty_shards else 1, max(1, longest // even))
+        # Of a length that is needed two shards' worth on small worlds, so that a rank has more than one such block.
+        most = max(1 if c.length_multiple is None or 2 * even > LONGEST_NEEDED else 2, longest // even)
+        return even * choose.between(0 if c.empty_shards else 1, most)
     if not c.empty_shards:
         return choose.between(size, longest)
     # Half of the draws around the interesting places: nothing, fewer than ranks, one more or less than a multiple.

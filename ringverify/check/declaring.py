@@ -20,7 +20,7 @@ from typing import Literal
 
 from ringref.problem import DtypeName
 from ringref.rounding import UNIT_ROUNDOFF, unit_in_words
-from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.case import POISONED, Case, why_unsupported
 from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation, Runner
@@ -178,7 +178,9 @@ def _accounts(
         return True
     if tensor == "lse" and not wider:
         return False  # no emulation tells how much lse errs
-    plain = [case for case in cases if case.cotangent == "out" and case.values != "poisoned" and _can_run(case, runner)]
+    plain = [
+        case for case in cases if case.cotangent == "out" and case.values not in POISONED and _can_run(case, runner)
+    ]
     if cases[0] not in plain:
         return False
     return all(

@@ -15,6 +15,8 @@ import ringverify
 from ringref.problem import Problem
 from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.running import Runner
+from ringverify.cases.shapes import fitted
+from ringverify.cases.strategies import affordable_examples
 from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
 from ringverify.check.casefile import CaseFile
@@ -262,7 +264,7 @@ class ImplementationRun:
         if reason is not None:
             yield {**event, "reason": reason}
             return
-        examples = property.examples_in(options.suite)
+        examples = affordable_examples(capabilities, property.examples_in(options.suite))
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
         beside = runner is not self._runner
@@ -386,6 +388,7 @@ def ordinary_case(capabilities: Capabilities) -> Case | None:
             causal=capabilities.causal != "never",
         )
         case = Case(problem=problem, sharding=sharding_name(capabilities.shardings[0]), world_size=size)
+        case = fitted(case, capabilities)
         if why_unsupported(case, capabilities) is None:
             return case
     return None
@@ -397,4 +400,21 @@ def undeclared(capabilities: Capabilities) -> list[str]:
         "gradients", "lse", "lse_gradient", "gqa", "value_dim", "scale", "window", "documents", "key_lengths",
         "cross_lengths", "softcap", "dilation", "uneven", "empty_shards",
     ]  # fmt: skip
-    return [name for name in names if not getattr(capabilities, name)]
+    if capabilities.scale:
+        names.append("negative_scale")
+    if capabilities.window or capabilities.dilation:  # without either, every key that is no padding is attended
+        names.append("poison_safe")
+    return [*(name for name in names if not getattr(capabilities, name)), *_other_shapes(capabilities)]
+
+
+def _other_shapes(c: Capabilities) -> Iterator[str]:
+    """The shapes that an implementation does not take, each in a few words."""
+    for what, multiple in (("heads", c.heads_multiple), ("key heads", c.key_heads_multiple)):
+        if multiple not in (None, 1):
+            by = "the world size" if multiple == "world_size" else multiple
+            yield f"{what} that {by} does not divide"
+    for what, members in (("head_dim", c.head_dims), ("value_dim", c.value_dims)):
+        if members is not None:
+            yield f"{what} other than {' or '.join(map(str, members))}"
+    if (c.length_multiple or 1) > 1:
+        yield f"shards of a length that {c.length_multiple} does not divide"

@@ -17,6 +17,7 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
+from ringverify.cases.shapes import fitted
 from ringverify.diagnosis.catalogue import SUSPICIONS
 from ringverify.diagnosis.fitting import fits
 from ringverify.diagnosis.model import STEPS
@@ -111,7 +112,8 @@ def _named(
     """The suspicion that explains all cases, if there is one."""
     # Extreme values drown an explanation in rounding, and the smallest case fails with the simplest that it can.
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
-    asked = [case for case in dict.fromkeys(others) if case != cases[0] and _possible(case, capabilities)]
+    fits_it = dict.fromkeys(fitted(case, capabilities) for case in others)
+    asked = [case for case in fits_it if case != cases[0] and _possible(case, capabilities)]
     asked.sort(key=_cost)  # in the time there is, many small ones tell more apart than one large
     scenes: dict[Case, Scene | None] = {}
 

@@ -299,6 +299,7 @@ EVERYTHING = Capabilities(
     gqa=True,
     value_dim=True,
     scale=True,
+    negative_scale=True,
     window=True,
     documents=True,
     key_lengths=True,
@@ -309,6 +310,7 @@ EVERYTHING = Capabilities(
     empty_shards=True,
     subgroups=True,
     deterministic=True,
+    poison_safe=True,
 )
 """What the plain ring claims, and what its mutants claim: all that the semantics define."""
 

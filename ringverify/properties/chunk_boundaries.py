@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, why_unsupported
-from ringverify.cases.strategies import declared_world_sizes, widest
+from ringverify.cases.shapes import fitted, length_unit
+from ringverify.cases.strategies import LONGEST_NEEDED, affordable_world_sizes, widest
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import Property, always, judge_everything
 
@@ -29,15 +30,21 @@ def sweep(c: Capabilities) -> list[Case]:
     found: dict[Case, None] = {}
     dtype = widest(c)[0]
     causals = {"both": (False, True), "always": (True,), "never": (False,)}[c.causal]
-    for size in declared_world_sizes(c, WORLD_SIZES):
-        for sharding, n, causal in itertools.product(c.shardings, range(LONGEST + 1), causals):
+    for size, sharding in itertools.product(affordable_world_sizes(c, WORLD_SIZES), c.shardings):
+        for n, causal in itertools.product(_lengths(c, sharding_name(sharding), size), causals):
             for fields in _patterns(c, n, size):
                 heads = 3 if "dilation" in fields else 1
                 problem = Problem(query_length=n, heads=heads, head_dim=2, dtype=dtype, causal=causal, **fields)
-                case = Case(problem=problem, sharding=sharding_name(sharding), world_size=size)
+                case = fitted(Case(problem=problem, sharding=sharding_name(sharding), world_size=size), c)
                 if why_unsupported(case, c) is None:
                     found[case] = None
     return list(found)
+
+
+def _lengths(c: Capabilities, sharding: str, size: int) -> Iterable[int]:
+    """All that are small, or the smallest few that the implementation takes where those are long."""
+    unit = 1 if c.length_multiple is None else length_unit(c, sharding, size)
+    return range(0, max(LONGEST, 2 * unit if 2 * unit <= LONGEST_NEEDED else unit) + 1, unit)
 
 
 def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
@@ -53,7 +60,7 @@ def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
     if c.documents:
         for edge in edges:
             yield {"documents": (0, edge, n)}
-        yield {"documents": tuple(range(n + 1))}
+        yield {"documents": tuple(range(0, n + 1, 1 + n // (LONGEST + 1)))}
     if c.key_lengths:
         for edge in edges:
             yield {"key_lengths": (edge,)}
@@ -72,7 +79,9 @@ def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
 def _small(case: Case, c: Capabilities) -> bool:
     """Whether a case is as small as those of the sweep, where edges are everywhere."""
     p = case.problem
-    return p.nq == p.nk <= LONGEST and case.world_size in declared_world_sizes(c, WORLD_SIZES)
+    if p.nq != p.nk or case.world_size not in affordable_world_sizes(c, WORLD_SIZES):
+        return False
+    return p.nq in _lengths(c, case.sharding, case.world_size)
 
 
 CHUNK_BOUNDARIES = Property(

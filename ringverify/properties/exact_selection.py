@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import TensorName, finding_at, side_by_side
-from ringverify.cases.inputs import selectable
+from ringverify.cases.inputs import MOST_KEYS, selectable
 from ringverify.cases.running import Runner
-from ringverify.cases.strategies import Scope, cases
-from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, always, violation_of
+from ringverify.cases.shapes import fitted, length_unit
+from ringverify.cases.strategies import WORLD_SIZES, Scope, affordable_world_sizes, cases
+from ringverify.implementation import Capabilities, sharding_name
+from ringverify.properties.property import Judgement, Property, Violation, violation_of
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
@@ -47,16 +48,34 @@ def _selects(case: Case, c: Capabilities) -> bool:
 
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
     """Cases with a dimension for every key, and without what nothing is exact under."""
-    drawn = cases(c, Scope(values=("selectors",), longest=16))
+    drawn = cases(c, Scope(values=("selectors",), world_sizes=_sizes(c), longest=16))
 
     def fit(case: Case) -> Case:
         p = case.problem
         dilation = p.dilation if p.dilation is None or p.dilation.heads == "split" else None
         width = max(p.nk, p.head_dim)
         value_dim = p.dv if c.value_dim else None
-        return case.replace(scale=None, softcap=None, dilation=dilation, head_dim=width, value_dim=value_dim)
+        plain = case.replace(scale=None, softcap=None, dilation=dilation, head_dim=width, value_dim=value_dim)
+        return fitted(plain, c)
 
     return drawn.map(fit)
+
+
+def _sizes(c: Capabilities) -> tuple[int, ...]:
+    """World sizes on which a key for each rank, or the length that is needed, is no more than a head has dimensions."""
+    widest_head = MOST_KEYS if c.head_dims is None else min(MOST_KEYS, c.head_dims[-1])
+    shardings = [sharding_name(sharding) for sharding in c.shardings]
+    return tuple(
+        size
+        for size in affordable_world_sizes(c, WORLD_SIZES)
+        if max(size, *(length_unit(c, sharding, size) for sharding in shardings)) <= widest_head
+    )
+
+
+def _too_narrow(c: Capabilities) -> str | None:
+    if _sizes(c):
+        return None
+    return "no head_dim that is declared has a dimension for each key of the lengths that are declared"
 
 
 EXACT_SELECTION = Property(
@@ -65,6 +84,6 @@ EXACT_SELECTION = Property(
     examples=120,
     cases=_cases,
     judge=_judge,
-    unsupported=always,
+    unsupported=_too_narrow,
     applies=_selects,
 )

@@ -1,8 +1,11 @@
 """`isolation`: what a mask excludes cannot matter.
 
-Two ways to show that it does. Keys that no query attends are NaN: padding holds whatever was there before, and
-0 times NaN is NaN. And what lies after a position is replaced by other, larger numbers: under a causal mask nothing
-before it may move by more than rounding.
+Two ways to show that it does. Padding is NaN: beyond the key lengths and outside all documents memory holds whatever
+was there before, and 0 times NaN is NaN. And what lies after a position is replaced by other, larger numbers: under a
+causal mask nothing before it may move by more than rounding.
+
+Keys that every query skips, under a window or a dilation, are ordinary numbers, and whoever multiplies them by 0 is
+right. They are NaN only for an implementation that declares `poison_safe`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref.rounding import margins
-from ringverify.cases.case import Case
+from ringverify.cases.case import POISONED, Case, Values
 from ringverify.cases.comparing import allowed, finding_at, pipeline_of
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Runner, shards
@@ -25,11 +28,11 @@ Array = NDArray[np.float64]
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
-    return judge_everything(case, runner) if case.values == "poisoned" else _judge_past(case, runner)
+    return judge_everything(case, runner) if case.values in POISONED else _judge_past(case, runner)
 
 
 def _scope(c: Capabilities) -> Scope:
-    return Scope(dtypes=widest(c), values=("normal", "dominating_key", "poisoned", "poisoned"), want_empty_rows=True)
+    return Scope(dtypes=widest(c), values=_values(c), want_empty_rows=True)
 
 
 def _excludes(case: Case, c: Capabilities) -> bool:
@@ -37,7 +40,7 @@ def _excludes(case: Case, c: Capabilities) -> bool:
     p = case.problem
     if not within(case, c, _scope(c)):
         return False
-    if case.values == "poisoned":
+    if case.values in POISONED:
         return bool(np.isnan(make_inputs(case).k).any())
     return p.causal and p.nq == p.nk and p.nq >= 2
 
@@ -85,14 +88,26 @@ def _with_another_future(case: Case, last: int) -> Inputs:
 
 
 def _nothing_excluded(c: Capabilities) -> str | None:
-    if c.causal != "never" or c.documents or c.key_lengths or c.dilation or c.window:
+    skips = c.poison_safe and (c.dilation or c.window)
+    if c.causal != "never" or c.documents or c.key_lengths or skips:
         return None
-    return "nothing declared excludes anything"
+    return (
+        "nothing declared has padding or a future (documents, key_lengths, causal; with poison_safe dilation, window)"
+    )
+
+
+def _values(c: Capabilities) -> tuple[Values, ...]:
+    """Numbers for the future of a causal mask; NaN where there is padding, and in all that is skipped if declared."""
+    if c.poison_safe:
+        return "normal", "dominating_key", "poisoned_skips", "poisoned_skips"
+    if c.documents or c.key_lengths:
+        return "normal", "dominating_key", "poisoned", "poisoned"
+    return "normal", "dominating_key"
 
 
 ISOLATION = Property(
     id="isolation",
-    meaning="keys that nothing attends may be NaN, and what lies after a position does not move what comes before",
+    meaning="padding may be NaN, and what lies after a position does not move what comes before",
     examples=100,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ringref.problem import Problem
 from ringverify.cases.case import SEEDS, Case, why_unsupported
 from ringverify.cases.running import Observation, Runner
+from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import declared_world_sizes
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import Judgement, Property, Violation, violation_of
@@ -34,9 +35,10 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     size = case.world_size
     wider = case.replace(query_length=2 * case.problem.nq, world_size=2 * size)
     longer = case.replace(query_length=2 * case.problem.nq)
-    compared = [(wider, 1.0, f"a world of {2 * size} instead of {size}, at {POSITIONS} positions a rank")]
+    each = case.problem.nq // size
+    compared = [(wider, 1.0, f"a world of {2 * size} instead of {size}, at {each} positions a rank")]
     if c.memory == "streaming":
-        compared.append((longer, 2.0, f"{2 * POSITIONS} positions a rank instead of {POSITIONS}"))
+        compared.append((longer, 2.0, f"{2 * each} positions a rank instead of {each}"))
     observed = runner.run(case, gradients=c.gradients, watch="memory")
     if observed.failure is not None:
         return Judgement(0.0, violation_of(observed), observed.digest)
@@ -73,7 +75,8 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
 
     def build(sharding: str, causal: bool, seed: int) -> Case:
         problem = Problem(query_length=size * POSITIONS, heads=2, head_dim=WIDTH // 2, dtype=dtype, causal=causal)
-        return Case(problem=problem, sharding=sharding, world_size=size, seed=seed)
+        case = Case(problem=problem, sharding=sharding, world_size=size, seed=seed)
+        return fitted(case, c, worlds=[2 * size])
 
     names = [sharding_name(sharding) for sharding in c.shardings]
     # All queries on every rank: there a rank's positions are the whole sequence's, and no claim is made.

@@ -19,7 +19,8 @@ from ringverify.cases.case import SEEDS, Case
 from ringverify.cases.comparing import TensorName, allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Observation, Runner, shards
-from ringverify.cases.strategies import declared_world_sizes
+from ringverify.cases.shapes import fitted
+from ringverify.cases.strategies import affordable_world_sizes, declared_world_sizes
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import Judgement, Property, Violation, violation_of
 
@@ -108,20 +109,21 @@ def _gathered(case: Case, c: Capabilities, observation: Observation, name: Tenso
 
 def _sizes(c: Capabilities) -> list[int]:
     """Several ranks, where they are declared: every hop that rounds adds to the mean."""
-    return [size for size in declared_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
+    return [size for size in affordable_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
 
 
-def _case(size: int, sharding: str, dtype: DtypeName, causal: bool, dim: int, seed: int) -> Case:
+def _case(c: Capabilities, size: int, sharding: str, dtype: DtypeName, causal: bool, dim: int, seed: int) -> Case:
     """A case long enough for a mean."""
     length = 2 * size * (48 // (2 * size) or 1)
     problem = Problem(batch=1, query_length=length, heads=4, head_dim=dim, dtype=dtype, causal=causal)
-    return Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed)
+    return fitted(Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed), c)
 
 
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
     causals = {"both": [False, True], "always": [True], "never": [False]}[c.causal]
     return st.builds(
         _case,
+        st.just(c),
         st.sampled_from(_sizes(c)),
         st.sampled_from([sharding_name(sharding) for sharding in c.shardings]),
         st.sampled_from([dtype for dtype in LOW if dtype in c.dtypes]),
@@ -134,9 +136,9 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
 def _in_low_precision(case: Case, c: Capabilities) -> bool:
     """Whether it is one of the cases drawn above: of fewer elements, or in full precision, a mean says nothing."""
     p = case.problem
-    if p.dtype not in LOW or p.head_dim not in DIMS or case.world_size not in _sizes(c):
+    if p.dtype not in LOW or case.world_size not in _sizes(c):
         return False
-    return case == _case(case.world_size, case.sharding, p.dtype, p.causal, p.head_dim, case.seed)
+    return any(case == _case(c, case.world_size, case.sharding, p.dtype, p.causal, dim, case.seed) for dim in DIMS)
 
 
 def _full_precision_only(c: Capabilities) -> str | None:

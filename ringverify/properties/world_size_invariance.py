@@ -6,13 +6,15 @@ The oracle has no part in it, so an error of the oracle cannot hide here.
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ringref.rounding import margins
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.comparing import Finding, TensorName, allowed, finding_at, pipeline_of
 from ringverify.cases.running import Observation, Runner, shards
-from ringverify.cases.strategies import WORLD_SIZES, Scope, cases, declared_world_sizes, widest
+from ringverify.cases.shapes import fitted
+from ringverify.cases.strategies import WORLD_SIZES, Scope, affordable_world_sizes, cases, widest
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, all_tensors, violation_of
 
@@ -21,7 +23,7 @@ Array = NDArray[np.float64]
 
 def other_world(case: Case, c: Capabilities) -> Case | None:
     """The same problem on the smallest other world that the implementation declares, or `None`."""
-    for size in declared_world_sizes(c, WORLD_SIZES):
+    for size in affordable_world_sizes(c, WORLD_SIZES):
         other = case.replace(world_size=size)
         if size != case.world_size and why_unsupported(other, c) is None:
             return other
@@ -82,15 +84,25 @@ def _gathered(case: Case, c: Capabilities, observation: Observation, name: Tenso
 
 
 def _one_world(c: Capabilities) -> str | None:
-    sizes = declared_world_sizes(c, WORLD_SIZES)
+    sizes = affordable_world_sizes(c, WORLD_SIZES)
     return None if len(sizes) > 1 else f"runs on world size {', '.join(map(str, sizes))} only"
+
+
+def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
+    """Cases whose shapes fit the smallest other world too."""
+    sizes = sorted(affordable_world_sizes(c, WORLD_SIZES))
+
+    def fit(case: Case) -> Case:
+        return fitted(case, c, worlds=[size for size in sizes if size != case.world_size][:1])
+
+    return cases(c, Scope(dtypes=widest(c))).map(fit)
 
 
 WORLD_SIZE_INVARIANCE = Property(
     id="world_size_invariance",
     meaning="the same problem on another number of ranks has the same answer",
     examples=60,
-    cases=lambda c: cases(c, Scope(dtypes=widest(c))),
+    cases=_cases,
     judge=_judge,
     unsupported=_one_world,
     applies=lambda case, c: other_world(case, c) is not None,

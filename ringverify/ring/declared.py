@@ -23,6 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "gqa": True,
     "value_dim": True,
     "scale": True,
+    "negative_scale": True,
     "window": True,
     "documents": True,
     "key_lengths": True,
@@ -33,6 +34,7 @@ EVERYTHING: dict[str, Any] = {
     "empty_shards": True,
     "subgroups": True,
     "deterministic": True,
+    "poison_safe": True,
     "probabilities": "input",
 }
 """What both declare: all that the written semantics covers. They are deterministic on CUDA too, by asking for it."""

@@ -65,7 +65,7 @@ def entry(story: Story, data: bytes) -> dict[str, Any]:
         "title": story.title,
         "note": story.note,
         "bugs": list(story.bugs),
-        "flags": list(flags(p, story.cotangent)),
+        "flags": list(flags(p, story.cotangent, story.values)),
         "exact": story.exact,
         "problem": written_out(p),
         "values": story.values,

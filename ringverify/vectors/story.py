@@ -129,6 +129,7 @@ class Story:
             problem=self.problem,
             sharding=layout.sharding,
             world_size=layout.world_size,
+            values="poisoned_skips" if skips_nan(self.problem, self.values) else "normal",
             cotangent=self.cotangent,
         )
 
@@ -146,7 +147,12 @@ def written_out(problem: Problem) -> dict[str, Any]:
     return {name: _plain(value) for name, value in fields.items()}
 
 
-def flags(problem: Problem, cotangent: Cotangent) -> tuple[str, ...]:
+def skips_nan(problem: Problem, values: Family) -> bool:
+    """Whether keys are NaN that are no padding, but skipped by every query: only a window or a dilation skips some."""
+    return values == "unattended_nan" and (problem.window is not None or problem.dilation is not None)
+
+
+def flags(problem: Problem, cotangent: Cotangent, values: Family = "bell") -> tuple[str, ...]:
     """What an implementation has to be capable of, in the words of the plug-in contract."""
     wanted = {
         "causal": problem.causal,
@@ -157,11 +163,13 @@ def flags(problem: Problem, cotangent: Cotangent) -> tuple[str, ...]:
         "gqa": problem.hk != problem.heads,
         "value_dim": problem.dv != problem.head_dim,
         "scale": problem.scale is not None,
+        "negative_scale": problem.scale is not None and problem.scale < 0,
         "softcap": problem.softcap is not None,
         "dilation:split": problem.dilation is not None and problem.dilation.heads == "split",
         "dilation:shared": problem.dilation is not None and problem.dilation.heads == "shared",
         "uneven_segments": problem.dilation is not None and any(problem.nq % w for w, _ in problem.dilation.branches),
         "lse_gradient": cotangent != "out",
+        "poison_safe": skips_nan(problem, values),
     }
     return tuple(name for name, needed in wanted.items() if needed)
 

@@ -21,7 +21,7 @@ DILATIONS = {name for name in CONSTRAINTS if name.startswith("dilation")}
 
 def constraints(problem: Problem) -> set[str]:
     """Which rows of the semantics a problem is about."""
-    found = set(flags(problem, "out")) - {"uneven_segments"}
+    found = set(flags(problem, "out")) - {"uneven_segments", "negative_scale"}
     if problem.dilation is not None and problem.dilation.heads == "shared":
         found = found - {"dilation:shared"} | {f"dilation:{problem.dilation.head_offset}"}
     return found

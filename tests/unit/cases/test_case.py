@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import Scope, cases
 from ringverify.implementation import Capabilities
 from ringverify.ring.declared import ring
@@ -76,6 +77,7 @@ def test_json_that_is_not_a_case_is_refused(change):
         ({"cotangent": "lse"}, {"lse": True, "lse_gradient": True}),
         ({"sharding": "striped"}, {"sharding": ("contiguous", "striped")}),
         ({"world_size": 4}, {"world_sizes": (2, 4)}),
+        ({"values": "poisoned_skips"}, {"poison_safe": True}),
     ],
 )
 def test_what_is_not_declared_is_unsupported_and_what_is_declared_is_not(changes, capability):
@@ -88,6 +90,43 @@ def test_what_is_not_declared_is_unsupported_and_what_is_declared_is_not(changes
     assert name.split("_")[0].rstrip("s") in reason.replace(" ", "_")
     assert why_unsupported(case, Capabilities(**{**without, **capability})) is None
     assert why_unsupported(PLAIN, Capabilities(**without)) is None
+
+
+def test_a_negative_scale_is_a_capability_of_its_own():
+    """`scale=True` takes positive ones."""
+    case = PLAIN.replace(scale=-0.5)
+    assert why_unsupported(case, Capabilities(scale=True)) == "negative_scale is not declared"
+    assert why_unsupported(case.replace(scale=0.5), Capabilities(scale=True)) is None
+    assert why_unsupported(case, Capabilities(scale=True, negative_scale=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("needs", "refused", "taken"),
+    [
+        ({"heads_multiple": "world_size"}, {"heads": 3}, {"heads": 4}),
+        ({"heads_multiple": 3}, {"heads": 4}, {"heads": 3}),
+        ({"key_heads_multiple": "world_size", "gqa": True}, {"heads": 4, "key_heads": 1}, {"heads": 4, "key_heads": 2}),
+        ({"head_dims": (8, 16)}, {"head_dim": 4}, {"head_dim": 16}),
+        ({"value_dims": (4,), "value_dim": True}, {"value_dim": 3}, {"value_dim": 4}),
+        ({"length_multiple": 4}, {"query_length": 4}, {"query_length": 8}),
+    ],
+)
+def test_a_shape_that_an_implementation_does_not_take_is_refused_and_fitted(needs, refused, taken):
+    """The reason names the capability; what fits is left alone; the nearest that fits is asked for instead."""
+    declared, ok = Capabilities(**needs), PLAIN.replace(**{"heads": 6, **taken})
+    case = PLAIN.replace(**{"heads": 6, **refused})
+    assert f"{next(iter(needs))}=" in (why_unsupported(case, declared) or "")
+    assert why_unsupported(fitted(case, declared), declared) is None
+    assert why_unsupported(ok, declared) is None
+    assert fitted(ok, declared) == ok
+    assert fitted(case, Capabilities()) is case
+
+
+def test_what_fits_one_world_can_be_made_to_fit_another():
+    """Heads and lengths that both divide."""
+    declared = Capabilities(heads_multiple="world_size", length_multiple=5)
+    case = fitted(PLAIN, declared, worlds=[3])
+    assert (case.problem.heads, case.problem.nq) == (6, 30)
 
 
 def test_zigzag_is_even_only_where_both_halves_are():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ringref.attention import attention
-from ringref.problem import DTYPES, Problem
+from ringref.problem import DTYPES, Dilation, Problem
 from ringref.rounding import LARGEST
 from ringverify.cases.case import MEMORY, VALUES, Case
 from ringverify.cases.inputs import DTYPE, GAP, lay_out, make_inputs, round_to
@@ -21,7 +21,7 @@ def scores(case):
     return attention(case.problem, x.q, x.k, x.v).intermediates.scores
 
 
-@pytest.mark.parametrize("values", [values for values in VALUES if values != "poisoned"])
+@pytest.mark.parametrize("values", [values for values in VALUES if not values.startswith("poisoned")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inputs_have_their_shapes_are_finite_and_representable(values, dtype):
     """Every family in every dtype: rounding again changes nothing, and the arrays cannot be written to."""
@@ -128,6 +128,18 @@ def test_poison_lies_where_no_query_looks_and_nowhere_else():
         assert np.isnan(array[0, 5:]).all()
         assert np.isfinite(array[0, :5]).all()
         assert np.isfinite(array[1]).all()
+
+
+def test_what_a_window_or_a_dilation_skips_is_no_padding():
+    """Under both only what lies in no document is NaN; every other key that no query attends is an ordinary number."""
+    skipping = {"window": (0, 0), "dilation": Dilation(((4, 2),))}
+    for name, value in skipping.items():
+        plain = make_inputs(BASE.replace(values="poisoned", **{name: value}))
+        assert np.isfinite(plain.k).all()
+    x = make_inputs(BASE.replace(values="poisoned", window=(0, 0), documents=(2, 3, 6)))
+    assert np.isnan(x.k).all(axis=(0, 2, 3)).tolist() == [True] * 2 + [False] * 4 + [True] * 2
+    everything = make_inputs(BASE.replace(values="poisoned_skips", dilation=Dilation(((4, 2),))))
+    assert np.isnan(everything.v).all(axis=(0, 2, 3)).tolist() == [False, True] * 4
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringref.pattern import multiplicity
 from ringverify.cases.case import COTANGENTS, MEMORY, Case, why_unsupported
+from ringverify.cases.inputs import make_inputs, selectable
 from ringverify.cases.strategies import GENERAL_VALUES, Scope, cases, widest
 from ringverify.implementation import Capabilities
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.chunk_boundaries import sweep
+from ringverify.properties.world_size_invariance import other_world
 from ringverify.ring.declared import ring
 
 FLAGS = (
-    "gqa", "value_dim", "scale", "window", "documents", "key_lengths", "cross_lengths", "softcap", "uneven",
-    "empty_shards",
+    "gqa", "value_dim", "scale", "window", "documents", "key_lengths", "cross_lengths", "softcap", "uneven_segments",
+    "empty_shards", "subgroups", "poison_safe",
 )  # fmt: skip
 
 
@@ -25,6 +28,7 @@ def capabilities(draw):
     """Any declaration."""
     flags = {name: draw(st.booleans()) for name in FLAGS}
     lse = draw(st.booleans())
+    length = draw(st.sampled_from([None, None, 1, 2, 5, 32, 1024]))
     return Capabilities(
         **flags,
         sharding=tuple(draw(st.lists(st.sampled_from(["contiguous", "zigzag", "striped"]), min_size=1, unique=True))),
@@ -33,7 +37,15 @@ def capabilities(draw):
         lse=lse,
         lse_gradient=lse and draw(st.booleans()),
         dilation=tuple(draw(st.lists(st.sampled_from(["split", "shared"]), unique=True))),
-        world_sizes=draw(st.sampled_from([None, (2,), (1, 4), (16,)])),
+        world_sizes=draw(st.sampled_from([None, (2,), (1, 4), (16,), (2, 3), (3, 6)])),
+        memory=draw(st.sampled_from([None, "streaming"])),
+        negative_scale=flags["scale"] and draw(st.booleans()),
+        heads_multiple=draw(st.sampled_from([None, None, 4, "world_size"])),
+        key_heads_multiple=draw(st.sampled_from([None, None, 2, "world_size"])),
+        head_dims=draw(st.sampled_from([None, None, (64, 128), (3,)])),
+        value_dims=draw(st.sampled_from([None, (32, 64)])) if flags["value_dim"] else None,
+        length_multiple=length,
+        uneven=length in (None, 1) and draw(st.booleans()),
     )
 
 
@@ -45,6 +57,57 @@ def test_every_case_of_every_property_is_within_what_is_declared(data, declared,
         return
     case = data.draw(property.cases(declared))
     assert why_unsupported(case, declared) is None
+    for compared in property.compared(case, declared):
+        assert why_unsupported(compared, declared) is None
+
+
+@settings(max_examples=100)
+@given(st.data(), capabilities(), st.sampled_from(["world_size_invariance", "exact_selection", "isolation"]))
+def test_what_a_property_needs_is_among_what_it_draws(data, declared, id):
+    """A second world, a dimension a key, something to leak: a property without any such case would be inconclusive."""
+    if PROPERTIES[id].unsupported(declared) is not None:
+        return
+    some = [data.draw(PROPERTIES[id].cases(declared)) for _ in range(25)]
+    match id:
+        case "world_size_invariance":
+            assert any(other_world(case, declared) is not None for case in some)
+        case "exact_selection":
+            assert any(selectable(case) for case in some)
+        case "isolation":
+            future = [case for case in some if case.problem.causal and case.problem.nq == case.problem.nk > 1]
+            assert future or any(np.isnan(make_inputs(case).k).any() for case in some)
+
+
+def test_a_negative_scale_is_drawn_only_where_it_is_declared():
+    """`scale=True` means positive scales."""
+    for negative in (False, True):
+        declared = Capabilities(scale=True, negative_scale=negative)
+        scales = {case.problem.scale for case in taken(cases(declared, Scope()), 60)}
+        assert min(scale for scale in scales if scale is not None) == (-0.7 if negative else 0.3)
+
+
+def test_nan_is_drawn_beyond_padding_only_where_it_is_declared():
+    """`poison_safe` asks for it, and what is skipped is finite without it."""
+    for safe in (False, True):
+        declared = Capabilities(dilation=("split",), window=True, documents=True, poison_safe=safe)
+        drawn = taken(PROPERTIES["isolation"].cases(declared), 60)
+        poisoned = [case for case in drawn if np.isnan(make_inputs(case).k).any()]
+        assert poisoned
+        assert safe == any(case.problem.documents is None for case in poisoned)
+
+
+def test_shapes_that_are_needed_are_drawn_small_and_of_every_kind():
+    """A length of 128 a rank: small worlds, one and two blocks a rank, each dimension; one batch, few heads."""
+    declared = Capabilities(
+        gqa=True, head_dims=(64, 128), length_multiple=128, heads_multiple="world_size", key_heads_multiple="world_size"
+    )
+    drawn = taken(cases(declared, Scope()), 120)
+    problems = [case.problem for case in drawn]
+    assert {case.world_size for case in drawn} == {1, 2, 3, 4}
+    assert {p.nq // case.world_size for p, case in zip(problems, drawn, strict=True)} == {128, 256}
+    assert {p.head_dim for p in problems} == {64, 128}
+    assert any(p.hk != p.heads for p in problems)
+    assert max(p.batch * p.heads * p.nq for p in problems) <= 2 * 4 * 512
 
 
 @settings(max_examples=20)
@@ -56,17 +119,22 @@ def test_every_case_of_the_sweep_is_within_what_is_declared(declared):
     assert len(set(found)) == len(found)
 
 
-def drawn(count: int, **scope: object) -> list[Case]:
-    """Cases as the ring is given them."""
+def taken(strategy: st.SearchStrategy[Case], count: int) -> list[Case]:
+    """As many cases."""
     seen: list[Case] = []
 
     @settings(max_examples=count, derandomize=True, database=None)
-    @given(cases(ring.capabilities, Scope(**scope)))
+    @given(strategy)
     def collect(case):
         seen.append(case)
 
     collect()
     return seen
+
+
+def drawn(count: int, **scope: object) -> list[Case]:
+    """Cases as the ring is given them."""
+    return taken(cases(ring.capabilities, Scope(**scope)), count)
 
 
 def test_a_few_hundred_draws_reach_every_feature():

@@ -1,0 +1,71 @@
+"""Cases brought to the shapes that an implementation needs, so that none is drawn which it would refuse.
+
+An implementation may need a number that divides its heads or the positions of a rank, or one of a few head dimensions.
+Whoever makes a case, in a property, while shrinking or for a diagnosis, makes it freely and then takes the nearest that
+fits: heads and lengths rounded up, dimensions to the next that is declared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ringref.problem import Dilation
+from ringverify.cases.case import Case, even_multiple, multiple_on
+from ringverify.implementation import Capabilities
+
+NEEDS = ("heads_multiple", "key_heads_multiple", "head_dims", "value_dims", "length_multiple")
+"""The capabilities that say which shapes an implementation needs; `None` is any."""
+
+
+def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
+    """The case with the nearest shapes that an implementation takes; the case itself if it needs none.
+
+    Args:
+        case: it; its constraints stay.
+        c: what the implementation declares.
+        worlds: further world sizes on which the same problem has to fit.
+    """
+    if all(getattr(c, name) is None for name in NEEDS):
+        return case
+    p, sizes = case.problem, (case.world_size, *worlds)
+    unit, key_unit = (
+        math.lcm(*(multiple_on(each, size) for size in sizes)) for each in (c.heads_multiple, c.key_heads_multiple)
+    )
+    if p.hk == p.heads:
+        heads = key_heads = _up(p.heads, math.lcm(unit, key_unit))
+    else:
+        key_heads = _up(p.hk, key_unit)
+        heads = _up(p.heads, math.lcm(unit, key_heads))
+    head_dim = _member(c.head_dims, p.head_dim)
+    value_dim = _member(c.value_dims, head_dim if p.dv == p.head_dim else p.dv)
+    length = length_unit(c, case.sharding, *sizes)
+    nq, nk = _up(p.nq, length), _up(p.nk, length)
+    changes: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "query_length": nq}
+    # What is left to its default stays so where that says the same: a case is read by what differs from the plainest.
+    for name, value, default in (("key_heads", key_heads, heads), ("value_dim", value_dim, head_dim)):
+        changes[name] = None if getattr(p, name) is None and value == default else value
+    changes["key_length"] = None if p.key_length is None else nk
+    if p.dilation is not None and not c.uneven_segments:
+        branches = tuple((math.gcd(w, nq) or 1, r) for w, r in p.dilation.branches)
+        changes["dilation"] = Dilation(branches, p.dilation.heads, p.dilation.head_offset)
+    return case.replace(**changes)
+
+
+def length_unit(c: Capabilities, sharding: str, *world_sizes: int) -> int:
+    """What every length is a multiple of, on each of these world sizes."""
+    found = 1
+    for size in world_sizes:
+        shard = size * (c.length_multiple or 1)
+        found = math.lcm(found, 1 if c.uneven else math.lcm(shard, even_multiple(sharding, size)))
+    return found
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _member(declared: tuple[int, ...] | None, wanted: int) -> int:
+    """The smallest that is declared and no less than what is wanted; the largest of all if there is none."""
+    return wanted if declared is None else min((one for one in declared if one >= wanted), default=declared[-1])
