@@ -37,3 +37,9 @@ def test_products_that_depend_on_addresses_break_no_property(property):
     hunt = hunted(by_address.attend, property)
     assert hunt.counterexample is None, hunt.counterexample.violation
     assert hunt.examples > 10
+
+
+def test_a_path_of_its_own_for_inference_is_not_taken_for_what_is_not_linear():
+    """Runs whose bits are compared go the same way: both with gradients, or both without."""
+    hunt = hunted(by_address.attend_in_inference, "invariants")
+    assert hunt.counterexample is None, hunt.counterexample.violation

@@ -70,8 +70,8 @@ class _Attention(torch.autograd.Function):
     """All keys are gathered; softmax and its derivative written down, so that every product is `ByAddress`."""
 
     @staticmethod
-    def forward(ctx, q, k, v, call):
-        """(out, lse), both of this rank's queries."""
+    def forward(ctx, q, k, v, call, last_first):
+        """(out, lse), both of this rank's queries; `last_first` adds up values from the last key to the first."""
         k, v = _gathered(k, call), _gathered(v, call)
         with ByAddress():
             s = torch.einsum("bqhd,bkhd->bhqk", q, k) * call.scale
@@ -79,7 +79,7 @@ class _Attention(torch.autograd.Function):
                 s.masked_fill_(torch.arange(k.shape[1])[None, :] > call.positions[:, None], -torch.inf)
             lse = s.logsumexp(-1)
             p = (s - lse[..., None]).exp()
-            out = torch.einsum("bhqk,bkhd->bqhd", p, v)
+            out = torch.einsum("bhqk,bkhd->bqhd", *((p.flip(-1), v.flip(1)) if last_first else (p, v)))
         ctx.save_for_backward(q, k, v, p, out)
         ctx.call = call
         return out, lse
@@ -94,7 +94,7 @@ class _Attention(torch.autograd.Function):
             dq = torch.einsum("bhqk,bkhd->bqhd", ds, k)
             dk = torch.einsum("bhqk,bqhd->bkhd", ds, q)
             dv = torch.einsum("bhqk,bqhd->bkhd", p, dout)
-        return dq, _own(dk, ctx.call), _own(dv, ctx.call), None
+        return dq, _own(dk, ctx.call), _own(dv, ctx.call), None, None
 
 
 def _gathered(shard: torch.Tensor, call: AttentionCall) -> torch.Tensor:
@@ -124,4 +124,10 @@ _in_use: list[np.ndarray] = []
 def attend(q, k, v, call: AttentionCall):
     """A right implementation of plain products, on a machine where their bits depend on addresses."""
     _in_use.append(np.empty(8 + 16 * (len(_in_use) % 7)))
-    return _Attention.apply(q, k, v, call)
+    return _Attention.apply(q, k, v, call, False)
+
+
+@implementation(name="right, other sums in inference", lse=True, lse_gradient=True, deterministic=True)
+def attend_in_inference(q, k, v, call: AttentionCall):
+    """The same, which adds up in another order where no gradients are wanted, as kernels made for inference do."""
+    return _Attention.apply(q, k, v, call, not q.requires_grad)
