@@ -7,6 +7,8 @@ it neither. `ByAddress` does the same wherever the tests run.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -109,6 +111,14 @@ def _own(gradient: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     return total.chunk(call.world_size, dim=1)[call.rank].contiguous()
 
 
+@implementation(name="wrong, other last bits each time")
+def attend_wrongly(q, k, v, call: AttentionCall):
+    """Scores are twice as large as they should be, and the last bits of out are others in every call."""
+    out, _ = _Attention.apply(2 * q, k, v, call, False)
+    return out * (1 + torch.finfo(out.dtype).eps * (next(_calls) % 3))
+
+
+_calls = itertools.count()
 _in_use: list[np.ndarray] = []
 """Memory that is never given back, so that what numpy allocates lies elsewhere in every call."""
 
