@@ -13,6 +13,7 @@ from ringverify.cases.shrinking import shrink
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
 from ringverify.check.explaining import explained
+from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
@@ -49,7 +50,7 @@ class Counterexample:
         first: the case that was found first.
         tried: cases run while shrinking.
         smallest: whether shrinking ended by itself rather than by its budget.
-        repeats: whether the case failed in the same way, bit for bit, when it was run again in a fresh process.
+        repeats: whether the case failed in the same way when it was run again in a fresh process; see `same_failure`.
         after: cases that have to run before it in the same process for it to fail; mostly none.
         diagnosis: what explains it, in a sentence; or that nothing does; `None` where there are no values to explain.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop.
@@ -242,7 +243,7 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         again = _afresh(property, runner, [case])
         if again.violation is None:
             after, again = _what_it_follows(property, runner, case, ran_before)
-        repeats = bool(after) or _same_failure(again, judgement)
+        repeats = bool(after) or same_failure(again, judgement)
         judgement = again if again.violation is not None else judgement
     assert judgement.violation is not None
     # What depends on earlier cases, or on chance, is not to be explained by a case.
@@ -276,22 +277,18 @@ def _what_it_follows(
 ) -> tuple[tuple[Case, ...], Judgement]:
     """The earlier case after which `case` fails in a fresh process, though alone it does not: state is left behind.
 
-    It has to fail twice, bit for bit: what fails by chance fails after anything.
+    It has to fail twice, in the same way: what fails by chance fails after anything.
     """
 
     def after(other: Case) -> Judgement:
         return _afresh(property, runner, [other, case])
 
     for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
-        if _same_failure(after(earlier), after(earlier)):
+        if same_failure(after(earlier), after(earlier)):
             shrunk = shrink(
                 earlier, lambda other: after(other).violation is not None, runner.capabilities, seconds=STATE_SHRINKING
             )
             seen = after(shrunk.case)
-            if _same_failure(seen, after(shrunk.case)):
+            if same_failure(seen, after(shrunk.case)):
                 return (shrunk.case,), seen
     return (), Judgement(0.0, None)
-
-
-def _same_failure(one: Judgement, other: Judgement) -> bool:
-    return one.violation is not None and other.violation is not None and one.digest == other.digest

@@ -20,6 +20,7 @@ from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
 from ringverify.reports.jsonl import Event, write_whole
+from ringverify.worlds import reproducible
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import World, WorldUnavailable
 
@@ -44,6 +45,7 @@ def _wrong_alone(property: Property, case: Case, runner: Runner) -> Case:
     return next((one for one in several if judge_everything(one, runner).violation is not None), case)
 
 
+@reproducible.as_in_a_rank()
 def replay(
     path: Path,
     *,

@@ -19,6 +19,7 @@ from ringref.problem import DTYPES, Dilation, Problem
 from ringref.sharding import SHARDINGS, Sharding, key_positions, query_positions
 from ringverify.ring import allgather, passes, replicated
 from ringverify.ring.agreement import check_agreement, terms_of
+from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
 from ringverify.ring.choosing import METHODS, Method, choose_method
 from ringverify.ring.compute import Job
@@ -259,8 +260,8 @@ def attend(
         module: Any = allgather
     else:
         module = replicated if plan.replicated else passes
-    # Contiguous, so that the same numbers in another memory layout give the same bits.
-    out, lse = Attention.apply(q.contiguous(), k.contiguous(), v.contiguous(), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+    # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
+    out, lse = Attention.apply(aligned(q), aligned(k), aligned(v), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
     return out, lse
 
 

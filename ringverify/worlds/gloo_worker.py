@@ -26,6 +26,7 @@ import torch.distributed as dist
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
 import torch.distributed._functional_collectives
 
+from ringverify.worlds import reproducible
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
 from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
@@ -108,7 +109,7 @@ def _store(directory: str) -> str:
 
 
 def _environment(seat: Seat) -> dict[str, str]:
-    """What torchrun would set, since plain scripts read it, and which devices this rank can see."""
+    """What torchrun would set, since plain scripts read it, which devices this rank can see, and how it multiplies."""
     variables = {
         "RANK": str(seat.rank),
         "LOCAL_RANK": str(seat.local_rank),
@@ -116,6 +117,7 @@ def _environment(seat: Seat) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(seat.local_world_size),
         "GLOO_SOCKET_IFNAME": seat.interface,
         "CUDA_VISIBLE_DEVICES": seat.visible,
+        reproducible.VARIABLE: seat.products,
     }
     return {name: value for name, value in variables.items() if value is not None}
 
