@@ -287,6 +287,8 @@ class ImplementationRun:
             self.watch.stop()
         if beside:
             event["world"] = runner.world.name
+        if runner.findings:
+            event["gloo_refuses"] = [f"{name}: {example}" for name, example in sorted(runner.findings.items())]
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
         if found.counterexample is not None:
             event["verdict"] = "fail"
@@ -364,6 +366,9 @@ def told(shown: Counterexample) -> dict[str, Any]:
         "summary": violation.summary,
         "detail": violation.detail,
     }
+    if shown.refused is not None:
+        case, refusal = shown.refused
+        fields["refused"] = {"summary": refusal.summary, "case": case.to_json(), "case_text": case.describe()}
     if finding is not None:
         fields |= {name: getattr(finding, name) for name in ("tensor", "position", "actual", "expected", "error")}
         fields |= {name: getattr(finding, name) for name in ("allowed", "margin", "of")}
