@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._dynamo  # what functional collectives import on first use; here the ranks' fork server does it, once
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 

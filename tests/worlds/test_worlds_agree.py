@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch._dynamo  # noqa: F401 - what functional collectives import on first use, and a deadline would cut short
 from small_programs import PROGRAMS, Program, Refused, attempt_program, mixed, run_program
 
 from ringverify.worlds.gloo import GlooWorld
