@@ -48,11 +48,13 @@ class Seen:
         examples: cases tried.
         reason: why the last of them fails, in words that mean the same in both worlds; `None` if none does.
         summary: the violation in a line.
+        late: whether a simulated run passed its deadline, which may be too short for what has to be imported first.
     """
 
     examples: int
     reason: tuple[str, ...] | None
     summary: str
+    late: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Comparison:
             if property.simulated_only or property.unsupported(implementation.capabilities) is not None:
                 continue
             found = self._compared(implementation, target, property, HASTY)
-            if not found.agrees:
+            if not found.agrees or found.simulated.late:
                 self.close()
                 found = self._compared(implementation, target, property, PATIENT)
             yield found
@@ -155,7 +157,8 @@ class Comparison:
         shown = found.counterexample
         if shown is None:
             return Seen(found.examples, None, "")
-        return Seen(found.examples, _in_both_worlds(shown.violation.reason), shown.violation.summary)
+        reason, summary = shown.violation.reason, shown.violation.summary
+        return Seen(found.examples, _in_both_worlds(reason), summary, late=reason[0] == "deadline")
 
 
 def _in_both_worlds(reason: tuple[str, ...]) -> tuple[str, ...]:

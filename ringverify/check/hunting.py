@@ -179,7 +179,10 @@ def hunt(
         pass
     if found or refused:
         case, judgement = (found or refused)[0]
-        shown = _smallest(property, runner, case, judgement) if shrinking else _as_found(case, judgement)
+        if shrinking:
+            shown = _smallest(property, runner, case, judgement, refused)
+        else:
+            shown = _as_found(case, judgement)
         hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
         hunt.margin = max(hunt.margin, judgement.margin)
     hunt.seconds = time.monotonic() - started
@@ -243,7 +246,10 @@ def _as_found(case: Case, judgement: Judgement) -> Counterexample:
     )
 
 
-def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgement) -> Counterexample:
+def _smallest(
+    property: Property, runner: Runner, first: Case, judgement: Judgement, refused: list[tuple[Case, Judgement]]
+) -> Counterexample:
+    """Shrink a case that fails; smaller ones that are refused for another reason are added to `refused`."""
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
@@ -261,6 +267,8 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         except (Inconclusive, WorldUnavailable):
             return False  # of this case nothing was learned; the one that was found still stands
         if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
+            if seen.violation is not None and seen.violation.reason[0] == REFUSED:
+                refused.append((case, seen))
             return False
         best = (case, seen)
         return True
