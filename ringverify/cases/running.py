@@ -62,11 +62,13 @@ class Observation:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of every bit that came back on every rank, or of how the run failed."""
+        """SHA-256 of every bit that came back on every rank, or of the way in which the run failed.
+
+        A message may hold a port, an address or a time, and of ranks that fail alike any may be the first.
+        """
         digest = hashlib.sha256()
         if self.failure is not None:
-            said = self.failure.message if self.failure.kind == "raised" else ""  # others tell of times and places
-            digest.update(f"{self.failure.kind} {self.failure.rank} {said}".encode(errors="replace"))
+            digest.update(f"{self.failure.kind} {self.failure.exception} {self.failure.refusal}".encode())
         for rank in self.ranks:
             for tensor in (rank.out, rank.lse, rank.dq, rank.dk, rank.dv):
                 digest.update(b"-" if tensor is None else np.ascontiguousarray(tensor).tobytes())
@@ -85,6 +87,7 @@ class Runner:
         most_ranks: how many ranks the world can have; `None` is any number.
         deadline: seconds that one run may take.
         hangs: whether a run is known to pass its deadline however long it is given.
+        findings: what worked in a simulated world and gloo refuses, by name, with an example of each.
         runs: how many runs there were.
         seconds_inside: processor time spent inside the implementation, all ranks and runs together.
         history: the latest cases that were run.
@@ -97,6 +100,7 @@ class Runner:
     most_ranks: int | None = None
     deadline: float = 30.0
     hangs: bool = False
+    findings: dict[str, str] = dataclasses.field(default_factory=dict)
     runs: int = 0
     seconds_inside: float = 0.0
     history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=50))
@@ -160,6 +164,8 @@ class Runner:
         )
         self.runs += 1
         self.history.append(case)
+        for name, example in run.findings:
+            self.findings.setdefault(name, f"{example}, on {case.describe()}")
         if run.failure is not None:
             return (), _told_briefly(run.failure), run
         return tuple(run.results[rank] for rank in case.ring_ranks), None, run

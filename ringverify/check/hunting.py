@@ -17,7 +17,7 @@ from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
-from ringverify.properties.property import Judgement, Property, Suite, Violation
+from ringverify.properties.property import REFUSED, Judgement, Property, Suite, Violation
 from ringverify.worlds.world import WorldUnavailable
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ HUNG_DEADLINE = 2.0
 
 HUNG_SHRINKING = 6.0
 """Seconds for shrinking a case that hangs, where every attempt may cost the deadline."""
+
+MOST_REFUSED = 40
+"""Cases that a transport may refuse, before what else is wrong is not looked for any longer."""
 
 STATE_SUSPECTS = 12
 """How many earlier cases are tried, the latest first, as the one that left state behind."""
@@ -57,6 +60,7 @@ class Counterexample:
         where: the rows, heads and keys concerned; `None` where there are no values to look at.
         region: the same as a map.
         declaration: what would have to be declared for the implementation to pass, if that is all that is wrong.
+        refused: another case and what the transport refused of it; looking for violations went on after it.
     """
 
     case: Case
@@ -72,6 +76,7 @@ class Counterexample:
     where: Where | None = None
     region: Region | None = None
     declaration: Declaration | None = None
+    refused: tuple[Case, Violation] | None = None
 
 
 @dataclasses.dataclass
@@ -111,6 +116,9 @@ def hunt(
 ) -> Hunt:
     """Try `examples` cases of a property, stop at the first violation, and shrink it.
 
+    A message to oneself, which depends on the number of ranks, does not end the search: what else is wrong would never
+    be seen. If nothing else is, it is the violation.
+
     Args:
         property: what must hold.
         runner: the implementation in its world.
@@ -129,6 +137,7 @@ def hunt(
     started = time.monotonic()
     hunt = Hunt()
     found: list[tuple[Case, Judgement]] = []
+    refused: list[tuple[Case, Judgement]] = []
 
     def visit(case: Case) -> None:
         if time.monotonic() > until:
@@ -144,7 +153,12 @@ def hunt(
         if judgement.violation is None:
             hunt.margin = max(hunt.margin, judgement.margin)
             return
-        found.append((case, judgement))
+        if judgement.violation.reason[0] == REFUSED:
+            refused.append((case, judgement))
+            if len(refused) < MOST_REFUSED:
+                return
+        else:
+            found.append((case, judgement))
         raise _Stop
 
     try:
@@ -156,12 +170,22 @@ def hunt(
         visit_cases(property, runner.capabilities, examples, seed, visit, suite)
     except _Stop:
         pass
-    if found:
-        case, judgement = found[0]
-        hunt.counterexample = _smallest(property, runner, case, judgement) if shrinking else _as_found(case, judgement)
-        hunt.margin = max(hunt.margin, found[0][1].margin)
+    if found or refused:
+        case, judgement = (found or refused)[0]
+        shown = _smallest(property, runner, case, judgement, refused) if shrinking else _as_found(case, judgement)
+        hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
+        hunt.margin = max(hunt.margin, judgement.margin)
     hunt.seconds = time.monotonic() - started
     return hunt
+
+
+def _plainest(refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violation] | None:
+    """Of the cases that were refused, the one on the fewest ranks."""
+    if not refused:
+        return None
+    case, judgement = min(refused, key=lambda one: one[0].ranks)
+    assert judgement.violation is not None
+    return case, judgement.violation
 
 
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
@@ -204,7 +228,10 @@ def _as_found(case: Case, judgement: Judgement) -> Counterexample:
     )
 
 
-def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgement) -> Counterexample:
+def _smallest(
+    property: Property, runner: Runner, first: Case, judgement: Judgement, refused: list[tuple[Case, Judgement]]
+) -> Counterexample:
+    """Shrink a case that fails; smaller ones that are refused for another reason are added to `refused`."""
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
@@ -222,6 +249,8 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         except (Inconclusive, WorldUnavailable):
             return False  # of this case nothing was learned; the one that was found still stands
         if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
+            if seen.violation is not None and seen.violation.reason[0] == REFUSED:
+                refused.append((case, seen))
             return False
         best = (case, seen)
         return True

@@ -290,6 +290,8 @@ class ImplementationRun:
             self.watch.stop()
         if beside:
             event["world"] = runner.world.name
+        if runner.findings:
+            event["gloo_refuses"] = [f"{name}: {example}" for name, example in sorted(runner.findings.items())]
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
         if found.counterexample is not None:
             event["verdict"] = "fail"
@@ -370,6 +372,9 @@ def told(shown: Counterexample) -> dict[str, Any]:
     if shown.declaration is not None:
         words = in_words(shown.declaration, shown.case.problem.dtype)
         fields |= {"declaration": shown.declaration, "declare": words}
+    if shown.refused is not None:
+        case, refusal = shown.refused
+        fields["refused"] = {"summary": refusal.summary, "case": case.to_json(), "case_text": case.describe()}
     if finding is not None:
         fields |= {name: getattr(finding, name) for name in ("tensor", "position", "actual", "expected", "error")}
         fields |= {name: getattr(finding, name) for name in ("allowed", "margin", "of")}

@@ -18,6 +18,8 @@ from ringverify.worlds.world import Failure
 Suite = Literal["quick", "full", "nightly"]
 SUITES: dict[Suite, int] = {"quick": 1, "full": 10, "nightly": 100}
 """How many times the cases of the quick suite each suite tries."""
+REFUSED = "refused"
+"""The first word of the reason of a case on which the transport refused a call for what only some world sizes ask."""
 Reason = tuple[str, ...]
 """Why a case fails, coarsely: shrinking keeps it."""
 
@@ -131,7 +133,8 @@ def violation_of(observation: Observation) -> Violation:
     """The violation that a run without results is."""
     failure = observation.failure
     assert failure is not None
-    return Violation((failure.kind, _coarsely(failure)), failure.rank, failure.message, failure.detail)
+    reason = (failure.kind, _coarsely(failure)) if failure.refusal is None else (REFUSED, failure.refusal)
+    return Violation(reason, failure.rank, failure.message, failure.detail)
 
 
 def _coarsely(failure: Failure) -> str:

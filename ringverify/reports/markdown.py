@@ -43,7 +43,8 @@ def _verdicts(results: Results) -> str:
         counts = ", ".join(f"{number} {kind}" for kind, number in one.counts.items())
         examples = sum(outcome.told["examples"] for outcome in one.outcomes.values())
         sign = VERDICT_SIGNS[one.verdict]
-        lines.append(f"| {_text(one.name)} | {sign} {one.verdict} | {counts} | {examples:,} |")
+        where = _text(one.where)
+        lines.append(f"| {_text(one.name)} | {sign} {one.verdict}{where} | {counts} | {examples:,} |")
     return "\n".join(lines)
 
 

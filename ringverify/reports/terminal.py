@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from ringverify.reports.jsonl import Event
+from ringverify.reports.results import where_text
 
 STYLES = {
     "pass": "green",
@@ -98,7 +99,10 @@ class Terminal:
         counts = ", ".join(f"{count} {kind}{kinds[kind]}" for kind, count in event["properties"].items() if count)
         if event["not_run"]:
             counts += f", {event['not_run']} not run (-x)"
-        self._print("  ", (event["verdict"], STYLES[event["verdict"]]), f": {counts}")
+        where, elsewhere = where_text(event)
+        self._print("  ", (event["verdict"], STYLES[event["verdict"]]), f"{where}: {counts}{elsewhere}")
+        for finding in event.get("gloo_refuses", ()):
+            self._print(("  works here, gloo refuses it: ", "yellow"), finding)
         if event["examples"]:
             inside = 100 * event["seconds_inside"] / seconds
             beside = f" and {event['simulated_runs']} of the simulated one" if "simulated_runs" in event else ""
@@ -139,6 +143,8 @@ def story(event: Event) -> list[tuple[str, str]]:
         rows.append(("", worst_numbers(event)))
     if event.get("where") is not None:
         rows += zip(("where", ""), event["where"]["text"], strict=False)
+    if event.get("refused") is not None:
+        rows.append(("also", f"{event['refused']['summary']}, on {event['refused']['case_text']}"))
     if event["diagnosis"] is not None:
         rows.append(("cause", event["diagnosis"]))
     if "declare" in event:

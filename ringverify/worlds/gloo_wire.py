@@ -108,12 +108,16 @@ class Raised:
         detail: the rank's traceback.
         at: `time.monotonic()` of that moment, comparable between processes of one machine.
         consequence: it looks like what a rank meets when another has gone, and is rarely the cause.
+        exception: as in `Failure`.
+        refusal: as in `Failure`.
     """
 
     what: str
     detail: str
     at: float
     consequence: bool
+    exception: str | None = None
+    refusal: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ from ringverify.worlds import reproducible
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
 from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
+from ringverify.worlds.refusals import refusal_of
 from ringverify.worlds.stacks import one_line, traceback_of_user
 
 FOREVER = datetime.timedelta(days=1)
@@ -191,7 +192,7 @@ def _only_in(process: int) -> None:
 def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
     said = _said(error)
-    what = f"raised {said}"
+    what, exception = f"raised {said}", type(error).__name__ if isinstance(error, Exception) else None
     if isinstance(error, SystemExit):
         what = f"called sys.exit({'' if error.code is None else repr(error.code)})"
     try:
@@ -199,7 +200,7 @@ def _raised(error: BaseException) -> Raised:
     except Exception:
         detail = what
     gone = isinstance(error, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
-    return Raised(what, detail, at, consequence=gone)
+    return Raised(what, detail, at, consequence=gone, exception=exception, refusal=refusal_of(error))
 
 
 def _said(error: BaseException) -> str:

@@ -24,6 +24,7 @@ import torch
 from ringverify.worlds.baton import Baton, Unwound
 from ringverify.worlds.exchange import Event, Exchange
 from ringverify.worlds.process_group import SimulatedGroup
+from ringverify.worlds.refusals import refusal_of
 from ringverify.worlds.stacks import one_line, traceback_of_user
 from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watching import Watch
@@ -103,6 +104,7 @@ class SimulatedWorld:
             hazards=watching.hazards(exchange.left(), failed=failure is not None) if watching else (),
             traffic=watching.traffic() if watching else None,
             memory=watching.memory() if watching else (),
+            findings=tuple(sorted(exchange.findings.items())),
         )
 
     def close(self) -> None:
@@ -207,7 +209,8 @@ class _Ranks:
             self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
         except BaseException as error:
             message = f"rank {rank} raised {one_line(error)}"
-            self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
+            told, exception = traceback_of_user(error), type(error).__name__
+            self._baton.fail(Failure("raised", rank, message, told, exception, refusal_of(error)))
         finally:
             if self._watch is not None:
                 self._watch.leave(rank)
