@@ -19,9 +19,7 @@ ABSENT = ("hypothesis", "pytest", "_pytest", "rich", "beartype", "jsonschema", "
 STEP = """
 import torch
 import torch.distributed as dist
-from ringverify.ring.attention import ring_attention
-from ringverify.ring.module import RingAttention
-from ringverify.ring.shards import position_ids, shard, unshard
+from ringverify.ring import RingAttention, position_ids, ring_attention, shard, unshard
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 attend = RingAttention(group=dist.group.WORLD, sharding="zigzag", causal=True)
