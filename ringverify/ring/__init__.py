@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringverify.ring.attention import ring_attention
     from ringverify.ring.dilated import DilatedRingAttention
+    from ringverify.ring.link import measured_link
     from ringverify.ring.module import RingAttention
     from ringverify.ring.sdpa import ring_sdpa
     from ringverify.ring.shards import position_ids, shard, unshard, unshard_from
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DilatedRingAttention",
     "RingAttention",
+    "measured_link",
     "position_ids",
     "ring_attention",
     "ring_sdpa",
@@ -40,6 +42,7 @@ __all__ = [
 _ON_DEMAND = {
     "DilatedRingAttention": "ringverify.ring.dilated",
     "RingAttention": "ringverify.ring.module",
+    "measured_link": "ringverify.ring.link",
     "position_ids": "ringverify.ring.shards",
     "ring_attention": "ringverify.ring.attention",
     "ring_sdpa": "ringverify.ring.sdpa",
@@ -55,3 +58,8 @@ def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_ON_DEMAND[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What there is, asked for or not."""
+    return sorted({*globals(), *__all__})
