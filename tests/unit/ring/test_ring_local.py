@@ -189,9 +189,10 @@ def test_backward_may_run_twice():
 
 
 @pytest.mark.parametrize("kernel", ["fused_cpu", "streaming"])
-def test_autocast_does_not_lower_the_precision_of_sums(kernel):
-    """Bit for bit the same with autocast to bfloat16 around it, forward and backward."""
-    problem = PROBLEMS[4]
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_autocast_does_not_lower_the_precision_of_sums(kernel, dtype):
+    """Bit for bit the same with autocast to bfloat16 around it, both ways, of dtypes that it leaves alone."""
+    problem = PROBLEMS[4].replace(dtype=dtype)
     given = inputs_of(problem)
     plain = results(problem, given, kernel=kernel)
     with torch.autocast("cpu", dtype=torch.bfloat16):
