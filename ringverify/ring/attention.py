@@ -232,4 +232,17 @@ def attend(
     )
     return _compute(call, explain=explain)
 
+
+def _compute(call: Call, *, explain: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of a call that has been checked."""
+    job = call.job
+    if explain and job.plan.rank == 0:
+        print(f"ring_attention: method {call.method.method}: {call.method.reason}", file=sys.stderr)
+        print(f"ring_attention: kernel {job.kernel.name}: {call.why_kernel}", file=sys.stderr)
+    module: ModuleType = replicated if job.plan.replicated else passes
+    if call.method.method == "allgather":
+        module = allgather
+    q, k, v = call.inputs
+    # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
+    out, lse = Attention.apply(aligned(q), aligned(k), aligned(v), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
     return out, lse
