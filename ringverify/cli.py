@@ -28,6 +28,10 @@ from ringverify.vectors.command import add_options as add_vectors_options
 INTERRUPTED = 130
 """Exit status of a command ended by Ctrl-C, as shells have it."""
 
+NOBODY_READS = 141
+"""Exit status of a command whose output nobody reads to its end, as in `ringverify list … | head`: as shells have it
+for SIGPIPE, and no verdict."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
@@ -35,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What an implementation says may hold what the terminal's encoding lacks; that must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        options = _parser().parse_args(arguments)
-        code: int = options.command(options)
+        return _run(arguments)
     except (UsageError, Inconclusive) as error:
         print(f"ringverify: {error}", file=sys.stderr)
         return error.exit_code
@@ -48,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at its end
-        print("ringverify: nobody reads the output any more, so the run was ended", file=sys.stderr)
-        return Inconclusive.exit_code
+        return NOBODY_READS
     except Exception:
         traceback.print_exc()
         print(
@@ -58,6 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return Inconclusive.exit_code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run a command. Short output is written at its end, and only then a reader who has gone is noticed."""
+    try:
+        options = _parser().parse_args(arguments)
+        code: int = options.command(options)
+    except SystemExit:  # of --help and --version
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
     return code
 
 

@@ -26,6 +26,9 @@ from ringverify.reports.jsonl import finite, write_whole
 
 SCHEMA = 1
 
+OURS = ".ringverify"
+"""The folder of cases where none is named. It is the tool's own: git is told to leave it out."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CaseFile:
@@ -100,11 +103,24 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
     content["seal"] = _seal(content)
     path = folder / f"{_stem(target, property)}-{counterexample.case.identity}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _made(folder)
         write_whole(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write case {path}: {error.strerror}; name another folder with --cases") from None
     return path
+
+
+def _made(folder: Path) -> None:
+    """Make the folder of cases if it is not there; git ignores it where it is the tool's own, not one that was named.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.name == OURS:
+        write_whole(folder / ".gitignore", "# Made by ringverify: cases that failed, for ringverify replay.\n*\n")
 
 
 def read(path: Path, *, edited: bool = False) -> CaseFile:
