@@ -16,6 +16,7 @@ from rich.console import Console
 import ringverify
 from ringverify.bench.command import add_options as add_bench_options
 from ringverify.check.command import add_options as add_check_options
+from ringverify.check.confirm_options import RULE as CONFIRM_RULE
 from ringverify.check.confirm_options import add_options as add_confirm_options
 from ringverify.check.option_types import count, names, positive
 from ringverify.check.plan_options import add_options as add_plan_options
@@ -107,7 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write a script that shows it by itself")
     replay.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
     replay.set_defaults(command=_replay)
-    confirm = commands.add_parser("confirm", help="show the violations of a report once more, without ringverify")
+    confirm = commands.add_parser(
+        "confirm",
+        help="show the violations of a report once more, without ringverify",
+        description="Writes a script for each violation of the reports, runs it, and says whether it shows the same.",
+        epilog=CONFIRM_RULE,
+    )
     add_confirm_options(confirm)
     confirm.set_defaults(command=_confirm)
     listing = commands.add_parser("list", help="list what there is")
@@ -126,7 +132,15 @@ def _parser() -> argparse.ArgumentParser:
     vectors = commands.add_parser("vectors", help="golden vectors: make them, check them, hold implementations to them")
     add_vectors_options(vectors)
     vectors.set_defaults(command=_vectors)
-    doctor = commands.add_parser("doctor", help="say what this machine can run")
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine can run",
+        description="Says in three lines which versions are here, which worlds work, and whether checks can run.",
+        epilog="Exit codes: 0 checks can run here, 3 they cannot.",
+    )
+    doctor.add_argument(
+        "-v", "--verbose", action="store_true", help="also say it of each world, kernel and built-in implementation"
+    )
     doctor.set_defaults(command=_doctor)
     return parser
 
@@ -246,4 +260,4 @@ def _vectors(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from ringverify.check.doctor import examine
 
-    return examine(print)
+    return examine(print, verbose=options.verbose)

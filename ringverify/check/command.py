@@ -79,8 +79,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     device_for(options.device, options.world)  # refused before torchrun's other processes are met
     properties = select(options.only, options.skip)
-    named = [subject.implementation.name for subject in subjects if isinstance(subject, Subject)]
-    baseline = None if options.baseline is None else read_baseline(options.baseline, named)
+    baseline = None if options.baseline is None else read_baseline(options.baseline)
     outputs = Outputs(html=options.html, junit=options.junit, markdown=options.markdown)
     outputs.look(written=[options.report] if options.report else [])
     terminal = Terminal(console, verbose=options.verbose)

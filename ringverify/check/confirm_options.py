@@ -9,6 +9,12 @@ from ringverify.check.option_types import positive, seconds
 
 DEADLINE = 120.0
 
+RULE = (
+    "Exit codes: 0 every violation of the reports is shown by its script, 1 at least one is not, whatever the reason, "
+    "2 wrong usage, 3 the reports hold no violation."
+)
+"""By what the command exits; it says nothing else of an implementation than that."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the parser of the command."""

@@ -67,8 +67,11 @@ class Confirmation:
 def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Run the command and return its exit code: 0 if every violation is shown by its script, 1 if one is not.
 
+    A violation is not shown, whatever the reason: its script shows something else, there is no script for it, or its
+    implementation cannot run here.
+
     Raises:
-        UsageError: a case file is gone, a violation never had one, or an output cannot be written.
+        UsageError: a case file is gone, or an output cannot be written.
         ReportError: a file is not a whole report, or `--report` could not be written: found out before any work.
         Inconclusive: there is no violation to confirm.
     """
@@ -78,12 +81,7 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     if not found:
         raise Inconclusive("there is no violation in these reports, so there is nothing to confirm")
     for event in found:
-        if "file" not in event:
-            raise UsageError(
-                f"{event['property']} of {event['implementation']} is a golden vector, which has no script; "
-                f"this shows it again: {event['replay']}"
-            )
-        if not Path(event["file"]).is_file():
+        if "file" in event and not Path(event["file"]).is_file():
             raise UsageError(f"no case {event['file']}: run this from the folder that check was run in")
     seen: list[Confirmation] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -141,8 +139,13 @@ class Scripts:
 
     def confirmed(self, event: Event) -> Confirmation:
         """What the script of a counterexample shows; of several cases that are compared, each has one."""
+        if "file" not in event:
+            return _not_shown(event, f"a golden vector has no script; this shows it again: {event['replay']}")
         recorded = casefile.read(Path(event["file"]))
-        capabilities = targets.load(recorded.target).capabilities
+        try:
+            capabilities = targets.load(recorded.target).capabilities
+        except Inconclusive as error:
+            return _not_shown(event, str(error))
         (property,) = select((recorded.property,), ())
         seen = None
         for number, case in enumerate(property.compared(recorded.case, capabilities)):
@@ -185,6 +188,11 @@ class Scripts:
             except BaseException as error:
                 future.set_exception(error)
         return future.result()
+
+
+def _not_shown(event: Event, reason: str) -> Confirmation:
+    """What became of a violation for which no script can run."""
+    return Confirmation(event["implementation"], event["property"], event.get("file", ""), "not shown", (reason,))
 
 
 def _ran(script: Path, deadline: float) -> Ran:

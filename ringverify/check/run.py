@@ -63,7 +63,7 @@ def check(
         UsageError: options that contradict what an implementation declares.
         Inconclusive: the device or the world asked for does not exist here.
     """
-    named_apart(subject.implementation for subject in subjects if isinstance(subject, Subject))
+    named = named_apart(subject.implementation for subject in subjects if isinstance(subject, Subject))
     plans = [
         subject
         if isinstance(subject, Unavailable)
@@ -89,7 +89,8 @@ def check(
             run.close()
         if options.stop_early and outcomes[-1].exit_code == 1:
             break
-    footer = footer_event(outcomes, baseline=options.baseline is not None)
+    elsewhere = [] if options.baseline is None else options.baseline.elsewhere(named)
+    footer = footer_event(outcomes, baseline=options.baseline is not None, elsewhere=elsewhere)
     tell(footer)
     code: int = footer["exit_code"]
     return code

@@ -57,6 +57,8 @@ class Terminal:
             case "footer":
                 for line in event.get("unexpected", ()):
                     self._line(f"\n{line}", "bold red")
+                if "elsewhere" in event:
+                    self._line(f"\nnot in this run, though in the baseline: {', '.join(event['elsewhere'])}", "dim")
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""

@@ -116,7 +116,7 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
             check(
                 [Subject(target, implementation)],
                 wish.properties(),
-                wish.options(implementations=[implementation.name]),
+                wish.options(),
                 events.append,
                 Unwatched(look),
             )

@@ -98,11 +98,10 @@ class Wish:
         device = self.device or ("cuda" if self.world == "nccl" else "cpu")
         return {"device": device, "suite": suite, "seed": seed_for(suite, self.seed, drawn)}
 
-    def options(self, *, implementations: list[str] | None, drawn: int | None = None) -> Options:
+    def options(self, *, drawn: int | None = None) -> Options:
         """The options of a run.
 
         Args:
-            implementations: names of those that are checked, which the baseline may name; `None` if they are not known.
             drawn: the seed of a nightly run that names none; drawn now by default.
 
         Raises:
@@ -123,7 +122,7 @@ class Wish:
             time_budget=self.time_budget,
             deadline=self.deadline,
             cases=default.cases if self.cases is None else self.cases,
-            baseline=None if self.baseline is None else read_baseline(self.baseline, implementations),
+            baseline=None if self.baseline is None else read_baseline(self.baseline),
         )
 
 

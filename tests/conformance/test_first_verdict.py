@@ -314,13 +314,23 @@ def test_list_names_what_there_is(ringverify):
     assert [line.split()[0] for line in lines] == list(PROPERTIES)
 
 
-def test_doctor_says_what_this_machine_can_run(ringverify):
-    """Both worlds add two numbers up."""
+def test_doctor_says_in_three_lines_what_this_machine_can_run(ringverify):
+    """Versions, worlds, and whether checks can run; how to see more."""
     outcome = ringverify("doctor")
     assert outcome.code == 0
-    assert "world simulated works" in outcome.out
-    assert "world gloo      works" in outcome.out
-    assert "ring: can be checked" in outcome.out
+    versions, worlds, summary = outcome.out.splitlines()
+    assert "torch" in versions
+    assert worlds.startswith("worlds: simulated works, gloo works, nccl ")
+    assert summary.startswith("checks can run here")
+    assert "ringverify doctor -v" in summary
+
+
+def test_doctor_verbose_says_it_of_every_world_kernel_and_implementation(ringverify):
+    """Behind the three lines."""
+    lines = ringverify("doctor", "-v").out.splitlines()
+    assert lines[2].startswith("checks can run here")
+    assert {"world simulated works", "world gloo      works", "ring: can be checked"} < set(lines[3:])
+    assert [line.split(": ")[0] for line in lines[-len(targets.BUILT_IN) :]] == list(targets.BUILT_IN)
 
 
 def test_a_module_on_the_path_is_a_target_too(ringverify, monkeypatch):
