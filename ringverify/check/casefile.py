@@ -30,6 +30,10 @@ OURS = ".ringverify"
 """The folder of cases where none is named. It is the tool's own: git is told to leave it out."""
 
 
+MOST_REMEMBERED = 10
+"""Cases of earlier runs that are tried first, of each property."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CaseFile:
     """What a case file says.
@@ -170,20 +174,24 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
     return CaseFile(case=case, after=after, made_with=str(made_with), **texts)
 
 
-def remembered(folder: Path, *, target: str, property: str) -> list[CaseFile]:
-    """The counterexamples in a folder that a target gave of a property, whatever else is there.
+def remembered(folder: Path, *, target: str, property: str) -> tuple[list[tuple[Path, CaseFile]], list[str]]:
+    """The counterexamples in a folder that a target gave of a property, and a line for each file that is none.
 
-    Files that are damaged, were edited or are of another schema are passed over: replaying one of them says so.
+    The latest of them, by name. A case that holds by now stays where it is: a report may name it, and what was mended
+    once is what breaks again.
     """
-    found = []
-    for path in sorted(folder.glob(f"{_stem(target, property)}-*.json")):
+    found, passed_over = [], []
+    paths = folder.glob(f"{_stem(target, property)}-*.json") if folder.is_dir() else ()
+    latest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_REMEMBERED]
+    for path in sorted(latest):
         try:
             file = read(path)
-        except UsageError:
+        except UsageError as error:
+            passed_over.append(f"an earlier case is passed over: {error}")
             continue
         if (file.target, file.property) == (target, property):
-            found.append(file)
-    return found
+            found.append((path, file))
+    return found, passed_over
 
 
 def _stem(target: str, property: str) -> str:

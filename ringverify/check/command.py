@@ -13,6 +13,7 @@ from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, Subject, Unavailable, seed_for
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.properties.suites import SUITES
 from ringverify.reports.command import Outputs, add_outputs
 from ringverify.reports.jsonl import Event, ReportWriter, finite
 from ringverify.reports.results import results_of
@@ -32,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--world-sizes", type=sizes, metavar="1,2,3", help="numbers of ranks")
     parser.add_argument("--device", help="device of the tensors (default: cpu; nccl world: cuda)")
-    parser.add_argument("--suite", choices=("quick", "full", "nightly"), default="quick", help="how many examples")
+    parser.add_argument("--suite", choices=SUITES, default="quick", help="how many examples")
     parser.add_argument("--only", type=names, metavar="ID,…", help="these properties only")
     parser.add_argument("--skip", type=names, metavar="ID,…", default=(), help="not these properties")
     parser.add_argument(

@@ -83,12 +83,16 @@ class Terminal:
             numbers = (
                 f"{event['examples']:>6} examples {event['seconds']:>7.1f} s   margin {margin_text(event['margin'])}"
             )
+            if "remembered" in event:
+                numbers += f"   {event['remembered']} of an earlier run"
             if "reason" in event:
                 numbers += f"   ({event['reason']})"
             if "world" in event:
                 numbers += f"   in the {event['world']} world"
         shown, style = ("known fail", "yellow") if "known" in event else (verdict, STYLES[verdict])
         self._print("  ", (f"{shown:<13}", style), f"{event['property']:<23}{numbers}")
+        for line in event.get("passed_over", ()):
+            self._print(("        note    ", "dim"), line)
         if "known" in event:
             self._print(("        known   ", "dim"), f"{event['known']['reason']} ({event['known']['link']})")
         if "unexpected" in event:

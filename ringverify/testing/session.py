@@ -71,6 +71,7 @@ class RingVerifySession:
             self._ledger = Ledger(report and Path(report), settings=settings, baseline=self._baseline is not None)
         self._checks: Checks | None = None
         self._calls: list[Entry] = []
+        self._expected = 0
 
     def _prepare(self, names: list[str]) -> list[Prepared]:
         """The targets, each looked at as far as that is possible before anything runs."""
@@ -149,6 +150,11 @@ class RingVerifySession:
         if self._prepared:
             items.extend(session.genitems(Implementations.under(session, self._prepared, self._try_target)))
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count what is going to be tried in this process: a time budget is shared among that."""
+        workers = getattr(self._config, "workerinput", {}).get("workercount", 1)
+        self._expected = -(-sum(map(_takes_time, session.items)) // workers)
+
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test a property of a decorated function."""
         about = _about(metafunc.definition)
@@ -195,7 +201,7 @@ class RingVerifySession:
         if self._checks is None:
             from ringverify.testing.checks import Checks
 
-            self._checks = Checks(self._config.invocation_params.dir)
+            self._checks = Checks(self._config.invocation_params.dir, self._expected)
         return self._checks
 
     def _try(self, item: pytest.Item, checked: Checked, property: Property, *, name: str) -> PropertyResult:
@@ -326,6 +332,17 @@ def _about(item: object) -> Conformance | None:
     """What a decorated test is about, and of another one nothing."""
     about: Conformance | None = getattr(getattr(item, "function", None), MARK, None)
     return about
+
+
+def _takes_time(item: pytest.Item) -> bool:
+    """Whether a test tries a property: one that applies to the implementation that it is about."""
+    if isinstance(item, PropertyItem):
+        return item.property.unsupported(item.checked.plan.implementation.capabilities) is None
+    about = _about(item)
+    if about is None or not isinstance(about.implementation, Implementation):
+        return False
+    property: Property = item.callspec.params[PROPERTY]  # type: ignore[attr-defined]  # it is parametrized with it
+    return property.unsupported(about.implementation.capabilities) is None
 
 
 def _function_of(item: pytest.Item) -> str:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, seed_for
 from ringverify.errors import UsageError
+from ringverify.properties.suites import SUITES
 
 if TYPE_CHECKING:
-    from ringverify.properties.property import Property, Suite
+    from ringverify.properties.property import Property
+    from ringverify.properties.suites import Suite
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Wish:
     Attributes:
         only: ids of the properties to try.
         skip: ids of those to leave out.
-        suite: quick, full or nightly.
+        suite: smoke, quick, full or nightly.
         world: simulated, gloo or nccl.
         world_sizes: numbers of ranks.
         device: of the tensors.
@@ -140,7 +142,7 @@ def one_of(*known: str) -> Callable[[str], str]:
 PARSERS: dict[str, Callable[[str], Any]] = {
     "only": names,
     "skip": names,
-    "suite": one_of("quick", "full", "nightly"),
+    "suite": one_of(*SUITES),
     "world": one_of("simulated", "gloo", "nccl"),
     "world_sizes": sizes,
     "device": str,
