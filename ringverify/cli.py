@@ -18,7 +18,7 @@ from ringverify.bench.command import add_options as add_bench_options
 from ringverify.check.command import add_options as add_check_options
 from ringverify.check.confirm_options import RULE as CONFIRM_RULE
 from ringverify.check.confirm_options import add_options as add_confirm_options
-from ringverify.check.option_types import count, names, positive
+from ringverify.check.option_types import Renamed, count, names, positive
 from ringverify.check.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.command import add_options as add_report_options
@@ -158,8 +158,9 @@ def _add_mutants(parser: argparse.ArgumentParser) -> None:
         "--max-examples", type=positive, metavar="N", help="examples of each property (--variants: in all), at most"
     )
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes side by side (default: 1)")
-    parser.add_argument("--report", type=Path, metavar="FILE.json", help="add what is found to this file")
-    parser.add_argument("--table", type=Path, metavar="FILE.md", help="run nothing, make tables of the report")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="add what is found to this file")
+    parser.add_argument("--report", action=Renamed, now="--json")
+    parser.add_argument("--table", type=Path, metavar="FILE.md", help="run nothing, make tables of the file of --json")
     parser.set_defaults(command=_mutants)
 
 
@@ -174,7 +175,7 @@ def _mutants(options: argparse.Namespace) -> int:
         variants=options.variants,
         expected=options.expected,
         write_expected=options.write_expected,
-        report=options.report,
+        report=options.json,
         table=options.table,
         seed=options.seed,
         most=options.max_examples,

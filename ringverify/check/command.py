@@ -45,7 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--deadline", type=seconds, metavar="SECONDS", help="time for one run of a case (default: 10, gloo 30)"
     )
     parser.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write events as JSON lines")
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the verdicts and pictures")
     add_outputs(parser)
     parser.add_argument(
         "--cases", type=Path, default=Path(".ringverify"), metavar="DIR", help="folder for counterexamples"
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     device_for(options.device, options.world)  # refused before torchrun's other processes are met
     properties = select(options.only, options.skip)
     baseline = None if options.baseline is None else read_baseline(options.baseline)
-    outputs = Outputs(html=options.html, junit=options.junit, markdown=options.markdown)
+    outputs = Outputs.of(options)
     outputs.look(written=[options.report] if options.report else [])
     terminal = Terminal(console, verbose=options.verbose)
     events: list[Event] = []

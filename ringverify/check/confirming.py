@@ -72,11 +72,11 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
 
     Raises:
         UsageError: a case file is gone, or an output cannot be written.
-        ReportError: a file is not a whole report, or `--report` could not be written: found out before any work.
+        ReportError: a file is not a whole report, or `--json` could not be written: found out before any work.
         Inconclusive: there is no violation to confirm.
     """
-    if options.report is not None:
-        look_at_file("--report", options.report)
+    if options.json is not None:
+        look_at_file("--json", options.json)
     found = [event for path in options.reports for event in read_report(path) if event["event"] == "counterexample"]
     if not found:
         raise Inconclusive("there is no violation in these reports, so there is nothing to confirm")
@@ -94,13 +94,15 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         with ThreadPoolExecutor(options.jobs) as pool:
             for one in pool.map(scripts.confirmed, found):
                 seen.append(one)
+                if options.quiet and one.outcome == "shown":
+                    continue
                 say(f"{one.outcome:<10}  {one.implementation}  {one.property}: {one.said[0] if one.said else ''}")
-    if options.report is not None:
+    if options.json is not None:
         content = {"schema": SCHEMA, "confirmations": [dataclasses.asdict(one) for one in seen]}
         try:
-            write_whole(options.report, json.dumps(finite(content), indent=1) + "\n")
+            write_whole(options.json, json.dumps(finite(content), indent=1) + "\n")
         except OSError as error:
-            raise UsageError(f"cannot write {options.report}: {error.strerror}; name another --report") from None
+            raise UsageError(f"cannot write {options.json}: {error.strerror}; name another --json") from None
     shown = sum(one.outcome == "shown" for one in seen)
     say(f"{shown} of {len(seen)} violations are shown without ringverify")
     return 0 if shown == len(seen) else 1
@@ -120,7 +122,7 @@ def read(path: Path) -> list[Confirmation]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{path} is not what ringverify confirm --report writes") from None
+        raise UsageError(f"{path} is not what ringverify confirm --json writes") from None
 
 
 class Scripts:

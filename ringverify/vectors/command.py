@@ -73,7 +73,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
         device=options.device or ("cuda" if options.world == "nccl" else "cpu"),
     )
     subjects = [Subject(*pair) for pair in zip(options.target, implementations, strict=True)]
-    with recorded(options.report, _outputs(options)) as record, interrupts() as look:
+    with recorded(options.report, Outputs.of(options)) as record, interrupts() as look:
         return try_on(found, subjects, wish, terminal.tell, Progress(console, look), record)
 
 
@@ -83,7 +83,7 @@ def _look(options: argparse.Namespace, console: Console) -> int:
     from ringverify.vectors.recording import recorded
 
     started = time.monotonic()
-    outputs = _outputs(options)
+    outputs = Outputs.of(options)
     with recorded(options.report, outputs) as record:
         found = index.read(options.folder)
         checking.look_at_files(found)
@@ -96,10 +96,6 @@ def _look(options: argparse.Namespace, console: Console) -> int:
         f"({time.monotonic() - started:.1f} s)",
     )
     return 0
-
-
-def _outputs(options: argparse.Namespace) -> Outputs:
-    return Outputs(junit=options.junit, markdown=options.markdown)
 
 
 def _generate(options: argparse.Namespace, console: Console) -> int:
