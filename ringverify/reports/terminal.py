@@ -31,17 +31,24 @@ FAR_BEYOND = 1e12
 
 
 class Terminal:
-    """Tells events as text. Colour and progress appear only where the console is a terminal."""
+    """Tells events as text. Colour and progress appear only where the console is a terminal.
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+    Args:
+        console: where to print.
+        verbose: print whole tracebacks.
+        quiet: print only what did not pass, or was cut short, and the verdicts.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
         self.console = console
         self.verbose = verbose
+        self.quiet = quiet
         self._named = ""
 
     def tell(self, event: Event) -> None:
         """Print what one event says."""
         match event["event"]:
-            case "header":
+            case "header" if not self.quiet:
                 self._line(
                     f"ringverify {event['ringverify']}, torch {event['torch']}, python {event['python']}, "
                     f"{event['device']}, suite {event['suite']}, seed {event['seed']}"
@@ -73,6 +80,9 @@ class Terminal:
                 self._line(f"        | {line}", "dim")
 
     def _property(self, event: Event) -> None:
+        unremarkable = event["verdict"] == "unsupported" or (event["verdict"] == "pass" and "reason" not in event)
+        if self.quiet and unremarkable and "unexpected" not in event:
+            return
         if event["implementation"] != self._named:
             self._named = event["implementation"]
             self._line(f"\n{self._named}", "bold")
@@ -104,7 +114,10 @@ class Terminal:
         counts = ", ".join(f"{count} {kind}{kinds[kind]}" for kind, count in event["properties"].items() if count)
         if event["not_run"]:
             counts += f", {event['not_run']} not run (-x)"
-        self._print("  ", (event["verdict"], STYLES[event["verdict"]]), f": {counts}")
+        before = f"{event['implementation']}: " if self.quiet else "  "
+        self._print(before, (event["verdict"], STYLES[event["verdict"]]), f": {counts}")
+        if self.quiet:
+            return
         if event["examples"]:
             inside = 100 * event["seconds_inside"] / seconds
             beside = f" and {event['simulated_runs']} of the simulated one" if "simulated_runs" in event else ""

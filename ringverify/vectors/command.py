@@ -32,7 +32,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--device", help="device of a target's tensors (default: cpu; nccl world: cuda)")
     check.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write what came of each vector as JSON lines")
     add_outputs(check)
-    check.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    how_much = check.add_mutually_exclusive_group()
+    how_much.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    how_much.add_argument("-q", "--quiet", action="store_true", help="print only what did not pass, and the verdict")
     check.set_defaults(action=_check)
     generate = actions.add_parser("generate", help="make every vector, the same bits on every machine")
     generate.add_argument("folder", nargs="?", type=Path, default=FOLDER, metavar="DIR", help="default: fixtures")
@@ -66,7 +68,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     from ringverify.vectors.running import run as try_on
 
     found = index.read(options.folder)
-    terminal = Terminal(console, verbose=options.verbose)
+    terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
     wish = Wish(
         ids=options.ids,
         world=options.world,
