@@ -15,6 +15,7 @@ from rich.console import Console
 
 import ringverify
 from ringverify.bench.command import add_options as add_bench_options
+from ringverify.check.adapter import add_options as add_init_options
 from ringverify.check.command import add_options as add_check_options
 from ringverify.check.confirm_options import RULE as CONFIRM_RULE
 from ringverify.check.confirm_options import add_options as add_confirm_options
@@ -116,6 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_confirm_options(confirm)
     confirm.set_defaults(command=_confirm)
+    init = commands.add_parser(
+        "init",
+        help="write an adapter to fill in",
+        description="Writes a file that check gives a verdict on as it is, with a place for a call of your own code.",
+    )
+    add_init_options(init)
+    init.set_defaults(command=_init)
     listing = commands.add_parser("list", help="list what there is")
     listing.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
     listing.set_defaults(command=_list)
@@ -208,6 +216,12 @@ def _confirm(options: argparse.Namespace) -> int:
     from ringverify.check.confirming import confirm
 
     return confirm(options, lambda text: print(text, flush=True))
+
+
+def _init(options: argparse.Namespace) -> int:
+    from ringverify.check.adapter import write
+
+    return write(options, lambda text: print(text, flush=True))
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -115,19 +115,14 @@ def _value(action: argparse.Action, value: Any, home: Path, here: Path, place: s
         if not isinstance(value, bool):
             raise UsageError(f"{place} is {value!r}, expected true or false")
         return value
-    types, expected = (
-        ((list,), "a list of texts") if action.nargs == "*" else WRITTEN.get(action.type, ((str,), "a text"))
-    )
+    types, expected = WRITTEN[names] if action.nargs == "*" else WRITTEN.get(action.type, ((str,), "a text"))
+    several: list[Any] = value if isinstance(value, list) else []
     inner = int if action.type is sizes else str
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, types)
-        or (isinstance(value, list) and not all(type(one) is inner for one in value))
-    ):
+    if type(value) not in types or not all(type(one) is inner for one in several):
         raise UsageError(f"{place} is {value!r}, expected {expected}")
     if action.nargs == "*":
-        return [_target_from(home, here, one) for one in value]
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        return [_target_from(home, here, one) for one in several]
+    text = ",".join(map(str, several)) if several else str(value)
     if action.choices is not None and text not in action.choices:
         raise UsageError(f"{place} is {value!r}, expected one of {', '.join(action.choices)}")
     if not callable(action.type):

@@ -15,13 +15,19 @@ from ringverify.reports.command import Outputs, add_outputs
 from ringverify.reports.terminal import Terminal
 
 FOLDER = Path("fixtures")
+"""Where vectors are made, and looked for first."""
+
+OURS = (Path(__file__).parent / "fixtures", Path(__file__).parents[2] / "fixtures")
+"""Where the vectors of this package lie: in an installed one within it, else beside it."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the parser of the command."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     check = actions.add_parser("check", help="are files whole, and does the oracle give what is in them")
-    check.add_argument("folder", nargs="?", type=Path, default=FOLDER, metavar="DIR", help="default: fixtures")
+    check.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", help="default: fixtures, else those that ringverify brings along"
+    )
     check.add_argument(
         "--target", action="append", default=[], metavar="TARGET", help="hold an implementation to the vectors instead"
     )
@@ -48,6 +54,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return code
 
 
+def _brought_along() -> Path:
+    """The vectors that are checked where no folder is named."""
+    from ringverify.vectors import index
+
+    return next((folder for folder in (FOLDER, *OURS) if (folder / index.NAME).is_file()), FOLDER)
+
+
 def _check(options: argparse.Namespace, console: Console) -> int:
     from ringverify import targets
 
@@ -67,7 +80,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     from ringverify.vectors.running import Wish
     from ringverify.vectors.running import run as try_on
 
-    found = index.read(options.folder)
+    found = index.read(options.folder or _brought_along())
     terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
     wish = Wish(
         ids=options.ids,
@@ -87,14 +100,14 @@ def _look(options: argparse.Namespace, console: Console) -> int:
     started = time.monotonic()
     outputs = Outputs.of(options)
     with recorded(options.report, outputs) as record:
-        found = index.read(options.folder)
+        found = index.read(options.folder or _brought_along())
         checking.look_at_files(found)
         stories = found.chosen(options.ids)
         # What somebody is to read is told of all vectors; else the first one that is wrong is enough.
         checking.look_into(found, stories, record, all_of_them=bool(options.report or outputs.named))
     _say(
         console,
-        f"{len(stories)} vectors in {options.folder}: whole, and the oracle gives what is in them "
+        f"{len(stories)} vectors in {found.folder}: whole, and the oracle gives what is in them "
         f"({time.monotonic() - started:.1f} s)",
     )
     return 0
