@@ -34,6 +34,8 @@ NOBODY_READS = 141
 """Exit status of a command whose output nobody reads to its end, as in `ringverify list … | head`: as shells have it
 for SIGPIPE, and no verdict."""
 
+EXIT_CODES = "Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive."
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
@@ -95,14 +97,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ringverify",
         description="Does this ring attention compute attention?",
-        epilog="Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive.",
+        epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"ringverify {ringverify.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    check = commands.add_parser("check", help="give a verdict on implementations")
+    check = commands.add_parser(
+        "check",
+        help="give a verdict on implementations",
+        description="Runs implementations on generated cases in a world of several ranks, and holds every rank to a "
+        "float64 oracle. Options that are not typed are those of [tool.ringverify] in the nearest pyproject.toml.",
+        epilog=EXIT_CODES,
+    )
     add_check_options(check)
     check.set_defaults(command=_check)
-    replay = commands.add_parser("replay", help="run a recorded counterexample again")
+    replay = commands.add_parser(
+        "replay",
+        help="run a recorded counterexample again",
+        description="Runs the case of a file once more, shows what is wrong, and says whether the bits are the same.",
+        epilog="Exit codes: 0 the property holds now, 1 it is violated, 2 wrong usage, 3 inconclusive.",
+    )
     replay.add_argument("case", type=Path, metavar="CASE", help="a file that check wrote")
     replay.add_argument("--edited", action="store_true", help="accept a file that was changed by hand")
     replay.add_argument("--target", help="run the case on another implementation")
