@@ -214,7 +214,7 @@ def read(path: Path) -> Report:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     if not isinstance(report, dict) or report.get("bench") != SCHEMA:
-        raise UsageError(f"{path} is no report of ringverify bench with schema {SCHEMA}; --report FILE.json writes one")
+        raise UsageError(f"{path} is no report of ringverify bench with schema {SCHEMA}; --json FILE.json writes one")
     return report
 
 

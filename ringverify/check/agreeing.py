@@ -148,7 +148,6 @@ class Comparison:
                 runner,
                 examples=min(self._examples, property.examples),
                 seed=self._seed,
-                until=float("inf"),
                 progress=lambda _: None,
                 shrinking=False,
             )

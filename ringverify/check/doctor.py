@@ -21,33 +21,51 @@ from ringverify.worlds.world import Conditions, World, WorldUnavailable
 DEADLINE = 30.0
 """Seconds that a trial may take."""
 
+WORKS = "works"
 
-def examine(say: Callable[[str], None]) -> int:
-    """Try what a check needs, say what works, and return 0 if checks can run here, else 3."""
-    say(environment())
-    say(f"processors      {os.cpu_count()}, torch uses {torch.get_num_threads()} threads")
+
+def examine(say: Callable[[str], None], *, verbose: bool = False) -> int:
+    """Try what a check needs, say in three lines what works, and return 0 if checks can run here, else 3.
+
+    Args:
+        say: takes a line of text.
+        verbose: also say what each world, kernel and built-in implementation came to.
+    """
     cuda = torch.cuda.is_available()
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if cuda else []
-    say(f"cuda            {', '.join(devices) if devices else 'no device: GPU checks end with exit code 3'}")
-    works = True
+    say(f"{environment()}, {', '.join(devices) if devices else 'no GPU'}")
     tried: tuple[WorldName, ...] = ("simulated", "gloo")
-    for name in tried:
-        problem = _try_world(name)
-        works = works and problem is None
-        say(f"world {name:<10}{problem or 'works'}")
+    problems: dict[str, str | None] = {name: _try_world(name) for name in tried}
+    works = not any(problems.values())
     if devices:
-        say(f"world nccl      {_try_world('nccl', device='cuda', most_ranks=len(devices)) or 'works'}")
+        problems["nccl"] = _try_world("nccl", device="cuda", most_ranks=len(devices))
     else:
-        say("world nccl      no GPU: its checks end with exit code 3")
-    for kernel in KERNELS:
-        say(f"kernel {kernel.name:<15}{_kernel(kernel, bool(devices)) or 'can be used by the ring'}")
-    for target in BUILT_IN:
-        try:
-            load(target)
-            say(f"{target}: can be checked")
-        except (Inconclusive, UsageError) as error:
-            say(f"{target}: {error}")
+        problems["nccl"] = "no GPU"
+    say(f"worlds: {', '.join(f'{name} {problem or WORKS}' for name, problem in problems.items())}")
+    lacking = {target: reason for target in BUILT_IN if (reason := _cannot_be_checked(target)) is not None}
+    summary = "checks can run here" if works else "checks cannot run here"
+    peers = f"; {len(lacking)} of {len(BUILT_IN)} built-in implementations lack a package" if lacking else ""
+    say(f"{summary}{peers}{'' if verbose else ' (more: ringverify doctor -v)'}")
+    if verbose:
+        say(f"processors      {os.cpu_count()}, torch uses {torch.get_num_threads()} threads")
+        if not devices:
+            say("cuda            no device: GPU checks end with exit code 3")
+        for name, problem in problems.items():
+            say(f"world {name:<10}{problem or WORKS}")
+        for kernel in KERNELS:
+            say(f"kernel {kernel.name:<15}{_kernel(kernel, bool(devices)) or 'can be used by the ring'}")
+        for target in BUILT_IN:
+            say(f"{target}: {lacking.get(target, 'can be checked')}")
     return 0 if works else Inconclusive.exit_code
+
+
+def _cannot_be_checked(target: str) -> str | None:
+    """Why a built-in implementation cannot be checked on this machine, or `None` if it can."""
+    try:
+        load(target)
+    except (Inconclusive, UsageError) as error:
+        return str(error)
+    return None
 
 
 def _kernel(kernel: Kernel, cuda: bool) -> str | None:

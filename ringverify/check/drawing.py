@@ -12,7 +12,8 @@ from hypothesis.strategies import SearchStrategy
 from ringverify.cases.case import Case
 from ringverify.check.profiles import profile
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Property, Suite
+from ringverify.properties.property import Property
+from ringverify.properties.suites import Suite
 
 
 def visit_cases(

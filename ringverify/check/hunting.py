@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
+from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
 from ringverify.check.explaining import explained
@@ -17,7 +18,8 @@ from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
-from ringverify.properties.property import REFUSED, Judgement, Property, Suite, Violation
+from ringverify.properties.property import REFUSED, Judgement, Property, Violation
+from ringverify.properties.suites import Suite
 from ringverify.worlds.world import WorldUnavailable
 
 if TYPE_CHECKING:
@@ -89,6 +91,8 @@ class Hunt:
         seconds: wall-clock time, shrinking included.
         counterexample: what was found, if anything.
         out_of_time: whether the time budget ended the search.
+        remembered: how many of the examples are cases of earlier runs.
+        unfinished: what the time budget left undone of a counterexample, in words.
     """
 
     examples: int = 0
@@ -96,6 +100,8 @@ class Hunt:
     seconds: float = 0.0
     counterexample: Counterexample | None = None
     out_of_time: bool = False
+    remembered: int = 0
+    unfinished: str | None = None
 
 
 class _Stop(BaseException):
@@ -108,7 +114,7 @@ def hunt(
     *,
     examples: int,
     seed: int,
-    until: float,
+    share: Share = ENDLESS,
     progress: Callable[[int], None],
     shrinking: bool = True,
     suite: Suite = "quick",
@@ -124,7 +130,7 @@ def hunt(
         runner: the implementation in its world.
         examples: cases to try at most.
         seed: decides which.
-        until: `time.monotonic()` after which no further case is started.
+        share: the time for it.
         progress: called with the number of cases tried so far.
         shrinking: whether to look for the smallest case, or to leave it at the first.
         suite: whose profile Hypothesis draws under.
@@ -140,7 +146,7 @@ def hunt(
     refused: list[tuple[Case, Judgement]] = []
 
     def visit(case: Case) -> None:
-        if time.monotonic() > until:
+        if time.monotonic() > (share.until if hunt.examples else share.end):
             hunt.out_of_time = True
             raise _Stop
         if runner.most_ranks is not None and case.ranks > runner.most_ranks:
@@ -163,16 +169,18 @@ def hunt(
 
     try:
         for known in first:
-            if why_unsupported(known.case, runner.capabilities) is None:
-                for earlier in known.after:
-                    judged(property, earlier, runner)
-                visit(known.case)
+            for earlier in known.after:
+                judged(property, earlier, runner)
+            hunt.remembered += 1
+            visit(known.case)
         visit_cases(property, runner.capabilities, examples, seed, visit, suite)
     except _Stop:
         pass
     if found or refused:
         case, judgement = (found or refused)[0]
-        shown = _smallest(property, runner, case, judgement, refused) if shrinking else _as_found(case, judgement)
+        shown = _as_found(case, judgement)
+        if shrinking:
+            shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share)
         hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
         hunt.margin = max(hunt.margin, judgement.margin)
     hunt.seconds = time.monotonic() - started
@@ -229,9 +237,14 @@ def _as_found(case: Case, judgement: Judgement) -> Counterexample:
 
 
 def _smallest(
-    property: Property, runner: Runner, first: Case, judgement: Judgement, refused: list[tuple[Case, Judgement]]
-) -> Counterexample:
-    """Shrink a case that fails; smaller ones that are refused for another reason are added to `refused`."""
+    property: Property,
+    runner: Runner,
+    first: Case,
+    judgement: Judgement,
+    refused: list[tuple[Case, Judgement]],
+    share: Share,
+) -> tuple[Counterexample, str | None]:
+    """The smallest case, explained, and what there was no time for; smaller ones refused are added to `refused`."""
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
@@ -255,6 +268,8 @@ def _smallest(
         best = (case, seen)
         return True
 
+    # Half of what is left of the share, so that there is time to explain what was found.
+    allowed = max(0.0, share.until - time.monotonic()) / 2
     ran_before = tuple(dict.fromkeys(reversed(runner.history)))
     start = first
     if first.delayed == "some" and judgement.delayed:
@@ -263,22 +278,30 @@ def _smallest(
         start = explicit if still_fails(explicit) else first
     capabilities = runner.capabilities
     shrunk = shrink(
-        start, still_fails, capabilities, seconds=seconds, applies=lambda case: property.applies(case, capabilities)
+        start,
+        still_fails,
+        capabilities,
+        seconds=min(seconds, allowed),
+        applies=lambda case: property.applies(case, capabilities),
     )
+    unfinished = "before the smallest case was found" if not shrunk.complete and allowed < seconds else None
     case, judgement = best
     after: tuple[Case, ...] = ()
     repeats = True
     if not runner.hangs:
         again = _afresh(property, runner, [case])
         if again.violation is None:
-            after, again = _what_it_follows(property, runner, case, ran_before)
+            after, again = _what_it_follows(property, runner, case, ran_before, share)
         repeats = bool(after) or same_failure(again, judgement)
         judgement = again if again.violation is not None else judgement
     assert judgement.violation is not None
     # What depends on earlier cases, or on chance, is not to be explained by a case.
     steady = repeats and not after
-    diagnosis = explained(runner, judgement.violation, case, first) if steady else None
-    return Counterexample(
+    in_time = time.monotonic() <= share.late
+    diagnosis = explained(runner, judgement.violation, case, first) if steady and in_time else None
+    if steady and not in_time:
+        unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
+    counterexample = Counterexample(
         case=case,
         violation=judgement.violation,
         digest=judgement.digest,
@@ -291,8 +314,9 @@ def _smallest(
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
         region=None if diagnosis is None else diagnosis.region,
-        declaration=would_pass(property, runner, judgement.violation, (case, first)) if steady else None,
+        declaration=would_pass(property, runner, judgement.violation, (case, first)) if steady and in_time else None,
     )
+    return counterexample, unfinished
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
@@ -302,7 +326,7 @@ def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
 
 
 def _what_it_follows(
-    property: Property, runner: Runner, case: Case, before: tuple[Case, ...]
+    property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share
 ) -> tuple[tuple[Case, ...], Judgement]:
     """The earlier case after which `case` fails in a fresh process, though alone it does not: state is left behind.
 
@@ -313,6 +337,8 @@ def _what_it_follows(
         return _afresh(property, runner, [other, case])
 
     for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
+        if time.monotonic() > share.late:
+            break
         if same_failure(after(earlier), after(earlier)):
             shrunk = shrink(
                 earlier, lambda other: after(other).violation is not None, runner.capabilities, seconds=STATE_SHRINKING

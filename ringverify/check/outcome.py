@@ -144,12 +144,13 @@ def told_of_unavailable(target: str, reason: str) -> Told:
     return Told(target, "none", [], [event], 0, 0.0)
 
 
-def footer_event(outcomes: Sequence[Outcome], *, baseline: bool) -> Event:
+def footer_event(outcomes: Sequence[Outcome], *, baseline: bool, elsewhere: Sequence[str] = ()) -> Event:
     """The event that ends a run.
 
     Args:
         outcomes: what came of each implementation.
         baseline: whether there is a baseline.
+        elsewhere: implementations that the baseline names and that this run does not check.
     """
     verdicts, codes = ({getattr(outcome, name) for outcome in outcomes} for name in ("verdict", "exit_code"))
     verdict = next((v for v in ("violations", "inconclusive") if v in verdicts), "conformant")
@@ -161,4 +162,6 @@ def footer_event(outcomes: Sequence[Outcome], *, baseline: bool) -> Event:
     if baseline:
         footer["known"] = sum(outcome.known for outcome in outcomes)
         footer["unexpected"] = [line for outcome in outcomes for line in outcome.unexpected]
+        if elsewhere:
+            footer["elsewhere"] = list(elsewhere)
     return footer

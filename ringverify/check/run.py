@@ -19,6 +19,7 @@ from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import affordable_examples
 from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
+from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
 from ringverify.check.declaring import in_words
 from ringverify.check.hunting import Counterexample, Hunt, hunt
@@ -66,7 +67,7 @@ def check(
         UsageError: options that contradict what an implementation declares.
         Inconclusive: the device or the world asked for does not exist here.
     """
-    named_apart(subject.implementation for subject in subjects if isinstance(subject, Subject))
+    named = named_apart(subject.implementation for subject in subjects if isinstance(subject, Subject))
     plans = [
         subject
         if isinstance(subject, Unavailable)
@@ -77,7 +78,14 @@ def check(
     ]
     find_device(options.device)
     casefile.look_at(options.cases)
-    until = time.monotonic() + (float("inf") if options.time_budget is None else options.time_budget)
+    tried = [
+        property
+        for plan in plans
+        if isinstance(plan, Plan)
+        for property in properties
+        if why_not(property, plan, options.device) is None
+    ]
+    budget = Budget(options.time_budget, len(tried))
     tell(header(options))
     outcomes: list[Outcome] = []
     for plan in plans:
@@ -85,14 +93,15 @@ def check(
             outcomes.append(_unavailable(plan, tell))
             continue
         world = open_world(plan.world) if crew is None else crew.world()
-        run = ImplementationRun(plan, world, options, until, tell, watch)
+        run = ImplementationRun(plan, world, options, budget, tell, watch)
         try:
             outcomes.append(run.outcome(properties))
         finally:
             run.close()
         if options.stop_early and outcomes[-1].exit_code == 1:
             break
-    footer = footer_event(outcomes, baseline=options.baseline is not None)
+    elsewhere = [] if options.baseline is None else options.baseline.elsewhere(named)
+    footer = footer_event(outcomes, baseline=options.baseline is not None, elsewhere=elsewhere)
     tell(footer)
     code: int = footer["exit_code"]
     return code
@@ -138,6 +147,26 @@ def header(options: Options) -> Event:
     }
 
 
+def why_not(property: Property, plan: Plan, device: str) -> str | None:
+    """Why a property is not tried on an implementation, or `None` if it is.
+
+    Args:
+        property: what must hold.
+        plan: what is run where.
+        device: of the tensors.
+    """
+    beside = property.simulated_only and plan.watched is not None
+    capabilities = (plan.watched if beside and plan.watched else plan.implementation).capabilities
+    kind = torch.device(device).type
+    if kind not in capabilities.devices:
+        return f"device {kind} is not declared"
+    if (reason := property.unsupported(capabilities)) is not None:
+        return reason
+    if property.simulated_only and not beside and plan.world != "simulated":
+        return f"needs the simulated world: in the {plan.world} world nothing is watched or held back"
+    return None
+
+
 class ImplementationRun:
     """One implementation, a property at a time.
 
@@ -145,18 +174,19 @@ class ImplementationRun:
         plan: what is run where.
         world: that world.
         options: what the user asked for.
-        until: `time.monotonic()` after which no further case is started.
+        budget: the time for it, shared with what else is tried.
         tell: is told each event.
         watch: is told how far a property has come.
     """
 
     def __init__(
-        self, plan: Plan, world: World, options: Options, until: float, tell: Callable[[Event], None], watch: Watch
+        self, plan: Plan, world: World, options: Options, budget: Budget, tell: Callable[[Event], None], watch: Watch
     ) -> None:
+        self._plan = plan
         self.implementation, self.target = plan.implementation, plan.target
         self.world = world
         self.options = options
-        self.until = until
+        self.budget = budget
         self.tell = tell
         self.watch = watch
         self._runner = self._runner_in(world, plan.implementation, plan.most_ranks)
@@ -244,7 +274,7 @@ class ImplementationRun:
 
     def _property(self, property: Property, runner: Runner) -> Iterator[Event]:
         """Try one property: the event that tells of it, and that of its counterexample."""
-        capabilities, options = runner.capabilities, self.options
+        options = self.options
         event: Event = {
             "event": "property",
             "implementation": self.implementation.name,
@@ -255,19 +285,16 @@ class ImplementationRun:
             "seconds": 0.0,
             "margin": None,
         }
-        reason = property.unsupported(capabilities)
-        device = torch.device(options.device).type
-        if device not in capabilities.devices:
-            reason = f"device {device} is not declared"
-        if reason is None and property.simulated_only and runner.world.name != "simulated":
-            reason = f"needs the simulated world: in the {runner.world.name} world nothing is watched or held back"
-        if reason is not None:
+        if (reason := why_not(property, self._plan, options.device)) is not None:
             yield {**event, "reason": reason}
             return
-        examples = affordable_examples(capabilities, property.examples_in(options.suite))
+        examples = affordable_examples(runner.capabilities, property.examples_in(options.suite))
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
         beside = runner is not self._runner
+        earlier, passed_over = self._remembered(property, runner)
+        if passed_over:
+            event["passed_over"] = passed_over
         self.watch.start(self.implementation.name, property.id, examples)
         try:
             found = hunt(
@@ -275,10 +302,10 @@ class ImplementationRun:
                 runner,
                 examples=examples,
                 seed=options.seed,
-                until=self.until,
+                share=self.budget.share(),
                 progress=self.watch.step,
                 suite=options.suite,
-                first=self._remembered(property),
+                first=earlier,
             )
         except (WorldUnavailable, Inconclusive) as error:
             if beside and isinstance(error, WorldUnavailable):  # nobody asked for it
@@ -293,6 +320,8 @@ class ImplementationRun:
         if runner.findings:
             event["gloo_refuses"] = [f"{name}: {example}" for name, example in sorted(runner.findings.items())]
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
+        if found.remembered:
+            event["remembered"] = found.remembered
         if found.counterexample is not None:
             event["verdict"] = "fail"
             if found.counterexample.violation.finding is None:
@@ -303,18 +332,29 @@ class ImplementationRun:
             event["verdict"] = "inconclusive"
             event["reason"] = "the time budget ended first" if found.out_of_time else "no case puts it to the test"
         if found.out_of_time and found.examples:
-            event["reason"] = f"the time budget ended after {found.examples} of {examples} examples"
+            event["reason"] = f"the time budget ended after {found.examples} of {examples + len(earlier)} examples"
+        if found.unfinished is not None:
+            event["reason"] = f"the time budget ended {found.unfinished}"
         if options.baseline is not None:
             event |= _expected(event, options.baseline, whole=not found.out_of_time)
         yield event
         if found.counterexample is not None:
             yield self._counterexample(property, found, found.counterexample, runner)
 
-    def _remembered(self, property: Property) -> list[CaseFile]:
-        """What failed in earlier runs, which a nightly run tries first: its own cases are others each time."""
-        if self.options.suite != "nightly":
-            return []
-        return casefile.remembered(self.options.cases, target=self.target, property=property.id)
+    def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
+        """The cases that failed in earlier runs, which are tried first; and those that cannot be tried, and why not."""
+        found, passed_over = casefile.remembered(self.options.cases, target=self.target, property=property.id)
+        usable = []
+        for path, one in found:
+            cases = (*one.after, one.case)
+            reasons = [why for case in cases if (why := why_unsupported(case, runner.capabilities)) is not None]
+            if runner.most_ranks is not None and max(case.ranks for case in cases) > runner.most_ranks:
+                reasons.append(f"it needs {max(case.ranks for case in cases)} ranks, and there are {runner.most_ranks}")
+            if reasons:
+                passed_over.append(f"case {path} is passed over: {reasons[0]}")
+            else:
+                usable.append(one)
+        return usable, passed_over
 
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample, runner: Runner) -> Event:
         path = casefile.save(

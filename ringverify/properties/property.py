@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Literal
 
 from hypothesis.strategies import SearchStrategy
 
@@ -13,11 +12,9 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import Finding, TensorName, worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.implementation import Capabilities
+from ringverify.properties.suites import Suite, examples_in
 from ringverify.worlds.world import Failure
 
-Suite = Literal["quick", "full", "nightly"]
-SUITES: dict[Suite, int] = {"quick": 1, "full": 10, "nightly": 100}
-"""How many times the cases of the quick suite each suite tries."""
 REFUSED = "refused"
 """The first word of the reason of a case on which the transport refused a call for what only some world sizes ask."""
 Reason = tuple[str, ...]
@@ -102,8 +99,8 @@ class Property:
     compared: Callable[[Case, Capabilities], list[Case]] = _itself
 
     def examples_in(self, suite: Suite) -> int:
-        """How many cases a suite tries: `full` ten times, `nightly` a hundred times those of `quick`."""
-        return self.examples * SUITES[suite]
+        """How many cases a suite tries."""
+        return examples_in(suite, self.examples)
 
 
 def always(capabilities: Capabilities) -> str | None:

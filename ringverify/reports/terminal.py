@@ -32,17 +32,24 @@ FAR_BEYOND = 1e12
 
 
 class Terminal:
-    """Tells events as text. Colour and progress appear only where the console is a terminal."""
+    """Tells events as text. Colour and progress appear only where the console is a terminal.
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+    Args:
+        console: where to print.
+        verbose: print whole tracebacks.
+        quiet: print only what did not pass, or was cut short, and the verdicts.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
         self.console = console
         self.verbose = verbose
+        self.quiet = quiet
         self._named = ""
 
     def tell(self, event: Event) -> None:
         """Print what one event says."""
         match event["event"]:
-            case "header":
+            case "header" if not self.quiet:
                 self._line(
                     f"ringverify {event['ringverify']}, torch {event['torch']}, python {event['python']}, "
                     f"{event['device']}, suite {event['suite']}, seed {event['seed']}"
@@ -58,6 +65,8 @@ class Terminal:
             case "footer":
                 for line in event.get("unexpected", ()):
                     self._line(f"\n{line}", "bold red")
+                if "elsewhere" in event:
+                    self._line(f"\nnot in this run, though in the baseline: {', '.join(event['elsewhere'])}", "dim")
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""
@@ -72,6 +81,9 @@ class Terminal:
                 self._line(f"        | {line}", "dim")
 
     def _property(self, event: Event) -> None:
+        unremarkable = event["verdict"] == "unsupported" or (event["verdict"] == "pass" and "reason" not in event)
+        if self.quiet and unremarkable and "unexpected" not in event:
+            return
         if event["implementation"] != self._named:
             self._named = event["implementation"]
             self._line(f"\n{self._named}", "bold")
@@ -82,12 +94,16 @@ class Terminal:
             numbers = (
                 f"{event['examples']:>6} examples {event['seconds']:>7.1f} s   margin {margin_text(event['margin'])}"
             )
+            if "remembered" in event:
+                numbers += f"   {event['remembered']} of an earlier run"
             if "reason" in event:
                 numbers += f"   ({event['reason']})"
             if "world" in event:
                 numbers += f"   in the {event['world']} world"
         shown, style = ("known fail", "yellow") if "known" in event else (verdict, STYLES[verdict])
         self._print("  ", (f"{shown:<13}", style), f"{event['property']:<23}{numbers}")
+        for line in event.get("passed_over", ()):
+            self._print(("        note    ", "dim"), line)
         if "known" in event:
             self._print(("        known   ", "dim"), f"{event['known']['reason']} ({event['known']['link']})")
         if "unexpected" in event:
@@ -100,9 +116,12 @@ class Terminal:
         if event["not_run"]:
             counts += f", {event['not_run']} not run (-x)"
         where, elsewhere = where_text(event)
-        self._print("  ", (event["verdict"], STYLES[event["verdict"]]), f"{where}: {counts}{elsewhere}")
+        before = f"{event['implementation']}: " if self.quiet else "  "
+        self._print(before, (event["verdict"], STYLES[event["verdict"]]), f"{where}: {counts}{elsewhere}")
         for finding in event.get("gloo_refuses", ()):
             self._print(("  works here, gloo refuses it: ", "yellow"), finding)
+        if self.quiet:
+            return
         if event["examples"]:
             inside = 100 * event["seconds_inside"] / seconds
             beside = f" and {event['simulated_runs']} of the simulated one" if "simulated_runs" in event else ""

@@ -76,7 +76,7 @@ class ConformanceResult:
         verdict: `conformant`, `violations` or `inconclusive`.
         world: where its ranks ran.
         device: of the tensors.
-        suite: quick, full or nightly.
+        suite: smoke, quick, full or nightly.
         seed: what decided which cases were tried.
         properties: what came of each property, by id.
         events: all that was told, as in a report.

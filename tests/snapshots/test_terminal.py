@@ -209,6 +209,7 @@ COMMANDS = {
     "check": ["check"],
     "replay": ["replay"],
     "confirm": ["confirm"],
+    "init": ["init"],
     "list": ["list"],
     "bench": ["bench"],
     "plan": ["plan"],
