@@ -33,16 +33,14 @@ SECONDS = 4.0
 ALTERNATIVES = 2
 """How many suspicions are named that no case tells apart."""
 
-UNEXPLAINED = "no suspicion explains this"
-
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
     """What is wrong, where.
 
     Attributes:
-        text: a sentence; it says so when nothing explains what was seen.
-        explained: whether a suspicion does.
+        text: the cause in a sentence, and what to try first; `None` when nothing explains what was seen.
+        causes: the hypotheses that the text names, the plainest first; empty when nothing explains what was seen.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop: the block of rank o
             reaches rank r at hop (r − o) mod P, in a ring that sends to the right.
         residual: the largest difference that the explanation leaves.
@@ -50,8 +48,8 @@ class Diagnosis:
         region: the same as a map.
     """
 
-    text: str
-    explained: bool = False
+    text: str | None = None
+    causes: tuple[Suspicion, ...] = ()
     hop: int | None = None
     residual: float | None = None
     where: Where | None = None
@@ -136,8 +134,10 @@ def _named(
         if left:
             found, residual = left[0]
             text = "; or ".join(_told(left, smallest)[:ALTERNATIVES]) + f" (residual {residual:.0e})"
-            return Diagnosis(text, True, hop_of(found, smallest), residual)
-    return Diagnosis(UNEXPLAINED)
+            if advice := found.advised(smallest):
+                text += f". {advice}"
+            return Diagnosis(text, tuple(one for one, _ in left), hop_of(found, smallest), residual)
+    return Diagnosis()
 
 
 def _possible(case: Case, capabilities: Capabilities) -> bool:
