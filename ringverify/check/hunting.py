@@ -15,9 +15,11 @@ from hypothesis.strategies import SearchStrategy
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
+from ringverify.check.beside import SHARED_STATE, Hint, beside
 from ringverify.check.explaining import explained
 from ringverify.check.profiles import profile
 from ringverify.diagnosis.region import Region
+from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Judgement, Property, Suite, Violation
@@ -55,10 +57,13 @@ class Counterexample:
         smallest: whether shrinking ended by itself rather than by its budget.
         repeats: whether the case failed in the same way, bit for bit, when it was run again in a fresh process.
         after: cases that have to run before it in the same process for it to fail; mostly none.
-        diagnosis: what explains it, in a sentence; or that nothing does; `None` where there are no values to explain.
+        diagnosis: what explains it, in a sentence; `None` where nothing does, or there are no values to explain.
+        causes: the hypotheses that the diagnosis names, the plainest first.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop.
         where: the rows, heads and keys concerned; `None` where there are no values to look at.
         region: the same as a map.
+        hints: what was found beside it, where nothing explains it.
+        printed: what each rank printed when the case was run last; `None` stands for a process that ranks share.
     """
 
     case: Case
@@ -73,6 +78,9 @@ class Counterexample:
     hop: int | None = None
     where: Where | None = None
     region: Region | None = None
+    causes: tuple[Suspicion, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    printed: tuple[tuple[int | None, str], ...] = ()
 
 
 @dataclasses.dataclass
@@ -109,6 +117,7 @@ def hunt(
     shrinking: bool = True,
     suite: Suite = "quick",
     first: Sequence[CaseFile] = (),
+    watched: Callable[[], Runner | None] = lambda: None,
 ) -> Hunt:
     """Try `examples` cases of a property, stop at the first violation, and shrink it.
 
@@ -122,6 +131,7 @@ def hunt(
         shrinking: whether to look for the smallest case, or to leave it at the first.
         suite: whose profile Hypothesis draws under.
         first: counterexamples of earlier runs, to be tried before others.
+        watched: the implementation in a simulated world, where the runner's is another one.
 
     Raises:
         WorldUnavailable: the world could not be set up.
@@ -129,6 +139,7 @@ def hunt(
     """
     started = time.monotonic()
     hunt = Hunt()
+    runner.notes.clear()
     found: list[tuple[Case, Judgement]] = []
 
     def visit(case: Case) -> None:
@@ -165,7 +176,10 @@ def hunt(
         pass
     if found:
         case, judgement = found[0]
-        hunt.counterexample = _smallest(property, runner, case, judgement) if shrinking else _as_found(case, judgement)
+        if shrinking:
+            hunt.counterexample = _smallest(property, runner, case, judgement, watched)
+        else:
+            hunt.counterexample = _as_found(case, judgement)
         hunt.margin = max(hunt.margin, found[0][1].margin)
     hunt.seconds = time.monotonic() - started
     return hunt
@@ -219,7 +233,9 @@ def _as_found(case: Case, judgement: Judgement) -> Counterexample:
     )
 
 
-def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgement) -> Counterexample:
+def _smallest(
+    property: Property, runner: Runner, first: Case, judgement: Judgement, watched: Callable[[], Runner | None]
+) -> Counterexample:
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
@@ -258,9 +274,16 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         repeats = bool(after) or _same_failure(again, judgement)
         judgement = again if again.violation is not None else judgement
     assert judgement.violation is not None
+    printed = runner.printed
     # What depends on earlier cases, or on chance, is not to be explained by a case.
     steady = repeats and not after
     diagnosis = explained(runner, judgement.violation, case, first) if steady else None
+    hints = [Hint(note) for note in runner.notes]
+    if runner.world.name == "simulated" and after and not hints:
+        hints.append(Hint(SHARED_STATE))
+    if not hints and not runner.hangs and (diagnosis is None or not diagnosis.causes):
+        there = runner if runner.world.name == "simulated" else watched()
+        hints = beside(property, runner, there, case, judgement.violation)
     return Counterexample(
         case=case,
         violation=judgement.violation,
@@ -274,6 +297,9 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
         region=None if diagnosis is None else diagnosis.region,
+        causes=() if diagnosis is None else diagnosis.causes,
+        hints=tuple(hints),
+        printed=printed,
     )
 
 

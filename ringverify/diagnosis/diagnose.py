@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.comparing import TensorName
@@ -298,7 +300,7 @@ def hop_of(suspicion: Suspicion, scene: Scene) -> int | None:
         for at in visits(scene, rank):
             changed = steps.times(at) != 1 or steps.part_times(at) != 1 or steps.dq_times(at) != 1
             if steps.pattern is not STEPS.pattern:
-                changed |= bool((steps.pattern(at) != STEPS.pattern(at)).any())
+                changed |= not np.array_equal(steps.pattern(at), STEPS.pattern(at))
             if changed:
                 hops.add(at.hop)
     return hops.pop() if len(hops) == 1 else None

@@ -26,16 +26,26 @@ AXES = {
     "dv": ("batch", "key", "head", "dim"),
 }
 TRACEBACK_LINES = 14
+PRINTED = 4000
+"""Letters of a rank's output that a report keeps: the last ones."""
+CUT = f", its last {PRINTED} letters"
 FAR_BEYOND = 1e12
 """A ratio of error to allowed error past which its digits tell nobody anything."""
 
 
 class Terminal:
-    """Tells events as text. Colour and progress appear only where the console is a terminal."""
+    """Tells events as text. Colour and progress appear only where the console is a terminal.
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+    Args:
+        console: where.
+        verbose: whole tracebacks, every failure in full, and what ranks printed.
+        printed: what ranks printed, in any case.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False, printed: bool = False) -> None:
         self.console = console
         self.verbose = verbose
+        self._with_printed = printed or verbose
         self._named = ""
 
     def tell(self, event: Event) -> None:
@@ -60,8 +70,16 @@ class Terminal:
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""
+        if event.get("same_as") is not None and not self.verbose:
+            self._print(("        the same as ", "dim"), repeated(event))
+            return
         for label, text in story(event):
             self._print((f"        {label:<8}", "dim"), text)
+        for one in event.get("printed", ()) if self._with_printed else ():
+            whose = "the ranks' process" if one["rank"] is None else f"rank {one['rank']}"
+            self._line(f"        printed by {whose}{CUT if len(one['text']) >= PRINTED else ''}", "dim")
+            for line in one["text"].rstrip("\n").splitlines():
+                self._line(f"        | {line}")
         if event["detail"]:
             lines = event["detail"].rstrip().splitlines()
             shown = lines if self.verbose else lines[-TRACEBACK_LINES:]
@@ -133,7 +151,8 @@ def counterexample_text(event: Event, *, verbose: bool = False) -> str:
 
 def story(event: Event) -> list[tuple[str, str]]:
     """A counterexample in words: lines with a label each, "" where a line goes on with the one before."""
-    rows = [(label, event[name]) for label, name in (("", "summary"), ("case", "case_text")) if name in event]
+    rows = [("same", f"as {event['same_as']}")] if event.get("same_as") is not None else []
+    rows += [(label, event[name]) for label, name in (("", "summary"), ("case", "case_text")) if name in event]
     if event["tensor"] is not None and {"index", "position", "actual", "expected", "allowed"} <= event.keys():
         rows.append(("worst", worst_element(event)))
         rows.append(("", worst_numbers(event)))
@@ -141,8 +160,17 @@ def story(event: Event) -> list[tuple[str, str]]:
         rows += zip(("where", ""), event["where"]["text"], strict=False)
     if event["diagnosis"] is not None:
         rows.append(("cause", event["diagnosis"]))
+    hints = [
+        f"{hint['property']}: {hint['text']}" if hint["property"] else hint["text"] for hint in event.get("hints", ())
+    ]
+    rows += zip(["beside", *[""] * len(hints)], hints, strict=False)
+    if event["diagnosis"] is None and event["tensor"] is not None and not hints and event.get("takes") is not None:
+        rows.append(("next", unknown(event)))
     if event.get("tried"):
-        rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
+        margins = ""
+        if "first_margin" in event and event["tensor"] is not None:
+            margins = f"; margin {margin_text(event['first_margin'])} there, {margin_text(event['margin'])} here"
+        rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried{margins}"))
     for earlier in event.get("after", ()):
         rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
     if not event.get("repeats", True):
@@ -152,6 +180,21 @@ def story(event: Event) -> list[tuple[str, str]]:
     if "replay" in event:
         rows.append(("replay", event["replay"]))
     return rows
+
+
+def repeated(event: Event) -> str:
+    """In one line, a failure that is another one once more."""
+    return f"{event['same_as']}: {event.get('summary', '')}; {event.get('replay', '')}"
+
+
+def unknown(event: Event) -> str:
+    """What to do about a failure that nothing explains, and what it takes."""
+    takes = event["takes"]
+    told = "Cause unknown. "
+    if takes:
+        listed = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
+        told += f"It takes {listed}. "
+    return told + "Print in the implementation and replay: what each rank prints is shown"
 
 
 def worst_element(event: Event) -> str:
@@ -165,6 +208,8 @@ def worst_element(event: Event) -> str:
 
 def worst_numbers(event: Event) -> str:
     """The worst element's value beside what it should be."""
+    if float(event["actual"]) != float(event["actual"]) and float(event["expected"]) != float(event["expected"]):
+        return "is no number, and neither is what it is compared with"
     text = f"is {float(event['actual']):.6g}, should be {float(event['expected']):.6g}: "
     error, allowed = float(event["error"]), float(event["allowed"])
     if error != error:

@@ -107,6 +107,9 @@ class Run:
         hazards: what only a forgiving transport forgives, in the order in which it was seen; of a watched run.
         traffic: who sent how much to whom; of a watched run.
         memory: the most that each rank had allocated at once, in rank order; of a run watched for it.
+        printed: what each rank printed that printed anything, cut at the front; `None` stands for the process that
+            simulated ranks share.
+        notes: what a simulated world noticed that its ranks could not do in it, a sentence each.
     """
 
     results: tuple[Any, ...]
@@ -117,6 +120,8 @@ class Run:
     hazards: tuple[Hazard, ...] = ()
     traffic: Traffic | None = None
     memory: tuple[Memory, ...] = ()
+    printed: tuple[tuple[int | None, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class WorldUnavailable(RuntimeError):
