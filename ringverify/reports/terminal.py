@@ -169,7 +169,8 @@ def story(event: Event) -> list[tuple[str, str]]:
     if event.get("tried"):
         margins = ""
         if "first_margin" in event and event["tensor"] is not None:
-            margins = f"; margin {margin_text(event['first_margin'])} there, {margin_text(event['margin'])} here"
+            there, here = margin_text(event["first_margin"]), margin_text(event["margin"])
+            margins = f"; margin {there} there, {here} in the smallest case"
         rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried{margins}"))
     for earlier in event.get("after", ()):
         rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
@@ -194,7 +195,7 @@ def unknown(event: Event) -> str:
     if takes:
         listed = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
         told += f"It takes {listed}. "
-    return told + "Print in the implementation and replay: what each rank prints is shown"
+    return told + "Print in your function and replay: what each rank prints is shown"
 
 
 def worst_element(event: Event) -> str:
