@@ -221,7 +221,7 @@ def _replay(options: argparse.Namespace) -> int:
         target=options.target,
         written=options.snippet,
         say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
-        show=Terminal(console, verbose=options.verbose).counterexample,
+        show=Terminal(console, verbose=options.verbose, printed=True).counterexample,
     )
 
 

@@ -25,7 +25,7 @@ from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation, Runner
 from ringverify.check.drawing import drawn
-from ringverify.implementation import Capabilities, Implementation
+from ringverify.implementation import Capabilities, Implementation, TensorLayout
 from ringverify.properties.precision import LOW, PRECISION, errs_as_declared
 from ringverify.properties.property import Property, Violation, judge_everything
 from ringverify.worlds.world import WorldUnavailable
@@ -60,10 +60,13 @@ class _Once(Runner):
         watch: bool | Literal["memory"] = False,
         inputs: Inputs | None = None,
         unwritten: bool = False,
+        layout: TensorLayout | None = None,
     ) -> Observation:
         """Run a case, or say what came of it before."""
-        if watch or inputs is not None:
-            return super().run(case, gradients=gradients, watch=watch, inputs=inputs, unwritten=unwritten)
+        if watch or inputs is not None or layout is not None:
+            return super().run(
+                case, gradients=gradients, watch=watch, inputs=inputs, unwritten=unwritten, layout=layout
+            )
         key = (case, gradients, unwritten)
         if key not in self.seen:
             self.seen[key] = super().run(case, gradients=gradients, unwritten=unwritten)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
+from ringverify.check.beside import SHARED_STATE, Hint, beside
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
 from ringverify.check.explaining import explained
 from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
+from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import REFUSED, Judgement, Property, Violation
@@ -57,12 +59,15 @@ class Counterexample:
         smallest: whether shrinking ended by itself rather than by its budget.
         repeats: whether the case failed in the same way when it was run again in a fresh process; see `same_failure`.
         after: cases that have to run before it in the same process for it to fail; mostly none.
-        diagnosis: what explains it, in a sentence; or that nothing does; `None` where there are no values to explain.
+        diagnosis: what explains it, in a sentence; `None` where nothing does, or there are no values to explain.
+        causes: the hypotheses that the diagnosis names, the plainest first.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop.
         where: the rows, heads and keys concerned; `None` where there are no values to look at.
         region: the same as a map.
         declaration: what would have to be declared for the implementation to pass, if that is all that is wrong.
         refused: another case and what the transport refused of it; looking for violations went on after it.
+        hints: what was found beside it, where nothing explains it.
+        printed: what each rank printed when the case was run last; `None` stands for a process that ranks share.
     """
 
     case: Case
@@ -79,6 +84,9 @@ class Counterexample:
     region: Region | None = None
     declaration: Declaration | None = None
     refused: tuple[Case, Violation] | None = None
+    causes: tuple[Suspicion, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    printed: tuple[tuple[int | None, str], ...] = ()
 
 
 @dataclasses.dataclass
@@ -119,6 +127,7 @@ def hunt(
     shrinking: bool = True,
     suite: Suite = "quick",
     first: Sequence[CaseFile] = (),
+    watched: Callable[[], Runner | None] = lambda: None,
 ) -> Hunt:
     """Try `examples` cases of a property, stop at the first violation, and shrink it.
 
@@ -135,6 +144,7 @@ def hunt(
         shrinking: whether to look for the smallest case, or to leave it at the first.
         suite: whose profile Hypothesis draws under.
         first: counterexamples of earlier runs, to be tried before others.
+        watched: the implementation in a simulated world, where the runner's is another one.
 
     Raises:
         WorldUnavailable: the world could not be set up.
@@ -142,6 +152,7 @@ def hunt(
     """
     started = time.monotonic()
     hunt = Hunt()
+    runner.notes.clear()
     found: list[tuple[Case, Judgement]] = []
     refused: list[tuple[Case, Judgement]] = []
 
@@ -180,7 +191,7 @@ def hunt(
         case, judgement = (found or refused)[0]
         shown = _as_found(case, judgement)
         if shrinking:
-            shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share)
+            shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share, watched)
         hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
         hunt.margin = max(hunt.margin, judgement.margin)
     hunt.seconds = time.monotonic() - started
@@ -243,6 +254,7 @@ def _smallest(
     judgement: Judgement,
     refused: list[tuple[Case, Judgement]],
     share: Share,
+    watched: Callable[[], Runner | None],
 ) -> tuple[Counterexample, str | None]:
     """The smallest case, explained, and what there was no time for; smaller ones refused are added to `refused`."""
     violation = judgement.violation
@@ -295,12 +307,21 @@ def _smallest(
         repeats = bool(after) or same_failure(again, judgement)
         judgement = again if again.violation is not None else judgement
     assert judgement.violation is not None
+    printed = runner.printed
     # What depends on earlier cases, or on chance, is not to be explained by a case.
     steady = repeats and not after
     in_time = time.monotonic() <= share.late
     diagnosis = explained(runner, judgement.violation, case, first) if steady and in_time else None
+    declaration = would_pass(property, runner, judgement.violation, (case, first)) if steady and in_time else None
     if steady and not in_time:
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
+    hints = [Hint(note) for note in runner.notes]
+    if runner.world.name == "simulated" and after and not hints:
+        hints.append(Hint(SHARED_STATE))
+    unexplained = declaration is None and (diagnosis is None or not diagnosis.causes)
+    if in_time and not hints and not runner.hangs and unexplained:
+        there = runner if runner.world.name == "simulated" else watched()
+        hints = beside(property, runner, there, case, judgement.violation)
     counterexample = Counterexample(
         case=case,
         violation=judgement.violation,
@@ -314,7 +335,10 @@ def _smallest(
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
         region=None if diagnosis is None else diagnosis.region,
-        declaration=would_pass(property, runner, judgement.violation, (case, first)) if steady and in_time else None,
+        declaration=declaration,
+        causes=() if diagnosis is None else diagnosis.causes,
+        hints=tuple(hints),
+        printed=printed,
     )
     return counterexample, unfinished
 

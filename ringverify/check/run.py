@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -22,6 +23,7 @@ from ringverify.check.baseline import Baseline
 from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
 from ringverify.check.declaring import in_words
+from ringverify.check.explaining import takes
 from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.check.options import Options, Subject, Unavailable, Watch
 from ringverify.check.outcome import (
@@ -33,11 +35,13 @@ from ringverify.check.outcome import (
     told_of_unavailable,
 )
 from ringverify.check.planning import Plan, find_device, open_world, planned
+from ringverify.check.sameness import Story, same_as
 from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property
 from ringverify.reports.jsonl import SCHEMA, Event
+from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import World, WorldUnavailable
 
@@ -192,6 +196,7 @@ class ImplementationRun:
         self._runner = self._runner_in(world, plan.implementation, plan.most_ranks)
         self._watched = plan.watched
         self._beside: Runner | None = None
+        self._stories: list[Story] = []
 
     def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
         return Runner(
@@ -205,8 +210,12 @@ class ImplementationRun:
 
     def _runner_for(self, property: Property) -> Runner:
         """In this run's world, or in a simulated one beside it for what only that can show."""
-        if not property.simulated_only or self._watched is None:
-            return self._runner
+        return (self._simulated() if property.simulated_only else None) or self._runner
+
+    def _simulated(self) -> Runner | None:
+        """In a simulated world beside this run's, if there can be one."""
+        if self._watched is None:
+            return None
         if self._beside is None:
             self._beside = self._runner_in(open_world("simulated"), self._watched, None)
         return self._beside
@@ -306,6 +315,7 @@ class ImplementationRun:
                 progress=self.watch.step,
                 suite=options.suite,
                 first=earlier,
+                watched=self._simulated,
             )
         except (WorldUnavailable, Inconclusive) as error:
             if beside and isinstance(error, WorldUnavailable):  # nobody asked for it
@@ -365,6 +375,10 @@ class ImplementationRun:
             device=self.options.device,
             counterexample=shown,
         )
+        story = Story(property, shown)
+        repeated = same_as(self._stories, story, self._runner_for)
+        if repeated is None:
+            self._stories.append(story)
         # Of a run that returned nothing, who holds what can still be drawn.
         region = shown.region or outline(shown.case, runner.capabilities)
         return {
@@ -379,8 +393,10 @@ class ImplementationRun:
             "tried": shown.tried,
             "smallest": shown.smallest,
             "repeats": shown.repeats,
+            "first_margin": found.margin,
+            "same_as": None if repeated is None else repeated.id,
             "file": str(path),
-            "replay": f"ringverify replay {path}",
+            "replay": shlex.join(["ringverify", "replay", str(path)]),
         }
 
 
@@ -405,6 +421,9 @@ def told(shown: Counterexample) -> dict[str, Any]:
         "error": None,
         "allowed": None,
         "diagnosis": shown.diagnosis,
+        "hints": [hint.told() for hint in shown.hints],
+        "takes": takes(shown.case) if shown.smallest else [],
+        "printed": [{"rank": rank, "text": text[-LETTERS:]} for rank, text in shown.printed],
         "where": None if shown.where is None else shown.where.told(),
         "summary": violation.summary,
         "detail": violation.detail,

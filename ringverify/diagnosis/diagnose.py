@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.comparing import TensorName
@@ -34,8 +36,6 @@ SECONDS = 4.0
 ALTERNATIVES = 2
 """How many suspicions are named that no case tells apart."""
 
-UNEXPLAINED = "no suspicion explains this"
-
 NO_DIGIT = "sums in {sums} over as many terms keep no digit by which to tell causes apart"
 """What is said of a case whose declared sums may be off by all of their size."""
 
@@ -45,8 +45,8 @@ class Diagnosis:
     """What is wrong, where.
 
     Attributes:
-        text: a sentence; it says so when nothing explains what was seen.
-        explained: whether a suspicion does.
+        text: the cause in a sentence, and what to try first; `None` when nothing explains what was seen.
+        causes: the hypotheses that the text names, the plainest first; empty when nothing explains what was seen.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop: the block of rank o
             reaches rank r at hop (r − o) mod P, in a ring that sends to the right.
         residual: the largest difference that the explanation leaves.
@@ -54,8 +54,8 @@ class Diagnosis:
         region: the same as a map.
     """
 
-    text: str
-    explained: bool = False
+    text: str | None = None
+    causes: tuple[Suspicion, ...] = ()
     hop: int | None = None
     residual: float | None = None
     where: Where | None = None
@@ -147,8 +147,10 @@ def _named(
         if left:
             found, residual = left[0]
             text = "; or ".join(_told(left, smallest)[:ALTERNATIVES]) + f" (residual {residual:.0e})"
-            return Diagnosis(text, True, hop_of(found, smallest), residual)
-    return Diagnosis(UNEXPLAINED)
+            if advice := found.advised(smallest):
+                text += f". {advice}"
+            return Diagnosis(text, tuple(one for one, _ in left), hop_of(found, smallest), residual)
+    return Diagnosis()
 
 
 def _without_digits(scene: Scene) -> str:
@@ -316,7 +318,7 @@ def hop_of(suspicion: Suspicion, scene: Scene) -> int | None:
         for at in visits(scene, rank):
             changed = steps.times(at) != 1 or steps.part_times(at) != 1 or steps.dq_times(at) != 1
             if steps.pattern is not STEPS.pattern:
-                changed |= bool((steps.pattern(at) != STEPS.pattern(at)).any())
+                changed |= not np.array_equal(steps.pattern(at), STEPS.pattern(at))
             if changed:
                 hops.add(at.hop)
     return hops.pop() if len(hops) == 1 else None

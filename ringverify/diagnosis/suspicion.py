@@ -39,6 +39,7 @@ class Suspicion:
         ranks: on which ranks of a case it is wrong; `None` is all.
         narrow: whether it concerns some blocks only, and comes after what concerns all.
         judge: decides in place of the steps, for what they cannot say: the largest difference left, or `None`.
+        advice: what to try first, as a sentence without its full stop; may depend on the case.
     """
 
     says: str | Callable[[Scene], str]
@@ -47,6 +48,11 @@ class Suspicion:
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
     narrow: bool = False
     judge: Callable[[Scene], float | None] | None = None
+    advice: str | Callable[[Scene], str] = ""
+
+    def advised(self, scene: Scene) -> str:
+        """What to try first in a case; empty where nothing is known."""
+        return self.advice if isinstance(self.advice, str) else self.advice(scene)
 
     def sentence(self, scene: Scene) -> str:
         """What it says of a case."""
@@ -121,6 +127,8 @@ def _suspected_limits(scene: Scene, steps_of: ByRank) -> Allowed:
         for at in visits(scene, rank):
             scores, counts, _, _, _ = scored(at, steps_of(rank))
             place = np.ix_(np.arange(p.batch), np.arange(p.heads), at.i, at.j)
+            if counts.shape != m[place].shape:
+                return scene.allowed  # heads taken for tokens: no score is one of the case's
             m[place], s[place] = counts, scores
     s = np.where((m > 0) & np.isfinite(s), s, 0.0)
     top = np.max(s, axis=-1, keepdims=True, where=m > 0, initial=-np.inf)

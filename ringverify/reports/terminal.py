@@ -27,6 +27,9 @@ AXES = {
     "dv": ("batch", "key", "head", "dim"),
 }
 TRACEBACK_LINES = 14
+PRINTED = 4000
+"""Letters of a rank's output that a report keeps: the last ones."""
+CUT = f", its last {PRINTED} letters"
 FAR_BEYOND = 1e12
 """A ratio of error to allowed error past which its digits tell nobody anything."""
 
@@ -36,14 +39,16 @@ class Terminal:
 
     Args:
         console: where to print.
-        verbose: print whole tracebacks.
+        verbose: print whole tracebacks, every failure in full, and what ranks printed.
+        printed: print what ranks printed, in any case.
         quiet: print only what did not pass, or was cut short, and the verdicts.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
+    def __init__(self, console: Console, *, verbose: bool = False, printed: bool = False, quiet: bool = False) -> None:
         self.console = console
         self.verbose = verbose
         self.quiet = quiet
+        self._with_printed = printed or verbose
         self._named = ""
 
     def tell(self, event: Event) -> None:
@@ -70,8 +75,16 @@ class Terminal:
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""
+        if event.get("same_as") is not None and not self.verbose:
+            self._print(("        the same as ", "dim"), repeated(event))
+            return
         for label, text in story(event):
             self._print((f"        {label:<8}", "dim"), text)
+        for one in event.get("printed", ()) if self._with_printed else ():
+            whose = "the ranks' process" if one["rank"] is None else f"rank {one['rank']}"
+            self._line(f"        printed by {whose}{CUT if len(one['text']) >= PRINTED else ''}", "dim")
+            for line in one["text"].rstrip("\n").splitlines():
+                self._line(f"        | {line}")
         if event["detail"]:
             lines = event["detail"].rstrip().splitlines()
             shown = lines if self.verbose else lines[-TRACEBACK_LINES:]
@@ -156,7 +169,8 @@ def counterexample_text(event: Event, *, verbose: bool = False) -> str:
 
 def story(event: Event) -> list[tuple[str, str]]:
     """A counterexample in words: lines with a label each, "" where a line goes on with the one before."""
-    rows = [(label, event[name]) for label, name in (("", "summary"), ("case", "case_text")) if name in event]
+    rows = [("same", f"as {event['same_as']}")] if event.get("same_as") is not None else []
+    rows += [(label, event[name]) for label, name in (("", "summary"), ("case", "case_text")) if name in event]
     if event["tensor"] is not None and {"index", "position", "actual", "expected", "allowed"} <= event.keys():
         rows.append(("worst", worst_element(event)))
         rows.append(("", worst_numbers(event)))
@@ -168,8 +182,19 @@ def story(event: Event) -> list[tuple[str, str]]:
         rows.append(("cause", event["diagnosis"]))
     if "declare" in event:
         rows.append(("declare", event["declare"]))
+    hints = [
+        f"{hint['property']}: {hint['text']}" if hint["property"] else hint["text"] for hint in event.get("hints", ())
+    ]
+    rows += zip(["beside", *[""] * len(hints)], hints, strict=False)
+    unexplained = event["diagnosis"] is None and event["tensor"] is not None and not hints and "declare" not in event
+    if unexplained and event.get("takes") is not None:
+        rows.append(("next", unknown(event)))
     if event.get("tried"):
-        rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
+        margins = ""
+        if "first_margin" in event and event["tensor"] is not None:
+            there, here = margin_text(event["first_margin"]), margin_text(event["margin"])
+            margins = f"; margin {there} there, {here} in the smallest case"
+        rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried{margins}"))
     for earlier in event.get("after", ()):
         rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
     if not event.get("repeats", True):
@@ -179,6 +204,21 @@ def story(event: Event) -> list[tuple[str, str]]:
     if "replay" in event:
         rows.append(("replay", event["replay"]))
     return rows
+
+
+def repeated(event: Event) -> str:
+    """In one line, a failure that is another one once more."""
+    return f"{event['same_as']}: {event.get('summary', '')}; {event.get('replay', '')}"
+
+
+def unknown(event: Event) -> str:
+    """What to do about a failure that nothing explains, and what it takes."""
+    takes = event["takes"]
+    told = "Cause unknown. "
+    if takes:
+        listed = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
+        told += f"It takes {listed}. "
+    return told + "Print in your function and replay: what each rank prints is shown"
 
 
 def worst_element(event: Event) -> str:
@@ -192,6 +232,8 @@ def worst_element(event: Event) -> str:
 
 def worst_numbers(event: Event) -> str:
     """The worst element's value beside what it should be."""
+    if float(event["actual"]) != float(event["actual"]) and float(event["expected"]) != float(event["expected"]):
+        return "is no number, and neither is what it is compared with"
     text = f"is {float(event['actual']):.6g}, should be {float(event['expected']):.6g}: "
     error, allowed = float(event["error"]), float(event["allowed"])
     if error != error:

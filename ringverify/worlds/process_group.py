@@ -52,8 +52,13 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         self._exchange = exchange
         self._mailbox = exchange.mailbox(name, ranks)
         self._place = place
+        self._rank = rank
         self._size = len(ranks)
         self._description = description
+
+    def belongs_to(self, exchange: Exchange, rank: int) -> bool:
+        """Whether this is the handle that a rank of a run was given."""
+        return self._exchange is exchange and self._rank == rank
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 

@@ -121,11 +121,14 @@ class RankBookkeeping:
 class _BookkeepingByThread:
     """Stands in for `distributed_c10d._world`: a rank's thread sees its own bookkeeping, all others the outer one."""
 
-    def __init__(self, outer: Any, of_thread: threading.local) -> None:
+    def __init__(self, outer: Any, of_thread: threading.local, strange: Callable[[], None]) -> None:
         object.__setattr__(self, "outer", outer)
         object.__setattr__(self, "_of_thread", of_thread)
+        object.__setattr__(self, "_strange", strange)
 
     def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._of_thread, "bookkeeping"):
+            self._strange()
         return getattr(getattr(self._of_thread, "bookkeeping", self.outer), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -133,9 +136,15 @@ class _BookkeepingByThread:
 
 
 class RankThreads:
-    """Gives threads their own `torch.distributed` while it is installed, and every other thread the one it had."""
+    """Gives threads their own `torch.distributed` while it is installed, and every other thread the one it had.
+
+    Attributes:
+        strangers: whether a thread that is no rank's has asked for `torch.distributed` since a run began.
+    """
 
     def __init__(self) -> None:
+        self.strangers = False
+        self._known: frozenset[threading.Thread] = frozenset()
         self._of_thread = threading.local()
         self._outer_helper: Callable[..., Any] | None = None
         self._leaving = threading.Lock()
@@ -162,10 +171,15 @@ class RankThreads:
             if not hasattr(c10d, name):
                 raise WorldUnavailable(_lacking(f"distributed_c10d.{name}"))
         isolate(True)
+        self.strangers, self._known = False, frozenset(threading.enumerate())
         if not self.installed:
             self._outer_helper = c10d._new_process_group_helper
             c10d._new_process_group_helper = self._new_process_group_helper  # type: ignore[assignment] # fewer types
-            c10d._world = _BookkeepingByThread(c10d._world, self._of_thread)  # type: ignore[assignment] # a stand-in
+            c10d._world = _BookkeepingByThread(c10d._world, self._of_thread, self._strange)  # type: ignore[assignment] # a stand-in
+
+    def _strange(self) -> None:
+        """Note that a thread which began after the run did is no rank's."""
+        self.strangers |= threading.current_thread() not in self._known
 
     def remove(self, ranks: Iterable[RankBookkeeping], *, keep: bool) -> None:
         """Give the outer `torch.distributed` back.

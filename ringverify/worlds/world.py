@@ -112,6 +112,9 @@ class Run:
         traffic: who sent how much to whom; of a watched run.
         memory: the most that each rank had allocated at once, in rank order; of a run watched for it.
         findings: what worked in a simulated world and gloo refuses: a name and an example each.
+        printed: what each rank printed that printed anything, cut at the front; `None` stands for the process that
+            simulated ranks share.
+        notes: what a simulated world noticed that its ranks could not do in it, a sentence each.
     """
 
     results: tuple[Any, ...]
@@ -123,6 +126,8 @@ class Run:
     traffic: Traffic | None = None
     memory: tuple[Memory, ...] = ()
     findings: tuple[tuple[str, str], ...] = ()
+    printed: tuple[tuple[int | None, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class WorldUnavailable(RuntimeError):

@@ -66,7 +66,7 @@ def counterexample(property, **fields):
 VALUE = counterexample(
     "gradients", rank=1, tensor="dk", index=[0, 0, 0, 2], position=1, actual=0.25, expected=0.125, error=0.125,
     allowed=2.5e-6, margin=50000.0, wrong={"0": 3, "1": 4}, of=8, summary="dk is wrong on ranks 0, 1: 7 of 8 elements",
-    diagnosis="dk on every rank equals dk + dv (residual 3e-07)",
+    diagnosis="the returned dk holds the sum of the right dk and the right dv (residual 3e-07)",
     where={"text": ["dk, all keys of every rank", "on rank 0 the part of rank 1's queries (hop 1) is wrong"]},
 )  # fmt: skip
 NAN = counterexample(
@@ -76,7 +76,7 @@ NAN = counterexample(
 EXACT = counterexample(
     "masked_rows", rank=0, tensor="out", index=[0, 1, 0, 0], position=1, actual=1e-8, expected=0.0, error=1e-8,
     allowed=0.0, margin="inf", wrong={"0": 1}, of=2, summary="out is wrong on rank 0: 1 of 2 elements",
-    diagnosis="no suspicion explains this",
+    takes=["2 ranks", "2 tokens", "a causal mask"], first_margin=120.0,
     where={"text": ["out, rank 0 query 1 (position 1), head 0 of 2"]},
 )  # fmt: skip
 RAISED = counterexample(
