@@ -284,6 +284,25 @@ def test_checkpointed_attention_is_computed_again_by_the_ring(reentrant, gradien
     assert all(on_ranks(program))
 
 
+def test_a_compiled_model_follows_the_context():
+    """Compiled before it, within it and after it, each call is what it is there."""
+
+    def model(x):
+        return functional.scaled_dot_product_attention(x.sin(), x, x, is_causal=True).cos()
+
+    torch._dynamo.reset()
+    compute, (x, *_) = torch.compile(model, backend="eager"), tensors()
+    before = compute(x)
+    with ring_sdpa() as ring:
+        causal = compute(x)
+    with ring_sdpa(causal=False) as other:
+        everything = compute(x)
+    assert (ring.calls, other.calls) == (1, 1)
+    assert off([causal], [before]) <= allowed(is_causal=True, enable_gqa=True)
+    assert off([everything], [before]) > allowed(is_causal=True, enable_gqa=True)
+    assert torch.equal(compute(x), before)
+
+
 def test_attention_that_is_out_of_sight_is_said():
     """`nn.MultiheadAttention` is refused; a context in which nothing attends warns, unless an error ended it."""
 
