@@ -234,7 +234,8 @@ def allowed_error(
     unsaid = weights.backward_overflow | ((w > most) | (ds_size > most)).any(axis=3, keepdims=True)
     if pipeline.probabilities == "input":
         unsaid = unsaid | (p * h * slope + ds_error > LARGEST[pipeline.dtype]).any(axis=3, keepdims=True)
-    columns_unsaid = (attended & unsaid).any(axis=2)[..., None]
+    # A NaN in a row is one in all its weights, those of keys that it does not attend included: 0 / NaN is NaN.
+    columns_unsaid = columns & unsaid.any(axis=2, keepdims=True)
 
     by_key = ds_error.swapaxes(2, 3), ds_size.swapaxes(2, 3), p_error.swapaxes(2, 3), p_size.swapaxes(2, 3)
     ds_error_T, ds_size_T, p_error_T, p_size_T = by_key
