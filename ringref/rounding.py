@@ -234,8 +234,9 @@ def allowed_error(
     unsaid = weights.backward_overflow | ((w > most) | (ds_size > most)).any(axis=3, keepdims=True)
     if pipeline.probabilities == "input":
         unsaid = unsaid | (p * h * slope + ds_error > LARGEST[pipeline.dtype]).any(axis=3, keepdims=True)
-    # A NaN in a row is one in all its weights, those of keys that it does not attend included: 0 / NaN is NaN.
-    columns_unsaid = columns & unsaid.any(axis=2, keepdims=True)
+    # A NaN in a row is one in all its weights, those of keys that nothing attends included: 0 / NaN is NaN.
+    unsaid = unsaid & some
+    columns_unsaid = unsaid.any(axis=2, keepdims=True)
 
     by_key = ds_error.swapaxes(2, 3), ds_size.swapaxes(2, 3), p_error.swapaxes(2, 3), p_size.swapaxes(2, 3)
     ds_error_T, ds_size_T, p_error_T, p_size_T = by_key
@@ -390,11 +391,11 @@ def _returned(
     """`error` by position rather than by head, and one more rounding to the dtype in which the result is returned.
 
     A result below the smallest normal number may vanish, and so may its error here; what is not `reached`, an empty row
-    say, stays exact. Nothing is said where anything is `unsaid`.
+    say, stays exact. Of what is `unsaid` nothing is said.
     """
     error_BNHD, reached, unsaid = (_from_head(np.broadcast_to(x, error.shape), group) for x in (error, reached, unsaid))
     rounded = error_BNHD + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error_BNHD) + UNDERFLOW[dtype]
-    return np.where(reached > 0, np.where(unsaid > 0, np.inf, rounded), 0.0)
+    return np.where(unsaid > 0, np.inf, np.where(reached > 0, rounded, 0.0))
 
 
 def _by_head(tensor_BNHD: Array, group_size: int = 1) -> Array:
