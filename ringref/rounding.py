@@ -340,7 +340,8 @@ def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: in
         risen = np.exp(np.minimum(np.minimum(log_p + rise, log_most), LARGEST_EXPONENT)) - p
         slightly = (rise < 1) & (log_p + rise < log_most)
         more = np.where(slightly, p * np.expm1(np.minimum(rise, 1.0)), np.maximum(risen, 0.0))
-        return np.maximum(more, less)
+        worst: Array = np.maximum(more, less)
+        return worst
 
     raw = products.max(axis=3, initial=0.0, keepdims=True)
     factor = 2 * max(1.0, scale, 0.0 if problem.softcap is None else scale / problem.softcap)  # log2(e), and roundings
