@@ -2,30 +2,49 @@ r"""What error is allowed, derived. The only place of the project that holds a t
 
 **Model.** Every operation of a pipeline with unit roundoff u returns the exact result times (1 + d), |d| <= u
 (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed. 2002, eq. 2.4); n of them in a row or a sum of n
-terms in any order cost at most gamma_n = n u / (1 - n u) (ibid., lemma 3.1). Inputs are exact: the oracle is given the
-very numbers that the implementation was given. u is that of the wider of the declared `accumulates` and the input
-dtype; results are rounded once more, to the dtype in which they are returned.
+terms in any order cost at most gamma_n = n u / (1 - n u) (ibid., lemma 3.1). n factors 1 + d are at most exp(n u), also
+where n u passes 1: costs are added as exponents and become errors once, as exp(x) - 1. Inputs are exact: the oracle is
+given the very numbers that the implementation was given. u is that of the declared `accumulates` where it holds every
+number of the input dtype, else that of the input dtype; results are rounded once more, to the dtype in which they are
+returned.
 
 **Forward.** For a query i, a key j with multiplicity m_ij > 0 and A_ij = scale * sum_d |q_id| |k_jd|:
 
 1. *Scores.* D products and their sum, the scale, which may be a rounded factor on q, on k or on both, the softcap
    (slope at most 1), a change to base 2:  |ds_ij| <= u ((D + c_score) A_ij + c_score |s_ij|) =: delta_ij.
-2. *Weights.* p_ij = m_ij exp(s_ij - lse_i). Shifting before the exponential makes the error of exp relative to the
-   shifted argument rather than to the score (Blanchard, Higham & Higham 2021, *Accurately computing the log-sum-exp
-   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|). Rescaling by a running max
-   telescopes to the same. Each of M merges of partial results rounds a log-sum-exp, whose size is at most
-   L_i = max_j |s_ij| + log sum_j m_ij, and three or four factors. So p_ij is relatively wrong by at most
-   exp(eta_ij) - 1,  eta_ij = delta_ij + u (c_exp + |s_ij - lse_i| + (M + 1)(c_merge + 2 L_i) + K_i), K_i keys summed.
-3. *lse* is wrong by at most the weighted mean  etabar_i = sum_j p_ij eta_ij, and its rounding.
-4. *out* = sum_j p_ij v_j / (sum of weights):
-   |e_id| <= sum_j p_ij |v_jd| (exp(eta_ij + etabar_i) - 1 + u (K_i + c_merge (M + 1)))
-             + u c_merge (M + 1) max_j |v_jd|,
+2. *Exponents.* p_ij = exp(log m_ij + s_ij - lse_i). Shifting before the exponential makes the error of exp relative to
+   the shifted argument rather than to the score (Blanchard, Higham & Higham 2021, *Accurately computing the log-sum-exp
+   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|), of scores as computed, so
+   2 max_j delta_ij more. Rescaling by a running max telescopes to the same. Each of M merges of partial results rounds
+   a log-sum-exp, whose size is at most L_i = max_j |s_ij| + max_j delta_ij + log sum_j m_ij, and three or four factors.
+   So an exponent is wrong by at most  eta_ij = kappa_ij + rho_i, of which
+   kappa_ij = delta_ij + u (|s_ij - lse_i| + 2 max_j delta_ij) is the key's and
+   rho_i = u (c_exp + (M + 1)(c_merge + 2 L_i) + K_i) the row's, K_i keys summed.
+3. *lse.* The sum is between sum_j p_ij exp(-eta_ij) and sum_j p_ij exp(eta_ij) of the right one. By Jensen's inequality
+   lse is too small by at most the weighted mean  lower_i = sum_j p_ij eta_ij; but it may be too large by
+   upper_i = log sum_j exp(log p_ij + eta_ij), which is more than the mean: where scores are so large that their own
+   rounding is, keys of no weight at all may win. Two scores of 166,000 that are 938 apart are one number in bfloat16.
+4. *Weights* are therefore bounded by their logarithms, which do not underflow where the weights do:
+   p_ij exp(-eta_ij - upper_i) <= p^_ij <= exp(min(log p_ij + eta_ij + lower_i, log w_i)).
+   A sum of exponentials divides each of them, and a stable pipeline merges with factors of at most 1: a row's weights
+   add up to at most  w_i = min(exp(2 rho_i), M + 1), multiplicities included. E_ij is the larger distance from p_ij.
+   Where eta is small both are p_ij (eta_ij + sum_j p_ij eta_ij), to first order.
+5. *out* = sum_j p_ij v_j / (sum of weights):
+   |e_id| <= sum_j (E_ij + (p_ij + E_ij) (exp(u (K_i + c_merge (M + 1))) - 1)) |v_jd|
+             + (exp(u c_merge (M + 1)) - 1) max_j |v_jd|,
    the last term for merges written as o - w (o - b).
 
-**Gradients.** With g_ij = dout_i . v_j and D_i = sum_j p_ij g_ij, ds_ij = p_ij (g_ij - D_i + dlse_i) * slope_ij.
-g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so errors are relative to
-W_ij = sum_d |dout_id| |v_jd| + its weighted mean over j + |dlse_i|. D_i may be computed from out as returned, that
-is rounded to its dtype: u_out sum_d |dout_id| |out_id|. dq, dk and dv are sums of such terms.
+**Gradients.** With g_ij = dout_i . v_j, D_i = sum_j p_ij g_ij, h_ij = g_ij - D_i + dlse_i: ds_ij = p_ij h_ij slope_ij.
+Weights may be computed again, from scores that are rounded anew and from lse: then they are at most
+w_i exp(2 kappa_ij), and E'_ij bounds their error. D_i comes from out or from weights as they were, so it errs by
+sum_j E_ij G_ij, G_ij = sum_d |dout_id| |v_jd|, and out as returned is rounded: u_out sum_d |dout_id| |out_id|.
+g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so roundings are relative to
+W_ij = G_ij + its weighted mean over j + |dlse_i|. So ds_ij errs by E'_ij |h_ij| slope_ij and by p_ij + E'_ij times the
+errors of h_ij and of the slope. dq, dk and dv are sums of such terms.
+
+**Range.** The model ends where a number overflows. Where a score, a recomputed weight or a running sum may pass the
+largest number of the declared sums, or what is rounded to the input dtype that of the input dtype, nothing is said of
+the row: the bound is infinite. float32 sums never come near; float16 ones do with scores of 65504, in either sign.
 
 **Probabilities in the input dtype** (`probabilities="input"`) add u_input to every weight and to every ds. Pipelines
 that do so may also sum the rounded weights, which adds as much to lse and to the divisor of out, and fused kernels
@@ -36,9 +55,9 @@ rounds its part x_r of dk or dv, and P - 1 additions round what has been summed 
 X = sum_r |x_r|, which is at most the sum of the sizes of all terms. By lemma 3.1 this costs (exp(P u_input) - 1) X, one
 rounding more where key heads are shared and the parts of their query heads are added in the same way.
 
-The bounds are first order made safe by exp(x) - 1; they hold for every order of summation, so they never reject a
-pipeline that does what it declares. Random errors reach a small part of them (Higham & Mary 2019, *A new approach to
-probabilistic rounding error analysis*, SIAM J. Sci. Comput. 41: about sqrt(n) u), which is what a margin of 0.1 means.
+The bounds hold for every order of summation, so they never reject a pipeline that does what it declares. Random errors
+reach a small part of them (Higham & Mary 2019, *A new approach to probabilistic rounding error analysis*, SIAM J. Sci.
+Comput. 41: about sqrt(n) u), which is what a margin of 0.1 means.
 """
 
 from __future__ import annotations
@@ -241,10 +260,11 @@ def allowed_error(
     unsaid = weights.backward_overflow | ((w > most) | (ds_size > most)).any(axis=3, keepdims=True)
     if pipeline.probabilities == "input":
         unsaid = unsaid | (p * h * slope + ds_error > LARGEST[pipeline.dtype]).any(axis=3, keepdims=True)
-    columns_unsaid = (attended & unsaid).any(axis=2)[..., None]
+    # A NaN in a row is one in all its weights, those of keys that nothing attends included: 0 / NaN is NaN.
+    unsaid = unsaid & some
+    columns_unsaid = unsaid.any(axis=2, keepdims=True)
 
-    by_key = ds_error.swapaxes(2, 3), ds_size.swapaxes(2, 3), p_error.swapaxes(2, 3), p_size.swapaxes(2, 3)
-    ds_error_T, ds_size_T, p_error_T, p_size_T = by_key
+    ds_error_T, ds_size_T, p_error_T, p_size_T = (x.swapaxes(2, 3) for x in (ds_error, ds_size, p_error, p_size))
     queries = problem.nq * group
     row_cost, column_cost = np.expm1(summing), float(np.expm1(u * (queries + merge_cost) + u_weight))
     lost_T, larger = tiny * queries * columns, max(scale, 1.0)
@@ -297,7 +317,7 @@ class _WeightErrors:
 
 
 def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: int, pipeline: Pipeline) -> _WeightErrors:
-    """Steps 1 to 3 of the derivation, for `products` sum_d |q_id| |k_jd|."""
+    """Steps 1 to 4 of the derivation, for `products` sum_d |q_id| |k_jd|."""
     u, inner = pipeline.unit, answer.intermediates
     p, attended, keys = inner.probabilities, inner.m > 0, inner.m.sum(axis=3, keepdims=True)
     some, scale = keys > 0, abs(problem.scale_value)
@@ -309,8 +329,8 @@ def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: in
     largest = score.max(axis=3, initial=0.0, keepdims=True) + largest_delta + np.log(np.maximum(keys, 1))  # L_i
     row = u * (EXP_ROUNDINGS + (merges + 1) * (MERGE_ROUNDINGS + 2 * largest) + keys)
     above = np.where(attended, inner.scores, 0.0) - np.where(some, answer.lse[..., None], 0.0)  # s_ij - lse_i
-    own = delta + u * (np.abs(above) + 2 * largest_delta)  # what is wrong with the exponent of one weight alone
-    eta = np.where(attended, own + row, 0.0)
+    kappa = delta + u * (np.abs(above) + 2 * largest_delta)
+    eta = np.where(attended, kappa + row, 0.0)
     log_p = np.where(attended, above + np.log(np.maximum(inner.m, 1)), -np.inf)
 
     lower = (p * eta).sum(axis=3, keepdims=True)
@@ -327,13 +347,13 @@ def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: in
         risen = np.exp(np.minimum(np.minimum(log_p + rise, log_most), LARGEST_EXPONENT)) - p
         slightly = (rise < 1) & (log_p + rise < log_most)
         more = np.where(slightly, p * np.expm1(np.minimum(rise, 1.0)), np.maximum(risen, 0.0))
-        farthest: Array = np.maximum(more, less)
-        return farthest
+        worst: Array = np.maximum(more, less)
+        return worst
 
     raw = products.max(axis=3, initial=0.0, keepdims=True)
     factor = 2 * max(1.0, scale, 0.0 if problem.softcap is None else scale / problem.softcap)  # log2(e), and roundings
     scores_overflow = some & (factor * raw > LARGEST[pipeline.sums])
-    log_again = log_whole + 2 * own
+    log_again = log_whole + 2 * kappa
     overflow = min(np.log(LARGEST[pipeline.sums]), LARGEST_EXPONENT)
     weights_overflow = np.minimum(log_p + eta + lower, log_again) > overflow
     backward_overflow = scores_overflow | weights_overflow.any(axis=3, keepdims=True)
@@ -397,11 +417,11 @@ def _returned(
     """`error` by position rather than by head, and one more rounding to the dtype in which the result is returned.
 
     A result below the smallest normal number may vanish, and so may its error here; what is not `reached`, an empty row
-    say, stays exact. Nothing is said where anything is `unsaid`.
+    say, stays exact. Of what is `unsaid` nothing is said.
     """
     error_BNHD, reached, unsaid = (_from_head(np.broadcast_to(x, error.shape), group) for x in (error, reached, unsaid))
     rounded = error_BNHD + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error_BNHD) + UNDERFLOW[dtype]
-    return np.where(reached > 0, np.where(unsaid > 0, np.inf, rounded), 0.0)
+    return np.where(unsaid > 0, np.inf, np.where(reached > 0, rounded, 0.0))
 
 
 def _by_head(tensor_BNHD: Array, group_size: int = 1) -> Array:
