@@ -179,10 +179,7 @@ def hunt(
         pass
     if found or refused:
         case, judgement = (found or refused)[0]
-        if shrinking:
-            shown = _smallest(property, runner, case, judgement, refused)
-        else:
-            shown = _as_found(case, judgement)
+        shown = _smallest(property, runner, case, judgement, refused) if shrinking else _as_found(case, judgement)
         hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
         hunt.margin = max(hunt.margin, judgement.margin)
     hunt.seconds = time.monotonic() - started
