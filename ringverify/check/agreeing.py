@@ -80,9 +80,8 @@ class Compared:
     @property
     def agrees(self) -> bool:
         """Whether both hold it for right, or both for wrong on the same case, or for waiting for itself."""
-        return (
-            self.waits_there
-            or (self.simulated.reason is None) == (self.gloo.reason is None)
+        return self.waits_there or (
+            (self.simulated.reason is None) == (self.gloo.reason is None)
             and (self.simulated.examples == self.gloo.examples)
         )
 
