@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_programs import PROGRAMS, Program, Refused, attempt_program, mixed, run_program
+from small_program_list import PROGRAMS, mixed
+from small_programs import Program, Refused, attempt_program, run_program
 
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
