@@ -81,8 +81,8 @@ def disagreement(program: Program, gloo: GlooWorld) -> str | None:
     here, attempts = simulated(program)
     if departure(here) is not None:
         return None
-    certain = here.failure is None and not here.findings
-    there = run(gloo, program, attempts=attempts, deadline=PLENTY if certain else SHORT)
+    hangs = outcome(here) == "waits" or bool(here.findings)
+    there = run(gloo, program, attempts=attempts, deadline=SHORT if hangs else PLENTY)
     if (outcome(there) == outcome(here)) != bool(here.findings):
         return None
     told = [world.results if world.failure is None else world.failure.message for world in (here, there)]
