@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import torch
-import torch._dynamo  # what functional collectives import on first use; here the ranks' fork server does it, once
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401 - functional collectives import it on first use, and threads of ranks share modules
 from small_program_list import PROGRAMS, mixed
 from small_programs import Program, Refused, attempt_program, run_program
 
