@@ -43,8 +43,8 @@ def _verdicts(results: Results) -> str:
         counts = ", ".join(f"{number} {kind}" for kind, number in one.counts.items())
         examples = sum(outcome.told["examples"] for outcome in one.outcomes.values())
         sign = VERDICT_SIGNS[one.verdict]
-        where = _text(one.where)
-        lines.append(f"| {_text(one.name)} | {sign} {one.verdict}{where} | {counts} | {examples:,} |")
+        verdict = _text(one.verdict + one.where)
+        lines.append(f"| {_text(one.name)} | {sign} {verdict} | {counts} | {examples:,} |")
     return "\n".join(lines)
 
 

@@ -31,7 +31,8 @@ def row(property, verdict, **fields):
 def end(verdict, counts, **fields):
     """The events that end an implementation and the run."""
     plain = {
-        "implementation": "my_package.ring.attend", "world": "simulated", "undeclared": [], "not_run": 0,
+        "implementation": "my_package.ring.attend", "world": "simulated", "not_run_in": ["gloo"], "undeclared": [],
+        "not_run": 0,
         "examples": 0, "runs": 0, "seconds": 0.0, "seconds_inside": 0.0,
     }  # fmt: skip
     codes = {"conformant": 0, "violations": 1, "inconclusive": 3}
@@ -101,12 +102,31 @@ SURPRISE = (
     'take the entry out, or write found = "sometimes" if not every run finds it'
 )
 
+REFUSED = {
+    "summary": "rank 0 raised RuntimeError: rank 0 sends to itself: gloo refuses that",
+    "case": {},
+    "case_text": "1 rank n=2 batch=1 heads=1 dim=1 float32 contiguous values=normal seed=0 schedule=0",
+}
+STACKED = "a gathered tensor that does not lie along the first axis: all_gather_into_tensor of [2, 3] into [2, 2, 3]"
+
 RUNS = {
     "conformant": [
         HEADER,
         row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
         row("gradients", "pass", examples=350, seconds=12.5, margin=0.998),
         *end("conformant", {"pass": 2}, examples=550, runs=561, seconds=16.75, seconds_inside=8.375),
+    ],
+    "conformant_over_gloo": [
+        HEADER,
+        row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
+        *end("conformant", {"pass": 1}, world="gloo", not_run_in=[], examples=200, runs=200, seconds=4.25),
+    ],
+    "gloo_refuses": [
+        HEADER,
+        row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
+        row("gradients", "fail", examples=41, seconds=1.9, margin=310000.0),
+        VALUE | {"refused": REFUSED},
+        *end("violations", {"pass": 1, "fail": 1}, gloo_refuses=[STACKED], examples=241, runs=260, seconds=6.5),
     ],
     "wrong_values": [
         HEADER,

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_programs import PROGRAMS, Program, Refused, attempt_program, mixed, run_program
+import torch._dynamo  # noqa: F401 - functional collectives import it on first use, and threads of ranks share modules
+from small_program_list import PROGRAMS, mixed
+from small_programs import Program, Refused, attempt_program, run_program
 
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
@@ -80,8 +82,8 @@ def disagreement(program: Program, gloo: GlooWorld) -> str | None:
     here, attempts = simulated(program)
     if departure(here) is not None:
         return None
-    certain = here.failure is None and not here.findings
-    there = run(gloo, program, attempts=attempts, deadline=PLENTY if certain else SHORT)
+    hangs = outcome(here) == "waits" or bool(here.findings)
+    there = run(gloo, program, attempts=attempts, deadline=SHORT if hangs else PLENTY)
     if (outcome(there) == outcome(here)) != bool(here.findings):
         return None
     told = [world.results if world.failure is None else world.failure.message for world in (here, there)]
