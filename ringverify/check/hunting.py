@@ -16,7 +16,9 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.check.explaining import explained
+from ringverify.check.needing import needed
 from ringverify.check.profiles import profile
+from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
@@ -261,6 +263,18 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
     # What depends on earlier cases, or on chance, is not to be explained by a case.
     steady = repeats and not after
     diagnosis = explained(runner, judgement.violation, case, first) if steady else None
+    if steady and not runner.hangs and (diagnosis is None or not diagnosis.explained):
+
+        def passes(other: Case) -> bool:
+            try:
+                seen = judged(property, other, runner)
+            except (Inconclusive, WorldUnavailable):
+                return False
+            return seen.applies and seen.violation is None
+
+        refused = judgement.violation.reason[0] == "raised"
+        if (hint := needed(case, runner.capabilities, passes, refused=refused)) is not None:
+            diagnosis = dataclasses.replace(diagnosis or Diagnosis(hint), text=hint, explained=True)
     return Counterexample(
         case=case,
         violation=judgement.violation,
