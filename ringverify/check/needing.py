@@ -64,15 +64,12 @@ def _with(case: Case, c: Capabilities, name: str, value: Any) -> Case:
 def _told(case: Case, other: Case) -> str:
     """In what the second case differs, as `name=value`."""
     p, q = case.problem, other.problem
-    names = {
-        "heads": "heads",
-        "hk": "key_heads",
-        "head_dim": "head_dim",
-        "dv": "value_dim",
-        "nq": "n",
-        "scale": "scale",
-    }
-    changed = [f"{said}={getattr(q, name)}" for name, said in names.items() if getattr(p, name) != getattr(q, name)]
+    names = {"hk": "key_heads", "dv": "value_dim", "nq": "n"}
+    changed = [
+        f"{names.get(name, name)}={getattr(q, name)}"
+        for name in ("heads", "hk", "head_dim", "dv", "nq", "scale")
+        if getattr(p, name) != getattr(q, name)
+    ]
     if q.hk == q.heads:
         changed = [one for one in changed if not one.startswith("key_heads")]
     if q.dv == q.head_dim:
