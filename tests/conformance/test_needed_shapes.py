@@ -37,7 +37,7 @@ def test_who_declares_what_it_needs_is_conformant(attend):
 
 
 def test_sdpa_under_a_causal_mask_is_right_for_every_scale_that_it_is_asked_for():
-    """`scale=True` is of positive scales; torch's `is_causal` has NaN under a negative one, which is asked by itself."""
+    """`scale=True` is of positive scales; under a negative one, a claim of its own, torch's `is_causal` has NaN."""
     assert hunted(needs.declared_ulysses, "overflow", 40).counterexample is None
     shown = hunted(needs.boasting_ulysses, "forward", 40).counterexample
     assert shown is not None
