@@ -67,6 +67,30 @@ def test_who_does_not_is_told_which_capability_says_it(attend, hint):
     assert re.fullmatch(hint, shown.diagnosis or "")
 
 
+class Recorder(Runner):
+    """A runner that keeps how runs ended."""
+
+    def run(self, case, **how):
+        """One case, as ever."""
+        seen = super().run(case, **how)
+        self.ended = [*getattr(self, "ended", []), seen.failure]
+        return seen
+
+
+@pytest.mark.parametrize("property", ["forward", "gradients", "subgroups", "world_size_invariance"])
+def test_no_case_that_is_refused_is_tried_on_the_way_to_a_cause(property):
+    """Drawing, shrinking and the diagnosis keep to the shapes: a run on any other would raise."""
+    runner = Recorder(needs.declared_wrong, SimulatedWorld())
+    shown = hunt(
+        PROPERTIES[property], runner, examples=30, seed=0, until=float("inf"), progress=lambda done: None
+    ).counterexample
+    assert shown is not None
+    assert shown.case.world_size == 2
+    assert max(shown.case.problem.nq, shown.case.problem.head_dim) <= 64
+    assert len(runner.ended) > 10
+    assert not any(runner.ended)
+
+
 @pytest.mark.parametrize(
     ("attend", "words"),
     [
