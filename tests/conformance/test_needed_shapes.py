@@ -85,7 +85,7 @@ def test_no_case_that_is_refused_is_tried_on_the_way_to_a_cause(property):
         PROPERTIES[property], runner, examples=30, seed=0, until=float("inf"), progress=lambda done: None
     ).counterexample
     assert shown is not None
-    assert shown.case.world_size == 2
+    assert shown.case.world_size <= 2
     assert max(shown.case.problem.nq, shown.case.problem.head_dim) <= 64
     assert len(runner.ended) > 10
     assert not any(runner.ended)
