@@ -15,6 +15,7 @@ from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
 from ringverify.check.explaining import explained
+from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.suspicion import Suspicion
@@ -318,10 +319,19 @@ def _smallest(
     hints = [Hint(note) for note in runner.notes]
     if runner.world.name == "simulated" and after and not hints:
         hints.append(Hint(SHARED_STATE))
-    unexplained = declaration is None and (diagnosis is None or not diagnosis.causes)
-    if in_time and not hints and not runner.hangs and unexplained:
-        there = runner if runner.world.name == "simulated" else watched()
-        hints = beside(property, runner, there, case, judgement.violation)
+    if (
+        in_time
+        and not hints
+        and not runner.hangs
+        and declaration is None
+        and (diagnosis is None or not diagnosis.causes)
+    ):
+        undeclared = _undeclared_need(property, runner, case, judgement.violation) if steady else None
+        if undeclared is not None:
+            hints.append(Hint(undeclared))
+        else:
+            there = runner if runner.world.name == "simulated" else watched()
+            hints = beside(property, runner, there, case, judgement.violation)
     counterexample = Counterexample(
         case=case,
         violation=judgement.violation,
@@ -341,6 +351,19 @@ def _smallest(
         printed=printed,
     )
     return counterexample, unfinished
+
+
+def _undeclared_need(property: Property, runner: Runner, case: Case, violation: Violation) -> str | None:
+    """The capability that would have kept this case away, if the implementation is right where it is so."""
+
+    def passes(other: Case) -> bool:
+        try:
+            seen = judged(property, other, runner)
+        except (Inconclusive, WorldUnavailable):
+            return False
+        return seen.applies and seen.violation is None
+
+    return needed(case, runner.capabilities, passes, refused=violation.reason[0] == "raised")
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:

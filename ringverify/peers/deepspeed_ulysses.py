@@ -10,8 +10,8 @@ What is declared, and where it says so:
   the ranks do not divide, but no fewer than ranks: "must be at least the sequence parallel size". Fewer are filled up
   with heads of zeros here. Its rank within the group comes from an `mpu` object, as of Megatron;
 - `UlyssesSPAttentionHF` (`deepspeed/runtime/sequence_parallel/ulysses_sp.py`): what an attention function of
-  transformers gets, with grouped heads where the number of key heads divides the ranks or the other way round, "or
-  vice versa"; anything else is filled up with heads of zeros. The mask is made of the `position_ids` that it gathers;
+  transformers gets, with heads that the ranks divide, those of the keys too: fewer key heads, which have to divide the
+  ranks, are no multiple and are not tried. The mask is made of the `position_ids` that it gathers;
 - equal shards: messages of equal size are all that it makes;
 - float32: what the local attention computes in; the package converts nothing.
 
@@ -99,16 +99,10 @@ def _hf_local(
     return attention(q, k, v, mask=positions, scale=scaling).transpose(1, 2), None
 
 
-@_declared(name=f"{NAME}-hf", tensor_layout="bhsd")
+@_declared(name=f"{NAME}-hf", tensor_layout="bhsd", heads_multiple="world_size", key_heads_multiple="world_size")
 def hf(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """This rank's output; q, k and v are this rank's shards."""
-    heads, key_heads, size = q.shape[1], k.shape[1], call.world_size
     _connect(call)
-    fits = heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
-    filled = with_key_heads(
-        (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), key_heads if fits else -(-key_heads // size) * size
-    )
-    q, k, v = (x.transpose(1, 2) for x in filled)
     module = _hf.UlyssesSPAttentionHF(
         attn=_hf_local,
         batch_size=q.shape[0],
@@ -123,4 +117,4 @@ def hf(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     layer = torch.nn.Module()
     out, _ = module(layer, q, k, v, None, position_ids=positions, causal=call.causal, scaling=call.scale)
     unfolded: Tensor = out.unflatten(2, (q.shape[1], -1)).transpose(1, 2)
-    return unfolded[:, :heads]
+    return unfolded

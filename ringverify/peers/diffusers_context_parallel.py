@@ -14,8 +14,9 @@ What is declared, and where it says so (`diffusers/models/attention_dispatch.py`
   on even numbers, the ring over two;
 - `-anything`: "supports arbitrary sequence lengths and head counts that are not evenly divisible", and no backward,
   "not implemented yet";
-- without that, heads that the ranks do not divide are filled up with heads of zeros here; with it, only where its
-  padding would be as large as what a rank holds, which it asserts against;
+- without that, heads that the ranks divide (for `unified`, whose Ulysses is half of the ranks, that is more than it
+  needs); with it, heads of zeros follow where its padding would be as large as what a rank holds, which it asserts
+  against;
 - sums in float32: `convert_to_fp32`; the flash kernel rounds weights to the input dtype;
 - sub-groups: `mesh`, "a custom device mesh".
 
@@ -90,7 +91,7 @@ def _attend(
         heads = q.shape[2]
         ring, ulysses = degrees(call.world_size)
         per_rank = -(-heads // ulysses)
-        if not anything or per_rank * ulysses - heads >= per_rank:
+        if anything and per_rank * ulysses - heads >= per_rank:
             q, k, v = with_key_heads((q, k, v), per_rank * ulysses)
         mask = None
         if call.key_lengths is not None:
@@ -120,8 +121,8 @@ ring_anything = _flash(
     gradients=False,
     uneven=True,
 )
-ulysses = _native("ulysses", world_sizes=_SEVERAL)
+ulysses = _native("ulysses", world_sizes=_SEVERAL, heads_multiple="world_size")
 ulysses_anything = _native(
     "ulysses-anything", anything="ulysses_anything", world_sizes=_SEVERAL, gradients=False, uneven=True
 )
-unified = _flash(lambda size: (2, size // 2), "unified", world_sizes=(4, 6, 8))
+unified = _flash(lambda size: (2, size // 2), "unified", world_sizes=(4, 6, 8), heads_multiple="world_size")

@@ -208,13 +208,11 @@ def flash_attn_func(
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
 
 
-def for_kernels(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Inputs and scale as the kernels take them: heads filled up with zeros, a negative scale's sign in the queries."""
-    if scale < 0:
-        q = -q
+def for_kernels(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs as the kernels take them: the dimensions of each head filled up with zeros."""
     if lacking := -q.shape[-1] % kernels.HEAD_MULTIPLE:
         q, k, v = (torch.nn.functional.pad(x, (0, lacking)) for x in (q, k, v))
-    return q, k, v, abs(scale)
+    return q, k, v
 
 
 @contextlib.contextmanager

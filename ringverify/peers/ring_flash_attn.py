@@ -19,8 +19,8 @@ What is declared is what the README and the test scripts of the package say:
   what lies in no document is padding: zeros in a document of their own, whose results are dropped;
 - worlds of two and more: on one rank the rings' backward sends to itself, which nccl does and gloo refuses.
 
-The adapter only translates: what `flash_attn_func` does around the same kernels (pad head_dim with zeros to a multiple
-of 8), and the sign of a scale, which flash-attn's kernels need positive, goes to the queries.
+The adapter only translates: it does what `flash_attn_func` does around the same kernels, padding head_dim with zeros to
+a multiple of 8.
 
 Importing this module imports the package.
 
@@ -81,9 +81,9 @@ def _dense(function: Callable[..., Any], name: str, sharding: str, causal: str) 
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """This rank's output and log-sum-exp; q, k and v are this rank's shards."""
         dim = q.shape[-1]
-        q, k, v, scale = for_kernels(q, k, v, call.scale)
+        q, k, v = for_kernels(q, k, v)
         out, lse, _ = function(
-            q, k, v, softmax_scale=scale, causal=call.causal, deterministic=True, return_attn_probs=True,
+            q, k, v, softmax_scale=call.scale, causal=call.causal, deterministic=True, return_attn_probs=True,
             group=call.group,
         )  # fmt: skip
         return out[..., :dim], lse
@@ -96,12 +96,12 @@ def _packed(function: Callable[..., Any], name: str, sharding: str, causal: str)
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """This rank's output and log-sum-exp; each sequence of the batch is a document, and so is what lies between."""
         batch, rows, _, dim = q.shape
-        q, k, v, scale = for_kernels(q, k, v, call.scale)
+        q, k, v = for_kernels(q, k, v)
         q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, BETWEEN)).flatten(0, 1) for x in (q, k, v))
         starts = torch.arange(batch)[:, None] * (rows + BETWEEN) + torch.tensor([0, rows])
         lengths = torch.cat([starts.flatten(), torch.tensor([q.shape[0]])]).to(torch.int32)
         out, lse, _ = function(
-            q, k, v, lengths, max(rows, BETWEEN), softmax_scale=scale, causal=call.causal, deterministic=True,
+            q, k, v, lengths, max(rows, BETWEEN), softmax_scale=call.scale, causal=call.causal, deterministic=True,
             return_attn_probs=True, group=call.group,
         )  # fmt: skip
         out = out.unflatten(0, (batch, rows + BETWEEN))[:, :rows, :, :dim]
@@ -117,7 +117,7 @@ def _gathered(name: str) -> Implementation:
         dim, ends = q.shape[-1], call.documents or (0, call.problem.nq)
         covered = ((call.positions >= ends[0]) & (call.positions < ends[-1]))[:, None, None]
         q, k, v = (torch.where(covered, x, 0.0) for x in (q, k, v))
-        q, k, v, scale = for_kernels(q, k, v, call.scale)
+        q, k, v = for_kernels(q, k, v)
         inside = {end for end in ends if 0 < end < call.problem.nq}  # no document is empty there
         lengths = torch.tensor([0, *sorted(inside), call.problem.nq], dtype=torch.int32)
         prepared = _llama3.llama3_flash_attn_prepare_cu_seqlens(lengths, call.causal, call.rank, call.world_size)
@@ -125,7 +125,8 @@ def _gathered(name: str) -> Implementation:
         found = [
             _llama3.llama3_flash_attn_varlen_func(
                 *one, *sizes, heads_k_stride=1, local_k_slice=local_k_slice,
-                softmax_scale=scale, causal=call.causal, deterministic=True, return_attn_probs=True, group=call.group,
+                softmax_scale=call.scale, causal=call.causal, deterministic=True, return_attn_probs=True,
+                group=call.group,
             )
             for one in zip(q.unbind(), k.unbind(), v.unbind(), strict=True)
         ]  # fmt: skip

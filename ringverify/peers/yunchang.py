@@ -9,7 +9,7 @@ What is declared is what the README and the test scripts of the package say:
   reorder the input tokens or input tensors for load balance ring attention", which is "for causal=True";
 - `UlyssesAttention` over a group, and `LongContextAttention` after `set_seq_parallel_pg`, here with `sp_ulysses_degree`
   2, as in the scripts: the whole world, an even number of ranks. "The parallelism degree in Ulysses cannot exceed the
-  number of heads": where it does not divide them, heads of zeros follow the others here;
+  number of heads", and has to divide those of the keys: `key_heads_multiple`;
 - with flash-attn: bfloat16 and float16, `probabilities="input"` (as of flash-attn), gradients, grouped heads ("MAQ and
   GQA can only use the no packed version"), scale, softcap and deterministic, which are arguments and handed on; of the
   rings the log-sum-exp that `return_attn_probs=True` returns, not differentiable;
@@ -39,7 +39,6 @@ import torch
 from ringverify.errors import Inconclusive
 from ringverify.implementation import AttentionCall, Implementation, implementation
 from ringverify.peers import flash_attn_interface
-from ringverify.peers.dense import with_key_heads
 from ringverify.peers.flash_attn_interface import for_kernels, standing_in
 from ringverify.peers.package import imported
 from ringverify.peers.torch_flash_kernel import register
@@ -82,9 +81,9 @@ def _causal(ring: Ring) -> str:
     return "always" if ring in ("zigzag", "strip") else "both"
 
 
-def _arguments(call: AttentionCall, scale: float) -> dict[str, Any]:
+def _arguments(call: AttentionCall) -> dict[str, Any]:
     return {
-        "softmax_scale": scale,
+        "softmax_scale": call.scale,
         "causal": call.causal,
         "softcap": call.softcap or 0.0,
         "deterministic": True,
@@ -98,8 +97,8 @@ def _ring(name: str, ring: Ring) -> Implementation:
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """This rank's output and log-sum-exp; q, k and v are this rank's shards."""
         dim = q.shape[-1]
-        q, k, v, scale = for_kernels(q, k, v, call.scale)
-        out, lse, _ = _rings[ring](q, k, v, **_arguments(call, scale), return_attn_probs=True, group=call.group)
+        q, k, v = for_kernels(q, k, v)
+        out, lse, _ = _rings[ring](q, k, v, **_arguments(call), return_attn_probs=True, group=call.group)
         return out[..., :dim], lse
 
     return attend
@@ -133,20 +132,22 @@ def _ring_on_torch(name: str, ring: Ring, backend: str, dtypes: tuple[str, ...])
     return attend
 
 
-def _filled_up(q: Tensor, k: Tensor, v: Tensor, degree: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads of zeros after theirs until `degree` divides the key heads."""
-    return with_key_heads((q, k, v), -(-k.shape[2] // degree) * degree)
-
-
 def _ulysses(name: str) -> Implementation:
-    @_with_flash_attn(name=f"{NAME}-{name}", sharding="contiguous", causal="both", subgroups=True)
+    @_with_flash_attn(
+        name=f"{NAME}-{name}",
+        sharding="contiguous",
+        causal="both",
+        subgroups=True,
+        heads_multiple="world_size",
+        key_heads_multiple="world_size",
+    )
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """This rank's output; q, k and v are this rank's shards."""
-        heads, dim = q.shape[2:]
-        q, k, v, scale = for_kernels(*_filled_up(q, k, v, call.world_size), call.scale)
+        dim = q.shape[-1]
+        q, k, v = for_kernels(q, k, v)
         module = _yunchang.UlyssesAttention(call.group, attn_type=_kernels.AttnType.FA)
-        out: Tensor = module(q, k, v, **_arguments(call, scale))
-        return out[:, :, :heads, :dim]
+        out: Tensor = module(q, k, v, **_arguments(call))
+        return out[..., :dim]
 
     return attend
 
@@ -161,14 +162,14 @@ def _ulysses_on_torch(name: str) -> Implementation:
         gradients=False,
         scale=True,
         subgroups=True,
+        heads_multiple="world_size",
     )
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """This rank's output; q, k and v are this rank's shards."""
         register()
-        heads = q.shape[2]
         module = _yunchang.UlyssesAttention(call.group, attn_type=_kernels.AttnType.TORCH_FLASH)
-        out: Tensor = module(*_filled_up(q, k, v, call.world_size), softmax_scale=call.scale, causal=call.causal)
-        return out[:, :, :heads]
+        out: Tensor = module(q, k, v, softmax_scale=call.scale, causal=call.causal)
+        return out
 
     return attend
 
@@ -188,19 +189,25 @@ def usp_striped(seq_len: int, world_size: int) -> list[Tensor]:
 
 def _hybrid(name: str, ring: Ring, sharding: Any, *, pack_qkv: bool = False) -> Implementation:
     @_with_flash_attn(
-        name=f"{NAME}-{name}", sharding=sharding, causal=_causal(ring), gqa=not pack_qkv, world_sizes=EVEN
+        name=f"{NAME}-{name}",
+        sharding=sharding,
+        causal=_causal(ring),
+        gqa=not pack_qkv,
+        world_sizes=EVEN,
+        heads_multiple=ULYSSES_DEGREE,
+        key_heads_multiple=ULYSSES_DEGREE,
     )
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """This rank's output; q, k and v are this rank's shards."""
-        heads, dim = q.shape[2:]
-        q, k, v, scale = for_kernels(*_filled_up(q, k, v, ULYSSES_DEGREE), call.scale)
+        dim = q.shape[-1]
+        q, k, v = for_kernels(q, k, v)
         # Its groups are the process's, and read when the module is made; no simulated rank runs in between.
         _yunchang.set_seq_parallel_pg(ULYSSES_DEGREE, call.world_size // ULYSSES_DEGREE, call.rank, call.world_size)
         module = _yunchang.LongContextAttention(
             ring_impl_type=ring, use_pack_qkv=pack_qkv, attn_type=_kernels.AttnType.FA
         )
-        out: Tensor = module(q, k, v, **_arguments(call, scale))
-        return out[:, :, :heads, :dim]
+        out: Tensor = module(q, k, v, **_arguments(call))
+        return out[..., :dim]
 
     return attend
 

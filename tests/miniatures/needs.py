@@ -52,6 +52,14 @@ def in_blocks(q, k, v, call: AttentionCall):
     return right.attention(q, k, v, call)
 
 
+def wrong(q, k, v, call: AttentionCall):
+    """All needs at once, and a value that is doubled on the last rank."""
+    if q.shape[-1] not in KERNEL_DIMS or q.shape[1] % 4 or q.shape[2] % call.world_size:
+        raise ValueError(f"no kernel for {tuple(q.shape)}")
+    out = right.attention(q, k, v, call)
+    return 2 * out if call.rank and call.rank == call.world_size - 1 else out
+
+
 of_ulysses = functools.partial(implementation, gqa=True, scale=True)
 declared_ulysses = of_ulysses(
     name="Ulysses", heads_multiple="world_size", key_heads_multiple="world_size", subgroups=True
@@ -66,4 +74,7 @@ boasting_ulysses = of_ulysses(
 declared_narrow = implementation(name="narrow", head_dims=KERNEL_DIMS)(narrow)
 silent_narrow = implementation(name="narrow, undeclared")(narrow)
 declared_blocks = implementation(name="in blocks", length_multiple=BLOCK)(in_blocks)
+declared_wrong = implementation(
+    name="wrong", head_dims=KERNEL_DIMS, length_multiple=4, heads_multiple="world_size", subgroups=True
+)(wrong)
 silent_blocks = implementation(name="in blocks, undeclared")(in_blocks)

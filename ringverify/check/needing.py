@@ -1,0 +1,77 @@
+"""Which capability would have said so, where an implementation refuses a shape or fails a claim that it need not make.
+
+Nothing is guessed from what an exception says: the smallest failing case is tried again with one thing changed. If it
+passes then, the capability that keeps the suite to such cases is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.shapes import fitted
+from ringverify.implementation import Capabilities
+
+DIMS = (8, 16, 32, 64, 128, 256)
+"""Head dimensions that kernels are made for."""
+LENGTHS = (2, 4, 8, 16, 32, 64, 128)
+"""Positions of a rank that the blocks of kernels are made of."""
+
+
+def needed(case: Case, c: Capabilities, passes: Callable[[Case], bool], *, refused: bool) -> str | None:
+    """What to declare so that a case like this one is not asked for; `None` if no such change lets it pass.
+
+    Args:
+        case: it fails.
+        c: what is declared.
+        passes: whether the same property holds on another case.
+        refused: whether it fails because a rank raised, as one does that is given a shape it has no code for.
+    """
+    if refused:
+        for name, value, other in _shaped(case, c):
+            if passes(other):
+                if name in ("head_dims", "value_dims"):
+                    value = tuple(dim for dim in DIMS if dim >= value[0] and passes(_with(case, c, name, (dim,))))
+                said = f'"{value}"' if isinstance(value, str) else value
+                return f"it passes with {_told(case, other)}: declare {name}={said} if that is what it needs"
+    scale = case.problem.scale
+    if scale is not None and scale < 0 and passes(other := case.replace(scale=-scale)):
+        return f"it passes with {_told(case, other)}: without negative_scale=True only positive scales are asked for"
+    if case.values == "poisoned_skips" and passes(case.replace(values="poisoned")):
+        return "it passes with ordinary numbers in the keys that are skipped: without poison_safe=True they have these"
+    return None
+
+
+def _shaped(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, Case]]:
+    """Each need that is not declared, with a value of it and the case as that would have it, the likeliest first."""
+    wished: list[tuple[str, Any]] = [("heads_multiple", "world_size"), ("key_heads_multiple", "world_size")]
+    wished += [("head_dims", (dim,)) for dim in DIMS]
+    wished += [("value_dims", (dim,)) for dim in DIMS if c.value_dim]
+    wished += [("length_multiple", length) for length in LENGTHS if not c.uneven]
+    for name, value in wished:
+        if getattr(c, name) is None:
+            other = _with(case, c, name, value)
+            if other != case and why_unsupported(other, c) is None:
+                yield name, value, other
+
+
+def _with(case: Case, c: Capabilities, name: str, value: Any) -> Case:
+    return fitted(case, dataclasses.replace(c, **{name: value}))
+
+
+def _told(case: Case, other: Case) -> str:
+    """In what the second case differs, as `name=value`."""
+    p, q = case.problem, other.problem
+    names = {"hk": "key_heads", "dv": "value_dim", "nq": "n"}
+    changed = [
+        f"{names.get(name, name)}={getattr(q, name)}"
+        for name in ("heads", "hk", "head_dim", "dv", "nq", "scale")
+        if getattr(p, name) != getattr(q, name)
+    ]
+    if q.hk == q.heads:
+        changed = [one for one in changed if not one.startswith("key_heads")]
+    if q.dv == q.head_dim:
+        changed = [one for one in changed if not one.startswith("value_dim")]
+    return " and ".join(changed)

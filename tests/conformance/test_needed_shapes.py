@@ -1,0 +1,107 @@
+"""Implementations that need certain shapes: never asked for others if they say so, told what to say if they do not."""
+
+from __future__ import annotations
+
+import re
+
+import needs
+import pytest
+
+from ringverify.cases.running import Runner
+from ringverify.check.hunting import Hunt, hunt
+from ringverify.check.run import undeclared
+from ringverify.implementation import Implementation
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.worlds.simulated import SimulatedWorld
+
+pytestmark = pytest.mark.timeout(240)
+
+DECLARED = (needs.declared_ulysses, needs.declared_narrow, needs.declared_blocks)
+
+
+def hunted(attend: Implementation, property: str, examples: int) -> Hunt:
+    """What is found of one property."""
+    runner = Runner(attend, SimulatedWorld())
+    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, until=float("inf"), progress=lambda done: None)
+
+
+@pytest.mark.parametrize("attend", DECLARED, ids=lambda one: one.name)
+def test_who_declares_what_it_needs_is_conformant(attend):
+    """Every property that applies is put to the test, and no case is drawn that it refuses: it would raise."""
+    examples = 3 if attend is needs.declared_blocks else 8
+    for id, property in PROPERTIES.items():
+        if property.unsupported(attend.capabilities) is None:
+            found = hunted(attend, id, examples)
+            assert found.counterexample is None, found.counterexample
+            assert found.examples, id
+
+
+def test_sdpa_under_a_causal_mask_is_right_for_every_scale_that_it_is_asked_for():
+    """`scale=True` is of positive scales; under a negative one, a claim of its own, torch's `is_causal` has NaN."""
+    assert hunted(needs.declared_ulysses, "overflow", 40).counterexample is None
+    shown = hunted(needs.boasting_ulysses, "forward", 40).counterexample
+    assert shown is not None
+    assert (shown.case.problem.causal, shown.case.problem.scale) == (True, -0.7)
+    assert shown.diagnosis == (
+        "it passes with scale=0.7: without negative_scale=True only positive scales are asked for"
+    )
+
+
+@pytest.mark.parametrize(
+    ("attend", "hint"),
+    [
+        (
+            needs.silent_ulysses,
+            r'it passes with heads=\d+: declare heads_multiple="world_size" if that is what it needs',
+        ),
+        (needs.silent_narrow, r"it passes with head_dim=64: declare head_dims=\(64, 128\) if that is what it needs"),
+        (needs.silent_blocks, r"it passes with n=\d+: declare length_multiple=128 if that is what it needs"),
+    ],
+    ids=lambda one: one.name if isinstance(one, Implementation) else "",
+)
+def test_who_does_not_is_told_which_capability_says_it(attend, hint):
+    """It fails, for what is declared is all shapes; the smallest case passes once it has a shape that fits."""
+    shown = hunted(attend, "forward", 20).counterexample
+    assert shown is not None
+    assert shown.violation.reason[0] == "raised"
+    assert re.fullmatch(hint, shown.diagnosis or "")
+
+
+class Recorder(Runner):
+    """A runner that keeps how runs ended."""
+
+    def run(self, case, **how):
+        """One case, as ever."""
+        seen = super().run(case, **how)
+        self.ended = [*getattr(self, "ended", []), seen.failure]
+        return seen
+
+
+@pytest.mark.parametrize("property", ["forward", "gradients", "subgroups", "world_size_invariance"])
+def test_no_case_that_is_refused_is_tried_on_the_way_to_a_cause(property):
+    """Drawing, shrinking and the diagnosis keep to the shapes: a run on any other would raise."""
+    runner = Recorder(needs.declared_wrong, SimulatedWorld())
+    shown = hunt(
+        PROPERTIES[property], runner, examples=30, seed=0, until=float("inf"), progress=lambda done: None
+    ).counterexample
+    assert shown is not None
+    assert shown.case.world_size <= 2
+    assert max(shown.case.problem.nq, shown.case.problem.head_dim) <= 64
+    assert len(runner.ended) > 10
+    assert not any(runner.ended)
+
+
+@pytest.mark.parametrize(
+    ("attend", "words"),
+    [
+        (needs.declared_ulysses, ["negative_scale", "heads that the world size does not divide"]),
+        (needs.declared_narrow, ["head_dim other than 64 or 128"]),
+        (needs.declared_blocks, ["shards of a length that 128 does not divide"]),
+    ],
+    ids=lambda one: one.name if isinstance(one, Implementation) else "",
+)
+def test_what_is_narrowed_is_listed_as_not_tested(attend, words):
+    """Beside the features that are not declared."""
+    listed = undeclared(attend.capabilities)
+    assert set(words) <= set(listed)
+    assert "poison_safe" not in listed  # without a window or a dilation nothing is skipped
