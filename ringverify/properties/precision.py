@@ -77,7 +77,9 @@ def errs_as_declared(seen: Sequence[tuple[Case, Observation]], c: Capabilities) 
     """
     names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
     for name in names:
-        found, declared, rows = [], [], 0
+        found: list[Array] = []
+        declared: list[Array] = []
+        rows = 0
         for case, observation in seen:
             if observation.failure is not None:
                 return False
