@@ -10,12 +10,15 @@ from ringref.pattern import multiplicity
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
-from ringverify.check.casefile import CaseFile
+from ringverify.check.casefile import save
 from ringverify.check.drawing import drawn
-from ringverify.check.hunting import hunt
+from ringverify.check.hunting import Counterexample, hunt, judged
+from ringverify.check.replaying import replay
+from ringverify.errors import UsageError
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.mutants.plain import EVERYTHING
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.property import Violation
 from ringverify.worlds.simulated import SimulatedWorld
 
 CLAIMS = dataclasses.replace(EVERYTHING, memory="streaming", traffic="neighbours", deterministic=True)
@@ -81,32 +84,28 @@ def test_the_counterexample_of_a_property_is_one_of_it(property):
     assert NEEDS[property](shown.case)
 
 
-def test_a_remembered_case_that_does_not_apply_any_more_accuses_nobody():
-    """A case of an earlier version, in float32, is no case of `precision`."""
+def in_full_precision():
+    """A case of `precision` as an earlier version shrank it."""
     (case, *_) = drawn(PROPERTIES["precision"], WRONG.capabilities, 1)
-    wide = CaseFile(
-        target="doubled",
-        property="precision",
-        world="simulated",
-        device="cpu",
-        case=case.replace(dtype="float32"),
-        after=(),
-        digest="",
-        summary="",
-        made_with="",
-    )
+    return case.replace(dtype="float32")
+
+
+def test_a_case_that_does_not_apply_accuses_nobody():
+    """Whoever remembers it: it is not even run."""
     runner = Runner(WRONG, SimulatedWorld())
-    found = hunt(
-        PROPERTIES["precision"],
-        runner,
-        examples=0,
-        seed=0,
-        until=float("inf"),
-        progress=lambda done: None,
-        first=[wide],
-        shrinking=False,
+    judgement = judged(PROPERTIES["precision"], in_full_precision(), runner)
+    assert (judgement.applies, judgement.violation, runner.runs) == (False, None, 0)
+
+
+def test_replay_refuses_a_case_that_does_not_apply(tmp_path):
+    """With the way out."""
+    case = in_full_precision()
+    recorded = Counterexample(
+        case, Violation(("precision", "dv"), None, ""), "", first=case, tried=0, smallest=True, repeats=True
     )
-    assert (found.examples, found.counterexample, runner.runs) == (0, None, 0)
+    path = save(tmp_path, target="ring", property="precision", world="simulated", device="cpu", counterexample=recorded)
+    with pytest.raises(UsageError, match="does not put precision to the test any more: run check again"):
+        replay(path, edited=False, target=None, say=print, show=print)
 
 
 def test_masked_rows_draws_cases_with_empty_rows_nearly_always():
