@@ -12,7 +12,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
-from ringverify.check.explaining import explained
+from ringverify.check.explaining import broken, explained
 from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
@@ -248,6 +248,11 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
     # What depends on earlier cases, or on chance, is not to be explained by a case.
     steady = repeats and not after
     diagnosis = explained(runner, judgement.violation, case, first) if steady else None
+    text, declaration = None if diagnosis is None else diagnosis.text, None
+    try:
+        declaration = would_pass(property, runner, judgement.violation, (case, first)) if steady else None
+    except Exception as error:  # the verdict stands
+        text = broken(error)
     return Counterexample(
         case=case,
         violation=judgement.violation,
@@ -257,11 +262,11 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         smallest=shrunk.complete,
         repeats=repeats,
         after=after,
-        diagnosis=None if diagnosis is None else diagnosis.text,
+        diagnosis=text,
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
         region=None if diagnosis is None else diagnosis.region,
-        declaration=would_pass(property, runner, judgement.violation, (case, first)) if steady else None,
+        declaration=declaration,
     )
 
 

@@ -79,7 +79,7 @@ def test_no_declaration_excuses_a_mutant_in_bfloat16_alone(mutant):
     attend = MUTANTS[mutant].implementation
     for property in ("forward", "gradients"):
         shown = found(attend, property, 40, dtypes=("bfloat16",))
-        assert shown is None or shown.declaration is None
+        assert shown is None or (shown.declaration is None and BROKEN not in (shown.diagnosis or ""))
 
 
 def test_other_declarations_are_tried_from_the_least_permissive_on():
