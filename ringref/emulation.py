@@ -70,7 +70,7 @@ def emulate(
 
     def back(x: torch.Tensor, groups: int = 1) -> Array:
         if groups > 1:
-            x = x.reshape(x.shape[0], -1, groups, *x.shape[2:]).sum(2)
+            x = x.reshape(x.shape[0], x.shape[1] // groups, groups, *x.shape[2:]).sum(2)
         rounded: Array = x.transpose(1, 2).to(returned).to(torch.float64).numpy()
         return rounded
 

@@ -73,6 +73,9 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
     except WorldUnavailable:
         return None
     except Exception as error:  # what is wrong was found all the same: the verdict stands
-        return Diagnosis(
-            f"{BROKEN} {type(error).__name__} ({error}): a bug of ringverify, please report it with the case"
-        )
+        return Diagnosis(broken(error))
+
+
+def broken(error: Exception) -> str:
+    """What is said where a cause would be, after an exception of ours."""
+    return f"{BROKEN} {type(error).__name__} ({error}): a bug of ringverify, please report it with the case"

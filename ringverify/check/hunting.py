@@ -14,7 +14,7 @@ from ringverify.check.beside import SHARED_STATE, Hint, beside
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
-from ringverify.check.explaining import explained
+from ringverify.check.explaining import broken, explained
 from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
@@ -313,19 +313,18 @@ def _smallest(
     steady = repeats and not after
     in_time = time.monotonic() <= share.late
     diagnosis = explained(runner, judgement.violation, case, first) if steady and in_time else None
-    declaration = would_pass(property, runner, judgement.violation, (case, first)) if steady and in_time else None
+    text, declaration = None if diagnosis is None else diagnosis.text, None
+    try:
+        declaration = would_pass(property, runner, judgement.violation, (case, first)) if steady and in_time else None
+    except Exception as error:  # the verdict stands
+        text = broken(error)
     if steady and not in_time:
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
     hints = [Hint(note) for note in runner.notes]
     if runner.world.name == "simulated" and after and not hints:
         hints.append(Hint(SHARED_STATE))
-    if (
-        in_time
-        and not hints
-        and not runner.hangs
-        and declaration is None
-        and (diagnosis is None or not diagnosis.causes)
-    ):
+    unexplained = declaration is None and (diagnosis is None or not diagnosis.causes)
+    if in_time and not hints and not runner.hangs and unexplained:
         undeclared = _undeclared_need(property, runner, case, judgement.violation) if steady else None
         if undeclared is not None:
             hints.append(Hint(undeclared))
@@ -341,7 +340,7 @@ def _smallest(
         smallest=shrunk.complete,
         repeats=repeats,
         after=after,
-        diagnosis=None if diagnosis is None else diagnosis.text,
+        diagnosis=text,
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
         region=None if diagnosis is None else diagnosis.region,

@@ -98,7 +98,8 @@ def replay(
             without = f"with ringverify installed, where {name} lives" if needs_the_tool(name) else "without ringverify"
             say(f"written to {written}: python {written} shows it {without}")
         if not property.applies(recorded.case, implementation.capabilities):
-            raise UsageError(f"case {path} does not put {property.id} to the test any more: run check again")
+            say(f"the case does not put {property.id} to the test: its results are held to what is right, and no more")
+            property = dataclasses.replace(property, judge=judge_everything, applies=lambda case, c: True)
         for earlier in recorded.after:
             judged(property, earlier, runner)
         judgement = judged(property, recorded.case, runner)

@@ -173,7 +173,8 @@ def main():
     for name, (limit, _) in RMS.items():
         rms = np.sqrt(np.concatenate(squares[name]).mean()) / UNIT
         off += [] if rms <= limit else [f"{name} in the mean"]
-        print(f"all ranks {name:<3}  root mean square error {rms:.3g} u, where at most {limit:.3g} u is allowed")
+        most = f"{limit:.3g} u is allowed (u = {UNIT:g})"
+        print(f"all ranks {name:<3}  root mean square error {rms:.3g} u, where at most {most}")
     print("wrong: " + ", ".join(off) if off else "nothing is wrong here")
     return int(bool(off))
 

@@ -9,7 +9,7 @@ from ringverify.diagnosis.layouts import PERMUTED, ROUNDED, STRIDES
 from ringverify.diagnosis.masks import CAUSAL, DOCUMENTS, KEY_LENGTHS, SHARDS, WINDOW
 from ringverify.diagnosis.merging import BLOCKS, LSE_OF_BLOCKS, MERGE
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
-from ringverify.diagnosis.narrowing import NARROWED
+from ringverify.diagnosis.narrowing import NARROWED, SUMMED
 from ringverify.diagnosis.positions import POSITIONS
 from ringverify.diagnosis.returned import RETURNED
 from ringverify.diagnosis.scores import CAP, HEADS, MULTIPLICITY, SCALE
@@ -19,7 +19,7 @@ from ringverify.diagnosis.travelling import BLOCKS_THAT_ARRIVE, TRAVEL
 _SHELVES = (
     MISUNDERSTOOD, RETURNED, HOME, SCALE, CAP, HEADS, MULTIPLICITY, CAUSAL, WINDOW, DOCUMENTS, KEY_LENGTHS, DILATION,
     POSITIONS, BLOCKS, MERGE, LSE_OF_BLOCKS, FORMULA, TRAVEL, FACTOR, BLOCKS_THAT_ARRIVE, SHARDS, STRIDES, PERMUTED,
-    ROUNDED, KERNELS, NARROWED,
+    ROUNDED, KERNELS, SUMMED, NARROWED,
 )  # fmt: skip
 
 SUSPICIONS: tuple[Suspicion, ...] = tuple(

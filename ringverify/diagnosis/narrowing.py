@@ -16,8 +16,8 @@ from ringref.problem import DtypeName
 from ringref.rounding import UNIT_ROUNDOFF, Pipeline, allowed_error, margins
 from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import round_to
-from ringverify.diagnosis.model import STEPS
-from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.model import STEPS, collect
+from ringverify.diagnosis.scene import Array, Part, Scene
 from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.where import wrong_elements
 
@@ -80,6 +80,47 @@ def _rounded(narrow: DtypeName, tensor: TensorName) -> Suspicion:
     return Suspicion(says, dataclasses.replace(STEPS), judge=_rounded_to(narrow, tensor))
 
 
+Parts = dict[tuple[int, int], Part]
+
+
+def _summed_in_input_dtype(scene: Scene, parts: Parts, *, step_by_step: bool) -> list[Part]:
+    """Every rank's part in the gradient of a block rounded to the dtype of the inputs, and these summed rank by rank.
+
+    Args:
+        scene: the case.
+        parts: by rank and owner of the block.
+        step_by_step: whether each sum is rounded too, or only the last.
+    """
+    dtype = scene.problem.dtype
+    if dtype not in ("bfloat16", "float16") or scene.pipeline.reduces == "input":
+        return collect(scene, parts)
+
+    def summed(arrays: list[Array]) -> Array:
+        total = round_to(arrays[0], dtype)
+        for array in arrays[1:]:
+            total = total + round_to(array, dtype)
+            total = round_to(total, dtype) if step_by_step else total
+        return total
+
+    found = []
+    for owner in range(scene.size):
+        of_block = [part for (_, whose), part in parts.items() if whose == owner]
+        found.append(Part(summed([part.dk for part in of_block]), summed([part.dv for part in of_block])))
+    return found
+
+
+def _summed_over_ranks(step_by_step: bool) -> Suspicion:
+    return Suspicion(
+        lambda scene: (
+            f"dk and dv are summed over ranks in {scene.problem.dtype}, as the backward of an all-gather does"
+        ),
+        dataclasses.replace(
+            STEPS, collect=lambda scene, parts: _summed_in_input_dtype(scene, parts, step_by_step=step_by_step)
+        ),
+    )
+
+
+SUMMED: list[Suspicion] = [_summed_over_ranks(True), _summed_over_ranks(False)]
 NARROWED: list[Suspicion] = [
     found
     for narrow in ("float32", "float16", "bfloat16")

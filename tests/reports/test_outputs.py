@@ -1,5 +1,6 @@
 """JUnit, Markdown and badges: what each says of every kind of verdict, whatever text it is given."""
 
+import html
 import json
 import os
 import re
@@ -10,10 +11,12 @@ import pytest
 import sample_events as sample
 
 from ringverify.reports.badge import COLOURS, badge, badges
+from ringverify.reports.jsonl import ReportError, read_report
 from ringverify.reports.junit import junit
 from ringverify.reports.markdown import MOST, markdown
 from ringverify.reports.page import page
 from ringverify.reports.results import results_of
+from ringverify.reports.terminal import counterexample_text
 
 FOLDER = Path(__file__).parent.parent / "snapshots"
 RESULTS = results_of(sample.everything())
@@ -156,3 +159,26 @@ def contrast(one, other):
         parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
         light.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
     return (max(light) + 0.05) / (min(light) + 0.05)
+
+
+# -- another declaration -----------------------------------------------------------------------------------------------
+
+
+def test_the_declaration_that_would_pass_is_said_in_every_output(tmp_path):
+    """In the words of the event, which follows the schema."""
+    words = 'would pass with probabilities="input": declare it if that is what your kernel does (u = 2^-8)'
+    fields = {"declaration": {"probabilities": "input"}, "declare": words}
+    failure = sample.counterexample("one", "dtypes", **fields)
+    events = sample.run({"one": ("violations", [sample.row("one", "dtypes", "fail"), failure])})
+    results = results_of(events)
+    for text in (junit(results), page(results), markdown(results)):
+        assert words in html.unescape(text)
+    assert f"declare {words}" in counterexample_text(failure)
+    path = tmp_path / "report.jsonl"
+    path.write_text(sample.sealed(events))
+    assert read_report(path) == events
+    path.write_text(
+        sample.sealed(json.loads(json.dumps(events).replace('"probabilities": "input"', '"probabilities": 1')))
+    )
+    with pytest.raises(ReportError, match=r"field declaration\.probabilities"):
+        read_report(path)

@@ -83,3 +83,12 @@ def test_more_rows_leave_less_room():
     )
     assert 1 < many < few < rounded < 2.1  # sqrt(3), and room for 200 rows
     assert few < np.sqrt(2)
+
+
+def test_what_has_no_keys_is_emulated_with_grouped_heads():
+    """Nothing attended, nothing added: no shape is ambiguous for being empty."""
+    problem = Problem(query_length=3, key_length=0, heads=4, key_heads=2, head_dim=2, dtype="bfloat16")
+    q, k = np.ones((1, 3, 4, 2)), np.ones((1, 0, 2, 2))
+    emulated = emulate(problem, q, k, k, q, Pipeline("bfloat16"))
+    assert emulated.dk.shape == emulated.dv.shape == (1, 0, 2, 2)
+    assert not emulated.out.any()
