@@ -40,7 +40,7 @@ class ByAddress(TorchDispatchMode):
     """Within it a product adds up in an order that its operands' addresses and strides decide.
 
     Any order is exact where all partial sums are representable. Fused attention, whose order cannot be changed from
-    outside, is multiplied by 1 or by a number next to it.
+    outside, is multiplied by a number that is 1 but for its last bits.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -54,8 +54,8 @@ class ByAddress(TorchDispatchMode):
             return first + func(one[..., middle:], other[..., middle:, :])
         found = func(*args, **kwargs)
         if func in _FUSED:
-            near = 1 + torch.finfo(args[0].dtype).eps * (_place(*(x for x in args if isinstance(x, torch.Tensor))) % 5)
-            return tuple(x * near if x.is_floating_point() else x for x in found)
+            near = _place(*(x for x in args if isinstance(x, torch.Tensor))) % 5
+            return tuple(x * (1 + near * torch.finfo(x.dtype).eps) if x.is_floating_point() else x for x in found)
         return found
 
 

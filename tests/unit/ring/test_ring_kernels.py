@@ -159,31 +159,38 @@ POISONS = [math.nan, math.inf, -math.inf, 2.0**100]
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_streaming_keeps_out_what_is_excluded(poison, softcap):
-    """Padding may hold anything: not one bit of any result moves, and its own gradients are 0."""
+    """Padding may hold anything: every result is right to rounding, finite, and its own gradients are exactly 0.
+
+    Not bit for bit what it is without: keys that are not finite are copied, so that products begin elsewhere in memory.
+    """
     problem = Problem(query_length=7, heads=4, key_heads=2, head_dim=4, key_lengths=(4,), softcap=softcap)
     for cuts in (((), ()), ((3,), ()), ((), (2,)), ((2, 5), (6,))):
         given = inputs_of(problem)
-        clean, kinds = computed(STREAMING, problem, given, cuts)
+        k, v = given.k.clone(), given.v.clone()
+        k[:, 4:], v[:, 4:] = poison, poison
+        poisoned, kinds = computed(STREAMING, problem, given._replace(k=k, v=v), cuts)
         assert "bias" in kinds
-        given.k[:, 4:], given.v[:, 4:] = poison, poison
-        poisoned, _ = computed(STREAMING, problem, given, cuts)
-        assert all(torch.equal(a, b) for a, b in zip(clean, poisoned, strict=True))
+        assert all(bool(torch.isfinite(result).all()) for result in poisoned)
+        assert worst_margin(problem, given, poisoned) <= 1
         assert not any(bool(gradient[:, 4:].any()) for gradient in poisoned[3:])
 
 
 @pytest.mark.parametrize("poison", POISONS[:3])
 def test_streaming_leaves_what_is_not_finite_with_those_that_attend_it(poison):
-    """A document that holds a NaN or an infinity: all others keep their bits."""
+    """A document that holds a NaN or an infinity: all others are right to rounding."""
     problem = Problem(query_length=9, heads=2, head_dim=4, documents=(0, 3, 9))
     given = inputs_of(problem)
     clean, _ = computed(STREAMING, problem, given)
     for name in ("q", "k", "v", "dout"):
-        given = inputs_of(problem)
-        getattr(given, name)[:, 1] = poison
-        poisoned, kinds = computed(STREAMING, problem, given)
+        spoilt = inputs_of(problem)
+        getattr(spoilt, name)[:, 1] = poison
+        poisoned, kinds = computed(STREAMING, problem, spoilt)
         assert kinds == {"bias"}
-        for result, before, axis in zip(poisoned, clean, (1, 2, 1, 1, 1), strict=True):
-            assert torch.equal(result.narrow(axis, 3, 6), before.narrow(axis, 3, 6)), name
+        others = [
+            torch.cat([before.narrow(axis, 0, 3), result.narrow(axis, 3, 6)], dim=axis)
+            for result, before, axis in zip(poisoned, clean, (1, 2, 1, 1, 1), strict=True)
+        ]
+        assert worst_margin(problem, given, others) <= 1, name
         assert not all(bool(torch.isfinite(result.narrow(1, 0, 3)).all()) for result in (poisoned[0], *poisoned[2:]))
 
 
