@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ NEIGHBOURS = (HAZARDS, PROGRESS, INPUTS_UNTOUCHED, UNINITIALISED, REENTRANCY)
 """Properties that a case of another one is tried on, those that see most first."""
 
 SECONDS = 3.0
-"""Time for all of them; the run that is under way then is the last."""
+"""Time for all of them, and for each run; the run that is under way then is the last."""
 
 SHARED_STATE = (
     "What one case leaves behind changes the next. Ranks of the simulated world are threads of one process and share "
@@ -59,7 +60,12 @@ def beside(property: Property, runner: Runner, watched: Runner | None, case: Cas
         violation: how it breaks the property.
     """
     until = time.monotonic() + SECONDS
-    return [*_layout(runner, case, violation), *_neighbours(property, runner, watched, case, violation, until)]
+    with contextlib.ExitStack() as stack:
+        for there in (runner, watched):
+            if there is not None:
+                stack.callback(setattr, there, "deadline", there.deadline)
+                there.deadline = min(there.deadline, SECONDS)
+        return [*_layout(runner, case, violation), *_neighbours(property, runner, watched, case, violation, until)]
 
 
 def _neighbours(
@@ -78,6 +84,8 @@ def _neighbours(
             seen = _judged(neighbour, variant, there)
             if seen is None or seen.violation is None or seen.violation.reason in known:
                 continue
+            if seen.violation.reason[0] == "deadline":  # which is shorter here than anywhere else
+                return
             if seen.violation.reason[0] in ("value", "raised"):  # news only where nothing is wrong as usual
                 if right is None:
                     usual = _judged(None, case, runner)

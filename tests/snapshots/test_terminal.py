@@ -80,6 +80,14 @@ EXACT = counterexample(
     takes=["2 ranks", "2 tokens", "a causal mask"], first_margin=120.0,
     where={"text": ["out, rank 0 query 1 (position 1), head 0 of 2"]},
 )  # fmt: skip
+BESIDE = counterexample(
+    "forward", rank=0, tensor="out", index=[0, 0, 0, 0], position=0, actual=-0.5, expected=0.0, error=0.5,
+    allowed=1.1e-5, margin=44300.0, wrong={"0": 1, "1": 1}, of=2, summary="out is wrong on ranks 0, 1: 2 of 2 elements",
+    hints=[{"property": "hazards", "text": "rank 1 read the buffer of its receive from rank 0 before it completed"}],
+    takes=["2 ranks", "2 tokens"], first_margin=1.5e36, printed=[{"rank": 1, "text": "shape [1, 2]\nhop 1\n"}],
+)  # fmt: skip
+AGAIN = BESIDE | {"property": "chunk_boundaries", "same_as": "forward"}
+BOTH_NAN = NAN | {"expected": "nan"}
 RAISED = counterexample(
     "forward",
     rank=1,
@@ -137,6 +145,16 @@ RUNS = {
         row("masked_rows", "fail", examples=1, seconds=0.1, margin="inf"),
         EXACT,
         *end("violations", {"fail": 3}, examples=45, runs=99, seconds=2.5, seconds_inside=1.25),
+    ],
+    "same": [
+        HEADER,
+        row("forward", "fail", examples=1, seconds=0.1, margin=1.5e36),
+        BESIDE,
+        row("chunk_boundaries", "fail", examples=1, seconds=0.1, margin="inf"),
+        AGAIN,
+        row("invariants", "fail", examples=1, seconds=0.1, margin="inf"),
+        BOTH_NAN,
+        *end("violations", {"fail": 3}, examples=3, runs=19, seconds=0.3, seconds_inside=0.1),
     ],
     "raised": [
         HEADER,
@@ -214,6 +232,13 @@ def test_verbose_shows_the_whole_traceback():
     text = printed(RUNS["raised"], verbose=True)
     assert_as_recorded("raised_verbose", text)
     assert "more lines with -v" not in text
+
+
+def test_verbose_shows_every_failure_in_full_and_what_ranks_printed():
+    """Each rank's lines under its name."""
+    text = printed(RUNS["same"], verbose=True)
+    assert_as_recorded("same_verbose", text)
+    assert text.count("printed by rank 1\n        | shape [1, 2]\n        | hop 1\n") == 2
 
 
 def test_lines_are_not_wrapped_where_a_reader_would_cut_them():

@@ -1,0 +1,62 @@
+"""A fault that several properties see is one story in every output, with what to replay for each."""
+
+from xml.etree import ElementTree
+
+import sample_events as sample
+
+from ringverify.reports.jsonl import ReportWriter, read_report
+from ringverify.reports.junit import junit
+from ringverify.reports.markdown import markdown
+from ringverify.reports.page import page
+from ringverify.reports.results import results_of
+
+NAME = "wrong_ring.attend"
+HINT = {"property": "hazards", "text": "rank 1 read a buffer before its receive completed"}
+FIRST = sample.counterexample(
+    NAME, "forward", diagnosis=None, hints=[HINT], takes=["2 ranks"], printed=[{"rank": 0, "text": "hop 1\n"}],
+    first_margin=3.0, same_as=None,
+)  # fmt: skip
+AGAIN = FIRST | {"property": "gradients", "same_as": "forward", "replay": "ringverify replay 'a folder/again.json'"}
+EVENTS = sample.run(
+    {
+        NAME: (
+            "violations",
+            [sample.row(NAME, "forward", "fail"), FIRST, sample.row(NAME, "gradients", "fail"), AGAIN],
+        )
+    }
+)
+
+
+def test_markdown_gives_a_repeated_failure_one_line():
+    """Its property, whose failure it is once more, and the line to paste."""
+    text = markdown(results_of(EVENTS))
+    (line,) = [line for line in text.splitlines() if "gradients: the same as forward" in line]
+    assert "<code>ringverify replay 'a folder/again.json'</code>" in line
+    assert text.count(f"beside  hazards: {HINT['text']}") == 1
+
+
+def test_the_page_names_the_failure_that_is_repeated_and_what_stands_beside_it():
+    """As words of the article, and no cause in a box."""
+    text = page(results_of(EVENTS))
+    assert "as forward" in text
+    assert f"hazards: {HINT['text']}" in text
+    assert 'class="cause"' not in text
+
+
+def test_junit_tells_both_in_the_failures():
+    """A failure each, since CI counts them."""
+    root = ElementTree.fromstring(junit(results_of(EVENTS)).split("\n", 1)[1])
+    first, again = (failure.text for failure in root.iter("failure"))
+    assert f"beside  hazards: {HINT['text']}" in first
+    assert again.startswith("same    as forward")
+
+
+def test_a_report_keeps_every_field_of_it(tmp_path):
+    """Under the schema that is published."""
+    with ReportWriter(tmp_path / "report.jsonl") as writer:
+        for event in EVENTS:
+            writer.write(event)
+    told = [event for event in read_report(tmp_path / "report.jsonl") if event["event"] == "counterexample"]
+    assert [event["same_as"] for event in told] == [None, "forward"]
+    assert told[0]["hints"] == [HINT]
+    assert told[0]["printed"] == [{"rank": 0, "text": "hop 1\n"}]
