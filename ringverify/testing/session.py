@@ -341,8 +341,9 @@ def _takes_time(item: pytest.Item) -> bool:
     about = _about(item)
     if about is None or not isinstance(about.implementation, Implementation):
         return False
-    property: Property = item.callspec.params[PROPERTY]  # type: ignore[attr-defined]  # it is parametrized with it
-    return property.unsupported(about.implementation.capabilities) is None
+    callspec = getattr(item, "callspec", None)  # which a method of a unittest.TestCase lacks
+    property: Property | None = None if callspec is None else callspec.params.get(PROPERTY)
+    return property is not None and property.unsupported(about.implementation.capabilities) is None
 
 
 def _function_of(item: pytest.Item) -> str:
