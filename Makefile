@@ -1,12 +1,19 @@
 # make verify: set up, then the verdict on our ring and, as a demonstration, on a published package.
-# make test:   the same, then lint, strict types and every test.
+# make suite:  the same, then every test.
+# make test:   the same, lint and strict types too.
+#
+# VERSIONS=pinned installs what constraints.txt names, into .venv; VERSIONS=newest the newest that pip finds, which is
+# what users get; VERSIONS=floor the oldest that pyproject.toml allows. The last two have an environment each beside it.
 
 PYTHON ?= python3
-VENV := .venv
+VERSIONS ?= pinned
+VENV := .venv$(patsubst %,-%,$(filter-out pinned,$(VERSIONS)))
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+CONSTRAINTS := $(VENV)/constraints.txt
+FLOORS := /^dependencies = \[/,/^\]/s/^ *"\([a-z0-9-]*\)>=\([0-9.]*\).*/\1==\2/p
 
-.PHONY: verify test lint browser install clean
+.PHONY: verify suite test lint browser install clean
 
 verify: install
 	@$(BIN)/ringverify check ring --report .ringverify/ring.jsonl; status=$$?; \
@@ -15,8 +22,10 @@ verify: install
 	  --report .ringverify/peer.jsonl; \
 	echo; echo "make verify: exit status of our ring's verdict is $$status"; exit $$status
 
-test: verify lint browser
+suite: verify browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test: verify lint suite
 
 lint: install
 	$(BIN)/ruff check .
@@ -34,11 +43,17 @@ browser:
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@case "$(VERSIONS)" in pinned|floor|newest) ;; \
+	*) echo "VERSIONS=$(VERSIONS): expected pinned, floor or newest" >&2; exit 2;; esac
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,peers,plots]'
+	@case "$(VERSIONS)" in \
+	pinned) cp constraints.txt $(CONSTRAINTS);; \
+	floor) sed -n '$(FLOORS)' pyproject.toml > $(CONSTRAINTS);; \
+	newest) : > $(CONSTRAINTS);; esac
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test,peers,plots]'
 	$(BIN)/python -m pip install --quiet --no-deps dilated-attention-pytorch==0.2.0  # it asks for another torch
 	@mkdir -p .ringverify
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .ringverify build *.egg-info
+	rm -rf .venv .venv-floor .venv-newest .ringverify build *.egg-info

@@ -2,12 +2,14 @@
 
 Dense attention on the problem's inputs, in the dtype of the declared running sums, rounded where the declaration says
 that it rounds: probabilities and the gradients of scores to the input dtype if they are, results to the dtype in which
-they are returned. Its errors are those of the declaration, and nothing else's.
+they are returned. If dk and dv are summed over ranks in the input dtype, each rank's part of them is rounded, and so is
+every sum of two. The errors are those of the declaration, and nothing else's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -37,7 +39,15 @@ class Emulated:
     dv: Array
 
 
-def emulate(problem: Problem, q: Array, k: Array, v: Array, dout: Array, pipeline: Pipeline) -> Emulated:
+def emulate(
+    problem: Problem,
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array,
+    pipeline: Pipeline,
+    queries: Sequence[NDArray[np.int64]] | None = None,
+) -> Emulated:
     """Run the declared pipeline.
 
     Args:
@@ -47,6 +57,8 @@ def emulate(problem: Problem, q: Array, k: Array, v: Array, dout: Array, pipelin
         v: values `(B, Nk, Hk, Dv)`.
         dout: cotangent of out `(B, Nq, Hq, Dv)`; that of lse is zero.
         pipeline: how to compute.
+        queries: positions of the queries of each rank, for gradients that are summed over ranks in the input dtype;
+            by default one rank holds them all.
     """
     sums, returned = TORCH[pipeline.sums], TORCH[pipeline.dtype]
 
@@ -80,5 +92,20 @@ def emulate(problem: Problem, q: Array, k: Array, v: Array, dout: Array, pipelin
     if problem.softcap is not None:
         ds = ds * (1 - (s / problem.softcap) ** 2)
     ds = narrowed(ds)
-    dq, dk = problem.scale_value * (ds @ k_), problem.scale_value * (ds.mT @ q_)
-    return Emulated(back(out), back(dq), back(dk, group), back(narrowed(p).mT @ dout_, group))
+    dq, p = problem.scale_value * (ds @ k_), narrowed(p)
+    if pipeline.reduces == "accumulates" or queries is None:
+        dk, dv = problem.scale_value * (ds.mT @ q_), p.mT @ dout_
+        return Emulated(back(out), back(dq), back(dk, group), back(dv, group))
+    parts = [torch.from_numpy(np.array(rows)) for rows in queries]
+    dk_parts = [back(problem.scale_value * (ds[..., rows, :].mT @ q_[..., rows, :]), group) for rows in parts]
+    dv_parts = [back(p[..., rows, :].mT @ dout_[..., rows, :], group) for rows in parts]
+    return Emulated(back(out), back(dq), _summed(dk_parts, returned), _summed(dv_parts, returned))
+
+
+def _summed(parts: Sequence[Array], dtype: torch.dtype) -> Array:
+    """The sum of the ranks' parts of a gradient, one after the other, each sum rounded to `dtype`."""
+    total = torch.from_numpy(parts[0]).to(dtype)
+    for part in parts[1:]:
+        total = total + torch.from_numpy(part).to(dtype)
+    summed: Array = total.to(torch.float64).numpy()
+    return summed

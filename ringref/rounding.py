@@ -2,38 +2,62 @@ r"""What error is allowed, derived. The only place of the project that holds a t
 
 **Model.** Every operation of a pipeline with unit roundoff u returns the exact result times (1 + d), |d| <= u
 (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed. 2002, eq. 2.4); n of them in a row or a sum of n
-terms in any order cost at most gamma_n = n u / (1 - n u) (ibid., lemma 3.1). Inputs are exact: the oracle is given the
-very numbers that the implementation was given. u is that of the wider of the declared `accumulates` and the input
-dtype; results are rounded once more, to the dtype in which they are returned.
+terms in any order cost at most gamma_n = n u / (1 - n u) (ibid., lemma 3.1). n factors 1 + d are at most exp(n u), also
+where n u passes 1: costs are added as exponents and become errors once, as exp(x) - 1. Inputs are exact: the oracle is
+given the very numbers that the implementation was given. u is that of the declared `accumulates` where it holds every
+number of the input dtype, else that of the input dtype; results are rounded once more, to the dtype in which they are
+returned.
 
 **Forward.** For a query i, a key j with multiplicity m_ij > 0 and A_ij = scale * sum_d |q_id| |k_jd|:
 
 1. *Scores.* D products and their sum, the scale, which may be a rounded factor on q, on k or on both, the softcap
    (slope at most 1), a change to base 2:  |ds_ij| <= u ((D + c_score) A_ij + c_score |s_ij|) =: delta_ij.
-2. *Weights.* p_ij = m_ij exp(s_ij - lse_i). Shifting before the exponential makes the error of exp relative to the
-   shifted argument rather than to the score (Blanchard, Higham & Higham 2021, *Accurately computing the log-sum-exp
-   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|). Rescaling by a running max
-   telescopes to the same. Each of M merges of partial results rounds a log-sum-exp, whose size is at most
-   L_i = max_j |s_ij| + log sum_j m_ij, and three or four factors. So p_ij is relatively wrong by at most
-   exp(eta_ij) - 1,  eta_ij = delta_ij + u (c_exp + |s_ij - lse_i| + (M + 1)(c_merge + 2 L_i) + K_i), K_i keys summed.
-3. *lse* is wrong by at most the weighted mean  etabar_i = sum_j p_ij eta_ij, and its rounding.
-4. *out* = sum_j p_ij v_j / (sum of weights):
-   |e_id| <= sum_j p_ij |v_jd| (exp(eta_ij + etabar_i) - 1 + u (K_i + c_merge (M + 1)))
-             + u c_merge (M + 1) max_j |v_jd|,
+2. *Exponents.* p_ij = exp(log m_ij + s_ij - lse_i). Shifting before the exponential makes the error of exp relative to
+   the shifted argument rather than to the score (Blanchard, Higham & Higham 2021, *Accurately computing the log-sum-exp
+   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|), of scores as computed, so
+   2 max_j delta_ij more. Rescaling by a running max telescopes to the same. Each of M merges of partial results rounds
+   a log-sum-exp, whose size is at most L_i = max_j |s_ij| + max_j delta_ij + log sum_j m_ij, and three or four factors.
+   So an exponent is wrong by at most  eta_ij = kappa_ij + rho_i, of which
+   kappa_ij = delta_ij + u (|s_ij - lse_i| + 2 max_j delta_ij) is the key's and
+   rho_i = u (c_exp + (M + 1)(c_merge + 2 L_i) + K_i) the row's, K_i keys summed.
+3. *lse.* The sum is between sum_j p_ij exp(-eta_ij) and sum_j p_ij exp(eta_ij) of the right one. By Jensen's inequality
+   lse is too small by at most the weighted mean  lower_i = sum_j p_ij eta_ij; but it may be too large by
+   upper_i = log sum_j exp(log p_ij + eta_ij), which is more than the mean: where scores are so large that their own
+   rounding is, keys of no weight at all may win. Two scores of 166,000 that are 938 apart are one number in bfloat16.
+4. *Weights* are therefore bounded by their logarithms, which do not underflow where the weights do:
+   p_ij exp(-eta_ij - upper_i) <= p^_ij <= exp(min(log p_ij + eta_ij + lower_i, log w_i)).
+   A sum of exponentials divides each of them, and a stable pipeline merges with factors of at most 1: a row's weights
+   add up to at most  w_i = min(exp(2 rho_i), M + 1), multiplicities included. E_ij is the larger distance from p_ij.
+   Where eta is small both are p_ij (eta_ij + sum_j p_ij eta_ij), to first order.
+5. *out* = sum_j p_ij v_j / (sum of weights):
+   |e_id| <= sum_j (E_ij + (p_ij + E_ij) (exp(u (K_i + c_merge (M + 1))) - 1)) |v_jd|
+             + (exp(u c_merge (M + 1)) - 1) max_j |v_jd|,
    the last term for merges written as o - w (o - b).
 
-**Gradients.** With g_ij = dout_i . v_j and D_i = sum_j p_ij g_ij, ds_ij = p_ij (g_ij - D_i + dlse_i) * slope_ij.
-g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so errors are relative to
-W_ij = sum_d |dout_id| |v_jd| + its weighted mean over j + |dlse_i|. D_i may be computed from out as returned, that
-is rounded to its dtype: u_out sum_d |dout_id| |out_id|. dq, dk and dv are sums of such terms.
+**Gradients.** With g_ij = dout_i . v_j, D_i = sum_j p_ij g_ij, h_ij = g_ij - D_i + dlse_i: ds_ij = p_ij h_ij slope_ij.
+Weights may be computed again, from scores that are rounded anew and from lse: then they are at most
+w_i exp(2 kappa_ij), and E'_ij bounds their error. D_i comes from out or from weights as they were, so it errs by
+sum_j E_ij G_ij, G_ij = sum_d |dout_id| |v_jd|, and out as returned is rounded: u_out sum_d |dout_id| |out_id|.
+g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so roundings are relative to
+W_ij = G_ij + its weighted mean over j + |dlse_i|. So ds_ij errs by E'_ij |h_ij| slope_ij and by p_ij + E'_ij times the
+errors of h_ij and of the slope. dq, dk and dv are sums of such terms.
+
+**Range.** The model ends where a number overflows. Where a score, a recomputed weight or a running sum may pass the
+largest number of the declared sums, or what is rounded to the input dtype that of the input dtype, nothing is said of
+the row: the bound is infinite. float32 sums never come near; float16 ones do with scores of 65504, in either sign.
 
 **Probabilities in the input dtype** (`probabilities="input"`) add u_input to every weight and to every ds. Pipelines
 that do so may also sum the rounded weights, which adds as much to lse and to the divisor of out, and fused kernels
 return the partial result of a block in the input dtype: once more u_input times the sum of the sizes of its terms.
 
-The bounds are first order made safe by exp(x) - 1; they hold for every order of summation, so they never reject a
-pipeline that does what it declares. Random errors reach a small part of them (Higham & Mary 2019, *A new approach to
-probabilistic rounding error analysis*, SIAM J. Sci. Comput. 41: about sqrt(n) u), which is what a margin of 0.1 means.
+**Sums over ranks in the input dtype** (`reduces="input"`), as by a reduce-scatter of gradients in it. Each of P ranks
+rounds its part x_r of dk or dv, and P - 1 additions round what has been summed so far; no such sum is larger than
+X = sum_r |x_r|, which is at most the sum of the sizes of all terms. By lemma 3.1 this costs (exp(P u_input) - 1) X, one
+rounding more where key heads are shared and the parts of their query heads are added in the same way.
+
+The bounds hold for every order of summation, so they never reject a pipeline that does what it declares. Random errors
+reach a small part of them (Higham & Mary 2019, *A new approach to probabilistic rounding error analysis*, SIAM J. Sci.
+Comput. 41: about sqrt(n) u), which is what a margin of 0.1 means.
 """
 
 from __future__ import annotations
@@ -58,6 +82,13 @@ UNIT_ROUNDOFF: dict[DtypeName, float] = {
 }
 """Half the distance from 1 to the next number, which bounds the relative error of rounding to nearest."""
 
+
+def unit_in_words(dtype: DtypeName) -> str:
+    """What `u` is in a message about a result in `dtype`."""
+    exponent = int(np.log2(UNIT_ROUNDOFF[dtype]))
+    return f"u = 2^{exponent}, half the distance from 1 to the next {dtype}"
+
+
 UNDERFLOW: dict[DtypeName, float] = {
     "float64": 2.0**-1022,
     "float32": 2.0**-126,
@@ -74,6 +105,14 @@ LARGEST: dict[DtypeName, float] = {
     "bfloat16": float(np.finfo(np.float32).max) * (1 - 2.0**-8) / (1 - 2.0**-24),
 }
 
+HOLDING: dict[DtypeName, tuple[DtypeName, ...]] = {
+    "float64": ("float64",),
+    "float32": ("float64", "float32"),
+    "float16": ("float64", "float32", "float16"),
+    "bfloat16": ("float64", "float32", "bfloat16"),
+}
+"""Which dtypes hold every number of a dtype. Of bfloat16 and float16, one has the range and the other the digits."""
+
 SCORE_ROUNDINGS = 8
 """c_score: a factor on q, one on k, their representation, the division, tanh and product of a softcap, log2(e), 1."""
 
@@ -89,8 +128,8 @@ PARTIALS_PER_BLOCK = 2
 TANH_SLOPE_CHANGE = 0.77
 """max |d/dx (1 - tanh(x)^2)| = 4 / (3 sqrt 3) = 0.7698…, rounded up."""
 
-LARGEST_EXPONENT = 700.0
-"""exp(700) is finite in float64; a bound that large allows everything anyway."""
+LARGEST_EXPONENT = 88.0
+"""Weights of more than exp(88) are past the largest float32: a bound that large says nothing, whatever the dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +142,7 @@ class Pipeline:
         probabilities: "input" if weights are rounded to `dtype` before they meet the values.
         lse_dtype: of the returned log-sum-exp.
         blocks: blocks of keys whose partial results are merged: the world size.
+        reduces: "input" if each rank's part of dk and dv is rounded to `dtype` and these are summed in it.
     """
 
     dtype: DtypeName
@@ -110,11 +150,12 @@ class Pipeline:
     probabilities: Literal["accumulates", "input"] = "accumulates"
     lse_dtype: DtypeName = "float32"
     blocks: int = 1
+    reduces: Literal["accumulates", "input"] = "accumulates"
 
     @property
     def sums(self) -> DtypeName:
-        """dtype of the running sums: the wider of `accumulates` and `dtype`."""
-        return min(self.accumulates, self.dtype, key=UNIT_ROUNDOFF.__getitem__)
+        """dtype of the running sums: `accumulates` if it holds every number of `dtype`, else `dtype`."""
+        return self.accumulates if self.accumulates in HOLDING[self.dtype] else self.dtype
 
     @property
     def unit(self) -> float:
@@ -155,79 +196,175 @@ def allowed_error(
         dlse: cotangent of lse `(B, Hq, Nq)`, or `None` for zero.
         pipeline: how the implementation says it computes.
     """
-    u = pipeline.unit
-    u_out = UNIT_ROUNDOFF[pipeline.dtype]
+    u, u_out = pipeline.unit, UNIT_ROUNDOFF[pipeline.dtype]
     u_weight = u_out if pipeline.probabilities == "input" else 0.0
-    inner = answer.intermediates
-    p, m = inner.probabilities, inner.m
-    attended = m > 0
+    most, tiny = LARGEST[pipeline.sums], UNDERFLOW[pipeline.sums]
+    inner, scale, group = answer.intermediates, abs(problem.scale_value), problem.group_size
+    p, attended, keys = inner.probabilities, inner.m > 0, inner.m.sum(axis=3, keepdims=True)  # K_i
+    some = keys > 0
     branches = 1 if problem.dilation is None else len(problem.dilation.branches)
     merges = PARTIALS_PER_BLOCK * pipeline.blocks * branches
-    scale = abs(problem.scale_value)
 
     # What no query attends may be NaN, and does not matter.
-    seen = attended.max(axis=2, initial=False)[..., None]
-    q_BHQD = _by_head(q)
-    k_BHKD, v_BHKD = (np.where(seen, _by_head(x, problem.group_size), 0.0) for x in (k, v))
-    magnitude = scale * (np.abs(q_BHQD) @ np.abs(k_BHKD).swapaxes(2, 3))  # A_ij
-    score = np.where(attended, np.abs(inner.scores), 0.0)
-    score_error = u * ((problem.head_dim + SCORE_ROUNDINGS) * magnitude + SCORE_ROUNDINGS * score)  # delta_ij
-    keys = m.sum(axis=3)  # K_i
-    lse = np.where(keys > 0, answer.lse, 0.0)
-    largest = score.max(axis=3, initial=0.0) + np.log(np.maximum(keys, 1))  # L_i
-    row = EXP_ROUNDINGS + (merges + 1) * (MERGE_ROUNDINGS + 2 * largest) + keys
-    shift = np.where(attended, np.abs(inner.scores - lse[..., None]), 0.0)
-    eta = np.where(attended, score_error + u * (shift + row[..., None]), 0.0)
-    eta_mean = (p * eta).sum(axis=3) + np.where(keys > 0, u_weight, 0.0)
-    weight_error = np.expm1(np.minimum(eta + eta_mean[..., None], LARGEST_EXPONENT)) + u_weight
+    columns = attended.max(axis=2, initial=False)[..., None]
+    q_size, k_size = np.abs(_by_head(q)), np.where(columns, np.abs(_by_head(k, group)), 0.0)
+    v_BHKD = np.where(columns, _by_head(v, group), 0.0)
+    v_size = np.abs(v_BHKD)
+    weights = _weight_errors(problem, answer, q_size @ k_size.swapaxes(2, 3), merges, pipeline)
 
     merge_cost = MERGE_ROUNDINGS * (merges + 1)
-    summing = (u * (keys + merge_cost))[..., None] + u_weight  # and a partial result's rounding
-    # A weight, or the factor of a merge, may vanish below the smallest normal number of the running sums.
-    # Rounded to the input dtype, weights and the gradients of scores vanish where that does.
+    summing = u * (keys + merge_cost) + u_weight  # and a partial result's rounding
+    # A weight, or the factor of a merge, may vanish below the smallest normal number of the running sums, and so may
+    # each product that is summed. Rounded to the input dtype, weights and gradients of scores vanish where that does.
     narrow = UNDERFLOW[pipeline.dtype] if pipeline.probabilities == "input" else 0.0
-    vanishing = (2 * UNDERFLOW[pipeline.sums] + narrow) * attended
+    vanishing = (2 * tiny + narrow) * attended
+    lost = tiny * (keys + merges) * some
     # A convex combination o - w (o - b) of two partial results errs by their size, whatever the weight.
-    largest_value = np.where(attended[..., None], np.abs(v_BHKD)[:, :, None], 0.0).max(axis=3, initial=0.0)
-    combining = u * merge_cost * largest_value
-    out_error = (p * (weight_error + summing) + vanishing) @ np.abs(v_BHKD) + combining
-    lse_error = np.where(keys > 0, eta_mean + 2 * u * largest + UNIT_ROUNDOFF[pipeline.lse_dtype] * np.abs(lse), 0.0)
-    seen_by_row = np.broadcast_to((keys > 0)[..., None], out_error.shape)
-    out_allowed = _rounded(_from_head(out_error), answer.out, _from_head(seen_by_row), pipeline.dtype)
-    if dout is None or answer.dq is None or answer.dk is None or answer.dv is None:
-        return Allowed(out_allowed, lse_error, None, None, None)
+    largest_value = np.where(attended[..., None], v_size[:, :, None], 0.0).max(axis=3, initial=0.0)
+    combining = np.expm1(u * merge_cost) * largest_value
 
-    dout_BHQD, out_BHQD = np.abs(_by_head(dout)), np.abs(_by_head(answer.out))
-    product = dout_BHQD @ np.abs(v_BHKD).swapaxes(2, 3)
-    around = (p * product).sum(axis=3)
-    if dlse is not None:
-        around = around + np.where(keys > 0, np.abs(dlse), 0.0)
-    w = product + around[..., None]  # W_ij
-    from_out = (dout_BHQD * (u_out * out_BHQD + combining)).sum(axis=3)
+    out_error = weights.forward + (p + weights.forward) * np.expm1(summing + 2 * u_weight) + vanishing
+    out_error = out_error @ v_size + combining + lost
+    # An accumulator that is divided at the end holds up to K_i times the largest value.
+    overflowing = weights.scores_overflow | (keys * largest_value > most)
+    out_allowed = _returned(out_error, answer.out, some, overflowing, pipeline.dtype)
+    lse_size, rows = np.where(some[..., 0], np.abs(answer.lse), 0.0), weights.scores_overflow[..., 0]
+    lse_error = weights.lse + u_weight + 2 * u * weights.largest
+    lse_error = lse_error[..., 0] + UNIT_ROUNDOFF[pipeline.lse_dtype] * lse_size
+    lse_allowed = np.where(some[..., 0], np.where(rows, np.inf, lse_error), 0.0)
+    if dout is None or answer.dq is None or answer.dk is None or answer.dv is None:
+        return Allowed(out_allowed, lse_allowed, None, None, None)
+
+    dout_BHQD, out_size = _by_head(dout), np.abs(_by_head(answer.out))
+    dout_size = np.abs(dout_BHQD)
+    g, product = dout_BHQD @ v_BHKD.swapaxes(2, 3), dout_size @ v_size.swapaxes(2, 3)
+    change = np.where(some, 0.0 if dlse is None else dlse[..., None], 0.0)
+    h = np.abs(g - (p * g).sum(axis=3, keepdims=True) + change)
+    w = product + (p * product).sum(axis=3, keepdims=True) + np.abs(change)  # W_ij
+    p_error = weights.backward + vanishing
+    p_size = p + p_error
+    d_error = weights.forward + (p + weights.forward) * np.expm1(summing) + vanishing
+    d_error = (d_error * product).sum(axis=3, keepdims=True)
+    d_error = d_error + (dout_size * (u_out * out_size + combining)).sum(axis=3, keepdims=True)
+    h_error = d_error + np.expm1(u * (2 * problem.dv + merge_cost) + 3 * u_weight) * w + problem.dv * tiny
     slope: Any = 1.0
     slope_error: Any = 0.0
     if problem.softcap is not None:
         slope = np.where(attended, 1 - (inner.scores / problem.softcap) ** 2, 0.0)
-        slope_error = SCORE_ROUNDINGS * u + TANH_SLOPE_CHANGE * score_error / problem.softcap
-    per_score = weight_error + u_weight + u * (2 * problem.dv + merge_cost) + summing
-    ds_error = p * (w * (slope * per_score + slope_error) + slope * from_out[..., None])
-    ds_error = ds_error + vanishing * w + narrow * attended
-    ds_size = p * w * slope
-    queries = problem.nq * problem.group_size
-    q_sum, k_sum = summing, u * (queries + merge_cost) + u_weight
-    dq_error = scale * ((ds_error + q_sum * ds_size) @ np.abs(k_BHKD))
-    dk_error = scale * ((ds_error + k_sum * ds_size).swapaxes(2, 3) @ np.abs(q_BHQD))
-    dv_error = (p * (weight_error + k_sum) + vanishing).swapaxes(2, 3) @ dout_BHQD
-    rows = np.broadcast_to((keys > 0)[..., None], dq_error.shape)
-    columns = attended.max(axis=2, initial=False)[..., None]
-    group = problem.group_size
-    dk_columns, dv_columns = (np.broadcast_to(columns, error.shape) for error in (dk_error, dv_error))
+        slope_error = SCORE_ROUNDINGS * u + np.minimum(TANH_SLOPE_CHANGE * weights.scores / problem.softcap, 1.0)
+    ds_error = p_error * h * slope + p_size * (h_error * slope + (w + h_error) * slope_error)
+    ds_error = ds_error + vanishing * w + (narrow + tiny) * attended
+    ds_size = p_size * w * slope + ds_error
+
+    # Rows in whose backward a number of the declared pipeline may overflow; of their gradients nothing is said.
+    unsaid = weights.backward_overflow | ((w > most) | (ds_size > most)).any(axis=3, keepdims=True)
+    if pipeline.probabilities == "input":
+        unsaid = unsaid | (p * h * slope + ds_error > LARGEST[pipeline.dtype]).any(axis=3, keepdims=True)
+    # A NaN in a row is one in all its weights, those of keys that nothing attends included: 0 / NaN is NaN.
+    unsaid = unsaid & some
+    columns_unsaid = unsaid.any(axis=2, keepdims=True)
+
+    ds_error_T, ds_size_T, p_error_T, p_size_T = (x.swapaxes(2, 3) for x in (ds_error, ds_size, p_error, p_size))
+    queries = problem.nq * group
+    row_cost, column_cost = np.expm1(summing), float(np.expm1(u * (queries + merge_cost) + u_weight))
+    lost_T, larger = tiny * queries * columns, max(scale, 1.0)
+    dq_size, dk_size, dv_size = ds_size @ k_size, ds_size_T @ q_size, p_size_T @ dout_size
+    dq_error = scale * ((ds_error + row_cost * ds_size) @ k_size) + larger * lost
+    dk_error = scale * (ds_error_T @ q_size + column_cost * dk_size) + larger * lost_T
+    dv_error = p_error_T @ dout_size + (column_cost + 2 * u_weight) * dv_size + lost_T
+    dq_unsaid, dk_unsaid = unsaid | (larger * dq_size > most), columns_unsaid | (larger * dk_size > most)
+    dv_unsaid = columns_unsaid | (dv_size > most)
+    if pipeline.reduces == "input":
+        # Rounded in the input dtype: every rank's part, the sums of two, and a sum over the heads that share a key.
+        added = float(np.expm1(u_out * (pipeline.blocks + (group > 1))))
+        vanished = UNDERFLOW[pipeline.dtype] * pipeline.blocks * columns
+        dk_error, dv_error = (
+            (1 + added) * dk_error + added * scale * dk_size + vanished,
+            (1 + added) * dv_error + added * dv_size + vanished,
+        )
+        dk_unsaid = dk_unsaid | (group * scale * dk_size > LARGEST[pipeline.dtype])
+        dv_unsaid = dv_unsaid | (group * dv_size > LARGEST[pipeline.dtype])
     return Allowed(
         out_allowed,
-        lse_error,
-        _rounded(_from_head(dq_error), answer.dq, _from_head(rows), pipeline.dtype),
-        _rounded(_from_head(dk_error, group), answer.dk, _from_head(dk_columns, group), pipeline.dtype),
-        _rounded(_from_head(dv_error, group), answer.dv, _from_head(dv_columns, group), pipeline.dtype),
+        lse_allowed,
+        _returned(dq_error, answer.dq, some, dq_unsaid, pipeline.dtype),
+        _returned(dk_error, answer.dk, columns, dk_unsaid, pipeline.dtype, group),
+        _returned(dv_error, answer.dv, columns, dv_unsaid, pipeline.dtype, group),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WeightErrors:
+    """What may be wrong with the weights, by head, query and key, or by head and query with one key.
+
+    Attributes:
+        scores: delta_ij, absolute.
+        forward: of the weights that meet the values, absolute.
+        backward: of the weights that the backward computes again from the lse, absolute.
+        lse: of the log-sum-exp, its last rounding aside.
+        largest: L_i.
+        scores_overflow: rows in which a score may pass the largest number of the running sums.
+        backward_overflow: rows in which a score, or a weight that is computed again, may.
+    """
+
+    scores: Array
+    forward: Array
+    backward: Array
+    lse: Array
+    largest: Array
+    scores_overflow: NDArray[np.bool_]
+    backward_overflow: NDArray[np.bool_]
+
+
+def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: int, pipeline: Pipeline) -> _WeightErrors:
+    """Steps 1 to 4 of the derivation, for `products` sum_d |q_id| |k_jd|."""
+    u, inner = pipeline.unit, answer.intermediates
+    p, attended, keys = inner.probabilities, inner.m > 0, inner.m.sum(axis=3, keepdims=True)
+    some, scale = keys > 0, abs(problem.scale_value)
+    magnitude = scale * products  # A_ij
+    score = np.where(attended, np.abs(inner.scores), 0.0)
+    delta = np.expm1(u * (problem.head_dim + SCORE_ROUNDINGS)) * magnitude + np.expm1(u * SCORE_ROUNDINGS) * score
+    delta = np.where(attended, delta, 0.0)
+    largest_delta = delta.max(axis=3, initial=0.0, keepdims=True)
+    largest = score.max(axis=3, initial=0.0, keepdims=True) + largest_delta + np.log(np.maximum(keys, 1))  # L_i
+    row = u * (EXP_ROUNDINGS + (merges + 1) * (MERGE_ROUNDINGS + 2 * largest) + keys)
+    above = np.where(attended, inner.scores, 0.0) - np.where(some, answer.lse[..., None], 0.0)  # s_ij - lse_i
+    kappa = delta + u * (np.abs(above) + 2 * largest_delta)
+    eta = np.where(attended, kappa + row, 0.0)
+    log_p = np.where(attended, above + np.log(np.maximum(inner.m, 1)), -np.inf)
+
+    lower = (p * eta).sum(axis=3, keepdims=True)
+    raised = log_p + eta
+    top = np.where(some, raised.max(axis=3, initial=-np.inf, keepdims=True), 0.0)
+    upper = top + np.log(np.where(some, np.exp(raised - top).sum(axis=3, keepdims=True), 1.0))
+    upper = np.maximum(upper, lower)  # and not less by a rounding of our own
+    less = -p * np.expm1(-(eta + upper))
+    log_whole = np.minimum(2 * row, np.log(merges + 1))
+
+    def apart(log_most: Array) -> Array:
+        """How far weights may lie from p, none above exp(`log_most`)."""
+        rise = eta + lower
+        risen = np.exp(np.minimum(np.minimum(log_p + rise, log_most), LARGEST_EXPONENT)) - p
+        slightly = (rise < 1) & (log_p + rise < log_most)
+        more = np.where(slightly, p * np.expm1(np.minimum(rise, 1.0)), np.maximum(risen, 0.0))
+        worst: Array = np.maximum(more, less)
+        return worst
+
+    raw = products.max(axis=3, initial=0.0, keepdims=True)
+    factor = 2 * max(1.0, scale, 0.0 if problem.softcap is None else scale / problem.softcap)  # log2(e), and roundings
+    scores_overflow = some & (factor * raw > LARGEST[pipeline.sums])
+    log_again = log_whole + 2 * kappa
+    overflow = min(np.log(LARGEST[pipeline.sums]), LARGEST_EXPONENT)
+    weights_overflow = np.minimum(log_p + eta + lower, log_again) > overflow
+    backward_overflow = scores_overflow | weights_overflow.any(axis=3, keepdims=True)
+    return _WeightErrors(
+        scores=delta,
+        forward=apart(log_whole),
+        backward=apart(log_again),
+        lse=upper,
+        largest=largest,
+        scores_overflow=scores_overflow,
+        backward_overflow=backward_overflow,
     )
 
 
@@ -263,23 +400,28 @@ def margins(actual: Array, expected: Array, allowed: Array, dtype: DtypeName) ->
     """Error over allowed error of each component; 1.0 is the line, inf where no error is allowed or a NaN came back.
 
     Equal infinities agree. Where the exact result, give or take the allowed error, passes the largest number of
-    `dtype`, the infinity of its sign is right too.
+    `dtype`, the infinity of that sign is right too. An allowed error of infinity says nothing: whatever came back,
+    a NaN too, has margin 0.
     """
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # infinities, and errors of what they stand for
         error = np.abs(actual - expected)
         margin = np.where(error == 0, 0.0, error / allowed)
-    overflow = (np.abs(expected) + allowed > LARGEST[dtype]) & np.isinf(actual) & (np.sign(actual) == np.sign(expected))
-    agree = (actual == expected) | overflow
+        overflow = np.isinf(actual) & (np.sign(actual) * expected + allowed > LARGEST[dtype])
+    agree = (actual == expected) | overflow | np.isposinf(allowed)
     return np.where(agree, 0.0, np.where(np.isnan(margin), np.inf, margin))
 
 
-def _rounded(error: Array, exact: Array, seen: NDArray[Any], dtype: DtypeName) -> Array:
-    """`error` and one more rounding of the result, to the dtype in which it is returned, wherever anything is `seen`.
+def _returned(
+    error: Array, exact: Array, reached: NDArray[Any], unsaid: NDArray[Any], dtype: DtypeName, group: int = 1
+) -> Array:
+    """`error` by position rather than by head, and one more rounding to the dtype in which the result is returned.
 
-    A result below the smallest normal number may vanish, and so may its error here; an empty row stays exact.
+    A result below the smallest normal number may vanish, and so may its error here; what is not `reached`, an empty row
+    say, stays exact. Of what is `unsaid` nothing is said.
     """
-    rounded: Array = error + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error) + UNDERFLOW[dtype] * (seen > 0)
-    return rounded
+    error_BNHD, reached, unsaid = (_from_head(np.broadcast_to(x, error.shape), group) for x in (error, reached, unsaid))
+    rounded = error_BNHD + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error_BNHD) + UNDERFLOW[dtype]
+    return np.where(unsaid > 0, np.inf, np.where(reached > 0, rounded, 0.0))
 
 
 def _by_head(tensor_BNHD: Array, group_size: int = 1) -> Array:

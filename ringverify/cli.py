@@ -15,9 +15,11 @@ from rich.console import Console
 
 import ringverify
 from ringverify.bench.command import add_options as add_bench_options
+from ringverify.check.adapter import add_options as add_init_options
 from ringverify.check.command import add_options as add_check_options
+from ringverify.check.confirm_options import RULE as CONFIRM_RULE
 from ringverify.check.confirm_options import add_options as add_confirm_options
-from ringverify.check.option_types import count, names, positive
+from ringverify.check.option_types import Renamed, count, names, positive
 from ringverify.check.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.command import add_options as add_report_options
@@ -28,6 +30,12 @@ from ringverify.vectors.command import add_options as add_vectors_options
 INTERRUPTED = 130
 """Exit status of a command ended by Ctrl-C, as shells have it."""
 
+NOBODY_READS = 141
+"""Exit status of a command whose output nobody reads to its end, as in `ringverify list … | head`: as shells have it
+for SIGPIPE, and no verdict."""
+
+EXIT_CODES = "Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive."
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
@@ -35,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What an implementation says may hold what the terminal's encoding lacks; that must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        options = _parser().parse_args(arguments)
-        code: int = options.command(options)
+        return _run(arguments)
     except (UsageError, Inconclusive) as error:
         print(f"ringverify: {error}", file=sys.stderr)
         return error.exit_code
@@ -48,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at its end
-        print("ringverify: nobody reads the output any more, so the run was ended", file=sys.stderr)
-        return Inconclusive.exit_code
+        return NOBODY_READS
     except Exception:
         traceback.print_exc()
         print(
@@ -58,6 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return Inconclusive.exit_code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run a command. Short output is written at its end, and only then a reader who has gone is noticed."""
+    try:
+        options = _parser().parse_args(arguments)
+        code: int = options.command(options)
+    except SystemExit:  # of --help and --version
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
     return code
 
 
@@ -80,23 +97,46 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ringverify",
         description="Does this ring attention compute attention?",
-        epilog="Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive.",
+        epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"ringverify {ringverify.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    check = commands.add_parser("check", help="give a verdict on implementations")
+    check = commands.add_parser(
+        "check",
+        help="give a verdict on implementations",
+        description="Runs implementations on generated cases in a world of several ranks, and holds every rank to a "
+        "float64 oracle. Options that are not typed are those of [tool.ringverify] in the nearest pyproject.toml.",
+        epilog=EXIT_CODES,
+    )
     add_check_options(check)
     check.set_defaults(command=_check)
-    replay = commands.add_parser("replay", help="run a recorded counterexample again")
+    replay = commands.add_parser(
+        "replay",
+        help="run a recorded counterexample again",
+        description="Runs the case of a file once more, shows what is wrong, and says whether the bits are the same.",
+        epilog="Exit codes: 0 the property holds now, 1 it is violated, 2 wrong usage, 3 inconclusive.",
+    )
     replay.add_argument("case", type=Path, metavar="CASE", help="a file that check wrote")
     replay.add_argument("--edited", action="store_true", help="accept a file that was changed by hand")
     replay.add_argument("--target", help="run the case on another implementation")
     replay.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write a script that shows it by itself")
     replay.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
     replay.set_defaults(command=_replay)
-    confirm = commands.add_parser("confirm", help="show the violations of a report once more, without ringverify")
+    confirm = commands.add_parser(
+        "confirm",
+        help="show the violations of a report once more, without ringverify",
+        description="Writes a script for each violation of the reports, runs it, and says whether it shows the same.",
+        epilog=CONFIRM_RULE,
+    )
     add_confirm_options(confirm)
     confirm.set_defaults(command=_confirm)
+    init = commands.add_parser(
+        "init",
+        help="write an adapter to fill in",
+        description="Writes a file that check gives a verdict on as it is, with a place for a call of your own code.",
+    )
+    add_init_options(init)
+    init.set_defaults(command=_init)
     listing = commands.add_parser("list", help="list what there is")
     listing.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
     listing.set_defaults(command=_list)
@@ -113,7 +153,15 @@ def _parser() -> argparse.ArgumentParser:
     vectors = commands.add_parser("vectors", help="golden vectors: make them, check them, hold implementations to them")
     add_vectors_options(vectors)
     vectors.set_defaults(command=_vectors)
-    doctor = commands.add_parser("doctor", help="say what this machine can run")
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine can run",
+        description="Says in three lines which versions are here, which worlds work, and whether checks can run.",
+        epilog="Exit codes: 0 checks can run here, 3 they cannot.",
+    )
+    doctor.add_argument(
+        "-v", "--verbose", action="store_true", help="also say it of each world, kernel and built-in implementation"
+    )
     doctor.set_defaults(command=_doctor)
     return parser
 
@@ -131,8 +179,9 @@ def _add_mutants(parser: argparse.ArgumentParser) -> None:
         "--max-examples", type=positive, metavar="N", help="examples of each property (--variants: in all), at most"
     )
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes side by side (default: 1)")
-    parser.add_argument("--report", type=Path, metavar="FILE.json", help="add what is found to this file")
-    parser.add_argument("--table", type=Path, metavar="FILE.md", help="run nothing, make tables of the report")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="add what is found to this file")
+    parser.add_argument("--report", action=Renamed, now="--json")
+    parser.add_argument("--table", type=Path, metavar="FILE.md", help="run nothing, make tables of the file of --json")
     parser.set_defaults(command=_mutants)
 
 
@@ -147,7 +196,7 @@ def _mutants(options: argparse.Namespace) -> int:
         variants=options.variants,
         expected=options.expected,
         write_expected=options.write_expected,
-        report=options.report,
+        report=options.json,
         table=options.table,
         seed=options.seed,
         most=options.max_examples,
@@ -172,7 +221,7 @@ def _replay(options: argparse.Namespace) -> int:
         target=options.target,
         written=options.snippet,
         say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
-        show=Terminal(console, verbose=options.verbose).counterexample,
+        show=Terminal(console, verbose=options.verbose, printed=True).counterexample,
     )
 
 
@@ -180,6 +229,12 @@ def _confirm(options: argparse.Namespace) -> int:
     from ringverify.check.confirming import confirm
 
     return confirm(options, lambda text: print(text, flush=True))
+
+
+def _init(options: argparse.Namespace) -> int:
+    from ringverify.check.adapter import write
+
+    return write(options, lambda text: print(text, flush=True))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -233,4 +288,4 @@ def _vectors(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from ringverify.check.doctor import examine
 
-    return examine(print)
+    return examine(print, verbose=options.verbose)

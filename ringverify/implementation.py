@@ -123,6 +123,10 @@ class Capabilities:
     probabilities: Literal["accumulates", "input"] = _capability(
         "accumulates", '"input" if probabilities are rounded to the input dtype before they meet the values'
     )
+    reduces: Literal["accumulates", "input"] = _capability(
+        "accumulates",
+        '"input" if dk and dv are summed over ranks in the input dtype, as by the backward of an all-gather',
+    )
     memory: Literal["sharded", "streaming"] | None = _capability(None, "claims on a rank's peak memory")
     traffic: Literal["neighbours"] | None = _capability(None, "claims that only ring neighbours exchange")
     deterministic: bool = _capability(False, "claims the same bits twice, on any schedule")
@@ -147,6 +151,7 @@ class Capabilities:
         self._choice("causal", get_args(CausalSupport))
         self._choice("accumulates", DTYPES)
         self._choice("probabilities", ("accumulates", "input"))
+        self._choice("reduces", ("accumulates", "input"))
         self._choice("memory", (None, "sharded", "streaming"))
         self._choice("traffic", (None, "neighbours"))
         self._choices("dtypes", DTYPES)

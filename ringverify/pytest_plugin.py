@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+from ringverify.properties.suites import SUITES
+
 OPTIONS = {
     "world": ("simulated|gloo|nccl", "where ranks run (default: what the target declares)"),
     "world_sizes": ("1,2,3", "numbers of ranks"),
     "device": ("DEVICE", "device of the tensors (default: cpu; nccl world: cuda)"),
-    "suite": ("quick|full|nightly", "how many examples (default: quick)"),
+    "suite": ("|".join(SUITES), "how many examples (default: quick; smoke: at most 10 of each property)"),
     "only": ("ID,…", "these properties only"),
     "skip": ("ID,…", "not these properties"),
     "seed": ("N", "decides which cases are tried (default: 0; nightly: drawn, and told)"),

@@ -85,6 +85,8 @@ def load(target: str) -> Implementation:
     if target.startswith(MUTANT):
         location = f"ringverify.mutants.catalogue:{target.removeprefix(MUTANT)}"
     module_name, separator, attribute = location.rpartition(":")
+    if not separator and _is_module(location):
+        raise UsageError(_which(location, _module(location)))
     if not separator or not module_name or not attribute or location.startswith("peer:"):
         close = difflib.get_close_matches(target, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"built in are {', '.join(BUILT_IN)}"
@@ -92,13 +94,10 @@ def load(target: str) -> Implementation:
             f"unknown target {target!r}: expected a built-in name, module:attribute or path/to/file.py:attribute; "
             f"{hint}"
         )
-    _loading.append(module_name)
     try:
-        module = _load_file(module_name) if module_name.endswith(".py") else _load_module(module_name)
+        module = _module(module_name)
     except Inconclusive as error:
         raise Inconclusive(f"{target} cannot be checked here: {error}") from error
-    finally:
-        _loading.pop()
     found: Any = module
     for part in attribute.split("."):
         try:
@@ -111,6 +110,39 @@ def load(target: str) -> Implementation:
             f"@ringverify.implementation(...){_offer(module)}"
         )
     return found
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a name or of a file."""
+    _loading.append(name)
+    try:
+        return _load_file(name) if name.endswith(".py") else _load_module(name)
+    finally:
+        _loading.pop()
+
+
+def _is_module(name: str) -> bool:
+    """Whether a target without an attribute names a file, or a module that is there."""
+    if name.endswith(".py"):
+        return True
+    if name in BUILT_IN or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    _look_here()
+    return _origin(name) is not None
+
+
+def _which(name: str, module: ModuleType) -> str:
+    """The message to somebody who named a module or a file: what there is in it, as it is to be typed."""
+    found = [f"{name}:{attribute}" for attribute, value in vars(module).items() if isinstance(value, Implementation)]
+    match found:
+        case []:
+            return (
+                f"{name} holds no implementation: decorate a function in it with @ringverify.implementation(...), or "
+                "begin with ringverify init"
+            )
+        case [one]:
+            return f"{name} holds one implementation: name it, {one}"
+    return f"{name} holds {len(found)} implementations: name one or several of {' '.join(found)}"
 
 
 def being_loaded() -> str | None:
@@ -169,10 +201,14 @@ def _offer(module: ModuleType) -> str:
     return f"; implementations there: {', '.join(names)}" if names else ""
 
 
-def _load_module(name: str) -> ModuleType:
-    # A console script does not have the user's directory on its path, `python -m` has; both should find the package.
+def _look_here() -> None:
+    """A console script does not have the user's directory on its path, `python -m` has; both should find a package."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+
+
+def _load_module(name: str) -> ModuleType:
+    _look_here()
     try:
         return importlib.import_module(name)
     except Inconclusive:

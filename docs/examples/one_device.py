@@ -10,8 +10,7 @@ import argparse
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ringverify.ring.attention import ring_attention
-from ringverify.ring.shards import shard, unshard_from
+from ringverify.ring import ring_attention, shard, unshard_from
 from ringverify.worlds.memory import measured
 from ringverify.worlds.simulated import SimulatedWorld
 

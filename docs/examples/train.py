@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from ringverify.ring.module import RingAttention
-from ringverify.ring.shards import position_ids, shard
+from ringverify.ring import RingAttention, position_ids, shard
 
 LENGTH, VOCABULARY, CHANNELS, HEADS = 61, 8, 32, 4  # 61 tokens: a ring of 4 does not have to divide them
 

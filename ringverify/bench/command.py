@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ringverify.check.option_types import Renamed
 from ringverify.check.plan_options import branches
 
 PATTERNS = ("dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared")
@@ -52,12 +53,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--crossover", action="store_true", help="instead: local, allgather and ring by length, and the cost of a hop"
     )
-    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write everything as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write everything as JSON")
+    parser.add_argument("--report", action=Renamed, now="--json")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw time and memory against length and ranks, as .svg or .png"
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the tables as a page")
-    parser.add_argument("--saved", type=Path, metavar="FILE.json", help="measure nothing, show a report again")
+    parser.add_argument("--saved", type=Path, metavar="FILE.json", help="measure nothing, show again what --json wrote")
 
 
 def bench(options: argparse.Namespace, console: Console) -> int:
@@ -79,7 +81,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         phases=options.phases,
         memory=options.memory,
         crossover=options.crossover,
-        report=options.report,
+        report=options.json,
         plot=options.plot,
         markdown=options.markdown,
         saved=options.saved,

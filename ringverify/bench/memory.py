@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ringverify.bench.visiting import Attending
 from ringverify.bench.workload import Workload
 from ringverify.errors import Inconclusive
-from ringverify.ring.attention import ACCUMULATES
+from ringverify.ring.calls import ACCUMULATES
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.plan import make_plan

@@ -17,6 +17,7 @@ from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.jsonl import finite, write_whole
 from ringverify.worlds.contained import ContainedWorld
 from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
+from ringverify.worlds.gloo_rank import ThisMachine
 
 SCHEMA = 1
 Report = dict[str, Any]
@@ -122,7 +123,7 @@ def _measure(wish: Wish, report: Report, tables: Tables, progress: speed.Progres
     sides = [side(name) for name in report["options"]["sides"]]
     tables.header(report)
     timed = wish.rounds > 0 and not wish.crossover
-    with contextlib.closing(GlooWorld()) as world:
+    with contextlib.closing(GlooWorld(ThisMachine(reproducible=False))) as world:
         if wish.crossover:
             for several in _by_length(wish):
                 report["crossover"].append(crossover.report(world, several, wish.rounds, progress))
@@ -213,7 +214,7 @@ def read(path: Path) -> Report:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     if not isinstance(report, dict) or report.get("bench") != SCHEMA:
-        raise UsageError(f"{path} is no report of ringverify bench with schema {SCHEMA}; --report FILE.json writes one")
+        raise UsageError(f"{path} is no report of ringverify bench with schema {SCHEMA}; --json FILE.json writes one")
     return report
 
 

@@ -41,6 +41,9 @@ Transport = Literal["buffered", "rendezvous"]
 Delayed = tuple[int, ...] | Literal["some"]
 """Messages that a simulated world holds back, by number in the order of posting; or some, which the schedule picks."""
 
+POISONED: tuple[Values, ...] = ("poisoned", "poisoned_skips")
+"""Families in which some keys are NaN."""
+
 VALUES: tuple[Values, ...] = get_args(Values)
 MEMORY: tuple[Memory, ...] = get_args(Memory)
 COTANGENTS: tuple[Cotangent, ...] = get_args(Cotangent)

@@ -94,6 +94,7 @@ def pipeline_of(case: Case, capabilities: Capabilities, observation: Observation
         probabilities=capabilities.probabilities,
         lse_dtype="float64" if returned == "float64" else "float32",
         blocks=case.world_size,
+        reduces=capabilities.reduces,
     )
 
 

@@ -194,9 +194,12 @@ def lay_out(values: Array, dtype: torch.dtype, memory: Memory, device: str) -> t
     offset: at an odd place of a longer buffer. packed: a slice of the last axis of a wider buffer, as q, k and v of
     one projection are. expanded: stride 0 over batch and heads, so values must not vary along them.
     What the tensor does not cover is NaN, so that reading it shows.
+
+    The buffer begins at an aligned address, as torch's own memory does and numpy's may not, so that a case lies alike
+    each time it is run: products of matrices may have other last bits where their operands begin elsewhere.
     """
     # Picking positions out of an array leaves its axes in another order in memory; plain memory is in order.
-    source = torch.from_numpy(np.array(values, order="C")).to(device=device, dtype=dtype)
+    source = torch.empty(values.shape, dtype=dtype, device=device).copy_(torch.from_numpy(np.array(values, order="C")))
     nan = math.nan
     match memory:
         case "contiguous":

@@ -192,12 +192,20 @@ def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[
     if not isinstance(tensor, torch.Tensor):
         raise ContractError(f"returned {_kind(tensor)} for {name}: a tensor is expected")
     if tuple(tensor.shape) != shape:
-        raise ContractError(f"returned {name} of shape {tuple(tensor.shape)}: {shape} is expected")
+        raise ContractError(
+            f"returned {name} of shape {tuple(tensor.shape)}: {shape} is expected{_turned(tensor, shape)}"
+        )
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ContractError(f"returned {name} in {str(tensor.dtype).removeprefix('torch.')}: {wanted} is expected")
     if tensor.device.type != torch.device(device).type:
         raise ContractError(f"returned {name} on device {tensor.device}: {device} is expected")
+
+
+def _turned(tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
+    """What to do where heads and tokens change places."""
+    turned = len(shape) == 4 and tuple(tensor.shape) == (shape[0], shape[2], shape[1], shape[3])
+    return ", with heads and tokens the other way round: transpose(1, 2), or declare tensor_layout" if turned else ""
 
 
 def _kind(value: Any) -> str:

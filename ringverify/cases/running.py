@@ -20,7 +20,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.inputs import Inputs, make_inputs
 from ringverify.cases.local import ContractError, RankResult, backward, forward, local_part, result_of
 from ringverify.cases.unwritten import Unwritten
-from ringverify.implementation import Capabilities, Implementation
+from ringverify.implementation import Capabilities, Implementation, TensorLayout
 from ringverify.targets import load
 from ringverify.worlds.world import Conditions, Failure, Run, World
 
@@ -36,6 +36,7 @@ class Task:
         device: device of the tensors.
         inputs: other inputs than the case's own.
         unwritten: whether memory that is asked for without contents holds NaN.
+        layout: another tensor layout than the declared one.
     """
 
     implementation: Implementation | str
@@ -44,6 +45,7 @@ class Task:
     device: str
     inputs: Inputs | None = None
     unwritten: bool = False
+    layout: TensorLayout | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +64,13 @@ class Observation:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of every bit that came back on every rank, or of how the run failed."""
+        """SHA-256 of every bit that came back on every rank, or of the way in which the run failed.
+
+        A message may hold a port, an address or a time, and of ranks that fail alike any may be the first.
+        """
         digest = hashlib.sha256()
         if self.failure is not None:
-            said = self.failure.message if self.failure.kind == "raised" else ""  # others tell of times and places
-            digest.update(f"{self.failure.kind} {self.failure.rank} {said}".encode(errors="replace"))
+            digest.update(f"{self.failure.kind} {self.failure.exception} {self.failure.refusal}".encode())
         for rank in self.ranks:
             for tensor in (rank.out, rank.lse, rank.dq, rank.dk, rank.dv):
                 digest.update(b"-" if tensor is None else np.ascontiguousarray(tensor).tobytes())
@@ -85,9 +89,12 @@ class Runner:
         most_ranks: how many ranks the world can have; `None` is any number.
         deadline: seconds that one run may take.
         hangs: whether a run is known to pass its deadline however long it is given.
+        findings: what worked in a simulated world and gloo refuses, by name, with an example of each.
         runs: how many runs there were.
         seconds_inside: processor time spent inside the implementation, all ranks and runs together.
         history: the latest cases that were run.
+        printed: what each rank printed in the latest run.
+        notes: what the world noticed that ranks cannot do in it, since somebody cleared it.
     """
 
     implementation: Implementation
@@ -97,9 +104,12 @@ class Runner:
     most_ranks: int | None = None
     deadline: float = 30.0
     hangs: bool = False
+    findings: dict[str, str] = dataclasses.field(default_factory=dict)
     runs: int = 0
     seconds_inside: float = 0.0
     history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=50))
+    printed: tuple[tuple[int | None, str], ...] = ()
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -114,6 +124,7 @@ class Runner:
         watch: bool | Literal["memory"] = False,
         inputs: Inputs | None = None,
         unwritten: bool = False,
+        layout: TensorLayout | None = None,
     ) -> Observation:
         """Run one case, with or without a backward pass, watched (in a simulated world) or not.
 
@@ -123,11 +134,12 @@ class Runner:
             watch: whether to have a simulated world report hazards and traffic, or these and memory.
             inputs: other inputs than the case's own.
             unwritten: whether memory that is asked for without contents holds NaN.
+            layout: another tensor layout than the declared one.
 
         Raises:
             WorldUnavailable: the world could not be set up; nothing was learned.
         """
-        task = Task(self.named, case, gradients, self.device, inputs, unwritten)
+        task = Task(self.named, case, gradients, self.device, inputs, unwritten, layout)
         results, failure, run = self.launch(run_rank, task, watch=watch)
         self.seconds_inside += sum(rank.seconds for rank in results)
         return Observation(results, failure, run)
@@ -160,6 +172,10 @@ class Runner:
         )
         self.runs += 1
         self.history.append(case)
+        for name, example in run.findings:
+            self.findings.setdefault(name, f"{example}, on {case.describe()}")
+        self.printed = run.printed
+        self.notes += [note for note in run.notes if note not in self.notes]
         if run.failure is not None:
             return (), _told_briefly(run.failure), run
         return tuple(run.results[rank] for rank in case.ring_ranks), None, run
@@ -249,6 +265,9 @@ def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) 
 def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
     """Make this rank's shards, call the implementation, take gradients, copy the results."""
     implementation = load(task.implementation) if isinstance(task.implementation, str) else task.implementation
+    if task.layout is not None:
+        capabilities = dataclasses.replace(implementation.capabilities, tensor_layout=task.layout)
+        implementation = dataclasses.replace(implementation, capabilities=capabilities)
     case, capabilities = task.case, implementation.capabilities
     inputs = make_inputs(case) if task.inputs is None else task.inputs
     local = local_part(case, capabilities, inputs, rows_of(case, capabilities, rank), group, rank, task.device)

@@ -41,6 +41,7 @@ def shrink(
     *,
     budget: int = 400,
     seconds: float = 20.0,
+    applies: Callable[[Case], bool] = lambda case: True,
 ) -> Shrunk:
     """Shrink a failing case.
 
@@ -50,6 +51,7 @@ def shrink(
         capabilities: what may be asked of the implementation.
         budget: cases to try at most.
         seconds: time to take at most.
+        applies: whether a case can put what fails to the test; others are no candidates.
     """
     tried: set[Case] = {case}
     until = time.monotonic() + seconds
@@ -57,7 +59,7 @@ def shrink(
     while moved:
         moved = False
         for candidate in (fitted(simpler, capabilities) for simpler in _simpler(case, capabilities)):
-            if candidate in tried or why_unsupported(candidate, capabilities) is not None:
+            if candidate in tried or why_unsupported(candidate, capabilities) is not None or not applies(candidate):
                 continue
             if len(tried) > budget or time.monotonic() > until:
                 return Shrunk(case, len(tried) - 1, complete=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
@@ -52,6 +52,9 @@ LONGEST_NEEDED = 512
 
 ROOTS = 2**24
 """Numbers from which a case's choices are made; of more than 24 bits, Hypothesis prefers small ones."""
+
+TURNS = 32
+"""Cases that are made for one that is wanted, where a scope cannot construct it; each takes a few microseconds."""
 
 _Any = TypeVar("_Any")
 
@@ -114,10 +117,43 @@ def widest(capabilities: Capabilities) -> tuple[DtypeName, ...]:
     return full or capabilities.dtypes
 
 
-def cases(capabilities: Capabilities, scope: Scope) -> st.SearchStrategy[Case]:
-    """Cases within the declared capabilities and the scope of a property."""
+def cases(
+    capabilities: Capabilities, scope: Scope, wanted: Callable[[Case], bool] | None = None
+) -> st.SearchStrategy[Case]:
+    """Cases within the declared capabilities and the scope of a property.
 
-    return st.integers(0, ROOTS - 1).map(lambda root: _case(Choices(root), capabilities, scope))
+    Args:
+        capabilities: what the implementation declares.
+        scope: what the property wants.
+        wanted: what no scope can say: of `TURNS` cases the first of which it holds is taken, or the last.
+    """
+
+    def build(root: int) -> Case:
+        case = case_from(root, capabilities, scope)
+        for turn in range(1, TURNS):
+            if wanted is None or wanted(case):
+                break
+            case = case_from(root + turn * ROOTS, capabilities, scope)
+        return case
+
+    return st.integers(0, ROOTS - 1).map(build)
+
+
+def case_from(root: int, capabilities: Capabilities, scope: Scope) -> Case:
+    """The case that is made from one number: the same for ever, within the same capabilities and scope."""
+    return _case(Choices(root), capabilities, scope)
+
+
+def within(case: Case, capabilities: Capabilities, scope: Scope) -> bool:
+    """Whether a case makes those choices that a scope leaves: what shrinking may have taken from it."""
+    return (
+        case.world_size in declared_world_sizes(capabilities, scope.world_sizes)
+        and case.problem.dtype in scope.dtypes
+        and case.values in scope.values
+        and case.memory in scope.memory
+        and case.cotangent in scope.cotangents
+        and case.group in scope.groups
+    )
 
 
 def declared_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) -> tuple[int, ...]:

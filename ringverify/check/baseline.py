@@ -11,7 +11,6 @@ from typing import Any
 
 from ringverify.errors import UsageError
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.targets import BUILT_IN
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -67,27 +66,15 @@ class Baseline:
             f'({known.reason}); take the entry out, or write found = "sometimes" if not every run finds it'
         )
 
-    def look_at_names(self, implementations: Collection[str]) -> None:
-        """Every entry names one of these implementations, or a built-in one.
-
-        Raises:
-            UsageError: one does not.
-        """
-        for number, known in enumerate(self.violations.values(), 1):
-            if known.implementation not in (*implementations, *BUILT_IN):
-                raise UsageError(
-                    f"{_place(self.path, number)}: {known.implementation!r} is none of the implementations of this run"
-                    f"{_instead(known.implementation, implementations)}"
-                )
+    def elsewhere(self, implementations: Collection[str]) -> list[str]:
+        """The implementations that it names beside these: other runs check them."""
+        return sorted({known.implementation for known in self.violations.values()} - {*implementations})
 
 
-def read_baseline(path: Path, implementations: Collection[str] | None) -> Baseline:
-    """The baseline in a TOML file; every key, every id and every value is looked at.
+def read_baseline(path: Path) -> Baseline:
+    """The baseline in a TOML file; every key, every property and every value is looked at.
 
-    Args:
-        path: the file.
-        implementations: the names of those that are checked; `None` if they are not known yet. An entry may also name
-            any built-in implementation.
+    An entry may name any implementation: one file serves several runs.
 
     Raises:
         UsageError: the file is missing, is no TOML, or says something that is not understood.
@@ -117,10 +104,7 @@ def read_baseline(path: Path, implementations: Collection[str] | None) -> Baseli
                 f"{known.implementation}; one of them is enough"
             )
         violations[id] = known
-    baseline = Baseline(path, violations)
-    if implementations is not None:
-        baseline.look_at_names(implementations)
-    return baseline
+    return Baseline(path, violations)
 
 
 def _place(path: Path, number: int) -> str:

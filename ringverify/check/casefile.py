@@ -26,6 +26,13 @@ from ringverify.reports.jsonl import finite, write_whole
 
 SCHEMA = 1
 
+OURS = ".ringverify"
+"""The folder of cases where none is named. It is the tool's own: git is told to leave it out."""
+
+
+MOST_REMEMBERED = 10
+"""Cases of earlier runs that are tried first, of each property."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CaseFile:
@@ -100,11 +107,24 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
     content["seal"] = _seal(content)
     path = folder / f"{_stem(target, property)}-{counterexample.case.identity}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _made(folder)
         write_whole(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write case {path}: {error.strerror}; name another folder with --cases") from None
     return path
+
+
+def _made(folder: Path) -> None:
+    """Make the folder of cases if it is not there; git ignores it where it is the tool's own, not one that was named.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.name == OURS:
+        write_whole(folder / ".gitignore", "# Made by ringverify: cases that failed, for ringverify replay.\n*\n")
 
 
 def read(path: Path, *, edited: bool = False) -> CaseFile:
@@ -154,20 +174,24 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
     return CaseFile(case=case, after=after, made_with=str(made_with), **texts)
 
 
-def remembered(folder: Path, *, target: str, property: str) -> list[CaseFile]:
-    """The counterexamples in a folder that a target gave of a property, whatever else is there.
+def remembered(folder: Path, *, target: str, property: str) -> tuple[list[tuple[Path, CaseFile]], list[str]]:
+    """The counterexamples in a folder that a target gave of a property, and a line for each file that is none.
 
-    Files that are damaged, were edited or are of another schema are passed over: replaying one of them says so.
+    The latest of them, by name. A case that holds by now stays where it is: a report may name it, and what was mended
+    once is what breaks again.
     """
-    found = []
-    for path in sorted(folder.glob(f"{_stem(target, property)}-*.json")):
+    found, passed_over = [], []
+    paths = folder.glob(f"{_stem(target, property)}-*.json") if folder.is_dir() else ()
+    latest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_REMEMBERED]
+    for path in sorted(latest):
         try:
             file = read(path)
-        except UsageError:
+        except UsageError as error:
+            passed_over.append(f"an earlier case is passed over: {error}")
             continue
         if (file.target, file.property) == (target, property):
-            found.append(file)
-    return found
+            found.append((path, file))
+    return found, passed_over
 
 
 def _stem(target: str, property: str) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ringverify.check.configuration import TABLE, configured
 from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, Subject, Unavailable, seed_for
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.properties.suites import SUITES
 from ringverify.reports.command import Outputs, add_outputs
 from ringverify.reports.jsonl import Event, ReportWriter, finite
 from ringverify.reports.results import results_of
@@ -20,10 +22,13 @@ from ringverify.reports.terminal import Terminal
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the parser of the command."""
+    """Add them to the parser of the command.
+
+    Their defaults are all "not said": `configured` fills in what pyproject.toml says, and `Options` what nobody says.
+    """
     parser.add_argument(
         "targets",
-        nargs="+",
+        nargs="*",
         metavar="TARGET",
         help="a built-in name (ringverify list implementations), module:attribute or path/to/file.py:attribute",
     )
@@ -32,30 +37,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--world-sizes", type=sizes, metavar="1,2,3", help="numbers of ranks")
     parser.add_argument("--device", help="device of the tensors (default: cpu; nccl world: cuda)")
-    parser.add_argument("--suite", choices=("quick", "full", "nightly"), default="quick", help="how many examples")
+    parser.add_argument("--suite", choices=SUITES, help="how many examples (default: quick; smoke takes seconds)")
     parser.add_argument("--only", type=names, metavar="ID,…", help="these properties only")
-    parser.add_argument("--skip", type=names, metavar="ID,…", default=(), help="not these properties")
+    parser.add_argument("--skip", type=names, metavar="ID,…", help="not these properties")
     parser.add_argument(
-        "--seed", type=count, metavar="N", help="decides which cases are tried (default: 0; nightly: drawn, and told)"
+        "--seed",
+        type=count,
+        metavar="N",
+        help="decides which cases are tried (default: 0; nightly: a new one each run, printed at the start)",
     )
     parser.add_argument("--max-examples", type=positive, metavar="N", help="examples of each property, at most")
-    parser.add_argument("--time-budget", type=seconds, metavar="SECONDS", help="time for the whole run")
+    parser.add_argument(
+        "--time-budget", type=seconds, metavar="SECONDS", help="time for the run, shared among properties"
+    )
     parser.add_argument(
         "--deadline", type=seconds, metavar="SECONDS", help="time for one run of a case (default: 10, gloo 30)"
     )
     parser.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write events as JSON lines")
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the verdicts and pictures")
     add_outputs(parser)
     parser.add_argument(
-        "--cases", type=Path, default=Path(".ringverify"), metavar="DIR", help="folder for counterexamples"
+        "--cases",
+        type=Path,
+        metavar="DIR",
+        help="folder for counterexamples; those of earlier runs are tried first (default: .ringverify)",
     )
     parser.add_argument(
         "--baseline", type=Path, metavar="FILE.toml", help="violations that are known: shown, but the run does not fail"
     )
     parser.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first violation")
-    parser.add_argument(
+    how_much = parser.add_mutually_exclusive_group()
+    how_much.add_argument(
         "-v", "--verbose", action="store_true", help="whole tracebacks; who sends how much to whom; memory at its peak"
     )
+    how_much.add_argument("-q", "--quiet", action="store_true", help="print only what did not pass, and the verdict")
+    parser.set_defaults(said_in=parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -63,11 +78,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ringverify.worlds import torchrun
     from ringverify.worlds.world import WorldUnavailable
 
+    options = configured(options, options.said_in, Path.cwd())
     here = torchrun.placement()
     if here is not None and here.rank > 0:
         # One process speaks for all: the verdict, the reports and the exit code are rank 0's.
         return 0 if options.world == "simulated" else torchrun.serve(here)
 
+    if not options.targets:
+        raise UsageError(
+            f"no TARGET to check: name one, or targets = […] under [{TABLE}] of pyproject.toml; "
+            "see ringverify check --help"
+        )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
     subjects = _subjects(options.targets)
 
@@ -78,12 +99,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ringverify.properties.catalogue import select
 
     device_for(options.device, options.world)  # refused before torchrun's other processes are met
-    properties = select(options.only, options.skip)
-    named = [subject.implementation.name for subject in subjects if isinstance(subject, Subject)]
-    baseline = None if options.baseline is None else read_baseline(options.baseline, named)
-    outputs = Outputs(html=options.html, junit=options.junit, markdown=options.markdown)
+    properties = select(options.only, options.skip or ())
+    baseline = None if options.baseline is None else read_baseline(options.baseline)
+    outputs = Outputs.of(options)
     outputs.look(written=[options.report] if options.report else [])
-    terminal = Terminal(console, verbose=options.verbose)
+    terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
+    default = Options()
+    suite = options.suite or default.suite
     events: list[Event] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(home_of_our_own())
@@ -107,15 +129,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
             subjects,
             properties,
             Options(
-                suite=options.suite,
+                suite=suite,
                 world=options.world,
                 world_sizes=options.world_sizes,
                 device=device_for(options.device, options.world, on_gpus=on_gpus),
-                seed=seed_for(options.suite, options.seed),
+                seed=seed_for(suite, options.seed),
                 max_examples=options.max_examples,
                 time_budget=options.time_budget,
                 deadline=options.deadline,
-                cases=options.cases,
+                cases=options.cases or default.cases,
                 stop_early=options.exitfirst,
                 verbose=options.verbose,
                 baseline=baseline,

@@ -5,16 +5,24 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ringverify.check.option_types import positive, seconds
+from ringverify.check.option_types import Renamed, positive, seconds
 
 DEADLINE = 120.0
+
+RULE = (
+    "Exit codes: 0 every violation of the reports is shown by its script, 1 at least one is not, whatever the reason, "
+    "2 wrong usage, 3 the reports hold no violation."
+)
+"""By what the command exits; it says nothing else of an implementation than that."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the parser of the command."""
     parser.add_argument("reports", nargs="+", type=Path, metavar="FILE.jsonl", help="what check --report wrote")
     parser.add_argument("--scripts", type=Path, metavar="DIR", help="keep the scripts there")
-    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write what was seen as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what was seen as JSON")
+    parser.add_argument("--report", action=Renamed, now="--json")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only what is not shown, and the last line")
     parser.add_argument(
         "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
     )

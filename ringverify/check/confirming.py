@@ -67,23 +67,21 @@ class Confirmation:
 def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Run the command and return its exit code: 0 if every violation is shown by its script, 1 if one is not.
 
+    A violation is not shown, whatever the reason: its script shows something else, there is no script for it, or its
+    implementation cannot run here.
+
     Raises:
-        UsageError: a case file is gone, a violation never had one, or an output cannot be written.
-        ReportError: a file is not a whole report, or `--report` could not be written: found out before any work.
+        UsageError: a case file is gone, or an output cannot be written.
+        ReportError: a file is not a whole report, or `--json` could not be written: found out before any work.
         Inconclusive: there is no violation to confirm.
     """
-    if options.report is not None:
-        look_at_file("--report", options.report)
+    if options.json is not None:
+        look_at_file("--json", options.json)
     found = [event for path in options.reports for event in read_report(path) if event["event"] == "counterexample"]
     if not found:
         raise Inconclusive("there is no violation in these reports, so there is nothing to confirm")
     for event in found:
-        if "file" not in event:
-            raise UsageError(
-                f"{event['property']} of {event['implementation']} is a golden vector, which has no script; "
-                f"this shows it again: {event['replay']}"
-            )
-        if not Path(event["file"]).is_file():
+        if "file" in event and not Path(event["file"]).is_file():
             raise UsageError(f"no case {event['file']}: run this from the folder that check was run in")
     seen: list[Confirmation] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -96,13 +94,15 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         with ThreadPoolExecutor(options.jobs) as pool:
             for one in pool.map(scripts.confirmed, found):
                 seen.append(one)
+                if options.quiet and one.outcome == "shown":
+                    continue
                 say(f"{one.outcome:<10}  {one.implementation}  {one.property}: {one.said[0] if one.said else ''}")
-    if options.report is not None:
+    if options.json is not None:
         content = {"schema": SCHEMA, "confirmations": [dataclasses.asdict(one) for one in seen]}
         try:
-            write_whole(options.report, json.dumps(finite(content), indent=1) + "\n")
+            write_whole(options.json, json.dumps(finite(content), indent=1) + "\n")
         except OSError as error:
-            raise UsageError(f"cannot write {options.report}: {error.strerror}; name another --report") from None
+            raise UsageError(f"cannot write {options.json}: {error.strerror}; name another --json") from None
     shown = sum(one.outcome == "shown" for one in seen)
     say(f"{shown} of {len(seen)} violations are shown without ringverify")
     return 0 if shown == len(seen) else 1
@@ -122,7 +122,7 @@ def read(path: Path) -> list[Confirmation]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{path} is not what ringverify confirm --report writes") from None
+        raise UsageError(f"{path} is not what ringverify confirm --json writes") from None
 
 
 class Scripts:
@@ -141,8 +141,13 @@ class Scripts:
 
     def confirmed(self, event: Event) -> Confirmation:
         """What the script of a counterexample shows; of several cases that are compared, each has one."""
+        if "file" not in event:
+            return _not_shown(event, f"a golden vector has no script; this shows it again: {event['replay']}")
         recorded = casefile.read(Path(event["file"]))
-        capabilities = targets.load(recorded.target).capabilities
+        try:
+            capabilities = targets.load(recorded.target).capabilities
+        except Inconclusive as error:
+            return _not_shown(event, str(error))
         (property,) = select((recorded.property,), ())
         seen = None
         for number, case in enumerate(property.compared(recorded.case, capabilities)):
@@ -185,6 +190,11 @@ class Scripts:
             except BaseException as error:
                 future.set_exception(error)
         return future.result()
+
+
+def _not_shown(event: Event, reason: str) -> Confirmation:
+    """What became of a violation for which no script can run."""
+    return Confirmation(event["implementation"], event["property"], event.get("file", ""), "not shown", (reason,))
 
 
 def _ran(script: Path, deadline: float) -> Ran:

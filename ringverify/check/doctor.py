@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -14,35 +16,56 @@ from ringverify.errors import Inconclusive, UsageError
 from ringverify.ring.kernels.choose import KERNELS
 from ringverify.ring.kernels.kernel import Kernel, Setting
 from ringverify.targets import BUILT_IN, load
-from ringverify.worlds.world import WorldUnavailable
+from ringverify.worlds.world import Conditions, World, WorldUnavailable
+
+DEADLINE = 30.0
+"""Seconds that a trial may take."""
+
+WORKS = "works"
 
 
-def examine(say: Callable[[str], None]) -> int:
-    """Try what a check needs, say what works, and return 0 if checks can run here, else 3."""
-    say(environment())
-    say(f"processors      {os.cpu_count()}, torch uses {torch.get_num_threads()} threads")
+def examine(say: Callable[[str], None], *, verbose: bool = False) -> int:
+    """Try what a check needs, say in three lines what works, and return 0 if checks can run here, else 3.
+
+    Args:
+        say: takes a line of text.
+        verbose: also say what each world, kernel and built-in implementation came to.
+    """
     cuda = torch.cuda.is_available()
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if cuda else []
-    say(f"cuda            {', '.join(devices) if devices else 'no device: GPU checks end with exit code 3'}")
-    works = True
+    say(f"{environment()}, {', '.join(devices) if devices else 'no GPU'}")
     tried: tuple[WorldName, ...] = ("simulated", "gloo")
-    for name in tried:
-        problem = _try_world(name)
-        works = works and problem is None
-        say(f"world {name:<10}{problem or 'works'}")
+    problems: dict[str, str | None] = {name: _try_world(name) for name in tried}
+    works = not any(problems.values())
     if devices:
-        say(f"world nccl      {_try_world('nccl', world_size=min(2, len(devices)), device='cuda') or 'works'}")
+        problems["nccl"] = _try_world("nccl", device="cuda", most_ranks=len(devices))
     else:
-        say("world nccl      no GPU: its checks end with exit code 3")
-    for kernel in KERNELS:
-        say(f"kernel {kernel.name:<15}{_kernel(kernel, bool(devices)) or 'can be used by the ring'}")
-    for target in BUILT_IN:
-        try:
-            load(target)
-            say(f"{target}: can be checked")
-        except (Inconclusive, UsageError) as error:
-            say(f"{target}: {error}")
+        problems["nccl"] = "no GPU"
+    say(f"worlds: {', '.join(f'{name} {problem or WORKS}' for name, problem in problems.items())}")
+    lacking = {target: reason for target in BUILT_IN if (reason := _cannot_be_checked(target)) is not None}
+    summary = "checks can run here" if works else "checks cannot run here"
+    peers = f"; {len(lacking)} of {len(BUILT_IN)} built-in implementations lack a package" if lacking else ""
+    say(f"{summary}{peers}{'' if verbose else ' (more: ringverify doctor -v)'}")
+    if verbose:
+        say(f"processors      {os.cpu_count()}, torch uses {torch.get_num_threads()} threads")
+        if not devices:
+            say("cuda            no device: GPU checks end with exit code 3")
+        for name, problem in problems.items():
+            say(f"world {name:<10}{problem or WORKS}")
+        for kernel in KERNELS:
+            say(f"kernel {kernel.name:<15}{_kernel(kernel, bool(devices)) or 'can be used by the ring'}")
+        for target in BUILT_IN:
+            say(f"{target}: {lacking.get(target, 'can be checked')}")
     return 0 if works else Inconclusive.exit_code
+
+
+def _cannot_be_checked(target: str) -> str | None:
+    """Why a built-in implementation cannot be checked on this machine, or `None` if it can."""
+    try:
+        load(target)
+    except (Inconclusive, UsageError) as error:
+        return str(error)
+    return None
 
 
 def _kernel(kernel: Kernel, cuda: bool) -> str | None:
@@ -55,20 +78,23 @@ def _kernel(kernel: Kernel, cuda: bool) -> str | None:
     return None if None in reasons else reasons[-1]
 
 
-def _try_world(name: WorldName, *, world_size: int = 2, device: str = "cpu") -> str | None:
-    """Why ranks cannot add their numbers in that world, or `None` if they can."""
-    try:
-        world = open_world(name)
-        try:
-            run = world.run(sum_of_ranks, device, world_size=world_size, seed=0, deadline=30.0)
-        finally:
-            world.close()
-    except (WorldUnavailable, Inconclusive) as error:
-        return str(error)
-    if run.failure is not None:
-        return run.failure.message
-    expected = (sum(range(world_size)),) * world_size
-    return None if run.results == expected else f"{world_size} ranks add up to {run.results}"
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """A small program that the suite's own runs resemble.
+
+    Attributes:
+        what: what it tries, for "a sub-group: …".
+        program: what every rank runs, on a device.
+        results: what the ranks return, in rank order; as many as there are ranks.
+        conditions: how unfriendly a simulated world is to it.
+        watch: whether a simulated world watches it.
+    """
+
+    what: str
+    program: Callable[[str], float]
+    results: tuple[float, ...]
+    conditions: Conditions | None = None
+    watch: bool | Literal["memory"] = False
 
 
 def sum_of_ranks(device: str) -> float:
@@ -76,3 +102,81 @@ def sum_of_ranks(device: str) -> float:
     number = torch.tensor([float(dist.get_rank())], device=device)
     dist.all_reduce(number)
     return float(number)
+
+
+def sum_of_a_sub_group(device: str) -> float:
+    """The sum of the numbers of all ranks but rank 0, as they see it; rank 0's own number for itself."""
+    number = torch.tensor([float(dist.get_rank())], device=device)
+    group = dist.new_group(list(range(1, dist.get_world_size())))
+    if dist.get_rank():
+        dist.all_reduce(number, group=group)
+    return float(number)
+
+
+def number_of_the_left_neighbour(device: str) -> float:
+    """What arrives when every rank sends its number to the right."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sent = torch.tensor([float(rank)], device=device)
+    received = torch.empty_like(sent)
+    passing = [
+        dist.P2POp(dist.isend, sent, (rank + 1) % ranks),
+        dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
+    ]
+    for work in dist.batch_isend_irecv(passing):
+        work.wait()
+    return float(received)
+
+
+_SUM = _Trial("a sum", sum_of_ranks, (1.0, 1.0))
+_EXCHANGE = _Trial("an exchange", number_of_the_left_neighbour, (1.0, 0.0))
+_SUB_GROUP = _Trial("a sub-group", sum_of_a_sub_group, (0.0, 3.0, 3.0))
+_RENDEZVOUS = dataclasses.replace(_EXCHANGE, what="a rendezvous", conditions=Conditions(transport="rendezvous"))
+_WATCHED = dataclasses.replace(_EXCHANGE, what="a watched run", watch="memory")
+_TRIALS: dict[WorldName, tuple[_Trial, ...]] = {
+    "simulated": (_SUM, _EXCHANGE, _SUB_GROUP, _RENDEZVOUS, _WATCHED),
+    "gloo": (_SUM, _EXCHANGE, _SUB_GROUP),
+    "nccl": (_SUM, _EXCHANGE, _SUB_GROUP),
+}
+
+
+def _try_world(name: WorldName, *, device: str = "cpu", most_ranks: int | None = None) -> str | None:
+    """What ranks cannot do in that world, or `None` if all that is tried works.
+
+    Args:
+        name: the world.
+        device: where the ranks' tensors lie.
+        most_ranks: trials of more ranks than that are left out.
+    """
+    try:
+        world = open_world(name)
+        try:
+            for trial in _TRIALS[name]:
+                if most_ranks is None or len(trial.results) <= most_ranks:
+                    problem = _try(world, trial, device)
+                    if problem is not None:
+                        return f"{trial.what}: {problem}"
+        finally:
+            world.close()
+    except (WorldUnavailable, Inconclusive) as error:
+        return str(error)
+    return None
+
+
+def _try(world: World, trial: _Trial, device: str) -> str | None:
+    """Why a trial fails in an open world, or `None` if it ends as it should."""
+    run = world.run(
+        trial.program,
+        device,
+        world_size=len(trial.results),
+        seed=0,
+        deadline=DEADLINE,
+        conditions=trial.conditions,
+        watch=trial.watch,
+    )
+    if run.failure is not None:
+        return run.failure.message
+    if run.results != trial.results:
+        return f"ranks return {run.results}, and should {trial.results}"
+    if trial.watch and (run.traffic is None or run.hazards):
+        return "nothing was seen of it" if run.traffic is None else run.hazards[0].message
+    return None

@@ -10,6 +10,33 @@ from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.properties.property import Violation
 from ringverify.worlds.world import WorldUnavailable
 
+BROKEN = "the diagnosis ended with"
+"""How a diagnosis begins that raised an exception of ours."""
+
+
+def takes(case: Case) -> list[str]:
+    """What a case has that the simplest case has not; of a smallest case, what it takes to fail."""
+    p = case.problem
+    counts = {"rank": case.world_size, "query": p.nq, "key": p.nk, "batch entry": p.batch, "head": p.heads}
+    if p.nq == p.nk:
+        counts = {"token" if name == "query" else name: n for name, n in counts.items() if name != "key"}
+    found = [f"{count} {_plural(name)}" for name, count in counts.items() if count > 1]
+    found += [f"head_dim {p.head_dim}"] if p.head_dim > 1 else []
+    found += [f"value_dim {p.dv}"] if p.dv != p.head_dim else []
+    found += [f"{p.hk} key heads"] if p.hk != p.heads else []
+    found += ["a causal mask"] if p.causal else []
+    named = ("window", "documents", "key_lengths", "dilation", "softcap", "scale")
+    found += [name for name in named if getattr(p, name) is not None]
+    found += [f"{case.memory} inputs"] if case.memory != "contiguous" else []
+    found += [f"an {case.group} group" if case.group == "offset" else f"a {case.group} group"] * (case.group != "world")
+    found += ["messages held back"] if case.delayed else []
+    found += ["sends that wait for their receive"] if case.transport == "rendezvous" else []
+    return found
+
+
+def _plural(name: str) -> str:
+    return "queries" if name == "query" else "batch entries" if name == "batch entry" else f"{name}s"
+
 
 def explained(runner: Runner, violation: Violation, smallest: Case, first: Case) -> Diagnosis | None:
     """The diagnosis of a case that violates a property; `None` where no value is wrong, or none when it is run plainly.
@@ -45,3 +72,7 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
         )
     except WorldUnavailable:
         return None
+    except Exception as error:  # what is wrong was found all the same: the verdict stands
+        return Diagnosis(
+            f"{BROKEN} {type(error).__name__} ({error}): a bug of ringverify, please report it with the case"
+        )

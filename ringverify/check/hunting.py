@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import hypothesis
-from hypothesis.strategies import SearchStrategy
-
-from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
+from ringverify.check.beside import SHARED_STATE, Hint, beside
+from ringverify.check.budget import ENDLESS, Share
+from ringverify.check.declaring import Declaration, would_pass
+from ringverify.check.drawing import visit_cases
 from ringverify.check.explaining import explained
 from ringverify.check.needing import needed
-from ringverify.check.profiles import profile
-from ringverify.diagnosis.diagnose import Diagnosis
+from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
+from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
-from ringverify.properties.property import Judgement, Property, Suite, Violation
+from ringverify.properties.property import REFUSED, Judgement, Property, Violation
+from ringverify.properties.suites import Suite
 from ringverify.worlds.world import WorldUnavailable
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ HUNG_DEADLINE = 2.0
 
 HUNG_SHRINKING = 6.0
 """Seconds for shrinking a case that hangs, where every attempt may cost the deadline."""
+
+MOST_REFUSED = 40
+"""Cases that a transport may refuse, before what else is wrong is not looked for any longer."""
 
 STATE_SUSPECTS = 12
 """How many earlier cases are tried, the latest first, as the one that left state behind."""
@@ -55,12 +58,17 @@ class Counterexample:
         first: the case that was found first.
         tried: cases run while shrinking.
         smallest: whether shrinking ended by itself rather than by its budget.
-        repeats: whether the case failed in the same way, bit for bit, when it was run again in a fresh process.
+        repeats: whether the case failed in the same way when it was run again in a fresh process; see `same_failure`.
         after: cases that have to run before it in the same process for it to fail; mostly none.
-        diagnosis: what explains it, in a sentence; or that nothing does; `None` where there are no values to explain.
+        diagnosis: what explains it, in a sentence; `None` where nothing does, or there are no values to explain.
+        causes: the hypotheses that the diagnosis names, the plainest first.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop.
         where: the rows, heads and keys concerned; `None` where there are no values to look at.
         region: the same as a map.
+        declaration: what would have to be declared for the implementation to pass, if that is all that is wrong.
+        refused: another case and what the transport refused of it; looking for violations went on after it.
+        hints: what was found beside it, where nothing explains it.
+        printed: what each rank printed when the case was run last; `None` stands for a process that ranks share.
     """
 
     case: Case
@@ -75,6 +83,11 @@ class Counterexample:
     hop: int | None = None
     where: Where | None = None
     region: Region | None = None
+    declaration: Declaration | None = None
+    refused: tuple[Case, Violation] | None = None
+    causes: tuple[Suspicion, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    printed: tuple[tuple[int | None, str], ...] = ()
 
 
 @dataclasses.dataclass
@@ -87,6 +100,8 @@ class Hunt:
         seconds: wall-clock time, shrinking included.
         counterexample: what was found, if anything.
         out_of_time: whether the time budget ended the search.
+        remembered: how many of the examples are cases of earlier runs.
+        unfinished: what the time budget left undone of a counterexample, in words.
     """
 
     examples: int = 0
@@ -94,6 +109,8 @@ class Hunt:
     seconds: float = 0.0
     counterexample: Counterexample | None = None
     out_of_time: bool = False
+    remembered: int = 0
+    unfinished: str | None = None
 
 
 class _Stop(BaseException):
@@ -106,24 +123,29 @@ def hunt(
     *,
     examples: int,
     seed: int,
-    until: float,
+    share: Share = ENDLESS,
     progress: Callable[[int], None],
     shrinking: bool = True,
     suite: Suite = "quick",
     first: Sequence[CaseFile] = (),
+    watched: Callable[[], Runner | None] = lambda: None,
 ) -> Hunt:
     """Try `examples` cases of a property, stop at the first violation, and shrink it.
+
+    A message to oneself, which depends on the number of ranks, does not end the search: what else is wrong would never
+    be seen. If nothing else is, it is the violation.
 
     Args:
         property: what must hold.
         runner: the implementation in its world.
         examples: cases to try at most.
         seed: decides which.
-        until: `time.monotonic()` after which no further case is started.
+        share: the time for it.
         progress: called with the number of cases tried so far.
         shrinking: whether to look for the smallest case, or to leave it at the first.
         suite: whose profile Hypothesis draws under.
         first: counterexamples of earlier runs, to be tried before others.
+        watched: the implementation in a simulated world, where the runner's is another one.
 
     Raises:
         WorldUnavailable: the world could not be set up.
@@ -131,10 +153,12 @@ def hunt(
     """
     started = time.monotonic()
     hunt = Hunt()
+    runner.notes.clear()
     found: list[tuple[Case, Judgement]] = []
+    refused: list[tuple[Case, Judgement]] = []
 
     def visit(case: Case) -> None:
-        if time.monotonic() > until:
+        if time.monotonic() > (share.until if hunt.examples else share.end):
             hunt.out_of_time = True
             raise _Stop
         if runner.most_ranks is not None and case.ranks > runner.most_ranks:
@@ -147,51 +171,68 @@ def hunt(
         if judgement.violation is None:
             hunt.margin = max(hunt.margin, judgement.margin)
             return
-        found.append((case, judgement))
+        if judgement.violation.reason[0] == REFUSED:
+            refused.append((case, judgement))
+            if len(refused) < MOST_REFUSED:
+                return
+        else:
+            found.append((case, judgement))
         raise _Stop
 
-    source = property.cases(runner.capabilities)
     try:
         for known in first:
-            if why_unsupported(known.case, runner.capabilities) is None:
-                for earlier in known.after:
-                    judged(property, earlier, runner)
-                visit(known.case)
-        if isinstance(source, list):
-            for case in random.Random(seed).sample(source, min(examples, len(source))):
-                visit(case)
-        else:
-            # Properties draw apart from one another, or what one of them misses all would.
-            _draw(source, examples, seed + zlib.crc32(property.id.encode()), visit, suite)
+            for earlier in known.after:
+                judged(property, earlier, runner)
+            hunt.remembered += 1
+            visit(known.case)
+        visit_cases(property, runner.capabilities, examples, seed, visit, suite)
     except _Stop:
         pass
-    if found:
-        case, judgement = found[0]
-        hunt.counterexample = _smallest(property, runner, case, judgement) if shrinking else _as_found(case, judgement)
-        hunt.margin = max(hunt.margin, found[0][1].margin)
+    if found or refused:
+        case, judgement = (found or refused)[0]
+        shown = _as_found(case, judgement)
+        if shrinking:
+            shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share, watched)
+        hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
+        hunt.margin = max(hunt.margin, judgement.margin)
     hunt.seconds = time.monotonic() - started
     return hunt
 
 
-def _draw(
-    strategy: SearchStrategy[Case], examples: int, seed: int, visit: Callable[[Case], None], suite: Suite
-) -> None:
-    @hypothesis.seed(seed)
-    @hypothesis.settings(profile(suite), max_examples=examples)
-    @hypothesis.given(strategy)
-    def example(case: Case) -> None:
-        visit(case)
+def _plainest(refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violation] | None:
+    """Of the cases that were refused, the one on the fewest ranks."""
+    if not refused:
+        return None
+    case, judgement = min(refused, key=lambda one: one[0].ranks)
+    assert judgement.violation is not None
+    return case, judgement.violation
 
-    example()
+
+def _needed(property: Property, runner: Runner, case: Case, violation: Violation) -> list[Hint]:
+    """Which capability keeps the suite from asking for such a case, where a case like it without that passes."""
+
+    def passes(other: Case) -> bool:
+        try:
+            seen = judged(property, other, runner)
+        except (Inconclusive, WorldUnavailable):
+            return False
+        return seen.applies and seen.violation is None
+
+    found = needed(case, runner.capabilities, passes, refused=violation.reason[0] == "raised")
+    return [] if found is None else [Hint(found)]
 
 
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
     """Judge one case; a run past its deadline gets a second chance, with more time.
 
+    A case that cannot put the property to the test is not run.
+
     Raises:
         Inconclusive: the machine, not the implementation, gave up (out of memory).
         WorldUnavailable: the world could not be set up.
     """
+    if not property.applies(case, runner.capabilities):
+        return Judgement(0.0, None, applies=False)
     judgement = property.judge(case, runner)
     if judgement.violation is not None and judgement.violation.reason[0] == "deadline" and not runner.hangs:
         runner.deadline *= SECOND_CHANCE
@@ -221,7 +262,16 @@ def _as_found(case: Case, judgement: Judgement) -> Counterexample:
     )
 
 
-def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgement) -> Counterexample:
+def _smallest(
+    property: Property,
+    runner: Runner,
+    first: Case,
+    judgement: Judgement,
+    refused: list[tuple[Case, Judgement]],
+    share: Share,
+    watched: Callable[[], Runner | None],
+) -> tuple[Counterexample, str | None]:
+    """The smallest case, explained, and what there was no time for; smaller ones refused are added to `refused`."""
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
@@ -239,43 +289,57 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         except (Inconclusive, WorldUnavailable):
             return False  # of this case nothing was learned; the one that was found still stands
         if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
+            if seen.violation is not None and seen.violation.reason[0] == REFUSED:
+                refused.append((case, seen))
             return False
         best = (case, seen)
         return True
 
+    # Half of what is left of the share, so that there is time to explain what was found.
+    allowed = max(0.0, share.until - time.monotonic()) / 2
     ran_before = tuple(dict.fromkeys(reversed(runner.history)))
     start = first
     if first.delayed == "some" and judgement.delayed:
         # The messages that were held back, by number: so it can be found out which of them it takes.
         explicit = first.replace(delayed=judgement.delayed)
         start = explicit if still_fails(explicit) else first
-    shrunk = shrink(start, still_fails, runner.capabilities, seconds=seconds)
+    capabilities = runner.capabilities
+    shrunk = shrink(
+        start,
+        still_fails,
+        capabilities,
+        seconds=min(seconds, allowed),
+        applies=lambda case: property.applies(case, capabilities),
+    )
+    unfinished = "before the smallest case was found" if not shrunk.complete and allowed < seconds else None
     case, judgement = best
     after: tuple[Case, ...] = ()
     repeats = True
     if not runner.hangs:
         again = _afresh(property, runner, [case])
         if again.violation is None:
-            after, again = _what_it_follows(property, runner, case, ran_before)
-        repeats = bool(after) or _same_failure(again, judgement)
+            after, again = _what_it_follows(property, runner, case, ran_before, share)
+        repeats = bool(after) or same_failure(again, judgement)
         judgement = again if again.violation is not None else judgement
     assert judgement.violation is not None
+    printed = runner.printed
     # What depends on earlier cases, or on chance, is not to be explained by a case.
     steady = repeats and not after
-    diagnosis = explained(runner, judgement.violation, case, first) if steady else None
-    if steady and not runner.hangs and (diagnosis is None or not diagnosis.explained):
-
-        def passes(other: Case) -> bool:
-            try:
-                seen = judged(property, other, runner)
-            except (Inconclusive, WorldUnavailable):
-                return False
-            return seen.applies and seen.violation is None
-
-        refused = judgement.violation.reason[0] == "raised"
-        if (hint := needed(case, runner.capabilities, passes, refused=refused)) is not None:
-            diagnosis = dataclasses.replace(diagnosis or Diagnosis(hint), text=hint, explained=True)
-    return Counterexample(
+    in_time = time.monotonic() <= share.late
+    diagnosis = explained(runner, judgement.violation, case, first) if steady and in_time else None
+    declaration = would_pass(property, runner, judgement.violation, (case, first)) if steady and in_time else None
+    if steady and not in_time:
+        unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
+    hints = [Hint(note) for note in runner.notes]
+    if runner.world.name == "simulated" and after and not hints:
+        hints.append(Hint(SHARED_STATE))
+    unexplained = declaration is None and (diagnosis is None or not diagnosis.causes)
+    if steady and in_time and unexplained and not runner.hangs:
+        hints += _needed(property, runner, case, judgement.violation)
+    if in_time and not hints and not runner.hangs and unexplained:
+        there = runner if runner.world.name == "simulated" else watched()
+        hints = beside(property, runner, there, case, judgement.violation)
+    counterexample = Counterexample(
         case=case,
         violation=judgement.violation,
         digest=judgement.digest,
@@ -288,7 +352,12 @@ def _smallest(property: Property, runner: Runner, first: Case, judgement: Judgem
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
         region=None if diagnosis is None else diagnosis.region,
+        declaration=declaration,
+        causes=() if diagnosis is None else diagnosis.causes,
+        hints=tuple(hints),
+        printed=printed,
     )
+    return counterexample, unfinished
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
@@ -298,26 +367,24 @@ def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
 
 
 def _what_it_follows(
-    property: Property, runner: Runner, case: Case, before: tuple[Case, ...]
+    property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share
 ) -> tuple[tuple[Case, ...], Judgement]:
     """The earlier case after which `case` fails in a fresh process, though alone it does not: state is left behind.
 
-    It has to fail twice, bit for bit: what fails by chance fails after anything.
+    It has to fail twice, in the same way: what fails by chance fails after anything.
     """
 
     def after(other: Case) -> Judgement:
         return _afresh(property, runner, [other, case])
 
     for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
-        if _same_failure(after(earlier), after(earlier)):
+        if time.monotonic() > share.late:
+            break
+        if same_failure(after(earlier), after(earlier)):
             shrunk = shrink(
                 earlier, lambda other: after(other).violation is not None, runner.capabilities, seconds=STATE_SHRINKING
             )
             seen = after(shrunk.case)
-            if _same_failure(seen, after(shrunk.case)):
+            if same_failure(seen, after(shrunk.case)):
                 return (shrunk.case,), seen
     return (), Judgement(0.0, None)
-
-
-def _same_failure(one: Judgement, other: Judgement) -> bool:
-    return one.violation is not None and other.violation is not None and one.digest == other.digest

@@ -112,9 +112,9 @@ def read(path: Path) -> Book:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
-        raise UsageError(f"{path} is not a report of `ringverify mutants --report`") from None
+        raise UsageError(f"{path} is not a report of `ringverify mutants --json`") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise UsageError(f"{path} is not a report of `ringverify mutants --report` of schema {SCHEMA}: name another")
+        raise UsageError(f"{path} is not a report of `ringverify mutants --json` of schema {SCHEMA}: name another")
     return content
 
 

@@ -1,4 +1,4 @@
-"""docs/mutants.md, made of the file that runs of `ringverify mutants --report` wrote."""
+"""docs/mutants.md, made of the file that runs of `ringverify mutants --json` wrote."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _commands(book: Book, source: str) -> str:
         if section in book:
             made = book[section]
             most = "" if made["max_examples"] is None else f" --max-examples {made['max_examples']}"
-            lines.append(f"$ ringverify mutants{option}{most} --jobs {made['jobs']} --report {source}")
-    return "\n".join([*lines, f"$ ringverify mutants --table docs/mutants.md --report {source}"])
+            lines.append(f"$ ringverify mutants{option}{most} --jobs {made['jobs']} --json {source}")
+    return "\n".join([*lines, f"$ ringverify mutants --table docs/mutants.md --json {source}"])
 
 
 def _made(section: Mapping[str, Any]) -> str:

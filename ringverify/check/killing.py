@@ -94,9 +94,7 @@ def kill(mutant: str, property: str, *, examples: int, seed: int, shrinking: boo
         seconds = time.monotonic() - started
 
     try:
-        found = hunt(
-            tried, runner, examples=examples, seed=seed, until=float("inf"), progress=progress, shrinking=shrinking
-        )
+        found = hunt(tried, runner, examples=examples, seed=seed, progress=progress, shrinking=shrinking)
     except WorldUnavailable as error:
         raise Inconclusive(str(error)) from None
     shown = found.counterexample

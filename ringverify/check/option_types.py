@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -49,3 +53,23 @@ def seconds(text: str) -> float:
     if not 0 < found < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number of seconds")
     return found
+
+
+class Renamed(argparse.Action):
+    """The old name of an option: it does what the new one does, and says which that is."""
+
+    def __init__(self, *arguments: Any, now: str, **fields: Any) -> None:
+        fields |= {"dest": now.removeprefix("--"), "help": argparse.SUPPRESS, "type": Path}
+        super().__init__(*arguments, **fields)
+        self._now = now
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the value, with a line on standard error."""
+        print(f"ringverify: {option_string} is called {self._now} here now: please write that", file=sys.stderr)
+        setattr(namespace, self.dest, values)

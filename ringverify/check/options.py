@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ringverify.implementation import Implementation
+from ringverify.properties.suites import Suite
 
 if TYPE_CHECKING:
     from ringverify.check.baseline import Baseline
     from ringverify.check.planning import WorldName
-    from ringverify.properties.property import Suite
 
 MOST_DRAWN = 2**32
 """Seeds of nightly runs are drawn below this."""
@@ -29,9 +29,9 @@ class Options:
         device: device of the tensors.
         seed: decides which cases are tried.
         max_examples: examples of each property at most.
-        time_budget: seconds for the whole run, or `None`.
+        time_budget: seconds for the whole run, shared among its properties, or `None`.
         deadline: seconds for one run of one case; `None` is what suits the world.
-        cases: folder for counterexamples; the nightly suite begins with those of earlier runs.
+        cases: folder for counterexamples; those of earlier runs are tried first.
         stop_early: stop at the first violation.
         verbose: also tell what is exchanged and what memory peaks at.
         baseline: the violations that are known, which do not count.

@@ -11,6 +11,9 @@ from ringverify.reports.jsonl import Event, finite
 CODES = (1, 2, 3)
 """Exit codes but 0, the one that tells most first: a new violation, a baseline out of date, nothing learned."""
 
+ELSEWHERE = ("gloo",)
+"""Worlds of which a verdict says that it was not reached there: the one of real processes that every machine has."""
+
 LOADS = "loads"
 """What stands for all properties of a target that cannot be checked on this machine."""
 
@@ -98,12 +101,16 @@ def implementation_event(told: Sequence[Told], *, implementation: str, asked: in
     """
     properties = [one.verdict for one in told]
     seen, outcome = [event["verdict"] for event in properties], Outcome.of(properties)
+    worlds = {told[0].world, *(one.verdict["world"] for one in told if "world" in one.verdict)}
+    refuses = sorted({text for one in told for text in one.verdict.get("gloo_refuses", ())})
     beside = sum(one.runs for one in told if "world" in one.verdict)
     return {
         "event": "implementation",
         "implementation": implementation,
         "verdict": outcome.verdict,
         "world": told[0].world,
+        "not_run_in": [name for name in ELSEWHERE if name not in worlds],
+        **({"gloo_refuses": refuses} if refuses else {}),
         "undeclared": told[0].undeclared,
         "properties": {kind: seen.count(kind) for kind in ("pass", "fail", "unsupported", "inconclusive")},
         "known": outcome.known,
@@ -137,12 +144,13 @@ def told_of_unavailable(target: str, reason: str) -> Told:
     return Told(target, "none", [], [event], 0, 0.0)
 
 
-def footer_event(outcomes: Sequence[Outcome], *, baseline: bool) -> Event:
+def footer_event(outcomes: Sequence[Outcome], *, baseline: bool, elsewhere: Sequence[str] = ()) -> Event:
     """The event that ends a run.
 
     Args:
         outcomes: what came of each implementation.
         baseline: whether there is a baseline.
+        elsewhere: implementations that the baseline names and that this run does not check.
     """
     verdicts, codes = ({getattr(outcome, name) for outcome in outcomes} for name in ("verdict", "exit_code"))
     verdict = next((v for v in ("violations", "inconclusive") if v in verdicts), "conformant")
@@ -154,4 +162,6 @@ def footer_event(outcomes: Sequence[Outcome], *, baseline: bool) -> Event:
     if baseline:
         footer["known"] = sum(outcome.known for outcome in outcomes)
         footer["unexpected"] = [line for outcome in outcomes for line in outcome.unexpected]
+        if elsewhere:
+            footer["elsewhere"] = list(elsewhere)
     return footer

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from hypothesis import HealthCheck, Phase, Verbosity, configuration, settings
 
-from ringverify.properties.property import SUITES, Suite
+from ringverify.properties.suites import SUITES, Suite
 
 NAME = "ringverify-{}"
 """How Hypothesis knows a profile: apart from those that a project may have under the plain names."""

@@ -4,7 +4,7 @@ Made again, in an environment with the peers' packages, by:
 
     mkdir survey && cd survey
     for peer in $(ringverify list peers); do ringverify check $peer --report ${peer#peer:}.jsonl; done
-    ringverify confirm *.jsonl --report confirmed.json
+    ringverify confirm *.jsonl --json confirmed.json
     cd .. && python -m ringverify.check.publishing survey
 
 The case files of violations go to docs/published/cases, what is kept of the verdicts to docs/published/verdicts.json.

@@ -12,6 +12,7 @@ from ringverify import targets
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile
+from ringverify.check.beside import Hint
 from ringverify.check.hunting import Counterexample, judged
 from ringverify.check.planning import find_device, open_world
 from ringverify.check.run import told
@@ -20,16 +21,20 @@ from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
 from ringverify.reports.jsonl import Event, write_whole
+from ringverify.worlds import reproducible
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import World, WorldUnavailable
 
 
 def _world(name: str, path: Path) -> World:
-    """The recorded world. Simulated ranks are threads of this very process: what they print is seen, debuggers work."""
+    """The recorded world. Simulated ranks are threads of this very process: what they print is seen, debuggers work.
+
+    What they print is shown as they print it, each line with its rank.
+    """
     match name:
         case "simulated":
             torch.set_num_threads(1)  # as in the process that check runs them in, for the same bits
-            return SimulatedWorld()
+            return SimulatedWorld(show="labelled")
         case "gloo" | "nccl" as processes:
             return open_world(processes)
         case other:
@@ -44,6 +49,7 @@ def _wrong_alone(property: Property, case: Case, runner: Runner) -> Case:
     return next((one for one in several if judge_everything(one, runner).violation is not None), case)
 
 
+@reproducible.as_in_a_rank()
 def replay(
     path: Path,
     *,
@@ -91,6 +97,8 @@ def replay(
                 ) from None
             without = f"with ringverify installed, where {name} lives" if needs_the_tool(name) else "without ringverify"
             say(f"written to {written}: python {written} shows it {without}")
+        if not property.applies(recorded.case, implementation.capabilities):
+            raise UsageError(f"case {path} does not put {property.id} to the test any more: run check again")
         for earlier in recorded.after:
             judged(property, earlier, runner)
         judgement = judged(property, recorded.case, runner)
@@ -103,9 +111,19 @@ def replay(
         say(f"the property holds: what was recorded ({recorded.summary}) does not happen")
         return 0
     again = Counterexample(
-        recorded.case, judgement.violation, judgement.digest, recorded.case, tried=0, smallest=True, repeats=True
+        recorded.case,
+        judgement.violation,
+        judgement.digest,
+        recorded.case,
+        tried=0,
+        smallest=False,
+        repeats=True,
+        hints=tuple(Hint(note) for note in runner.notes),
+        printed=() if world.name == "simulated" else runner.printed,  # simulated ranks' lines have been seen
     )
-    show({"event": "counterexample", **told(again)})
+    shown = told(again)
+    del shown["takes"]
+    show({"event": "counterexample", **shown})
     if judgement.digest == recorded.digest:
         say("the same bits as recorded")
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -19,7 +20,10 @@ from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import affordable_examples
 from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
+from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
+from ringverify.check.declaring import in_words
+from ringverify.check.explaining import takes
 from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.check.options import Options, Subject, Unavailable, Watch
 from ringverify.check.outcome import (
@@ -31,11 +35,13 @@ from ringverify.check.outcome import (
     told_of_unavailable,
 )
 from ringverify.check.planning import Plan, find_device, open_world, planned
+from ringverify.check.sameness import Story, same_as
 from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property
 from ringverify.reports.jsonl import SCHEMA, Event
+from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import World, WorldUnavailable
 
@@ -65,7 +71,7 @@ def check(
         UsageError: options that contradict what an implementation declares.
         Inconclusive: the device or the world asked for does not exist here.
     """
-    named_apart(subject.implementation for subject in subjects if isinstance(subject, Subject))
+    named = named_apart(subject.implementation for subject in subjects if isinstance(subject, Subject))
     plans = [
         subject
         if isinstance(subject, Unavailable)
@@ -76,7 +82,14 @@ def check(
     ]
     find_device(options.device)
     casefile.look_at(options.cases)
-    until = time.monotonic() + (float("inf") if options.time_budget is None else options.time_budget)
+    tried = [
+        property
+        for plan in plans
+        if isinstance(plan, Plan)
+        for property in properties
+        if why_not(property, plan, options.device) is None
+    ]
+    budget = Budget(options.time_budget, len(tried))
     tell(header(options))
     outcomes: list[Outcome] = []
     for plan in plans:
@@ -84,14 +97,15 @@ def check(
             outcomes.append(_unavailable(plan, tell))
             continue
         world = open_world(plan.world) if crew is None else crew.world()
-        run = ImplementationRun(plan, world, options, until, tell, watch)
+        run = ImplementationRun(plan, world, options, budget, tell, watch)
         try:
             outcomes.append(run.outcome(properties))
         finally:
             run.close()
         if options.stop_early and outcomes[-1].exit_code == 1:
             break
-    footer = footer_event(outcomes, baseline=options.baseline is not None)
+    elsewhere = [] if options.baseline is None else options.baseline.elsewhere(named)
+    footer = footer_event(outcomes, baseline=options.baseline is not None, elsewhere=elsewhere)
     tell(footer)
     code: int = footer["exit_code"]
     return code
@@ -137,6 +151,26 @@ def header(options: Options) -> Event:
     }
 
 
+def why_not(property: Property, plan: Plan, device: str) -> str | None:
+    """Why a property is not tried on an implementation, or `None` if it is.
+
+    Args:
+        property: what must hold.
+        plan: what is run where.
+        device: of the tensors.
+    """
+    beside = property.simulated_only and plan.watched is not None
+    capabilities = (plan.watched if beside and plan.watched else plan.implementation).capabilities
+    kind = torch.device(device).type
+    if kind not in capabilities.devices:
+        return f"device {kind} is not declared"
+    if (reason := property.unsupported(capabilities)) is not None:
+        return reason
+    if property.simulated_only and not beside and plan.world != "simulated":
+        return f"needs the simulated world: in the {plan.world} world nothing is watched or held back"
+    return None
+
+
 class ImplementationRun:
     """One implementation, a property at a time.
 
@@ -144,23 +178,25 @@ class ImplementationRun:
         plan: what is run where.
         world: that world.
         options: what the user asked for.
-        until: `time.monotonic()` after which no further case is started.
+        budget: the time for it, shared with what else is tried.
         tell: is told each event.
         watch: is told how far a property has come.
     """
 
     def __init__(
-        self, plan: Plan, world: World, options: Options, until: float, tell: Callable[[Event], None], watch: Watch
+        self, plan: Plan, world: World, options: Options, budget: Budget, tell: Callable[[Event], None], watch: Watch
     ) -> None:
+        self._plan = plan
         self.implementation, self.target = plan.implementation, plan.target
         self.world = world
         self.options = options
-        self.until = until
+        self.budget = budget
         self.tell = tell
         self.watch = watch
         self._runner = self._runner_in(world, plan.implementation, plan.most_ranks)
         self._watched = plan.watched
         self._beside: Runner | None = None
+        self._stories: list[Story] = []
 
     def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
         return Runner(
@@ -174,8 +210,12 @@ class ImplementationRun:
 
     def _runner_for(self, property: Property) -> Runner:
         """In this run's world, or in a simulated one beside it for what only that can show."""
-        if not property.simulated_only or self._watched is None:
-            return self._runner
+        return (self._simulated() if property.simulated_only else None) or self._runner
+
+    def _simulated(self) -> Runner | None:
+        """In a simulated world beside this run's, if there can be one."""
+        if self._watched is None:
+            return None
         if self._beside is None:
             self._beside = self._runner_in(open_world("simulated"), self._watched, None)
         return self._beside
@@ -243,7 +283,7 @@ class ImplementationRun:
 
     def _property(self, property: Property, runner: Runner) -> Iterator[Event]:
         """Try one property: the event that tells of it, and that of its counterexample."""
-        capabilities, options = runner.capabilities, self.options
+        options = self.options
         event: Event = {
             "event": "property",
             "implementation": self.implementation.name,
@@ -254,19 +294,16 @@ class ImplementationRun:
             "seconds": 0.0,
             "margin": None,
         }
-        reason = property.unsupported(capabilities)
-        device = torch.device(options.device).type
-        if device not in capabilities.devices:
-            reason = f"device {device} is not declared"
-        if reason is None and property.simulated_only and runner.world.name != "simulated":
-            reason = f"needs the simulated world: in the {runner.world.name} world nothing is watched or held back"
-        if reason is not None:
+        if (reason := why_not(property, self._plan, options.device)) is not None:
             yield {**event, "reason": reason}
             return
-        examples = affordable_examples(capabilities, property.examples_in(options.suite))
+        examples = affordable_examples(runner.capabilities, property.examples_in(options.suite))
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
         beside = runner is not self._runner
+        earlier, passed_over = self._remembered(property, runner)
+        if passed_over:
+            event["passed_over"] = passed_over
         self.watch.start(self.implementation.name, property.id, examples)
         try:
             found = hunt(
@@ -274,10 +311,11 @@ class ImplementationRun:
                 runner,
                 examples=examples,
                 seed=options.seed,
-                until=self.until,
+                share=self.budget.share(),
                 progress=self.watch.step,
                 suite=options.suite,
-                first=self._remembered(property),
+                first=earlier,
+                watched=self._simulated,
             )
         except (WorldUnavailable, Inconclusive) as error:
             if beside and isinstance(error, WorldUnavailable):  # nobody asked for it
@@ -289,7 +327,11 @@ class ImplementationRun:
             self.watch.stop()
         if beside:
             event["world"] = runner.world.name
+        if runner.findings:
+            event["gloo_refuses"] = [f"{name}: {example}" for name, example in sorted(runner.findings.items())]
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
+        if found.remembered:
+            event["remembered"] = found.remembered
         if found.counterexample is not None:
             event["verdict"] = "fail"
             if found.counterexample.violation.finding is None:
@@ -300,18 +342,29 @@ class ImplementationRun:
             event["verdict"] = "inconclusive"
             event["reason"] = "the time budget ended first" if found.out_of_time else "no case puts it to the test"
         if found.out_of_time and found.examples:
-            event["reason"] = f"the time budget ended after {found.examples} of {examples} examples"
+            event["reason"] = f"the time budget ended after {found.examples} of {examples + len(earlier)} examples"
+        if found.unfinished is not None:
+            event["reason"] = f"the time budget ended {found.unfinished}"
         if options.baseline is not None:
             event |= _expected(event, options.baseline, whole=not found.out_of_time)
         yield event
         if found.counterexample is not None:
             yield self._counterexample(property, found, found.counterexample, runner)
 
-    def _remembered(self, property: Property) -> list[CaseFile]:
-        """What failed in earlier runs, which a nightly run tries first: its own cases are others each time."""
-        if self.options.suite != "nightly":
-            return []
-        return casefile.remembered(self.options.cases, target=self.target, property=property.id)
+    def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
+        """The cases that failed in earlier runs, which are tried first; and those that cannot be tried, and why not."""
+        found, passed_over = casefile.remembered(self.options.cases, target=self.target, property=property.id)
+        usable = []
+        for path, one in found:
+            cases = (*one.after, one.case)
+            reasons = [why for case in cases if (why := why_unsupported(case, runner.capabilities)) is not None]
+            if runner.most_ranks is not None and max(case.ranks for case in cases) > runner.most_ranks:
+                reasons.append(f"it needs {max(case.ranks for case in cases)} ranks, and there are {runner.most_ranks}")
+            if reasons:
+                passed_over.append(f"case {path} is passed over: {reasons[0]}")
+            else:
+                usable.append(one)
+        return usable, passed_over
 
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample, runner: Runner) -> Event:
         path = casefile.save(
@@ -322,6 +375,10 @@ class ImplementationRun:
             device=self.options.device,
             counterexample=shown,
         )
+        story = Story(property, shown)
+        repeated = same_as(self._stories, story, self._runner_for)
+        if repeated is None:
+            self._stories.append(story)
         # Of a run that returned nothing, who holds what can still be drawn.
         region = shown.region or outline(shown.case, runner.capabilities)
         return {
@@ -336,8 +393,10 @@ class ImplementationRun:
             "tried": shown.tried,
             "smallest": shown.smallest,
             "repeats": shown.repeats,
+            "first_margin": found.margin,
+            "same_as": None if repeated is None else repeated.id,
             "file": str(path),
-            "replay": f"ringverify replay {path}",
+            "replay": shlex.join(["ringverify", "replay", str(path)]),
         }
 
 
@@ -362,10 +421,19 @@ def told(shown: Counterexample) -> dict[str, Any]:
         "error": None,
         "allowed": None,
         "diagnosis": shown.diagnosis,
+        "hints": [hint.told() for hint in shown.hints],
+        "takes": takes(shown.case) if shown.smallest else [],
+        "printed": [{"rank": rank, "text": text[-LETTERS:]} for rank, text in shown.printed],
         "where": None if shown.where is None else shown.where.told(),
         "summary": violation.summary,
         "detail": violation.detail,
     }
+    if shown.declaration is not None:
+        words = in_words(shown.declaration, shown.case.problem.dtype)
+        fields |= {"declaration": shown.declaration, "declare": words}
+    if shown.refused is not None:
+        case, refusal = shown.refused
+        fields["refused"] = {"summary": refusal.summary, "case": case.to_json(), "case_text": case.describe()}
     if finding is not None:
         fields |= {name: getattr(finding, name) for name in ("tensor", "position", "actual", "expected", "error")}
         fields |= {name: getattr(finding, name) for name in ("allowed", "margin", "of")}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref.pattern import multiplicity
-from ringref.problem import Problem
+from ringref.problem import DtypeName, Problem
 from ringref.rounding import UNIT_ROUNDOFF, Pipeline, rows_of_rms
 from ringverify import targets
 from ringverify.cases.comparing import allowed, answer
@@ -46,14 +46,21 @@ def snippet(recorded: CaseFile, target: str, implementation: Implementation) -> 
     case, capabilities = recorded.case, implementation.capabilities
     p, x = case.problem, make_inputs(case)
     queries, keys = shards(case, capabilities)
-    lse_dtype = "float64" if p.dtype == "float64" else "float32"
-    pipeline = Pipeline(p.dtype, capabilities.accumulates, capabilities.probabilities, lse_dtype, case.world_size)  # type: ignore[arg-type]
+    lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
+    pipeline = Pipeline(
+        dtype=p.dtype,
+        accumulates=capabilities.accumulates,
+        probabilities=capabilities.probabilities,
+        lse_dtype=lse_dtype,
+        blocks=case.world_size,
+        reduces=capabilities.reduces,
+    )
     bound = allowed(case, pipeline)
     arrays = {name: getattr(x, name) for name in ("q", "k", "v", "dout", "dlse")}
     limits = {name: getattr(bound, name) for name in ("out", "lse", "dq", "dk", "dv")}
     rms: dict[str, Any] = {}
     if recorded.property == PRECISION.id:
-        for result, most in rms_limits(case, pipeline, gradients=capabilities.gradients).items():
+        for result, most in rms_limits(case, capabilities, pipeline).items():
             kept = rows_of_rms(getattr(answer(case), result), limits[result])
             rms[result] = _Source(f"({most!r}, {_array(kept)})")
     values = {

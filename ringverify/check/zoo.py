@@ -158,7 +158,7 @@ def _survivors(survivors: Sequence[str], of: int, say: Say) -> int:
 
 def _write_table(path: Path, report: Path | None, say: Say) -> int:
     if report is None or not report.is_file():
-        raise UsageError("--table is made of what runs found: name their file with --report")
+        raise UsageError("--table is made of what runs found: name their file with --json")
     text = markdown(kill_book.read(report), report.as_posix())
     try:
         write_whole(path, text)

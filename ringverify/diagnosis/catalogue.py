@@ -8,6 +8,7 @@ from ringverify.diagnosis.kernels import KERNELS
 from ringverify.diagnosis.layouts import PERMUTED, ROUNDED, STRIDES
 from ringverify.diagnosis.masks import CAUSAL, DOCUMENTS, KEY_LENGTHS, SHARDS, WINDOW
 from ringverify.diagnosis.merging import BLOCKS, LSE_OF_BLOCKS, MERGE
+from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
 from ringverify.diagnosis.narrowing import NARROWED
 from ringverify.diagnosis.positions import POSITIONS
 from ringverify.diagnosis.returned import RETURNED
@@ -16,9 +17,9 @@ from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.travelling import BLOCKS_THAT_ARRIVE, TRAVEL
 
 _SHELVES = (
-    RETURNED, HOME, SCALE, CAP, HEADS, MULTIPLICITY, CAUSAL, WINDOW, DOCUMENTS, KEY_LENGTHS, DILATION, POSITIONS,
-    BLOCKS, MERGE, LSE_OF_BLOCKS, FORMULA, TRAVEL, FACTOR, BLOCKS_THAT_ARRIVE, SHARDS, STRIDES, PERMUTED, ROUNDED,
-    KERNELS, NARROWED,
+    MISUNDERSTOOD, RETURNED, HOME, SCALE, CAP, HEADS, MULTIPLICITY, CAUSAL, WINDOW, DOCUMENTS, KEY_LENGTHS, DILATION,
+    POSITIONS, BLOCKS, MERGE, LSE_OF_BLOCKS, FORMULA, TRAVEL, FACTOR, BLOCKS_THAT_ARRIVE, SHARDS, STRIDES, PERMUTED,
+    ROUNDED, KERNELS, NARROWED,
 )  # fmt: skip
 
 SUSPICIONS: tuple[Suspicion, ...] = tuple(

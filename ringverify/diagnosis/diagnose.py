@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.comparing import TensorName
@@ -24,7 +26,7 @@ from ringverify.diagnosis.model import STEPS
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import Region, region
 from ringverify.diagnosis.scene import Scene, visits
-from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.diagnosis.suspicion import Suspicion, comparable
 from ringverify.diagnosis.where import Probe, Where, locate, wrong_elements
 from ringverify.implementation import Capabilities
 
@@ -34,7 +36,8 @@ SECONDS = 4.0
 ALTERNATIVES = 2
 """How many suspicions are named that no case tells apart."""
 
-UNEXPLAINED = "no suspicion explains this"
+NO_DIGIT = "sums in {sums} over as many terms keep no digit by which to tell causes apart"
+"""What is said of a case whose declared sums may be off by all of their size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Diagnosis:
     """What is wrong, where.
 
     Attributes:
-        text: a sentence; it says so when nothing explains what was seen.
-        explained: whether a suspicion does.
+        text: the cause in a sentence, and what to try first; `None` when nothing explains what was seen.
+        causes: the hypotheses that the text names, the plainest first; empty when nothing explains what was seen.
         hop: passes that the block had made which was treated wrongly, if it is those of one hop: the block of rank o
             reaches rank r at hop (r − o) mod P, in a ring that sends to the right.
         residual: the largest difference that the explanation leaves.
@@ -51,8 +54,8 @@ class Diagnosis:
         region: the same as a map.
     """
 
-    text: str
-    explained: bool = False
+    text: str | None = None
+    causes: tuple[Suspicion, ...] = ()
     hop: int | None = None
     residual: float | None = None
     where: Where | None = None
@@ -119,6 +122,8 @@ def _named(
             scenes[case] = _seen(observe, case, capabilities)
         return scenes[case]
 
+    if not comparable(smallest):
+        return Diagnosis(_without_digits(smallest))
     differentiated = "dq" in smallest.tensors
     for suspicions in (SUSPICIONS, fits(smallest)):
         # Without gradients there is nothing that a fault in one direction only could be told by.
@@ -128,18 +133,31 @@ def _named(
         for number, case in enumerate(asked):
             if not left or (number and time.monotonic() > until):
                 break
-            if (scene := scene_of(case)) is not None and not _of_other_code(scene, cases[0]):
+            if (scene := scene_of(case)) is None or not comparable(scene):
+                continue  # it neither confirms nor rules out anything
+            if not _of_other_code(scene, cases[0]):
                 left = _still(left, scene)
                 confirmed = confirmed or bool(wrong_tensors(scene))
-        if left and not confirmed and cases[-1] != cases[0] and (scene := scene_of(cases[-1])) is not None:
-            left = _still(left, scene)  # none of the others fails, this one does
+        if left and not confirmed and cases[-1] != cases[0]:
+            scene = scene_of(cases[-1])
+            if scene is not None and comparable(scene):
+                left = _still(left, scene)  # none of the others fails, this one does
         if len(_told(left, smallest)) > 1 and differentiate is not None:
             left = _told_apart(left, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
         if left:
             found, residual = left[0]
             text = "; or ".join(_told(left, smallest)[:ALTERNATIVES]) + f" (residual {residual:.0e})"
-            return Diagnosis(text, True, hop_of(found, smallest), residual)
-    return Diagnosis(UNEXPLAINED)
+            if advice := found.advised(smallest):
+                text += f". {advice}"
+            return Diagnosis(text, tuple(one for one, _ in left), hop_of(found, smallest), residual)
+    return Diagnosis()
+
+
+def _without_digits(scene: Scene) -> str:
+    """That rounding hides the cause, and what would bring it to light."""
+    text, declared = NO_DIGIT.format(sums=scene.pipeline.sums), scene.capabilities.dtypes
+    wider = [dtype for dtype in ("float32", "float64") if dtype not in declared]
+    return f"{text}: with {wider[0]} among dtypes the cause could be named" if len(wider) == 2 else text
 
 
 def _possible(case: Case, capabilities: Capabilities) -> bool:
@@ -165,7 +183,7 @@ def _told(left: list[tuple[Suspicion, float]], scene: Scene) -> list[str]:
 def _told_apart(left: list[tuple[Suspicion, float]], scenes: list[Scene | None]) -> list[tuple[Suspicion, float]]:
     """Those that explain gradients too, if any do: they may be wrong for another reason as well."""
     for scene in scenes:
-        if scene is not None:
+        if scene is not None and comparable(scene):
             left = _still(left, scene) or left
     return left
 
@@ -300,7 +318,7 @@ def hop_of(suspicion: Suspicion, scene: Scene) -> int | None:
         for at in visits(scene, rank):
             changed = steps.times(at) != 1 or steps.part_times(at) != 1 or steps.dq_times(at) != 1
             if steps.pattern is not STEPS.pattern:
-                changed |= bool((steps.pattern(at) != STEPS.pattern(at)).any())
+                changed |= not np.array_equal(steps.pattern(at), STEPS.pattern(at))
             if changed:
                 hops.add(at.hop)
     return hops.pop() if len(hops) == 1 else None

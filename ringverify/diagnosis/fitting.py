@@ -10,6 +10,7 @@ import numpy as np
 
 from ringverify.cases.comparing import TensorName
 from ringverify.diagnosis.catalogue import SUSPICIONS
+from ringverify.diagnosis.misunderstood import LAYOUT
 from ringverify.diagnosis.model import STEPS
 from ringverify.diagnosis.scene import Scene, Visit
 from ringverify.diagnosis.scores import fitted_scale
@@ -64,7 +65,7 @@ def _on_some_ranks(scene: Scene) -> Iterator[Suspicion]:
     """What would explain everything if it were wrong on those ranks only which are wrong."""
     if 0 < len(wrong_forward(scene)) < scene.size:
         for suspicion in SUSPICIONS:
-            if suspicion.when == "always" and suspicion.judge is None:
+            if suspicion.when == "always" and suspicion.judge is None and suspicion not in LAYOUT:
                 yield dataclasses.replace(suspicion, ranks=wrong_forward)
     if not wrong_forward(scene) and 0 < len(wrong_backward(scene)) < scene.size:
         for suspicion in SUSPICIONS:

@@ -157,13 +157,15 @@ def _heads_for_tokens(x: Array) -> Array:
 HOME: list[Suspicion] = [
     Suspicion("dk and dv swapped", _home(lambda scene, r: {"dk": r["dv"], "dv": r["dk"]} if _alike(r) else {})),
     Suspicion(
-        "dk on every rank equals dk + dv", _home(lambda scene, r: {"dk": r["dk"] + r["dv"]} if _alike(r) else {})
+        "the returned dk holds the sum of the right dk and the right dv",
+        _home(lambda scene, r: {"dk": r["dk"] + r["dv"]} if _alike(r) else {}),
     ),
     Suspicion(
-        "dv on every rank equals dk + dv", _home(lambda scene, r: {"dv": r["dk"] + r["dv"]} if _alike(r) else {})
+        "the returned dv holds the sum of the right dk and the right dv",
+        _home(lambda scene, r: {"dv": r["dk"] + r["dv"]} if _alike(r) else {}),
     ),
-    Suspicion("dk on every rank equals dv", _home(lambda scene, r: {"dk": r["dv"]} if _alike(r) else {})),
-    Suspicion("dv on every rank equals dk", _home(lambda scene, r: {"dv": r["dk"]} if _alike(r) else {})),
+    Suspicion("the returned dk is the right dv", _home(lambda scene, r: {"dk": r["dv"]} if _alike(r) else {})),
+    Suspicion("the returned dv is the right dk", _home(lambda scene, r: {"dv": r["dk"]} if _alike(r) else {})),
     Suspicion("the rows of dk and dv are shifted by one", _rolled(1)),
     Suspicion("the rows of dk and dv are shifted by one backwards", _rolled(-1)),
     Suspicion("packed dk | dv is split by rows instead of columns", _home(_packed_by_rows)),

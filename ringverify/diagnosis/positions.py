@@ -86,6 +86,11 @@ def _contiguous(at: Visit, positions: Positions, rank: int, of_keys: bool) -> Po
     return before + np.arange(len(positions))
 
 
+def declare_or_heed(sharding: str) -> str:
+    """What to try where the positions are those of another sharding than the declared one."""
+    return f'Declare sharding="{sharding}" if that is how your ranks hold the sequence, or mask by call.positions'
+
+
 POSITIONS: list[Suspicion] = [
     *placed("key positions are local to the block instead of global", j=lambda at: np.arange(len(at.j))),
     *placed("query positions are local to the rank instead of global", i=lambda at: np.arange(len(at.i))),
@@ -125,9 +130,12 @@ POSITIONS: list[Suspicion] = [
         i=lambda at: at.i if at.scene.replicated else _striped_twice(at, at.i, at.problem.nq, at.rank),
         j=lambda at: _striped_twice(at, at.j, at.problem.nk, at.owner),
     ),
-    *placed(
-        "positions are those of contiguous shards",
-        i=lambda at: _contiguous(at, at.i, at.rank, False),
-        j=lambda at: _contiguous(at, at.j, at.owner, True),
-    ),
+    *[
+        replace(one, advice=declare_or_heed("contiguous"))
+        for one in placed(
+            "positions are those of contiguous shards",
+            i=lambda at: _contiguous(at, at.i, at.rank, False),
+            j=lambda at: _contiguous(at, at.j, at.owner, True),
+        )
+    ],
 ]

@@ -22,7 +22,7 @@ from ringverify.cases.comparing import TensorName, allowed_on
 from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis.model import STEPS, backward, forward
 from ringverify.diagnosis.scene import Array, Counts, Scene
-from ringverify.diagnosis.suspicion import relative_rounding
+from ringverify.diagnosis.suspicion import comparable, relative_rounding
 from ringverify.diagnosis.where import Mask, Pair, Probe, What, wrong_elements
 
 SURE = 8
@@ -48,7 +48,9 @@ class Asked:
         self.probe = probe
 
     def finite(self, tensor: TensorName) -> bool:
-        """Whether inputs and a result are numbers throughout: nothing else is linear."""
+        """Whether inputs and a result are numbers throughout, which keep a digit when added: nothing else is linear."""
+        if not comparable(self.scene):
+            return False
         finite = all(np.isfinite(self.scene.seen(tensor, rank)).all() for rank in range(self.scene.size))
         return finite and _finite(self.scene.inputs)
 

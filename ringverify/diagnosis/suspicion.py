@@ -15,7 +15,7 @@ import numpy as np
 
 from ringref.attention import Answer, Intermediates
 from ringref.problem import DtypeName
-from ringref.rounding import LARGEST, UNDERFLOW, Allowed, allowed_error, margins, witness_bound
+from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
 from ringverify.cases.comparing import TensorName
 from ringverify.diagnosis.model import STEPS, ByRank, Steps, backward, forward, returned, scored
 from ringverify.diagnosis.scene import Array, Partial, Results, Scene, visits
@@ -39,6 +39,7 @@ class Suspicion:
         ranks: on which ranks of a case it is wrong; `None` is all.
         narrow: whether it concerns some blocks only, and comes after what concerns all.
         judge: decides in place of the steps, for what they cannot say: the largest difference left, or `None`.
+        advice: what to try first, as a sentence without its full stop; may depend on the case.
     """
 
     says: str | Callable[[Scene], str]
@@ -47,6 +48,11 @@ class Suspicion:
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
     narrow: bool = False
     judge: Callable[[Scene], float | None] | None = None
+    advice: str | Callable[[Scene], str] = ""
+
+    def advised(self, scene: Scene) -> str:
+        """What to try first in a case; empty where nothing is known."""
+        return self.advice if isinstance(self.advice, str) else self.advice(scene)
 
     def sentence(self, scene: Scene) -> str:
         """What it says of a case."""
@@ -64,6 +70,8 @@ class Suspicion:
         """The largest difference left between what it predicts and what was seen, or `None` if it does not explain."""
         if self.judge is not None:
             return self.judge(scene)
+        if not comparable(scene):
+            return None
         there, back = self._by_rank(scene)
         with np.errstate(all="ignore"):
             if self.when == "backward" or all(getattr(self.steps, name) is getattr(STEPS, name) for name in FORWARD):
@@ -119,6 +127,8 @@ def _suspected_limits(scene: Scene, steps_of: ByRank) -> Allowed:
         for at in visits(scene, rank):
             scores, counts, _, _, _ = scored(at, steps_of(rank))
             place = np.ix_(np.arange(p.batch), np.arange(p.heads), at.i, at.j)
+            if counts.shape != m[place].shape:
+                return scene.allowed  # heads taken for tokens: no score is one of the case's
             m[place], s[place] = counts, scores
     s = np.where((m > 0) & np.isfinite(s), s, 0.0)
     top = np.max(s, axis=-1, keepdims=True, where=m > 0, initial=-np.inf)
@@ -206,13 +216,28 @@ def _near(predicted: Array, seen: Array, limit: Array) -> bool:
     return bool(off <= slack or off <= size or off <= np.abs(np.where(finite, predicted, 0.0)).max(initial=0.0))
 
 
+def comparable(scene: Scene) -> bool:
+    """Whether sums over as many terms as a case has keep a digit in the declared dtype, by which to tell causes apart.
+
+    A sum of n terms in a dtype of unit roundoff u may be off by 2 n u / (1 - n u) of its size: in bfloat16 by all of it
+    from 86 terms on.
+    """
+    return _sums_rounding(scene) < 1
+
+
+def _sums_rounding(scene: Scene) -> float:
+    """How much, relatively, the sums of a case may be off; all that there is where rounding leaves nothing of them."""
+    p, sums = scene.problem, scene.pipeline.sums
+    terms = (p.head_dim + p.dv + p.nk + p.nq * p.group_size) * (1 + scene.size)
+    return witness_bound(sums, terms) if terms * UNIT_ROUNDOFF[sums] < 1 else LARGEST["float64"]
+
+
 def relative_rounding(scene: Scene, name: TensorName) -> float:
     """How much, relatively, the largest right value may be off: for predictions with no right value beside them."""
     answer, allowed = getattr(scene.truth, name), getattr(scene.allowed, name)
     p = scene.problem
-    terms = (p.head_dim + p.dv + p.nk + p.nq * p.group_size) * (1 + scene.size)
     returned: DtypeName = scene.pipeline.lse_dtype if name == "lse" else p.dtype
-    rounding = witness_bound(scene.pipeline.sums, terms) + witness_bound(returned, 1)
+    rounding = _sums_rounding(scene) + witness_bound(returned, 1)
     finite = np.isfinite(answer) & np.isfinite(allowed)
     size = np.abs(np.where(finite, answer, 0.0)).max(initial=0.0)
     tiny = size <= UNDERFLOW[p.dtype] or size >= LARGEST[p.dtype]

@@ -58,7 +58,8 @@ def _judge_hazards(case: Case, runner: Runner) -> Judgement:
     margin, finding = worst(case, c, observation, all_tensors(c))
     violation = None
     if finding is not None:
-        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding)
+        also = tuple(("value", tensor) for tensor in finding.tensors)
+        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding, also)
     return Judgement(margin, violation, observation.digest, delayed=delayed)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.cases.strategies import Scope, cases, widest, within
+from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, always, judge_everything, violation_of
 
 
@@ -22,26 +23,34 @@ def _judge_untouched(case: Case, runner: Runner) -> Judgement:
     return Judgement(0.0, None, observation.digest)
 
 
+def _untouched(c: Capabilities) -> Scope:
+    return Scope(dtypes=widest(c), memory=("contiguous", "offset", "packed", "strided"))
+
+
+def _strided(c: Capabilities) -> Scope:
+    """Whatever lies in memory otherwise than plainly: what is wrong on plain memory too is not this property's."""
+    return Scope(
+        dtypes=widest(c),
+        memory=("transposed", "strided", "offset", "packed", "expanded"),
+        cotangents=("out", "both", "lse") if c.lse_gradient else ("out",),
+    )
+
+
 INPUTS_UNTOUCHED = Property(
     id="inputs_untouched",
     meaning="q, k, v and the cotangents keep every bit, and so does the memory around them",
     examples=80,
-    cases=lambda c: cases(c, Scope(dtypes=widest(c), memory=("contiguous", "offset", "packed", "strided"))),
+    cases=lambda c: cases(c, _untouched(c)),
     judge=_judge_untouched,
     unsupported=always,
+    applies=lambda case, c: within(case, c, _untouched(c)),
 )
 STRIDED_INPUTS = Property(
     id="strided_inputs",
     meaning="transposed, strided, offset, packed and expanded inputs and cotangents give the same answer",
     examples=80,
-    cases=lambda c: cases(
-        c,
-        Scope(
-            dtypes=widest(c),
-            memory=("transposed", "strided", "offset", "packed", "expanded"),
-            cotangents=("out", "both", "lse") if c.lse_gradient else ("out",),
-        ),
-    ),
+    cases=lambda c: cases(c, _strided(c)),
     judge=judge_everything,
     unsupported=always,
+    applies=lambda case, c: within(case, c, _strided(c)),
 )

@@ -43,9 +43,7 @@ def sweep(c: Capabilities) -> list[Case]:
 
 def _lengths(c: Capabilities, sharding: str, size: int) -> Iterable[int]:
     """All that are small, or the smallest few that the implementation takes where those are long."""
-    if c.length_multiple is None:
-        return range(LONGEST + 1)
-    unit = length_unit(c, sharding, size)
+    unit = 1 if c.length_multiple is None else length_unit(c, sharding, size)
     return range(0, max(LONGEST, 2 * unit if 2 * unit <= LONGEST_NEEDED else unit) + 1, unit)
 
 
@@ -78,6 +76,14 @@ def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
                 yield {"dilation": Dilation(((w, r), wider), "shared", "block")}
 
 
+def _small(case: Case, c: Capabilities) -> bool:
+    """Whether a case is as small as those of the sweep, where edges are everywhere."""
+    p = case.problem
+    if p.nq != p.nk or case.world_size not in affordable_world_sizes(c, WORLD_SIZES):
+        return False
+    return p.nq in _lengths(c, case.sharding, case.world_size)
+
+
 CHUNK_BOUNDARIES = Property(
     id="chunk_boundaries",
     meaning="results are right wherever shards, segments, windows and documents end: a dense sweep of small sizes",
@@ -85,4 +91,5 @@ CHUNK_BOUNDARIES = Property(
     cases=sweep,
     judge=judge_everything,
     unsupported=always,
+    applies=_small,
 )

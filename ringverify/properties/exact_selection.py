@@ -21,8 +21,6 @@ from ringverify.properties.property import Judgement, Property, Violation, viola
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
-    if case.values != "selectors" or not selectable(case):
-        return Judgement(0.0, None, applies=False)
     observation = runner.run(case, gradients=c.gradients)
     if observation.failure is not None:
         return Judgement(0.0, violation_of(observation), observation.digest)
@@ -41,6 +39,11 @@ def _judge(case: Case, runner: Runner) -> Judgement:
                 np.inf, Violation(("inexact", pair.tensor), pair.rank, summary, "", found), observation.digest
             )
     return Judgement(0.0, None, observation.digest)
+
+
+def _selects(case: Case, c: Capabilities) -> bool:
+    """Whether each query selects one key: nothing is exact otherwise."""
+    return case.values == "selectors" and selectable(case)
 
 
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
@@ -82,4 +85,5 @@ EXACT_SELECTION = Property(
     cases=_cases,
     judge=_judge,
     unsupported=_too_narrow,
+    applies=_selects,
 )

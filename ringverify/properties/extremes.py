@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from ringverify.cases.case import Cotangent
-from ringverify.cases.strategies import Scope, cases
+from ringref.pattern import multiplicity
+from ringverify.cases.case import Case, Cotangent, Values
+from ringverify.cases.strategies import Scope, cases, within
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Property, always, judge_everything
+
+LARGE: tuple[Values, ...] = (
+    "large_scores", "rising_blocks", "falling_blocks", "dominating_key", "float16_limits"
+)  # fmt: skip
+"""Families of values whose scores overflow what is narrow or not shifted."""
 
 
 def _cotangents(c: Capabilities) -> tuple[Cotangent, ...]:
     return ("out", "both") if c.lse_gradient else ("out",)
 
 
+def _masked(c: Capabilities) -> Scope:
+    return Scope(want_empty_rows=True, cotangents=_cotangents(c))
+
+
+def _has_empty_row(case: Case, c: Capabilities) -> bool:
+    """Whether some query of some head attends no key."""
+    return bool((multiplicity(case.problem).sum(axis=3) == 0).any())
+
+
+def _extreme(c: Capabilities) -> Scope:
+    return Scope(values=LARGE, cotangents=_cotangents(c))
+
+
 def _never_empty(c: Capabilities) -> str | None:
-    if c.documents or c.key_lengths or c.dilation or c.cross_lengths:
+    # Keys end before the first query's does where queries are causal and more, or where there are no keys at all.
+    cross = c.cross_lengths and (c.causal != "never" or c.empty_shards)
+    if c.documents or c.key_lengths or c.dilation or cross:
         return None
     return "nothing declared can leave a query without keys (documents, key_lengths, dilation, cross_lengths)"
 
@@ -22,23 +43,19 @@ MASKED_ROWS = Property(
     id="masked_rows",
     meaning="a query without keys has out 0, lse -inf and gradients that are exactly 0; its neighbours are right",
     examples=120,
-    cases=lambda c: cases(c, Scope(want_empty_rows=True, cotangents=_cotangents(c))),
+    cases=lambda c: cases(c, _masked(c), lambda case: _has_empty_row(case, c)),
     judge=judge_everything,
     unsupported=_never_empty,
+    applies=_has_empty_row,
 )
 OVERFLOW = Property(
     id="overflow",
     meaning="scores of 100, gaps of 100 between blocks in either visiting order, and scores past 65504 are exact work",
     examples=120,
-    cases=lambda c: cases(
-        c,
-        Scope(
-            values=("large_scores", "rising_blocks", "falling_blocks", "dominating_key", "float16_limits"),
-            cotangents=_cotangents(c),
-        ),
-    ),
+    cases=lambda c: cases(c, _extreme(c)),
     judge=judge_everything,
     unsupported=always,
+    applies=lambda case, c: within(case, c, _extreme(c)),
 )
 DTYPES = Property(
     id="dtypes",

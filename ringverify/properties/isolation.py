@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref.rounding import margins
-from ringverify.cases.case import Case, Values
+from ringverify.cases.case import POISONED, Case, Values
 from ringverify.cases.comparing import allowed, finding_at, pipeline_of
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Runner, shards
-from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, judge_everything, violation_of
 
@@ -28,18 +28,26 @@ Array = NDArray[np.float64]
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
-    if case.values in ("poisoned", "poisoned_skips"):
-        if not np.isnan(make_inputs(case).k).any():  # there is no such key: nothing to leak
-            return Judgement(0.0, None, applies=False)
-        return judge_everything(case, runner)
-    return _judge_past(case, runner)
+    return judge_everything(case, runner) if case.values in POISONED else _judge_past(case, runner)
+
+
+def _scope(c: Capabilities) -> Scope:
+    return Scope(dtypes=widest(c), values=_values(c), want_empty_rows=True)
+
+
+def _excludes(case: Case, c: Capabilities) -> bool:
+    """Whether there is something to leak: a key that is NaN, or a position after the middle of a causal sequence."""
+    p = case.problem
+    if not within(case, c, _scope(c)):
+        return False
+    if case.values in POISONED:
+        return bool(np.isnan(make_inputs(case).k).any())
+    return p.causal and p.nq == p.nk and p.nq >= 2
 
 
 def _judge_past(case: Case, runner: Runner) -> Judgement:
     """Results at positions up to the middle do not move when everything after it does."""
     p, c = case.problem, runner.capabilities
-    if not p.causal or p.nq != p.nk or p.nq < 2:
-        return Judgement(0.0, None, applies=False)
     last = (p.nq - 1) // 2
     before = runner.run(case, gradients=False)
     after = runner.run(case, gradients=False, inputs=_with_another_future(case, last))
@@ -101,10 +109,8 @@ ISOLATION = Property(
     id="isolation",
     meaning="padding may be NaN, and what lies after a position does not move what comes before",
     examples=100,
-    cases=lambda c: cases(
-        c,
-        Scope(dtypes=widest(c), values=_values(c), want_empty_rows=True),
-    ),
+    cases=lambda c: cases(c, _scope(c)),
     judge=_judge,
     unsupported=_nothing_excluded,
+    applies=_excludes,
 )

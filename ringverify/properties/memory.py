@@ -32,12 +32,10 @@ BESIDE = 1.05
 def _judge(case: Case, runner: Runner) -> Judgement:
     """Compare the largest peak of a rank on this case with that on a wider world, or on twice the positions."""
     c = runner.capabilities
-    size, p = case.world_size, case.problem
-    if size < FEWEST_RANKS or p.nq < size * POSITIONS or p.heads * p.head_dim < WIDTH:
-        return Judgement(0.0, None, applies=False)  # too small for tensors to outweigh what is held beside them
+    size = case.world_size
     wider = case.replace(query_length=2 * case.problem.nq, world_size=2 * size)
     longer = case.replace(query_length=2 * case.problem.nq)
-    each = p.nq // size
+    each = case.problem.nq // size
     compared = [(wider, 1.0, f"a world of {2 * size} instead of {size}, at {each} positions a rank")]
     if c.memory == "streaming":
         compared.append((longer, 2.0, f"{2 * each} positions a rank instead of {each}"))
@@ -86,6 +84,12 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
     return st.builds(build, st.sampled_from(sharded), st.sampled_from(causals), st.integers(0, SEEDS - 1))
 
 
+def _outweighs(case: Case, c: Capabilities) -> bool:
+    """Whether a case is large enough for its tensors to outweigh what is held beside them."""
+    size, p = case.world_size, case.problem
+    return size >= FEWEST_RANKS and p.nq >= size * POSITIONS and p.heads * p.head_dim >= WIDTH
+
+
 def _sizes(c: Capabilities) -> list[int]:
     """World sizes that can be compared with twice as many ranks."""
     declared = declared_world_sizes(c, tuple(range(1, 9)))
@@ -106,4 +110,5 @@ MEMORY = Property(
     judge=_judge,
     unsupported=_not_claimed,
     simulated_only=True,
+    applies=_outweighs,
 )

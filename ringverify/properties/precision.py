@@ -6,13 +6,15 @@ does not: rounding once more than declared makes the mean squared error half as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
-from ringref.rounding import Pipeline, precision_allowed, rms_error
+from ringref.rounding import Pipeline, precision_allowed, rms_error, unit_in_words
 from ringverify.cases.case import SEEDS, Case
 from ringverify.cases.comparing import TensorName, allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
@@ -25,6 +27,7 @@ from ringverify.properties.property import Judgement, Property, Violation, viola
 Array = NDArray[np.float64]
 
 LOW: tuple[DtypeName, ...] = ("bfloat16", "float16")
+DIMS = (8, 16)
 FEWEST = 100
 """Rows below which a mean says too little."""
 
@@ -35,7 +38,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     if observation.failure is not None:
         return Judgement(0.0, violation_of(observation), observation.digest)
     truth, pipeline = answer(case), pipeline_of(case, c, observation)
-    bounds, limits = allowed(case, pipeline), rms_limits(case, pipeline, gradients=c.gradients)
+    bounds, limits = allowed(case, pipeline), rms_limits(case, c, pipeline)
     largest, violation = 0.0, None
     for name, limit in limits.items():
         actual = _gathered(case, c, observation, name)
@@ -46,17 +49,19 @@ def _judge(case: Case, runner: Runner) -> Judgement:
             if margin > 1:
                 summary = (
                     f"{name} in {case.problem.dtype} is rounded more than declared: root mean square error "
-                    f"{rho:.3g} u, where the declared pipeline's is at most {limit:.3g} u"
+                    f"{rho:.3g} u, where the declared pipeline's is at most {limit:.3g} u "
+                    f"({unit_in_words(case.problem.dtype)})"
                 )
                 violation = Violation(("precision", name), None, summary)
     return Judgement(float(largest), violation, observation.digest, applies=bool(limits))
 
 
-def rms_limits(case: Case, pipeline: Pipeline, *, gradients: bool) -> dict[TensorName, float]:
+def rms_limits(case: Case, c: Capabilities, pipeline: Pipeline) -> dict[TensorName, float]:
     """The largest root mean square error of each result, in u of its dtype; only where enough rows can be averaged."""
     x, truth, bounds = make_inputs(case), answer(case), allowed(case, pipeline)
-    emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline)
-    names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if gradients else ("out",)
+    queries, _ = shards(case, c)
+    emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline, queries)
+    names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
     found: dict[TensorName, float] = {}
     for name in names:
         exact, bound = getattr(truth, name), getattr(bounds, name)
@@ -64,6 +69,33 @@ def rms_limits(case: Case, pipeline: Pipeline, *, gradients: bool) -> dict[Tenso
         if rows >= FEWEST:
             found[name] = precision_allowed(declared, rows, pipeline.probabilities)
     return found
+
+
+def errs_as_declared(seen: Sequence[tuple[Case, Observation]], c: Capabilities) -> bool:
+    """Whether out and gradients are off, in the mean over some cases, by no more than the declared pipeline's.
+
+    However few their rows are: a mean of few may lie further off, which is allowed for.
+    """
+    names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
+    squares = {(name, whose): 0.0 for name in names for whose in ("seen", "declared")}
+    rows, probabilities = dict.fromkeys(names, 0), c.probabilities
+    for case, observation in seen:
+        if observation.failure is not None:
+            return False
+        x, truth, pipeline = make_inputs(case), answer(case), pipeline_of(case, c, observation)
+        emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline, shards(case, c)[0])
+        for name in names:
+            exact, bound = getattr(truth, name), getattr(allowed(case, pipeline), name)
+            whole = {"seen": _gathered(case, c, observation, name), "declared": getattr(emulated, name)}
+            for whose, values in whole.items():
+                rho, count = rms_error(values, exact, case.problem.dtype, bound)
+                squares[name, whose] += count * rho**2
+            rows[name] += count
+    there = [name for name in names if rows[name]]
+    means = {key: float(np.sqrt(total / rows[key[0]])) for key, total in squares.items() if key[0] in there}
+    return all(
+        means[name, "seen"] <= precision_allowed(means[name, "declared"], rows[name], probabilities) for name in there
+    )
 
 
 def _gathered(case: Case, c: Capabilities, observation: Observation, name: TensorName) -> Array:
@@ -75,26 +107,38 @@ def _gathered(case: Case, c: Capabilities, observation: Observation, name: Tenso
     return whole
 
 
+def _sizes(c: Capabilities) -> list[int]:
+    """Several ranks, where they are declared: every hop that rounds adds to the mean."""
+    return [size for size in affordable_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
+
+
+def _case(c: Capabilities, size: int, sharding: str, dtype: DtypeName, causal: bool, dim: int, seed: int) -> Case:
+    """A case long enough for a mean."""
+    length = 2 * size * (48 // (2 * size) or 1)
+    problem = Problem(batch=1, query_length=length, heads=4, head_dim=dim, dtype=dtype, causal=causal)
+    return fitted(Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed), c)
+
+
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    """Long enough for a mean, on several ranks: every hop that rounds adds to it."""
     causals = {"both": [False, True], "always": [True], "never": [False]}[c.causal]
-    sizes = [size for size in affordable_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
-
-    def build(size: int, sharding: str, dtype: DtypeName, causal: bool, dim: int, seed: int) -> Case:
-        length = 2 * size * (48 // (2 * size) or 1)
-        problem = Problem(batch=1, query_length=length, heads=4, head_dim=dim, dtype=dtype, causal=causal)
-        case = Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed)
-        return fitted(case, c)
-
     return st.builds(
-        build,
-        st.sampled_from(sizes),
+        _case,
+        st.just(c),
+        st.sampled_from(_sizes(c)),
         st.sampled_from([sharding_name(sharding) for sharding in c.shardings]),
         st.sampled_from([dtype for dtype in LOW if dtype in c.dtypes]),
         st.sampled_from(causals),
-        st.sampled_from([8, 16]),
+        st.sampled_from(DIMS),
         st.integers(0, SEEDS - 1),
     )
+
+
+def _in_low_precision(case: Case, c: Capabilities) -> bool:
+    """Whether it is one of the cases drawn above: of fewer elements, or in full precision, a mean says nothing."""
+    p = case.problem
+    if p.dtype not in LOW or case.world_size not in _sizes(c):
+        return False
+    return any(case == _case(c, case.world_size, case.sharding, p.dtype, p.causal, dim, case.seed) for dim in DIMS)
 
 
 def _full_precision_only(c: Capabilities) -> str | None:
@@ -108,4 +152,5 @@ PRECISION = Property(
     cases=_cases,
     judge=_judge,
     unsupported=_full_precision_only,
+    applies=_in_low_precision,
 )

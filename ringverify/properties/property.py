@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Literal
 
 from hypothesis.strategies import SearchStrategy
 
@@ -13,11 +12,11 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import Finding, TensorName, worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.implementation import Capabilities
+from ringverify.properties.suites import Suite, examples_in
 from ringverify.worlds.world import Failure
 
-Suite = Literal["quick", "full", "nightly"]
-SUITES: dict[Suite, int] = {"quick": 1, "full": 10, "nightly": 100}
-"""How many times the cases of the quick suite each suite tries."""
+REFUSED = "refused"
+"""The first word of the reason of a case on which the transport refused a call for what only some world sizes ask."""
 Reason = tuple[str, ...]
 """Why a case fails, coarsely: shrinking keeps it."""
 
@@ -62,6 +61,11 @@ class Judgement:
     delayed: tuple[int, ...] = ()
 
 
+def _any_case(case: Case, capabilities: Capabilities) -> bool:
+    """Most properties can be put to the test by any case."""
+    return True
+
+
 def _itself(case: Case, capabilities: Capabilities) -> list[Case]:
     """Most properties are about one case."""
     return [case]
@@ -79,6 +83,8 @@ class Property:
         judge: runs a case and says whether the property holds on it.
         unsupported: why it does not apply to an implementation, or `None` if it does.
         simulated_only: whether it needs the simulated world, where ranks are watched and messages held back.
+        applies: whether a case can put it to the test. Cases that are drawn, shrunk, remembered and replayed are asked
+            alike: what its own strategy could not have drawn accuses nobody.
         compared: the cases whose results are compared, where it is about several; the case itself is the first.
     """
 
@@ -89,11 +95,12 @@ class Property:
     judge: Callable[[Case, Runner], Judgement]
     unsupported: Callable[[Capabilities], str | None]
     simulated_only: bool = False
+    applies: Callable[[Case, Capabilities], bool] = _any_case
     compared: Callable[[Case, Capabilities], list[Case]] = _itself
 
     def examples_in(self, suite: Suite) -> int:
-        """How many cases a suite tries: `full` ten times, `nightly` a hundred times those of `quick`."""
-        return self.examples * SUITES[suite]
+        """How many cases a suite tries."""
+        return examples_in(suite, self.examples)
 
 
 def always(capabilities: Capabilities) -> str | None:
@@ -123,7 +130,8 @@ def violation_of(observation: Observation) -> Violation:
     """The violation that a run without results is."""
     failure = observation.failure
     assert failure is not None
-    return Violation((failure.kind, _coarsely(failure)), failure.rank, failure.message, failure.detail)
+    reason = (failure.kind, _coarsely(failure)) if failure.refusal is None else (REFUSED, failure.refusal)
+    return Violation(reason, failure.rank, failure.message, failure.detail)
 
 
 def _coarsely(failure: Failure) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 from ringverify.cases.case import Case
 from ringverify.cases.reentering import Step, reenter, second_of
 from ringverify.cases.running import Observation, Runner
-from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.cases.strategies import Scope, cases, widest, within
+from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, always, judged_where, violation_of
 
 _WHEN: dict[Step, str] = {
@@ -56,21 +57,23 @@ def _overwritten(first: Observation, later: Observation) -> Violation | None:
     return None
 
 
+def _scope(c: Capabilities) -> Scope:
+    return Scope(
+        dtypes=widest(c),
+        world_sizes=(1, 2, 3, 4),
+        values=("normal", "integers"),
+        cotangents=("out", "both", "lse") if c.lse_gradient else ("out",),
+        longest=12,
+    )
+
+
 REENTRANCY = Property(
     id="reentrancy",
     meaning="calls that overlap, are recomputed, differentiated twice or in part give what a call alone gives",
     examples=50,
-    cases=lambda c: cases(
-        c,
-        Scope(
-            dtypes=widest(c),
-            world_sizes=(1, 2, 3, 4),
-            values=("normal", "integers"),
-            cotangents=("out", "both", "lse") if c.lse_gradient else ("out",),
-            longest=12,
-        ),
-    ),
+    cases=lambda c: cases(c, _scope(c)),
     judge=_judge,
     unsupported=always,
+    applies=lambda case, c: within(case, c, _scope(c)),
     compared=lambda case, _: [case, second_of(case)],
 )

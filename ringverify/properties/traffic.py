@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE
 from ringverify.cases.running import Runner, shards
-from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, violation_of
 from ringverify.worlds.traffic import Traffic
@@ -62,6 +62,11 @@ def _too_much(case: Case, c: Capabilities, traffic: Traffic) -> Violation | None
     return None
 
 
+def _scope(c: Capabilities) -> Scope:
+    """On more than one rank: alone, a rank has no neighbours."""
+    return Scope(dtypes=widest(c), world_sizes=(2, 3, 4, 5))
+
+
 def _not_claimed(c: Capabilities) -> str | None:
     return None if c.traffic == "neighbours" else 'traffic="neighbours" is not declared'
 
@@ -70,8 +75,9 @@ TRAFFIC = Property(
     id="traffic",
     meaning="only ring neighbours exchange, and no rank sends more than its hops need",
     examples=40,
-    cases=lambda c: cases(c, Scope(dtypes=widest(c), world_sizes=(2, 3, 4, 5))),
+    cases=lambda c: cases(c, _scope(c)),
     judge=_judge,
     unsupported=_not_claimed,
     simulated_only=True,
+    applies=lambda case, c: within(case, c, _scope(c)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.running import Runner
-from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, always, judge_values
 
@@ -20,6 +20,10 @@ def _judge_lse(case: Case, runner: Runner) -> Judgement:
 
 def _judge_gradients(case: Case, runner: Runner) -> Judgement:
     return judge_values(case, runner, GRADIENTS, gradients=True)
+
+
+def _of_lse(c: Capabilities) -> Scope:
+    return Scope(dtypes=widest(c), cotangents=("both", "lse"))
 
 
 def _without_lse(c: Capabilities) -> str | None:
@@ -62,7 +66,8 @@ GRADIENTS_OF_LSE = Property(
     id="lse_gradient",
     meaning="dq, dk and dv equal the oracle's for a random cotangent of lse, alone and with one of out",
     examples=160,
-    cases=lambda c: cases(c, Scope(dtypes=widest(c), cotangents=("both", "lse"))),
+    cases=lambda c: cases(c, _of_lse(c)),
     judge=_judge_gradients,
     unsupported=_without_lse_gradient,
+    applies=lambda case, c: within(case, c, _of_lse(c)),
 )

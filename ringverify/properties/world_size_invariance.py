@@ -33,8 +33,7 @@ def other_world(case: Case, c: Capabilities) -> Case | None:
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
     other = other_world(case, c)
-    if other is None:
-        return Judgement(0.0, None, applies=False)
+    assert other is not None  # or the case does not apply
     here, there = (runner.run(x, gradients=c.gradients) for x in (case, other))
     for observation in (here, there):
         if observation.failure is not None:
@@ -106,5 +105,6 @@ WORLD_SIZE_INVARIANCE = Property(
     cases=_cases,
     judge=_judge,
     unsupported=_one_world,
+    applies=lambda case, c: other_world(case, c) is not None,
     compared=lambda case, c: [one for one in (case, other_world(case, c)) if one is not None],
 )

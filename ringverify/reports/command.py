@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,15 +28,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="[LABEL=]FILE.jsonl",
         help="what check --report wrote; labels tell runs apart",
     )
-    parser.add_argument(
-        "--html", type=Path, metavar="DIR", help="write the page DIR/index.html and its badges, or one page FILE.html"
-    )
     add_outputs(parser)
+    parser.add_argument("--site", type=Path, metavar="DIR", help="write the page DIR/index.html and its badges")
     parser.add_argument("--badges", type=Path, metavar="DIR", help="write a badge for each implementation")
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     """Add the options of files that `check` writes too."""
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the verdicts and pictures")
     parser.add_argument("--junit", type=Path, metavar="FILE.xml", help="write the verdicts as JUnit XML")
     parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write a summary for a CI job")
 
@@ -46,9 +46,9 @@ def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     Raises:
         ReportError: a report or an output cannot be used; nothing is written then.
     """
-    outputs = Outputs(html=options.html, junit=options.junit, markdown=options.markdown, badges=options.badges)
+    outputs = Outputs.of(options)
     if not outputs.named:
-        raise ReportError("nothing to write: name --html, --junit, --markdown or --badges")
+        raise ReportError("nothing to write: name --html, --site, --junit, --markdown or --badges")
     sources = [Source.of(text) for text in options.reports]
     outputs.look(read=[source.path for source in sources])
     results = read_results(sources)
@@ -62,16 +62,35 @@ class Outputs:
     """What is to be written where; `None` is not at all.
 
     Attributes:
-        html: a folder for the page and its badges, or a page if it ends in `.html`.
+        html: a file.
+        site: a folder for the page and its badges.
         junit: a file.
         markdown: a file.
         badges: a folder.
     """
 
     html: Path | None = None
+    site: Path | None = None
     junit: Path | None = None
     markdown: Path | None = None
     badges: Path | None = None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Outputs:
+        """What the options of a command ask for.
+
+        `--html DIR` is what `--site DIR` was called in `report`: it is taken for that, with a line on standard error.
+        """
+        paths = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(cls)}
+        page = paths["html"]
+        if page is not None and page.suffix.lower() not in (".html", ".htm") and paths["site"] is None:
+            print(
+                f"ringverify: --html {page} names no page FILE.html, so it is taken for --site {page}, as a folder is "
+                "called now: please write that",
+                file=sys.stderr,
+            )
+            paths |= {"html": None, "site": page}
+        return cls(**paths)
 
     @property
     def named(self) -> dict[str, Path]:
@@ -81,7 +100,7 @@ class Outputs:
 
     def is_folder(self, option: str) -> bool:
         """Whether an option names a folder."""
-        return option == "--badges" or (option == "--html" and not _is_page(self.named[option]))
+        return option in ("--badges", "--site")
 
     def look(self, *, read: Sequence[Path] = (), written: Sequence[Path] = ()) -> None:
         """Find out before any work is done that something could not be written.
@@ -115,16 +134,17 @@ class Outputs:
         """
         files: dict[Path, str] = {}
         folders = [self.badges] if self.badges is not None else []
-        if self.html is not None and not _is_page(self.html):
-            folders.append(self.html / BADGES)
+        if self.site is not None:
+            folders.append(self.site / BADGES)
         for folder in folders:
             files |= {folder / name: text for name, text in badges(results).items()}
         if self.junit is not None:
             files[self.junit] = junit(results)
         if self.markdown is not None:
             files[self.markdown] = markdown(results)
-        if self.html is not None:
-            files[self.html if _is_page(self.html) else self.html / INDEX] = page(results)
+        for path in (self.html, None if self.site is None else self.site / INDEX):
+            if path is not None:
+                files[path] = page(results)
         for path, text in files.items():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,10 +152,6 @@ class Outputs:
             except OSError as error:
                 raise ReportError(f"cannot write {path}: {error.strerror}; name another place") from None
         return list(files)
-
-
-def _is_page(path: Path) -> bool:
-    return path.suffix.lower() in (".html", ".htm")
 
 
 def look_at_file(option: str, path: Path) -> None:

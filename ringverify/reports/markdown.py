@@ -43,7 +43,8 @@ def _verdicts(results: Results) -> str:
         counts = ", ".join(f"{number} {kind}" for kind, number in one.counts.items())
         examples = sum(outcome.told["examples"] for outcome in one.outcomes.values())
         sign = VERDICT_SIGNS[one.verdict]
-        lines.append(f"| {_text(one.name)} | {sign} {one.verdict} | {counts} | {examples:,} |")
+        verdict = _text(one.verdict + one.where)
+        lines.append(f"| {_text(one.name)} | {sign} {verdict} | {counts} | {examples:,} |")
     return "\n".join(lines)
 
 
@@ -73,6 +74,8 @@ def _failure(one: Checked, outcome: Outcome) -> str:
         return title
     said = "\n".join(_lines(event))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", said)), default=0))
+    if event.get("same_as") is not None:
+        return f"{title}: the same as {_html(event['same_as'])}: {_html(event.get('summary', ''))} ({_code(event)})"
     known = outcome.told.get("known")
     note = "" if known is None else f"Known: {_text(known['reason'])} ({_text(known['link'])})\n\n"
     told = f"{title}: {_html(event.get('summary', ''))}"
@@ -92,6 +95,11 @@ def _lines(event: Event) -> list[str]:
     if len(detail) > DETAIL_LINES:
         lines.append(f"… {len(detail) - DETAIL_LINES} more lines in the report")
     return lines + detail[-DETAIL_LINES:]
+
+
+def _code(event: Event) -> str:
+    """The line that runs a failure again."""
+    return f"<code>{_html(event.get('replay', ''))}</code>"
 
 
 def _text(text: object) -> str:

@@ -177,7 +177,7 @@ def _violation(event: Event) -> dict[str, Any]:
         "summary": event["summary"],
         "case": event["case_text"],
         "file": Path(event["file"]).name,
-        "story": [list(row) for row in story(event) if row[0] not in ("replay", "shrunk")],
+        "story": [list(row) for row in story(event) if row[0] not in ("same", "next", "replay", "shrunk")],
         "diagnosis": event["diagnosis"],
     }
 

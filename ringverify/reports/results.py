@@ -63,6 +63,18 @@ class Outcome:
         return kind
 
 
+def where_text(told: Event) -> tuple[str, str]:
+    """In which world an implementation passed, and where it was not tried: to follow a verdict; empty for other ones.
+
+    Args:
+        told: the event of its verdict; in older reports it does not say where it was not tried.
+    """
+    if told["verdict"] != "conformant" or "world" not in told:
+        return "", ""
+    elsewhere = told.get("not_run_in", ())
+    return f" in the {told['world']} world", f"; not run on {' and '.join(elsewhere)}" if elsewhere else ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Checked:
     """One implementation of one run.
@@ -85,6 +97,11 @@ class Checked:
     def verdict(self) -> str:
         """`conformant`, `violations` or `inconclusive`."""
         return str(self.told["verdict"])
+
+    @property
+    def where(self) -> str:
+        """Of a pass: in which world it is one, and where it was not tried. Empty for other verdicts."""
+        return "".join(where_text(self.told))
 
     @property
     def counts(self) -> dict[Kind, int]:

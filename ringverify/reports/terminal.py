@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from ringverify.reports.jsonl import Event
+from ringverify.reports.results import where_text
 
 STYLES = {
     "pass": "green",
@@ -26,22 +27,34 @@ AXES = {
     "dv": ("batch", "key", "head", "dim"),
 }
 TRACEBACK_LINES = 14
+PRINTED = 4000
+"""Letters of a rank's output that a report keeps: the last ones."""
+CUT = f", its last {PRINTED} letters"
 FAR_BEYOND = 1e12
 """A ratio of error to allowed error past which its digits tell nobody anything."""
 
 
 class Terminal:
-    """Tells events as text. Colour and progress appear only where the console is a terminal."""
+    """Tells events as text. Colour and progress appear only where the console is a terminal.
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+    Args:
+        console: where to print.
+        verbose: print whole tracebacks, every failure in full, and what ranks printed.
+        printed: print what ranks printed, in any case.
+        quiet: print only what did not pass, or was cut short, and the verdicts.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False, printed: bool = False, quiet: bool = False) -> None:
         self.console = console
         self.verbose = verbose
+        self.quiet = quiet
+        self._with_printed = printed or verbose
         self._named = ""
 
     def tell(self, event: Event) -> None:
         """Print what one event says."""
         match event["event"]:
-            case "header":
+            case "header" if not self.quiet:
                 self._line(
                     f"ringverify {event['ringverify']}, torch {event['torch']}, python {event['python']}, "
                     f"{event['device']}, suite {event['suite']}, seed {event['seed']}"
@@ -57,11 +70,21 @@ class Terminal:
             case "footer":
                 for line in event.get("unexpected", ()):
                     self._line(f"\n{line}", "bold red")
+                if "elsewhere" in event:
+                    self._line(f"\nnot in this run, though in the baseline: {', '.join(event['elsewhere'])}", "dim")
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""
+        if event.get("same_as") is not None and not self.verbose:
+            self._print(("        the same as ", "dim"), repeated(event))
+            return
         for label, text in story(event):
             self._print((f"        {label:<8}", "dim"), text)
+        for one in event.get("printed", ()) if self._with_printed else ():
+            whose = "the ranks' process" if one["rank"] is None else f"rank {one['rank']}"
+            self._line(f"        printed by {whose}{CUT if len(one['text']) >= PRINTED else ''}", "dim")
+            for line in one["text"].rstrip("\n").splitlines():
+                self._line(f"        | {line}")
         if event["detail"]:
             lines = event["detail"].rstrip().splitlines()
             shown = lines if self.verbose else lines[-TRACEBACK_LINES:]
@@ -71,6 +94,9 @@ class Terminal:
                 self._line(f"        | {line}", "dim")
 
     def _property(self, event: Event) -> None:
+        unremarkable = event["verdict"] == "unsupported" or (event["verdict"] == "pass" and "reason" not in event)
+        if self.quiet and unremarkable and "unexpected" not in event:
+            return
         if event["implementation"] != self._named:
             self._named = event["implementation"]
             self._line(f"\n{self._named}", "bold")
@@ -81,12 +107,16 @@ class Terminal:
             numbers = (
                 f"{event['examples']:>6} examples {event['seconds']:>7.1f} s   margin {margin_text(event['margin'])}"
             )
+            if "remembered" in event:
+                numbers += f"   {event['remembered']} of an earlier run"
             if "reason" in event:
                 numbers += f"   ({event['reason']})"
             if "world" in event:
                 numbers += f"   in the {event['world']} world"
         shown, style = ("known fail", "yellow") if "known" in event else (verdict, STYLES[verdict])
         self._print("  ", (f"{shown:<13}", style), f"{event['property']:<23}{numbers}")
+        for line in event.get("passed_over", ()):
+            self._print(("        note    ", "dim"), line)
         if "known" in event:
             self._print(("        known   ", "dim"), f"{event['known']['reason']} ({event['known']['link']})")
         if "unexpected" in event:
@@ -98,7 +128,13 @@ class Terminal:
         counts = ", ".join(f"{count} {kind}{kinds[kind]}" for kind, count in event["properties"].items() if count)
         if event["not_run"]:
             counts += f", {event['not_run']} not run (-x)"
-        self._print("  ", (event["verdict"], STYLES[event["verdict"]]), f": {counts}")
+        where, elsewhere = where_text(event)
+        before = f"{event['implementation']}: " if self.quiet else "  "
+        self._print(before, (event["verdict"], STYLES[event["verdict"]]), f"{where}: {counts}{elsewhere}")
+        for finding in event.get("gloo_refuses", ()):
+            self._print(("  works here, gloo refuses it: ", "yellow"), finding)
+        if self.quiet:
+            return
         if event["examples"]:
             inside = 100 * event["seconds_inside"] / seconds
             beside = f" and {event['simulated_runs']} of the simulated one" if "simulated_runs" in event else ""
@@ -133,16 +169,32 @@ def counterexample_text(event: Event, *, verbose: bool = False) -> str:
 
 def story(event: Event) -> list[tuple[str, str]]:
     """A counterexample in words: lines with a label each, "" where a line goes on with the one before."""
-    rows = [(label, event[name]) for label, name in (("", "summary"), ("case", "case_text")) if name in event]
+    rows = [("same", f"as {event['same_as']}")] if event.get("same_as") is not None else []
+    rows += [(label, event[name]) for label, name in (("", "summary"), ("case", "case_text")) if name in event]
     if event["tensor"] is not None and {"index", "position", "actual", "expected", "allowed"} <= event.keys():
         rows.append(("worst", worst_element(event)))
         rows.append(("", worst_numbers(event)))
     if event.get("where") is not None:
         rows += zip(("where", ""), event["where"]["text"], strict=False)
+    if event.get("refused") is not None:
+        rows.append(("also", f"{event['refused']['summary']}, on {event['refused']['case_text']}"))
     if event["diagnosis"] is not None:
         rows.append(("cause", event["diagnosis"]))
+    if "declare" in event:
+        rows.append(("declare", event["declare"]))
+    hints = [
+        f"{hint['property']}: {hint['text']}" if hint["property"] else hint["text"] for hint in event.get("hints", ())
+    ]
+    rows += zip(["beside", *[""] * len(hints)], hints, strict=False)
+    unexplained = event["diagnosis"] is None and event["tensor"] is not None and not hints and "declare" not in event
+    if unexplained and event.get("takes") is not None:
+        rows.append(("next", unknown(event)))
     if event.get("tried"):
-        rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried"))
+        margins = ""
+        if "first_margin" in event and event["tensor"] is not None:
+            there, here = margin_text(event["first_margin"]), margin_text(event["margin"])
+            margins = f"; margin {there} there, {here} in the smallest case"
+        rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried{margins}"))
     for earlier in event.get("after", ()):
         rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
     if not event.get("repeats", True):
@@ -152,6 +204,21 @@ def story(event: Event) -> list[tuple[str, str]]:
     if "replay" in event:
         rows.append(("replay", event["replay"]))
     return rows
+
+
+def repeated(event: Event) -> str:
+    """In one line, a failure that is another one once more."""
+    return f"{event['same_as']}: {event.get('summary', '')}; {event.get('replay', '')}"
+
+
+def unknown(event: Event) -> str:
+    """What to do about a failure that nothing explains, and what it takes."""
+    takes = event["takes"]
+    told = "Cause unknown. "
+    if takes:
+        listed = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
+        told += f"It takes {listed}. "
+    return told + "Print in your function and replay: what each rank prints is shown"
 
 
 def worst_element(event: Event) -> str:
@@ -165,6 +232,8 @@ def worst_element(event: Event) -> str:
 
 def worst_numbers(event: Event) -> str:
     """The worst element's value beside what it should be."""
+    if float(event["actual"]) != float(event["actual"]) and float(event["expected"]) != float(event["expected"]):
+        return "is no number, and neither is what it is compared with"
     text = f"is {float(event['actual']):.6g}, should be {float(event['expected']):.6g}: "
     error, allowed = float(event["error"]), float(event["allowed"])
     if error != error:
@@ -206,6 +275,8 @@ class ProgressBar:
 
     def start(self, implementation: str, property: str, examples: int) -> None:
         """Show a bar."""
+        if self._progress.disable:
+            return  # older versions of rich end even a bar that they never showed with an empty line
         self._progress.start()
         self._task = self._progress.add_task(f"{implementation} {property}", total=examples)
 
@@ -219,4 +290,4 @@ class ProgressBar:
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
-        self._progress.stop()
+            self._progress.stop()

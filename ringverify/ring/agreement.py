@@ -28,23 +28,14 @@ LONGEST = 60
 """Characters of a value that are shown."""
 
 
-def terms_of(
-    call: Problem | ValueError, lengths: Mapping[str, object], sharding: Sharding, settings: Mapping[str, object]
-) -> Terms:
-    """The terms of a call. No text of an object of the user's is among them: it may be another one in each process.
+def terms_of(problem: Problem) -> dict[str, str]:
+    """The terms of what is to be computed."""
+    return {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
 
-    Args:
-        call: what is to be computed, or why it is refused on this rank.
-        lengths: the two lengths over all ranks, as given or inferred; empty if the tensors have none.
-        sharding: who holds which positions.
-        settings: what else has to be equal.
-    """
-    if isinstance(call, Problem):
-        terms = {field.name: str(getattr(call, field.name)) for field in dataclasses.fields(call)}
-    else:
-        terms = {**{name: str(length) for name, length in lengths.items()}, REFUSED: str(call)}
-    terms["sharding"] = sharding if isinstance(sharding, str) else getattr(sharding, "__qualname__", "a callable")
-    return terms | {name: str(value) for name, value in settings.items()}
+
+def name_of(sharding: Sharding) -> str:
+    """The term of a sharding. No text of an object of the user's: it may be another one in each process."""
+    return sharding if isinstance(sharding, str) else getattr(sharding, "__qualname__", "a callable")
 
 
 def check_agreement(ring: Ring, terms: Terms, device: torch.device) -> None:

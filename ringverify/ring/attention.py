@@ -8,32 +8,39 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from numbers import Integral
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch._compile import _disable_dynamo
 
-from ringref.problem import DTYPES, Dilation, Problem
-from ringref.sharding import SHARDINGS, Sharding, key_positions, query_positions
+from ringref.problem import Dilation, Problem
+from ringref.sharding import Sharding
 from ringverify.ring import allgather, passes, replicated
-from ringverify.ring.agreement import check_agreement, terms_of
+from ringverify.ring.agreement import REFUSED, check_agreement, name_of, terms_of
+from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
-from ringverify.ring.choosing import METHODS, Method, choose_method
-from ringverify.ring.compute import Job
+from ringverify.ring.calls import (
+    Call,
+    Inputs,
+    autocast_dtype,
+    check_dropout,
+    inputs_of,
+    lengths_of,
+    prepare,
+    problem_of,
+    warn_of_positions_without_a_document,
+)
+from ringverify.ring.choosing import Method
 from ringverify.ring.group import Ring
-from ringverify.ring.kernels.choose import choose_kernel
-from ringverify.ring.kernels.kernel import Setting
-from ringverify.ring.plan import Plan, make_plan
-from ringverify.ring.sides import make_sides
-from ringverify.ring.transport import Transport, TransportName
+from ringverify.ring.layouts import TensorLayout, check_not_mixed_up, hinted, relaid
+from ringverify.ring.transport import TransportName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-TRANSPORTS = ("p2p", "blocking")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -60,6 +67,7 @@ def ring_attention(
     *,
     group: ProcessGroup | DeviceMesh | None = None,
     sharding: Sharding = "contiguous",
+    layout: TensorLayout = "bshd",
     query_length: int | None = None,
     key_length: int | None = None,
     causal: bool = False,
@@ -83,19 +91,22 @@ def ring_attention(
     """Attention of this rank's queries to the keys of all ranks of a group, differentiable.
 
     Args:
-        q: this rank's queries `(B, S, H, D)`, in any memory layout.
-        k: this rank's keys `(B, T, K, D)`; K divides H.
-        v: this rank's values `(B, T, K, E)`.
+        q: this rank's queries, `(B, S, H, D)` or as `layout` says, however they lie in memory.
+        k: this rank's keys `(B, T, K, D)`, likewise; K divides H.
+        v: this rank's values `(B, T, K, E)`, likewise.
         group: the process group that is the ring, or a one-dimensional `DeviceMesh`; `None` is the default group, or
             this process alone where torch.distributed is not initialised.
         sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query, or a function
             `(length, world_size) -> positions of each rank`.
+        layout: order of the axes of q, k, v and out: "bshd", or "bhsd" as in `scaled_dot_product_attention`. A view
+            made by `transpose(1, 2)` of the other is not copied.
         query_length: queries over all ranks; `None` means that all ranks hold as many as this one, which is
             checked, see `check_shards`.
         key_length: keys over all ranks, likewise.
         causal: query i attends key j only if `j <= i + (key_length - query_length)`.
         window: `(left, right)`, both ends inclusive; `None` on a side is unbounded.
-        documents: cumulative document lengths (`cu_seqlens`) of the whole sequence.
+        documents: cumulative document lengths (`cu_seqlens`) of the whole sequence. Rank 0 warns where they do not
+            start at 0 or end at its length: positions outside all of them attend nothing.
         key_lengths: number of valid keys of each batch element, of the whole sequence.
         dilation: branches of segment lengths and dilation rates.
         scale: factor on `q·k`; `None` means `D ** -0.5`.
@@ -111,93 +122,75 @@ def ring_attention(
         bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks; `None` assumes it.
         latency: seconds of a hop that carries next to nothing, likewise.
         check_shards: compare the ranks' calls before anything else is sent, by gathering two integers a rank, and raise
-            on all of them if they differ in a length, the pattern, the sharding or what `method="auto"` depends on.
-            `None` compares on CPU where a length is not given or the method is auto; not on CUDA, where reading the
-            answer would stall the device: there, ask for it with True, at least while you set things up, or else ranks
-            that differ exchange garbage, hang or die. False never compares. The same on all ranks.
+            on all of them if they differ in a length, a dtype, the pattern, the sharding, autocast or what
+            `method="auto"` depends on, or if one of them refuses its call, for the shape of its shard say. `None`
+            compares on CPU where a length is not given or the method is auto; not on CUDA, where reading the answer
+            would stall the device: there, ask for it with True, at least while you set things up, or else ranks that
+            differ exchange garbage, hang or die. False never compares. The same on all ranks.
         explain: say on standard error, on rank 0, which method and kernel were chosen and why.
 
     Returns:
-        out `(B, S, H, E)` in the dtype of q, and with `return_lse` lse `(B, H, S)`, natural logarithm, float64 for
-        float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf and gradients 0. The same
-        inputs give the same bits on any schedule; gradients on CUDA, where torch's fused backwards add up in any order,
-        only under `torch.use_deterministic_algorithms(True)`.
+        out `(B, S, H, E)`, or as `layout` says, in the dtype of q, and with `return_lse` lse `(B, H, S)`, natural
+        logarithm, float64 for float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf
+        and gradients 0. Under `torch.autocast` q, k and v are cast as for `scaled_dot_product_attention`: all but
+        float64, to its dtype, in which out is; gradients are in the dtypes of what was given. The same inputs give the
+        same bits on any schedule; gradients on CUDA, where torch's fused backwards add up in any order, only under
+        `torch.use_deterministic_algorithms(True)`.
 
     Raises:
         ValueError: the inputs do not fit each other or the arguments, raised before any communication; or ranks that
             were compared differ, raised on all of them, the same everywhere.
         RuntimeError: on differentiating a gradient again, which is not supported.
     """
-    if dropout_p:
-        raise ValueError(
-            f"dropout_p={dropout_p!r}: ring attention has no dropout, because its mask would have to be the same on "
-            "every rank, forward and backward; use dropout_p=0.0 and drop in the layers around it"
-        )
     ring = Ring.of(group)
-    lengths: dict[str, int] = {}
-    call: Problem | ValueError
+    pattern: dict[str, Any] = {
+        "causal": causal, "window": window, "documents": documents, "key_lengths": key_lengths, "dilation": dilation,
+        "scale": scale, "softcap": softcap,
+    }  # fmt: skip
+    engine: dict[str, Any] = {
+        "sharding": sharding, "ring": ring, "method": method, "transport": transport, "kernel": kernel,
+        "memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency,
+    }  # fmt: skip
+    terms: dict[str, str] = {}
+    call: Call | ValueError
     try:
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if x.dim() != 4:
-                raise ValueError(f"{name} has shape {tuple(x.shape)}: expected (batch, sequence, heads, head_dim)")
-            if x.dtype not in ACCUMULATES:
-                raise ValueError(f"{name} is {x.dtype}: expected one of {', '.join(DTYPES)}")
-        everywhere = 1 if sharding == "replicated_query" else ring.world_size
-        lengths["query_length"] = q.size(1) * everywhere if query_length is None else query_length
-        lengths["key_length"] = k.size(1) * ring.world_size if key_length is None else key_length
-        call = Problem(
-            batch=q.size(0),
-            query_length=lengths["query_length"],
-            key_length=lengths["key_length"],
-            heads=q.size(2),
-            key_heads=k.size(2),
-            head_dim=q.size(3),
-            value_dim=v.size(3),
-            dtype=str(q.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # checked above
-            causal=causal,
-            window=window,
-            documents=documents,  # type: ignore[arg-type]  # Problem takes any sequence
-            key_lengths=key_lengths,  # type: ignore[arg-type]  # likewise
-            dilation=dilation,
-            scale=scale,
-            softcap=softcap,
-        )
+        check_dropout(dropout_p)
+        inputs = inputs_of(q, k, v, layout)
+
+        def prepared(inputs: Inputs, terms: dict[str, str]) -> Call:
+            lengths = lengths_of(inputs, query_length, key_length, sharding, ring.world_size)
+            terms |= {name: str(length) for name, length in lengths.items()}
+            if query_length is None and key_length is None:
+                check_not_mixed_up(inputs[0], inputs[1], layout)
+            problem = problem_of(inputs, lengths, pattern)
+            terms |= terms_of(problem)
+            return prepare(inputs, problem=problem, layout=layout, **engine)
+
+        try:
+            call = prepared(inputs, terms)
+        except ValueError as error:
+            raise hinted(error, inputs, layout, lambda exchanged: prepared(exchanged, {})) from None
     except ValueError as error:  # what one rank refuses another may not: they have to hear of it
         call = error
+        terms[REFUSED] = str(error)
     if check_shards is None:
         check_shards = q.is_cpu and (query_length is None or key_length is None or method == "auto")
     if check_shards and ring.world_size > 1:
-        settings: dict[str, object] = {"method": method}
+        settings: dict[str, object] = {
+            "sharding": name_of(sharding),
+            "method": method,
+            "autocast": autocast_dtype(q) or "off",
+        }
         if method == "auto":
             settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency}
-        check_agreement(ring, terms_of(call, lengths, sharding, settings), q.device)
+        check_agreement(ring, terms | {name: str(value) for name, value in settings.items()}, q.device)
     if isinstance(call, ValueError):
         raise call
-    out, lse = attend(
-        q,
-        k,
-        v,
-        problem=call,
-        sharding=sharding,
-        ring=ring,
-        method=method,
-        transport=transport,
-        kernel=kernel,
-        memory_budget=memory_budget,
-        bandwidth=bandwidth,
-        latency=latency,
-        explain=explain,
-    )
+    if ring.rank == 0:
+        warn_of_positions_without_a_document(call.job.plan.problem)
+    out, lse = _compute(call, explain=explain)
+    out = relaid(out, layout)
     return (out, lse) if return_lse else out
-
-
-ACCUMULATES = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-}
-"""Input dtype to the dtype of running sums, log-sum-exps and travelling gradients."""
 
 
 def attend(
@@ -224,85 +217,32 @@ def attend(
     Raises:
         ValueError: the inputs do not fit the problem; raised before any communication.
     """
-    if transport not in TRANSPORTS:
-        raise ValueError(f"transport={transport!r}: expected {' or '.join(TRANSPORTS)}")
-    if method not in METHODS:
-        raise ValueError(f"method={method!r}: expected {', '.join(METHODS)}")
-    _check_settings(sharding, memory_budget)
-    plan = make_plan(problem, sharding, ring.world_size, ring.rank)
-    _check(q, k, v, plan)
-    setting = Setting(
-        q.device.type,
-        q.dtype,
-        ACCUMULATES[q.dtype],
-        problem.head_dim,
-        problem.dv,
-        problem.scale_value,
-        problem.softcap,
-        deterministic,
+    call = prepare(
+        (q, k, v),
+        problem=problem,
+        sharding=sharding,
+        ring=ring,
+        method=method,
+        transport=transport,
+        kernel=kernel,
+        memory_budget=memory_budget,
+        bandwidth=bandwidth,
+        latency=latency,
+        deterministic=deterministic,
     )
-    chosen, why = choose_kernel(kernel, setting)
-    chosen_method = choose_method(plan, setting, method, memory_budget, bandwidth, latency)
-    if explain and ring.rank == 0:
-        print(f"ring_attention: method {chosen_method.method}: {chosen_method.reason}", file=sys.stderr)
-        print(f"ring_attention: kernel {chosen.name}: {why}", file=sys.stderr)
-    sides = make_sides(problem, setting, chosen, plan.query_count, plan.key_count(ring.rank), memory_budget)
-    job = Job(
-        plan,
-        setting,
-        chosen,
-        sides,
-        Transport(ring.group, ring.rank, ring.world_size, transport),
-        _positions(plan, sharding, q.device),
-    )
-    if chosen_method.method == "allgather":
-        module: Any = allgather
-    else:
-        module = replicated if plan.replicated else passes
-    # Contiguous, so that the same numbers in another memory layout give the same bits.
-    out, lse = Attention.apply(q.contiguous(), k.contiguous(), v.contiguous(), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+    return _compute(call, explain=explain)
+
+
+def _compute(call: Call, *, explain: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of a call that has been checked."""
+    job = call.job
+    if explain and job.plan.rank == 0:
+        print(f"ring_attention: method {call.method.method}: {call.method.reason}", file=sys.stderr)
+        print(f"ring_attention: kernel {job.kernel.name}: {call.why_kernel}", file=sys.stderr)
+    module: ModuleType = replicated if job.plan.replicated else passes
+    if call.method.method == "allgather":
+        module = allgather
+    q, k, v = call.inputs
+    # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
+    out, lse = Attention.apply(aligned(q), aligned(k), aligned(v), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
     return out, lse
-
-
-def _check_settings(sharding: object, memory_budget: object) -> None:
-    """Refuse what would be a bare TypeError from within."""
-    try:
-        hash(sharding)
-    except TypeError:
-        raise ValueError(
-            f"sharding of type {type(sharding).__name__}: expected {', '.join(SHARDINGS)}, or a function, and one that "
-            "can be hashed, because plans are kept by it"
-        ) from None
-    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral)):
-        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
-
-
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> None:
-    problem, rank, size = plan.problem, plan.rank, plan.world_size
-    for name, tensor, shape in (
-        ("q", q, (problem.batch, plan.query_count, problem.heads, problem.head_dim)),
-        ("k", k, (problem.batch, plan.key_count(rank), problem.hk, problem.head_dim)),
-        ("v", v, (problem.batch, plan.key_count(rank), problem.hk, problem.dv)),
-    ):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)} on rank {rank} of {size}: expected {shape}, that is (batch, "
-                f"positions of this rank, heads, head_dim) for {problem.nq} queries and {problem.nk} keys in all; "
-                "shards of unequal length need query_length and key_length"
-            )
-        # Checked against the problem, which all ranks share: were two ranks to differ, messages would not fit.
-        if str(tensor.dtype) != f"torch.{problem.dtype}":
-            raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, as the problem says")
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
-
-
-def _positions(
-    plan: Plan, sharding: Sharding, device: torch.device
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
-    """Positions of this rank's queries and of every rank's keys, where a mask has to be looked up by them."""
-    if not plan.by_position:
-        return None
-    queries = query_positions(sharding, plan.problem.nq, plan.world_size)[plan.rank]
-    keys = key_positions(sharding, plan.problem.nk, plan.world_size)
-    return torch.as_tensor(queries, device=device), tuple(torch.as_tensor(one, device=device) for one in keys)

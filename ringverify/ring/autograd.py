@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ringverify.ring.accumulate import Running, Sum
+from ringverify.ring.aligned import aligned
 from ringverify.ring.compute import Job, Rows
 
 
@@ -50,7 +51,8 @@ class Attention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         again = torch.is_grad_enabled()
         with torch.no_grad(), _no_autocast(q.device.type):
-            dout = torch.zeros_like(out) if dout is None else dout
+            dout = torch.zeros_like(out) if dout is None else aligned(dout)
+            dlse = None if dlse is None else aligned(dlse)
             gradients = _gradients(ctx.job, ctx.method, k, v, Rows(q, dout, out, lse, dlse))
         wanted = [g if needed else None for needed, g in zip(ctx.needs_input_grad, gradients, strict=False)]
         if again:  # with create_graph=True these gradients may be differentiated

@@ -14,7 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding, key_positions
 from ringverify.ring.attention import ring_attention
+from ringverify.ring.calls import check_dropout
 from ringverify.ring.choosing import Method
+from ringverify.ring.layouts import TensorLayout, check_layout
 from ringverify.ring.transport import TransportName
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class RingAttention(nn.Module):
             this process alone where torch.distributed is not initialised.
         sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query, or a function
             `(length, world_size) -> positions of each rank`.
+        layout: order of the axes of q, k, v and out: "bshd", or "bhsd" as in `scaled_dot_product_attention`.
         causal: query i attends key j only if `j <= i + (key_length - query_length)`.
         window: `(left, right)`, both ends inclusive; `None` on a side is unbounded.
         dilation: branches of segment lengths and dilation rates.
@@ -57,13 +60,15 @@ class RingAttention(nn.Module):
             on all ranks with `method="auto"`.
         bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks.
         latency: seconds of a hop that carries next to nothing, likewise.
-        check_shards: compare the ranks' calls before anything else is sent, and raise on all of them if they differ;
-            `None` does so on CPU where a length is not given or the method is auto. On CUDA it stalls the device.
+        check_shards: compare the ranks' calls before anything else is sent, and raise on all of them if they differ or
+            one of them refuses its call, for the shape or the dtype of its shard say; `None` does so on CPU where a
+            length is not given or the method is auto. On CUDA it stalls the device.
         explain: say on standard error, on rank 0, what was chosen and why.
 
     Raises:
-        ValueError: the sharding is unknown, the pattern has no meaning, or the mesh has several dimensions; raised on
-            construction. Settings of the engine (method, transport, kernel, …) are judged by the first call.
+        ValueError: the sharding or the layout is unknown, the pattern has no meaning, dropout is asked for, or the mesh
+            has several dimensions; raised on construction. Settings of the engine (method, transport, kernel, …) are
+            judged by the first call.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class RingAttention(nn.Module):
         *,
         group: ProcessGroup | DeviceMesh | None = None,
         sharding: Sharding = "contiguous",
+        layout: TensorLayout = "bshd",
         causal: bool = False,
         window: tuple[int | None, int | None] | None = None,
         dilation: Dilation | None = None,
@@ -90,6 +96,8 @@ class RingAttention(nn.Module):
         super().__init__()
         if isinstance(sharding, str):
             key_positions(sharding, 0, 1)  # raises for a name that is none
+        check_layout(layout)
+        check_dropout(dropout_p)
         Problem(query_length=1, causal=causal, window=window, dilation=dilation, scale=scale, softcap=softcap)
         if isinstance(group, DeviceMesh) and group.ndim != 1:
             raise ValueError(
@@ -98,8 +106,8 @@ class RingAttention(nn.Module):
             )
         self._group: Any = group
         self.settings: dict[str, Any] = {
-            "sharding": sharding, "causal": causal, "window": window, "dilation": dilation, "scale": scale,
-            "softcap": softcap, "dropout_p": dropout_p, "return_lse": return_lse, "method": method,
+            "sharding": sharding, "layout": layout, "causal": causal, "window": window, "dilation": dilation,
+            "scale": scale, "softcap": softcap, "dropout_p": dropout_p, "return_lse": return_lse, "method": method,
             "transport": transport, "kernel": kernel, "memory_budget": memory_budget, "bandwidth": bandwidth,
             "latency": latency, "check_shards": check_shards, "explain": explain,
         }  # fmt: skip
@@ -137,9 +145,9 @@ class RingAttention(nn.Module):
         """Attention of this rank's queries to the keys of all ranks.
 
         Args:
-            q: this rank's queries `(B, S, H, D)`, in any memory layout.
-            k: this rank's keys `(B, T, K, D)`; K divides H.
-            v: this rank's values `(B, T, K, E)`.
+            q: this rank's queries, `(B, S, H, D)` or as `layout` says, however they lie in memory.
+            k: this rank's keys `(B, T, K, D)`, likewise; K divides H.
+            v: this rank's values `(B, T, K, E)`, likewise.
             query_length: queries over all ranks; `None` means that all ranks hold as many as this one, which is
                 checked, see `check_shards`.
             key_length: keys over all ranks, likewise.
@@ -147,8 +155,9 @@ class RingAttention(nn.Module):
             key_lengths: number of valid keys of each batch element, of the whole sequence.
 
         Returns:
-            out `(B, S, H, E)` in the dtype of q, and with `return_lse` lse `(B, H, S)`, natural logarithm, float64 for
-            float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf and gradients 0.
+            out `(B, S, H, E)`, or as `layout` says, in the dtype of q (under autocast, in its dtype), and with
+            `return_lse` lse `(B, H, S)`, natural logarithm, float64 for float64 inputs and float32 otherwise. A query
+            that attends nothing has out 0, lse −inf and gradients 0.
 
         Raises:
             ValueError: the inputs do not fit each other or the settings, raised before any communication; or ranks that

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
+from ringverify.check.budget import Budget
 from ringverify.check.casefile import look_at
 from ringverify.check.interrupts import interrupts
 from ringverify.check.options import Options, Subject
@@ -59,11 +59,13 @@ class Checks:
 
     Args:
         folder: the working directory that targets and files are relative to, whatever a test changes.
+        expected: how many properties are going to be tried, among which the time is shared.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, expected: int) -> None:
         self._folder = folder
-        self._began = time.monotonic()
+        self._expected = expected
+        self._budgets: dict[float | None, Budget] = {}
         self._runs: dict[str, ImplementationRun] = {}
         self._warm: list[str] = []
 
@@ -93,9 +95,10 @@ class Checks:
 
     def _run(self, one: Checked) -> ImplementationRun:
         if one.key not in self._runs:
-            until = self._began + (float("inf") if one.options.time_budget is None else one.options.time_budget)
+            seconds = one.options.time_budget
+            budget = self._budgets.setdefault(seconds, Budget(seconds, self._expected))
             self._runs[one.key] = ImplementationRun(
-                one.plan, open_world(one.plan.world), one.options, until, lambda event: None, Unwatched()
+                one.plan, open_world(one.plan.world), one.options, budget, lambda event: None, Unwatched()
             )
         self._warm = [*(key for key in self._warm if key != one.key), one.key]
         while len(self._warm) > MOST_WARM:

@@ -65,7 +65,7 @@ def run_conformance(
         attend: a function decorated with `@ringverify.implementation`, at the top level of a file, or a target.
         only: ids of the properties to try; all by default.
         skip: ids of those to leave out.
-        suite: quick, full or nightly.
+        suite: smoke, quick, full or nightly.
         world: simulated, gloo or nccl; by default what the implementation declares.
         world_sizes: numbers of ranks.
         device: of the tensors.
@@ -116,7 +116,7 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
             check(
                 [Subject(target, implementation)],
                 wish.properties(),
-                wish.options(implementations=[implementation.name]),
+                wish.options(),
                 events.append,
                 Unwatched(look),
             )
@@ -157,7 +157,7 @@ def conformance(
         attend: a function decorated with `@ringverify.implementation`, at the top level of a file, or a target.
         only: ids of the properties to try; all by default.
         skip: ids of those to leave out.
-        suite: quick, full or nightly.
+        suite: smoke, quick, full or nightly.
         world: simulated, gloo or nccl; by default what the implementation declares.
         world_sizes: numbers of ranks.
         device: of the tensors.

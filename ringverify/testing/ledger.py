@@ -16,6 +16,7 @@ import pytest
 from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event, is_new_violation
 from ringverify.errors import Inconclusive
 from ringverify.reports.jsonl import Event, ReportWriter, finite
+from ringverify.reports.results import where_text
 
 INCONCLUSIVE = Inconclusive.exit_code
 """Exit status where nothing but inconclusive properties stands in the way of 0."""
@@ -136,6 +137,7 @@ class Ledger:
             known = f" ({event['known']} known)" if event["known"] else ""
             how = "{device}, suite {suite}, seed {seed}".format(**first.header)
             said = f"{event['implementation']}: {event['verdict']}: {counts}{known}; {event['world']} world, {how}"
+            said += where_text(event)[1]
             yield event["verdict"], said
             if event["undeclared"]:
                 yield "", f"  not declared, so not tested: {', '.join(event['undeclared'])}"

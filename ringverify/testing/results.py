@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringverify.reports.jsonl import Event
+from ringverify.reports.results import where_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ class ConformanceResult:
         verdict: `conformant`, `violations` or `inconclusive`.
         world: where its ranks ran.
         device: of the tensors.
-        suite: quick, full or nightly.
+        suite: smoke, quick, full or nightly.
         seed: what decided which cases were tried.
         properties: what came of each property, by id.
         events: all that was told, as in a report.
@@ -110,6 +111,12 @@ class ConformanceResult:
             events=events,
         )
 
+    @property
+    def elsewhere(self) -> str:
+        """Of a pass: where it was not tried."""
+        (told,) = [event for event in self.events if event["event"] == "implementation"]
+        return where_text(told)[1]
+
     def describe(self, *, verbose: bool = False) -> str:
         """The verdict, and all that is to be said of violations and of what could not be tried, or only in part."""
         counts: dict[str, int] = {}
@@ -117,7 +124,7 @@ class ConformanceResult:
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
         lines = [
             f"{self.implementation}: {self.verdict}: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())} "
-            f"({self.world} world, {self.device}, suite {self.suite}, seed {self.seed})"
+            f"({self.world} world{self.elsewhere}, {self.device}, suite {self.suite}, seed {self.seed})"
         ]
         for one in self.properties.values():
             cut_short = one.verdict == "pass" and one.reason is not None

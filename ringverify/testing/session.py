@@ -6,7 +6,7 @@ import dataclasses
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,7 @@ class RingVerifySession:
             self._ledger = Ledger(report and Path(report), settings=settings, baseline=self._baseline is not None)
         self._checks: Checks | None = None
         self._calls: list[Entry] = []
+        self._expected = 0
 
     def _prepare(self, names: list[str]) -> list[Prepared]:
         """The targets, each looked at as far as that is possible before anything runs."""
@@ -104,28 +105,15 @@ class RingVerifySession:
         return prepared
 
     def _read_baseline(self) -> None:
-        """Read the baseline, whose names can only be looked at when it is known who is tested."""
+        """Read the baseline, which is not looked at where nothing of ours is tested."""
         from ringverify.check.baseline import read_baseline
 
         if self._baseline is None and self._wish.baseline is not None:
-            self._baseline = read_baseline(self._wish.baseline, None)
-
-    def _look_at_names(self, baseline: Baseline, names: Iterable[str]) -> None:
-        """Look at the names of a baseline, which may be about targets of the configuration that are not run now.
-
-        Raises:
-            UsageError: it names another implementation.
-        """
-        try:
-            baseline.look_at_names([*names])
-        except UsageError:
-            others = [_load_or_none(target) for target in asked.configured(self._config)]
-            if None not in others:  # one that is not here may be the one that is named
-                baseline.look_at_names([*names, *(one.name for one in others if one is not None)])
+            self._baseline = read_baseline(self._wish.baseline)
 
     def _options(self, wish: Wish) -> Options:
         """The options of a run, with the baseline of this session."""
-        options = dataclasses.replace(wish, baseline=None).options(implementations=[], drawn=self._drawn)
+        options = dataclasses.replace(wish, baseline=None).options(drawn=self._drawn)
         return dataclasses.replace(options, baseline=self._baseline)
 
     # -- what is collected ---------------------------------------------------------------------------------------------
@@ -151,13 +139,9 @@ class RingVerifySession:
         functions = {_function_of(item): one.name for item, one in decorated if isinstance(one, Implementation)}
         names = Counter([*self._implementations, *functions.values()])
         self._shared = {function for function, name in functions.items() if names[name] > 1}
-        everything = self._chosen is None and self._config.args_source != self._config.ArgsSource.ARGS
-        everything = everything and all(isinstance(one, Implementation) for _, one in decorated)
         try:
             if functions:
                 self._read_baseline()
-            if self._baseline is not None and everything:  # else it may name what lies in other files
-                self._look_at_names(self._baseline, names)
         except UsageError as error:
             if self._ledger is None:  # a worker of xdist, in which pytest cannot be refused
                 self._mistake = error
@@ -165,6 +149,11 @@ class RingVerifySession:
                 raise pytest.UsageError(f"ringverify: {error}") from None
         if self._prepared:
             items.extend(session.genitems(Implementations.under(session, self._prepared, self._try_target)))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count what is going to be tried in this process: a time budget is shared among that."""
+        workers = getattr(self._config, "workerinput", {}).get("workercount", 1)
+        self._expected = -(-sum(map(_takes_time, session.items)) // workers)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test a property of a decorated function."""
@@ -212,7 +201,7 @@ class RingVerifySession:
         if self._checks is None:
             from ringverify.testing.checks import Checks
 
-            self._checks = Checks(self._config.invocation_params.dir)
+            self._checks = Checks(self._config.invocation_params.dir, self._expected)
         return self._checks
 
     def _try(self, item: pytest.Item, checked: Checked, property: Property, *, name: str) -> PropertyResult:
@@ -345,6 +334,17 @@ def _about(item: object) -> Conformance | None:
     return about
 
 
+def _takes_time(item: pytest.Item) -> bool:
+    """Whether a test tries a property: one that applies to the implementation that it is about."""
+    if isinstance(item, PropertyItem):
+        return item.property.unsupported(item.checked.plan.implementation.capabilities) is None
+    about = _about(item)
+    if about is None or not isinstance(about.implementation, Implementation):
+        return False
+    property: Property = item.callspec.params[PROPERTY]  # type: ignore[attr-defined]  # it is parametrized with it
+    return property.unsupported(about.implementation.capabilities) is None
+
+
 def _function_of(item: pytest.Item) -> str:
     """The id of a decorated function with parameters of its own, if it has any: there is a test a property of it."""
     function, _, ids = item.nodeid.partition("[")
@@ -354,13 +354,6 @@ def _function_of(item: pytest.Item) -> str:
     property: Property = callspec.params[PROPERTY]
     own = re.sub(rf"(^|-){property.id}(-|$)", lambda found: "-" if found[1] and found[2] else "", ids[:-1], count=1)
     return f"{function}[{own}]" if own else function
-
-
-def _load_or_none(target: str) -> Implementation | None:
-    try:
-        return targets.load(target)
-    except (Inconclusive, UsageError):
-        return None
 
 
 def _load(target: str) -> Implementation | Inconclusive:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, seed_for
 from ringverify.errors import UsageError
+from ringverify.properties.suites import SUITES
 
 if TYPE_CHECKING:
-    from ringverify.properties.property import Property, Suite
+    from ringverify.properties.property import Property
+    from ringverify.properties.suites import Suite
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Wish:
     Attributes:
         only: ids of the properties to try.
         skip: ids of those to leave out.
-        suite: quick, full or nightly.
+        suite: smoke, quick, full or nightly.
         world: simulated, gloo or nccl.
         world_sizes: numbers of ranks.
         device: of the tensors.
@@ -98,11 +100,10 @@ class Wish:
         device = self.device or ("cuda" if self.world == "nccl" else "cpu")
         return {"device": device, "suite": suite, "seed": seed_for(suite, self.seed, drawn)}
 
-    def options(self, *, implementations: list[str] | None, drawn: int | None = None) -> Options:
+    def options(self, *, drawn: int | None = None) -> Options:
         """The options of a run.
 
         Args:
-            implementations: names of those that are checked, which the baseline may name; `None` if they are not known.
             drawn: the seed of a nightly run that names none; drawn now by default.
 
         Raises:
@@ -123,7 +124,7 @@ class Wish:
             time_budget=self.time_budget,
             deadline=self.deadline,
             cases=default.cases if self.cases is None else self.cases,
-            baseline=None if self.baseline is None else read_baseline(self.baseline, implementations),
+            baseline=None if self.baseline is None else read_baseline(self.baseline),
         )
 
 
@@ -141,7 +142,7 @@ def one_of(*known: str) -> Callable[[str], str]:
 PARSERS: dict[str, Callable[[str], Any]] = {
     "only": names,
     "skip": names,
-    "suite": one_of("quick", "full", "nightly"),
+    "suite": one_of(*SUITES),
     "world": one_of("simulated", "gloo", "nccl"),
     "world_sizes": sizes,
     "device": str,

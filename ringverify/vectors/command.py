@@ -15,13 +15,19 @@ from ringverify.reports.command import Outputs, add_outputs
 from ringverify.reports.terminal import Terminal
 
 FOLDER = Path("fixtures")
+"""Where vectors are made, and looked for first."""
+
+OURS = (Path(__file__).parent / "fixtures", Path(__file__).parents[2] / "fixtures")
+"""Where the vectors of this package lie: in an installed one within it, else beside it."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the parser of the command."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     check = actions.add_parser("check", help="are files whole, and does the oracle give what is in them")
-    check.add_argument("folder", nargs="?", type=Path, default=FOLDER, metavar="DIR", help="default: fixtures")
+    check.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", help="default: fixtures, else those that ringverify brings along"
+    )
     check.add_argument(
         "--target", action="append", default=[], metavar="TARGET", help="hold an implementation to the vectors instead"
     )
@@ -32,7 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--device", help="device of a target's tensors (default: cpu; nccl world: cuda)")
     check.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write what came of each vector as JSON lines")
     add_outputs(check)
-    check.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    how_much = check.add_mutually_exclusive_group()
+    how_much.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    how_much.add_argument("-q", "--quiet", action="store_true", help="print only what did not pass, and the verdict")
     check.set_defaults(action=_check)
     generate = actions.add_parser("generate", help="make every vector, the same bits on every machine")
     generate.add_argument("folder", nargs="?", type=Path, default=FOLDER, metavar="DIR", help="default: fixtures")
@@ -44,6 +52,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command and return its exit code."""
     code: int = options.action(options, console)
     return code
+
+
+def _brought_along() -> Path:
+    """The vectors that are checked where no folder is named."""
+    from ringverify.vectors import index
+
+    return next((folder for folder in (FOLDER, *OURS) if (folder / index.NAME).is_file()), FOLDER)
 
 
 def _check(options: argparse.Namespace, console: Console) -> int:
@@ -65,15 +80,15 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     from ringverify.vectors.running import Wish
     from ringverify.vectors.running import run as try_on
 
-    found = index.read(options.folder)
-    terminal = Terminal(console, verbose=options.verbose)
+    found = index.read(options.folder or _brought_along())
+    terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
     wish = Wish(
         ids=options.ids,
         world=options.world,
         device=options.device or ("cuda" if options.world == "nccl" else "cpu"),
     )
     subjects = [Subject(*pair) for pair in zip(options.target, implementations, strict=True)]
-    with recorded(options.report, _outputs(options)) as record, interrupts() as look:
+    with recorded(options.report, Outputs.of(options)) as record, interrupts() as look:
         return try_on(found, subjects, wish, terminal.tell, Progress(console, look), record)
 
 
@@ -83,23 +98,19 @@ def _look(options: argparse.Namespace, console: Console) -> int:
     from ringverify.vectors.recording import recorded
 
     started = time.monotonic()
-    outputs = _outputs(options)
+    outputs = Outputs.of(options)
     with recorded(options.report, outputs) as record:
-        found = index.read(options.folder)
+        found = index.read(options.folder or _brought_along())
         checking.look_at_files(found)
         stories = found.chosen(options.ids)
         # What somebody is to read is told of all vectors; else the first one that is wrong is enough.
         checking.look_into(found, stories, record, all_of_them=bool(options.report or outputs.named))
     _say(
         console,
-        f"{len(stories)} vectors in {options.folder}: whole, and the oracle gives what is in them "
+        f"{len(stories)} vectors in {found.folder}: whole, and the oracle gives what is in them "
         f"({time.monotonic() - started:.1f} s)",
     )
     return 0
-
-
-def _outputs(options: argparse.Namespace) -> Outputs:
-    return Outputs(junit=options.junit, markdown=options.markdown)
 
 
 def _generate(options: argparse.Namespace, console: Console) -> int:

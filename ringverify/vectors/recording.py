@@ -19,7 +19,7 @@ from ringverify.reports.results import results_of
 from ringverify.vectors.story import Layout, Story, trial_name
 
 SUITE = "vectors"
-"""What the header of a report has in the place of quick, full or nightly."""
+"""What the header of a report has in the place of a suite."""
 
 Tell = Callable[[Event], None]
 

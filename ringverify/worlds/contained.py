@@ -70,14 +70,16 @@ class ContainedWorld:
         except WorldUnavailable as error:
             raise WorldUnavailable(str(error).replace("the gloo world", "the simulated world's process")) from error
         if run.failure is not None:
-            return Run((None,) * world_size, _of_the_process(run.failure, deadline), run.seconds)
+            whole = tuple((None, text) for _, text in run.printed)
+            return Run((None,) * world_size, _of_the_process(run.failure, deadline), run.seconds, printed=whole)
         outcome = run.results[0]
         if isinstance(outcome, BaseException):
             raise outcome
         simulated: Run = outcome
         if simulated.failure is not None and simulated.failure.kind == "deadline":
             self.close()  # what was interrupted may have been an import, and half a module would be left behind
-        return simulated
+        beside = tuple((None, text) for _, text in run.printed)  # by C code
+        return dataclasses.replace(simulated, printed=(*simulated.printed, *beside)) if beside else simulated
 
     def close(self) -> None:
         """End the process. The next run starts a new one, which knows nothing of what ran here."""
@@ -92,7 +94,7 @@ def simulate(simulation: _Simulation) -> Run | BaseException:
     for name in _OF_A_RANK:  # this process's, of which its threads are no part
         os.environ.pop(name, None)
     try:
-        return SimulatedWorld().run(simulation.program, simulation.argument, **simulation.options)
+        return SimulatedWorld(show="kept").run(simulation.program, simulation.argument, **simulation.options)
     except Exception as error:
         return error
 

@@ -52,11 +52,13 @@ class Exchange:
 
     Attributes:
         observe: called with an `Event` at every post and every finish, if set.
+        findings: what worked and gloo refuses, by name, with the first example of each.
     """
 
     def __init__(self, baton: Baton, world_size: int, conditions: Conditions, seed: int, watch: Watch | None) -> None:
         self.baton = baton
         self.observe: Callable[[Event], None] | None = None
+        self.findings: dict[str, str] = {}
         self._watch = watch
         self._delays = Delays(conditions.delayed, seed)
         self._buffered = conditions.transport == "buffered"

@@ -83,9 +83,9 @@ class GlooWorld:
                     del self._pools[world_size]
                     pool.end()
         if isinstance(outcome, Failure):
-            return Run((None,) * world_size, outcome, time.monotonic() - began)
+            return Run((None,) * world_size, outcome, time.monotonic() - began, printed=pool.printed())
         results = tuple(pickle.loads(result) for result in outcome)
-        return Run(results, None, time.monotonic() - began)
+        return Run(results, None, time.monotonic() - began, printed=pool.printed())
 
     def _pool(self, world_size: int, program_module: str) -> Pool:
         if world_size in self._pools and not self._pools[world_size].is_alive():

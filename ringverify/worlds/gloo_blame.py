@@ -46,8 +46,9 @@ def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failu
         if other != rank
     ]
     match end:
-        case Raised(what=what, detail=detail):
-            return Failure("raised", rank, f"rank {rank} {what}", _detail([detail, *others], rank, outputs))
+        case Raised(what=what, detail=detail, exception=exception, refusal=refusal):
+            told = _detail([detail, *others], rank, outputs)
+            return Failure("raised", rank, f"rank {rank} {what}", told, exception, refusal)
         case Died(what=what):
             message = f"rank {rank}'s process {what}"
             return Failure("died", rank, message, _detail([message, *others], rank, outputs))

@@ -159,6 +159,10 @@ class Pool:
     def _text(self, rank: int) -> str:
         return self._printed[rank].decode(errors="replace")
 
+    def printed(self) -> tuple[tuple[int, str], ...]:
+        """What each rank printed in the last run, of those that printed anything."""
+        return tuple((rank, self._text(rank)) for rank in range(self.world_size) if self._printed[rank])
+
     def _stacks(self, stuck: list[int]) -> dict[int, str | None]:
         """Where each rank is, as it says itself; None where it does not answer."""
         stacks: dict[int, str | None] = dict.fromkeys(stuck)

@@ -20,6 +20,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from ringverify.worlds import reproducible
 from ringverify.worlds.gloo_blame import main_thread
 from ringverify.worlds.gloo_wire import Died, Event, Printed, Seat
 from ringverify.worlds.world import WorldUnavailable
@@ -92,18 +93,21 @@ class ThisMachine:
         name: how the world is called.
         backend: of `torch.distributed`.
         devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them, one a rank; `None` for ranks without any.
+        reproducible: whether matrix products on CPU have the same bits everywhere; benchmarks do without.
     """
 
     name: str = "gloo"
     backend: str = "gloo"
     devices: tuple[str, ...] | None = None
+    reproducible: bool = True
 
     def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
         """Start the ranks; they meet in a directory of their own."""
         directory = tempfile.mkdtemp(prefix=f"ringverify-{self.name}-")
+        products = reproducible.mode() if self.reproducible else None
         try:
             for rank in range(world_size):
-                seat = Seat(rank, world_size, rank, world_size, self.backend, interface=LOOPBACK)
+                seat = Seat(rank, world_size, rank, world_size, self.backend, interface=LOOPBACK, products=products)
                 if self.devices is not None:
                     visible = ",".join(self.devices[:world_size])
                     seat = dataclasses.replace(seat, device=rank, visible=visible)

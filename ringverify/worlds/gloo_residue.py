@@ -6,13 +6,16 @@ run counts as leaving something behind: each then gets fresh processes, which is
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ringverify.worlds.gloo_wire import MessageKey, Residue
+from ringverify.worlds.refusals import message_to_itself
 
 
 class Ledger:
@@ -41,13 +44,15 @@ class Ledger:
 
         # The parameters are called as torch calls them, in case somebody passes them by name.
         def counted_send(group: Any, tensors: Any, dstRank: int, tag: int) -> Any:
-            work = send(group, tensors, dstRank, tag)
+            with _said_plainly(group, dstRank, sends=True):
+                work = send(group, tensors, dstRank, tag)
             self._messages[group.group_name, group.rank(), dstRank, tag] += 1
             self._posted[group.group_name] += 1
             return work
 
         def counted_recv(group: Any, tensors: Any, srcRank: int, tag: int) -> Any:
-            work = recv(group, tensors, srcRank, tag)
+            with _said_plainly(group, srcRank, sends=False):
+                work = recv(group, tensors, srcRank, tag)
             self._messages[group.group_name, srcRank, group.rank(), tag] -= 1
             self._posted[group.group_name] += 1
             return work
@@ -80,3 +85,14 @@ class Ledger:
             return Residue(intact, world.group_count, collectives, messages)
         except Exception:
             return Residue(False, 0, {}, messages)
+
+
+@contextlib.contextmanager
+def _said_plainly(group: Any, peer: int, *, sends: bool) -> Iterator[None]:
+    """Where the backend refuses a message to oneself, say that: its own words are of a pair, an address and a port."""
+    try:
+        yield
+    except RuntimeError as error:
+        if peer != group.rank():
+            raise
+        raise message_to_itself(dist.get_rank(), sends=sends) from error

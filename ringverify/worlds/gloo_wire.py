@@ -30,6 +30,7 @@ class Seat:
         visible: the CUDA devices that it can see, as `CUDA_VISIBLE_DEVICES`; `None` leaves that alone.
         store: address, port and prefix of a TCP store; `None` is a file in the directory that all ranks share.
         interface: the network interface for gloo; `None` lets gloo choose.
+        products: how MKL multiplies matrices there, as `MKL_CBWR`; `None` leaves that alone.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Seat:
     visible: str | None = None
     store: tuple[str, int, str] | None = None
     interface: str | None = None
+    products: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +108,16 @@ class Raised:
         detail: the rank's traceback.
         at: `time.monotonic()` of that moment, comparable between processes of one machine.
         consequence: it looks like what a rank meets when another has gone, and is rarely the cause.
+        exception: as in `Failure`.
+        refusal: as in `Failure`.
     """
 
     what: str
     detail: str
     at: float
     consequence: bool
+    exception: str | None = None
+    refusal: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,9 +26,11 @@ import torch.distributed as dist
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
 import torch.distributed._functional_collectives
 
+from ringverify.worlds import reproducible
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
 from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
+from ringverify.worlds.refusals import refusal_of
 from ringverify.worlds.stacks import one_line, traceback_of_user
 
 FOREVER = datetime.timedelta(days=1)
@@ -108,7 +110,7 @@ def _store(directory: str) -> str:
 
 
 def _environment(seat: Seat) -> dict[str, str]:
-    """What torchrun would set, since plain scripts read it, and which devices this rank can see."""
+    """What torchrun would set, since plain scripts read it, which devices this rank can see, and how it multiplies."""
     variables = {
         "RANK": str(seat.rank),
         "LOCAL_RANK": str(seat.local_rank),
@@ -116,6 +118,7 @@ def _environment(seat: Seat) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(seat.local_world_size),
         "GLOO_SOCKET_IFNAME": seat.interface,
         "CUDA_VISIBLE_DEVICES": seat.visible,
+        reproducible.VARIABLE: seat.products,
     }
     return {name: value for name, value in variables.items() if value is not None}
 
@@ -189,7 +192,7 @@ def _only_in(process: int) -> None:
 def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
     said = _said(error)
-    what = f"raised {said}"
+    what, exception = f"raised {said}", type(error).__name__ if isinstance(error, Exception) else None
     if isinstance(error, SystemExit):
         what = f"called sys.exit({'' if error.code is None else repr(error.code)})"
     try:
@@ -197,7 +200,7 @@ def _raised(error: BaseException) -> Raised:
     except Exception:
         detail = what
     gone = isinstance(error, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
-    return Raised(what, detail, at, consequence=gone)
+    return Raised(what, detail, at, consequence=gone, exception=exception, refusal=refusal_of(error))
 
 
 def _said(error: BaseException) -> str:

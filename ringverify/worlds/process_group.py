@@ -1,16 +1,19 @@
 """The process group of a rank that is a thread: torch's methods, translated into operations of the exchange.
 
-It accepts what torch's gloo backend accepts (a send or a receive wants contiguous memory; so does `all_to_all_single`)
-and what the documentation of `torch.distributed` promises beyond that: a message to oneself, the stacked form of
-`all_gather_into_tensor` and `reduce_scatter_tensor`, lists of tensors of different shapes in `all_to_all`. It departs
-from gloo in these points:
+It accepts what torch's gloo backend accepts and refuses what that refuses (`ringverify.worlds.refusals`). What gloo
+refuses although the documentation of `torch.distributed` promises it and NCCL does it works here, and is noted as a
+finding of the run: the stacked form of `all_gather_into_tensor` and `reduce_scatter_tensor`, 8-bit floating point. It
+departs from gloo in these points:
 
 1. A message that is shorter than the buffer of its receive is an error. Gloo fills the front of the buffer, silently.
 2. Every collective waits for all ranks of the group. With gloo, the root of a broadcast may go ahead.
 3. Timeouts are ignored: time does not pass in a deadlock, which is reported at once.
 4. `reduce` leaves the tensors of the other ranks alone. Gloo leaves partial sums in them.
 5. Where gloo moves the wrong elements of a strided tensor (`all_reduce`, `reduce` and `broadcast` of a tensor with gaps
-   or of tensors that lie in different orders; `scatter` and `reduce_scatter` of lists), there is an error.
+   or of tensors that lie in different orders; `scatter` and `reduce_scatter` of lists; the output of
+   `all_to_all_single`), there is an error.
+6. Ranks that disagree about a collective, its root or its tensors, and a peer that is not in the group, are errors that
+   say so. Gloo hangs, ends the process or hands out other numbers.
 
 Torch calls these methods from Python by either the old or the new name of an operation, and from C++ (functional
 collectives) by one of them; each has both.
@@ -25,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringverify.worlds import collectives
+from ringverify.worlds import collectives, refusals
 from ringverify.worlds.exchange import Exchange
 from ringverify.worlds.operations import Combine, Pieces, shown, snapshot, write
 from ringverify.worlds.work import SimulatedWork
@@ -49,8 +52,13 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         self._exchange = exchange
         self._mailbox = exchange.mailbox(name, ranks)
         self._place = place
+        self._rank = rank
         self._size = len(ranks)
         self._description = description
+
+    def belongs_to(self, exchange: Exchange, rank: int) -> bool:
+        """Whether this is the handle that a rank of a run was given."""
+        return self._exchange is exchange and self._rank == rank
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
@@ -86,6 +94,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> SimulatedWork:
         """Send to a group rank."""
         tensor = _single_contiguous(tensors)
+        refusals.check_tag(tag, sends=True)
+        if dst == self._place:
+            raise refusals.message_to_itself(self._global(dst), sends=True)
         message = self._exchange.send(self._mailbox, self._place, dst, tag, tensor)
         return SimulatedWork(self._exchange, message, [])
 
@@ -99,6 +110,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> SimulatedWork:
         tensor = _single_contiguous(tensors)
+        refusals.check_tag(tag, sends=False)
+        if source == self._place:
+            raise refusals.message_to_itself(self._global(source), sends=False)
         receive = self._exchange.receive(self._mailbox, self._place, source, tag, tensor)
         return SimulatedWork(self._exchange, receive, [tensor])
 
@@ -107,6 +121,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def allreduce(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Reduce in place, on every rank."""
         operator, reduce = collectives.reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        self._check("all_reduce", tensors)
         name = _as_it_lies(f"all_reduce({operator})", tensors)
         return self._join(name, tensors, tensors, collectives.all_reduce(reduce), opts)
 
@@ -118,6 +133,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         """Reduce in place, on the root."""
         operator, reduce = collectives.reduction(opts.reduceOp)
         root = opts.rootRank
+        self._check("reduce", tensors, root)
         outputs = tensors if self._place == root else []
         name = _as_it_lies(f"reduce({operator}, to {self._global(root)})", tensors)
         return self._join(name, tensors, outputs, collectives.reduce_to(root, reduce), opts)
@@ -125,6 +141,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def broadcast(self, tensors: Tensors, opts: Any) -> SimulatedWork:
         """Overwrite with the root's tensors."""
         root = opts.rootRank
+        self._check("broadcast", tensors, root)
         name = _as_it_lies(f"broadcast(from {self._global(root)})", tensors)
         if self._place == root:
             return self._join(name, tensors, [], collectives.broadcast_from(root), opts)
@@ -134,15 +151,14 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         """Collect each input of every rank in a list.
 
         Raises:
-            ValueError: a list has not one tensor a rank, or not all of its input's shape and dtype.
+            RuntimeError: a list has not one tensor a rank, or not all of its input's shape and dtype.
         """
         if len(output_lists) != len(inputs):
-            raise ValueError(f"all_gather: {len(inputs)} tensors to gather into {len(output_lists)} lists")
+            raise RuntimeError(f"all_gather: {len(inputs)} tensors to gather into {len(output_lists)} lists")
+        self._check("all_gather", inputs)
         for outputs, tensor in zip(output_lists, inputs, strict=True):
             self._one_each("all_gather", "output", outputs)
-            for output in outputs:
-                if output.shape != tensor.shape or output.dtype != tensor.dtype:
-                    raise ValueError(f"all_gather: an output is {shown(output)}, but the input is {shown(tensor)}")
+            _refuse_other_forms("all_gather", outputs, tensor)
         flat = [output for outputs in output_lists for output in outputs]
         return self._join("all_gather", inputs, flat, collectives.all_gather, opts)
 
@@ -158,11 +174,16 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         """The same for several tensors."""
         size = self._size
+        self._check("all_gather_into_tensor", inputs)
         for output, tensor in zip(outputs, inputs, strict=True):
             if output.numel() != tensor.numel() * size or output.dtype != tensor.dtype:
-                raise ValueError(
+                raise RuntimeError(
                     f"all_gather_into_tensor: the output is {shown(output)}, but the input is {shown(tensor)} on each "
                     f"of {size} ranks"
+                )
+            if output.shape != (*(size * n for n in tensor.shape[:1]), *tensor.shape[1:]):
+                self._note(
+                    refusals.STACKED, f"all_gather_into_tensor of {list(tensor.shape)} into {list(output.shape)}"
                 )
 
         def write_all(pieces: Pieces) -> None:
@@ -174,32 +195,40 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> SimulatedWork:
         """Collect the tensor of every rank in a list, on the root."""
         root = opts.rootRank
+        self._check("gather", inputs, root)
+        if any(tensor.is_complex() for tensor in inputs):
+            raise RuntimeError(f"Invalid scalar type: gather of {shown(inputs[0])}, which neither gloo nor NCCL moves")
         outputs = output_lists[0] if self._place == root else []
         if self._place == root:
             self._one_each("gather", "gather_list", outputs)
+            _refuse_other_forms("gather", outputs, inputs[0])
         name = f"gather(to {self._global(root)})"
         return self._join(name, inputs, outputs, collectives.gather_to(root), opts)
 
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> SimulatedWork:
         """Give each rank one tensor of the root's list."""
         root = opts.rootRank
+        self._check("scatter", outputs, root)
         inputs = input_lists[0] if self._place == root else []
         if self._place == root:
             self._one_each("scatter", "scatter_list", inputs)
+            _refuse_other_forms("scatter", inputs, outputs[0], "entry", "output")
         _refuse_strided("scatter", [*outputs, *inputs])
         name = f"scatter(from {self._global(root)})"
         return self._join(name, inputs, outputs, collectives.scatter_from(root), opts)
 
     def reduce_scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any = None) -> SimulatedWork:
         """Reduce the i-th tensors of all lists onto rank i."""
-        for inputs in input_lists:
+        for output, inputs in zip(outputs, input_lists, strict=False):
             self._one_each("reduce_scatter", "input_list", inputs)
+            _refuse_other_forms("reduce_scatter", inputs, output, "entry", "output")
             _refuse_strided("reduce_scatter", inputs)
         _refuse_strided("reduce_scatter", outputs)
         return self._reduce_scatter(outputs, input_lists, opts)
 
     def _reduce_scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> SimulatedWork:
         operator, reduce = collectives.reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        self._check("reduce_scatter", outputs)
         flat = [tensor for inputs in input_lists for tensor in inputs]
         return self._join(f"reduce_scatter({operator})", flat, outputs, collectives.reduce_scatter(reduce), opts)
 
@@ -211,9 +240,13 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         """The same for several tensors."""
         for output, tensor in zip(outputs, inputs, strict=True):
             if tensor.numel() != output.numel() * self._size or output.dtype != tensor.dtype:
-                raise ValueError(
+                raise RuntimeError(
                     f"reduce_scatter_tensor: the input is {shown(tensor)}, but the output is {shown(output)} on each "
                     f"of {self._size} ranks"
+                )
+            if tensor.shape[:1] != tuple(self._size * n for n in output.shape[:1]):
+                self._note(
+                    refusals.SCATTERED_FLAT, f"reduce_scatter_tensor of {list(tensor.shape)} into {list(output.shape)}"
                 )
         lists = [
             list(tensor.reshape(self._size, *output.shape)) for output, tensor in zip(outputs, inputs, strict=True)
@@ -221,7 +254,14 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         return self._reduce_scatter(outputs, lists, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
-        """Give rank i the i-th tensor."""
+        """Give rank i the i-th tensor.
+
+        Raises:
+            NotImplementedError: no tensors at all, from which torch cannot tell whose operation it is.
+        """
+        if not inputs and not outputs:
+            raise NotImplementedError("all_to_all: there are no tensors")
+        self._check("all_to_all", inputs)
         self._one_each("all_to_all", "input_tensor_list", inputs)
         self._one_each("all_to_all", "output_tensor_list", outputs)
         return self._join("all_to_all", inputs, outputs, collectives.all_to_all, opts)
@@ -232,10 +272,13 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         """Give rank i the i-th part of one tensor, cut along its first dimension.
 
         Raises:
-            ValueError: not contiguous, or the sizes do not add up.
+            ValueError: the input is not contiguous.
+            RuntimeError: the output is not, or the sizes do not add up.
         """
-        if not (tensor.is_contiguous() and output.is_contiguous()):
+        if not tensor.is_contiguous():
             raise ValueError("Tensors must be contiguous")
+        _refuse_strided("all_to_all_single", [output])
+        self._check("all_to_all_single", [tensor])
         outputs, inputs = self._cut("output", output, output_sizes), self._cut("input", tensor, sizes)
         return self._join("all_to_all_single", inputs, outputs, collectives.all_to_all, opts, result=[output])
 
@@ -293,21 +336,33 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def _global(self, place: int) -> int:
         return self._mailbox.ranks[place]
 
+    def _check(self, operation: str, tensors: Sequence[torch.Tensor], root: int | None = None) -> None:
+        """Refuse what gloo refuses of a collective, whatever the other ranks do."""
+        if root is not None:
+            refusals.check_root(operation, root, self._size)
+        finding = refusals.check_dtypes(operation, tensors, reduces="reduce" in operation)
+        if finding is not None:
+            self._note(finding, f"{operation} of {shown(tensors[0])}")
+
+    def _note(self, name: str, example: str) -> None:
+        """A finding: what works here and over NCCL, and gloo refuses."""
+        self._exchange.findings.setdefault(name, example)
+
     def _one_each(self, operation: str, what: str, tensors: Sequence[Any]) -> None:
         if len(tensors) != self._size:
-            raise ValueError(f"{operation}: {what} has {len(tensors)} entries for a group of {self._size} ranks")
+            raise RuntimeError(f"{operation}: {what} has {len(tensors)} entries for a group of {self._size} ranks")
 
     def _cut(self, what: str, tensor: torch.Tensor, sizes: list[int]) -> Tensors:
         length = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
             if length % self._size:
-                raise ValueError(
+                raise RuntimeError(
                     f"all_to_all_single: the {what}, {shown(tensor)}, cannot be cut in {self._size} equal parts"
                 )
             sizes = [length // self._size] * self._size
         self._one_each("all_to_all_single", f"{what}_split_sizes", sizes)
         if sum(sizes) != length:
-            raise ValueError(f"all_to_all_single: {what}_split_sizes {list(sizes)} do not add up to {shown(tensor)}")
+            raise RuntimeError(f"all_to_all_single: {what}_split_sizes {list(sizes)} do not add up to {shown(tensor)}")
         return list(torch.split(tensor, list(sizes)))
 
 
@@ -316,6 +371,14 @@ def _single_contiguous(tensors: Tensors) -> torch.Tensor:
     if not tensor.is_contiguous():
         raise RuntimeError(f"input tensor has to be contiguous: {shown(tensor)} with strides {list(tensor.stride())}")
     return tensor
+
+
+def _refuse_other_forms(
+    operation: str, tensors: Sequence[torch.Tensor], tensor: torch.Tensor, each: str = "output", other: str = "input"
+) -> None:
+    for one in tensors:
+        if one.shape != tensor.shape or one.dtype != tensor.dtype:
+            raise RuntimeError(f"{operation}: an {each} is {shown(one)}, but the {other} is {shown(tensor)}")
 
 
 SCRAMBLED = "gloo moves the wrong elements of such a tensor without a word, and NCCL refuses it: pass .contiguous()"

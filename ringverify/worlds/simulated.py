@@ -15,6 +15,7 @@ import gc
 import os
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
@@ -23,7 +24,9 @@ import torch
 
 from ringverify.worlds.baton import Baton, Unwound
 from ringverify.worlds.exchange import Event, Exchange
+from ringverify.worlds.printing import RankOutput, Show, as_rank, listening
 from ringverify.worlds.process_group import SimulatedGroup
+from ringverify.worlds.refusals import refusal_of
 from ringverify.worlds.stacks import one_line, traceback_of_user
 from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watching import Watch
@@ -37,18 +40,30 @@ _ONE_AT_A_TIME = threading.Lock()
 
 _RANK_THREADS = RankThreads()
 
+FOREIGN_GROUP = (
+    "A process group of another rank or of an earlier run was used. Ranks of the simulated world are threads of one "
+    "process and share what a module keeps: a module that caches its group or rank has to declare processes=True"
+)
+NO_RANK = (
+    "torch.distributed was called on a thread that is no rank's. In the simulated world each rank is one thread, "
+    "and threads that it starts belong to no rank: call torch.distributed on the rank's own thread, or declare "
+    "processes=True"
+)
+
 
 class SimulatedWorld:
     """Ranks as threads. See the module.
 
     Args:
         observe: called, on the rank's thread, at every post and every finish of an operation.
+        show: what becomes of what ranks print.
     """
 
     name = "simulated"
 
-    def __init__(self, observe: Callable[[Event], None] | None = None) -> None:
+    def __init__(self, observe: Callable[[Event], None] | None = None, *, show: Show = "plain") -> None:
         self._observe = observe
+        self._show = show
 
     def run(
         self,
@@ -89,8 +104,11 @@ class SimulatedWorld:
         started = time.perf_counter()
         with _ONE_AT_A_TIME:
             watching = Watch(world_size, memory=watch == "memory") if watch else None
-            ranks = _Ranks(program, argument, world_size, seed, conditions or Conditions(), watching, self._observe)
-            with _no_collector() if watch == "memory" else contextlib.nullcontext():
+            output = RankOutput(world_size, self._show)
+            ranks = _Ranks(
+                program, argument, world_size, seed, conditions or Conditions(), watching, self._observe, output
+            )
+            with listening(self._show), _no_collector() if watch == "memory" else contextlib.nullcontext():
                 failure = ranks.run(deadline)
         exchange = ranks.exchange
         exchange.settle()
@@ -103,6 +121,9 @@ class SimulatedWorld:
             hazards=watching.hazards(exchange.left(), failed=failure is not None) if watching else (),
             traffic=watching.traffic() if watching else None,
             memory=watching.memory() if watching else (),
+            findings=tuple(sorted(exchange.findings.items())),
+            printed=output.printed(),
+            notes=ranks.notes(),
         )
 
     def close(self) -> None:
@@ -121,9 +142,12 @@ class _Ranks:
         conditions: Conditions,
         watch: Watch | None,
         observe: Callable[[Event], None] | None,
+        output: RankOutput,
     ) -> None:
         self._program, self._argument, self._size = program, argument, world_size
         self._watch = watch
+        self._output = output
+        self._foreign_group = False
         self._baton = Baton(world_size, seed)
         self.exchange = Exchange(self._baton, world_size, conditions, seed, watch)
         self._baton.explain, self._baton.relieve = self._mail, self.exchange.relieve
@@ -195,9 +219,13 @@ class _Ranks:
             _RANK_THREADS.enter(bookkeeping, self._store)
             if self._watch is not None:
                 self._watch.enter(rank)
-            self.results[rank] = self._program(self._argument)
+            with as_rank(rank, self._output):
+                self.results[rank] = self._program(self._argument)
         except Unwound:
-            pass
+            if not self._baton.over:  # another run's end, met at a group of that run
+                self._foreign_group = True
+                message = f"rank {rank} communicated over a process group of an earlier run"
+                self._baton.fail(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
         except WorldUnavailable as error:
             self._unavailable = error
             self._baton.stop(None)
@@ -206,12 +234,25 @@ class _Ranks:
             message = f"rank {rank} called sys.exit({code})"
             self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
         except BaseException as error:
+            self._foreign_group |= self._met_foreign_group(rank, error)
             message = f"rank {rank} raised {one_line(error)}"
-            self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
+            told, exception = traceback_of_user(error), type(error).__name__
+            self._baton.fail(Failure("raised", rank, message, told, exception, refusal_of(error)))
         finally:
             if self._watch is not None:
                 self._watch.leave(rank)
             _RANK_THREADS.leave()
+
+    def _met_foreign_group(self, rank: int, error: BaseException) -> bool:
+        """Whether an error was raised where a group was at hand that is not this rank's, or not of this run."""
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        groups = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, SimulatedGroup)]
+        return any(not group.belongs_to(self.exchange, rank) for group in groups)
+
+    def notes(self) -> tuple[str, ...]:
+        """What this world noticed that its ranks cannot do in it."""
+        found = [FOREIGN_GROUP] if self._foreign_group else []
+        return (*found, NO_RANK) if _RANK_THREADS.strangers else tuple(found)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 `torch.distributed` keeps its bookkeeping in a module variable, its groups in a registry in C++, and builds the backends
 of a new group itself. For ranks that are threads the first must be the thread's own, the second thread-isolated, and
 the third ours. Nothing of that is public. Each name is looked up here when a run begins, and `WorldUnavailable` says in
-one line which of them this version of torch lacks.
+one line which of them this version of torch lacks. What a version of torch keeps beyond that, such as the flight
+recorder's hooks since 2.14, starts on each rank as it starts in torch itself.
 
 | interface | for what |
 |---|---|
 | `distributed_c10d._world`, an object with the attributes of `RankBookkeeping` | a default group for each thread |
+| `distributed_c10d._World`, its class, made without arguments | attributes that `RankBookkeeping` does not name |
 | `distributed_c10d._new_process_group_helper(size, rank, ranks, backend, store, name, …)` | what `new_group` builds |
 | `distributed_c10d._find_pg_by_ranks_and_tag` | groups that functional collectives ask for by tag |
 | `_register_process_group`, `_unregister_all_process_groups` | resolving groups by name, from C++ |
@@ -40,6 +42,8 @@ MakeGroup = Callable[[str, "tuple[int, ...]", str], dist.ProcessGroup]
 class RankBookkeeping:
     """What `torch.distributed` remembers about one rank: the attributes of its own `_World`, and none shared.
 
+    An attribute that is not named here begins as in a new `_World` of this version of torch, apart for each rank.
+
     Attributes:
         make_group: builds this rank's handle of a group from its name, its global ranks and its description.
         exited: told when this rank ends its process, or would if it had one.
@@ -50,6 +54,7 @@ class RankBookkeeping:
         self.world_size = world_size
         self.make_group = make_group
         self.exited = exited
+        self._defaults = c10d._World()
         self.default_pg: Any = None
         self.pg_map: dict[Any, Any] = {}
         self.pg_names: dict[Any, str] = {}
@@ -59,7 +64,6 @@ class RankBookkeeping:
         self.tags_to_pg: dict[str, list[Any]] = {}
         self.pg_to_tag: dict[Any, str] = {}
         self.pg_coalesce_state: dict[Any, list[Any]] = {}
-        self.comms: list[Any] = []
         self.closed = False
 
     @property
@@ -78,9 +82,13 @@ class RankBookkeeping:
         ]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name == "_defaults":
             raise AttributeError(name)
-        raise WorldUnavailable(_lacking(f"distributed_c10d._world.{name} (asked for, and unknown here)"))
+        value = getattr(self._defaults, name)
+        if isinstance(value, (dict, list, set)):
+            value = type(value)()  # torch keeps some of them for the whole process
+        setattr(self, name, value)
+        return value
 
     def register(self, group: dist.ProcessGroup, name: str, ranks: tuple[int, ...], backend: str, store: Any) -> None:
         """Make a group known to `torch.distributed` on the calling thread."""
@@ -113,11 +121,14 @@ class RankBookkeeping:
 class _BookkeepingByThread:
     """Stands in for `distributed_c10d._world`: a rank's thread sees its own bookkeeping, all others the outer one."""
 
-    def __init__(self, outer: Any, of_thread: threading.local) -> None:
+    def __init__(self, outer: Any, of_thread: threading.local, strange: Callable[[], None]) -> None:
         object.__setattr__(self, "outer", outer)
         object.__setattr__(self, "_of_thread", of_thread)
+        object.__setattr__(self, "_strange", strange)
 
     def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._of_thread, "bookkeeping"):
+            self._strange()
         return getattr(getattr(self._of_thread, "bookkeeping", self.outer), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -125,9 +136,15 @@ class _BookkeepingByThread:
 
 
 class RankThreads:
-    """Gives threads their own `torch.distributed` while it is installed, and every other thread the one it had."""
+    """Gives threads their own `torch.distributed` while it is installed, and every other thread the one it had.
+
+    Attributes:
+        strangers: whether a thread that is no rank's has asked for `torch.distributed` since a run began.
+    """
 
     def __init__(self) -> None:
+        self.strangers = False
+        self._known: frozenset[threading.Thread] = frozenset()
         self._of_thread = threading.local()
         self._outer_helper: Callable[..., Any] | None = None
         self._leaving = threading.Lock()
@@ -150,14 +167,19 @@ class RankThreads:
         isolate = _interface("_set_thread_isolation_mode")
         for name in ("_register_process_group", "_unregister_all_process_groups", "_set_global_rank"):
             _interface(name)
-        for name in ("_world", "_find_pg_by_ranks_and_tag", "_new_process_group_helper"):
+        for name in ("_world", "_World", "_find_pg_by_ranks_and_tag", "_new_process_group_helper"):
             if not hasattr(c10d, name):
                 raise WorldUnavailable(_lacking(f"distributed_c10d.{name}"))
         isolate(True)
+        self.strangers, self._known = False, frozenset(threading.enumerate())
         if not self.installed:
             self._outer_helper = c10d._new_process_group_helper
             c10d._new_process_group_helper = self._new_process_group_helper  # type: ignore[assignment] # fewer types
-            c10d._world = _BookkeepingByThread(c10d._world, self._of_thread)  # type: ignore[assignment] # a stand-in
+            c10d._world = _BookkeepingByThread(c10d._world, self._of_thread, self._strange)  # type: ignore[assignment] # a stand-in
+
+    def _strange(self) -> None:
+        """Note that a thread which began after the run did is no rank's."""
+        self.strangers |= threading.current_thread() not in self._known
 
     def remove(self, ranks: Iterable[RankBookkeeping], *, keep: bool) -> None:
         """Give the outer `torch.distributed` back.

@@ -25,6 +25,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any, Literal
 
+from ringverify.worlds import reproducible
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.gloo_rank import LOOPBACK, LocalRank, Rank, Source
 from ringverify.worlds.gloo_wire import Died, Event, NotReady, Raised, Seat
@@ -198,6 +199,7 @@ class Crew:
             device=member.local_rank if self.name == "nccl" else None,
             store=(self._here.address, self._here.port, f"{_key(self._here)}/{self._number}"),
             interface=LOOPBACK if self._alone else None,
+            products=reproducible.mode(),
         )
 
     def _arrivals(self, wanted: int, number: int | None = None) -> Iterator[tuple[Connection, Any]]:

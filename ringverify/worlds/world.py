@@ -27,12 +27,16 @@ class Failure:
         rank: the rank that it began with, if it is one rank's.
         message: one line, for a table or a report.
         detail: all that is known: the rank's own traceback, who waits for whom, captured output.
+        exception: type of the exception, if a rank raised one.
+        refusal: the name of what the transport refused, where it is known to come and go with the number of ranks.
     """
 
     kind: FailureKind
     rank: int | None
     message: str
     detail: str
+    exception: str | None = None
+    refusal: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +111,10 @@ class Run:
         hazards: what only a forgiving transport forgives, in the order in which it was seen; of a watched run.
         traffic: who sent how much to whom; of a watched run.
         memory: the most that each rank had allocated at once, in rank order; of a run watched for it.
+        findings: what worked in a simulated world and gloo refuses: a name and an example each.
+        printed: what each rank printed that printed anything, cut at the front; `None` stands for the process that
+            simulated ranks share.
+        notes: what a simulated world noticed that its ranks could not do in it, a sentence each.
     """
 
     results: tuple[Any, ...]
@@ -117,6 +125,9 @@ class Run:
     hazards: tuple[Hazard, ...] = ()
     traffic: Traffic | None = None
     memory: tuple[Memory, ...] = ()
+    findings: tuple[tuple[str, str], ...] = ()
+    printed: tuple[tuple[int | None, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class WorldUnavailable(RuntimeError):

@@ -49,7 +49,7 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     options = [*TINY, "--length", "64", "--pattern", "dense,window", "--phases", "--memory"]
     plot = ["--plot", str(folder / "plot.svg")] if importlib.util.find_spec("matplotlib") else []
-    written = ["--report", str(folder / "bench.json"), "--markdown", str(folder / "bench.md")]
+    written = ["--json", str(folder / "bench.json"), "--markdown", str(folder / "bench.md")]
     assert main(["bench", *options, *written, *plot]) == 0
     return json.loads((folder / "bench.json").read_text()), folder
 
@@ -157,9 +157,7 @@ def test_a_report_is_shown_again_without_measuring(whole, capsys):
 
 def test_a_crossover_names_lengths_and_the_cost_of_a_hop(bench):
     """Three methods at every length."""
-    code, out, _, report = bench(
-        "--crossover", *TINY, "--length", "128", "--pattern", "dense", "--report", "bench.json"
-    )
+    code, out, _, report = bench("--crossover", *TINY, "--length", "128", "--pattern", "dense", "--json", "bench.json")
     assert code == 0
     found = report["crossover"][0]
     assert [point["length"] for point in found["points"]] == [64, 128]
@@ -183,7 +181,7 @@ def test_a_crossover_names_lengths_and_the_cost_of_a_hop(bench):
         (["--pattern", "diagonal"], ["'diagonal'", "uneven"]),
         (["--pattern", "dense", "--causal"], ["--pattern dense contradicts --causal"]),
         (["--pattern", "causal", "--no-causal"], ["--pattern causal contradicts --no-causal"]),
-        (["--report", "nowhere/bench.json"], ["nowhere/bench.json", "no folder"]),
+        (["--json", "nowhere/bench.json"], ["nowhere/bench.json", "no folder"]),
         (["--plot", "bench.gif"], ["bench.gif", ".svg or .png"]),
         (["--saved", "nothing.json"], ["nothing.json"]),
     ],
@@ -208,7 +206,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(bench, monkeypatch):
 
 def test_no_rounds_leave_memory_alone(bench):
     """For long sequences, whose times nobody waits for."""
-    code, out, _, report = bench(*TINY, "--repeat", "0", "--memory", "--length", "32", "--report", "bench.json")
+    code, out, _, report = bench(*TINY, "--repeat", "0", "--memory", "--length", "32", "--json", "bench.json")
     assert code == 0
     assert (report["speed"], report["cuda"]) == ([], None)
     assert [found["pattern"] for found in report["memory"]] == ["dense", "causal"]
@@ -253,7 +251,7 @@ def test_an_interrupt_ends_it_and_leaves_no_process(tmp_path):
 def test_dilations_are_compared_with_what_they_are_made_of(bench):
     """Both head modes with the branches that were named, beside the dense problems and a ring of all pairs."""
     options = [*TINY, "--dilation", "8:1,32:3", "--length", "64", "--heads", "2"]
-    code, out, _, report = bench(*options, "--report", "bench.json")
+    code, out, _, report = bench(*options, "--json", "bench.json")
     assert code == 0
     assert [one["pattern"] for one in report["speed"]] == ["dilation-split", "dilation-shared"]
     for entry in report["speed"]:
@@ -277,7 +275,7 @@ def test_what_was_measured_before_a_world_died_is_kept(bench, monkeypatch):
         return measured(world, workload, *others, **named)
 
     monkeypatch.setattr(speed, "measured", dies)
-    written = ["--report", "bench.json", "--markdown", "bench.md"]
+    written = ["--json", "bench.json", "--markdown", "bench.md"]
     code, out, err, report = bench(*TINY, "--length", "64", "--sides", "plain,ring", *written)
     assert code == 3
     assert "rank 1 died" in err

@@ -18,10 +18,11 @@ from yamllint.config import YamlLintConfig
 pytestmark = pytest.mark.timeout(120)
 
 ALL = ["action.yml", *workflows()]
-BUILT_IN_NAMES = {"github.action_path", "github.ref", "github.run_id", "vars.GPU_RUNNER"}
+BUILT_IN_NAMES = {"github.action_path", "github.ref", "github.run_id", "vars.GPU_RUNNER", "vars.TORCH_CPU_INDEX"}
 RUN_ELSEWHERE = {".venv/bin/ringverify doctor": "README shows it, so its commands are run with those of the documents"}
 NOT_RUN_HERE = {
     "make test PYTHON=python": "it is what runs this test",
+    "make suite PYTHON=python": "it is what runs this test, with other versions",
     "make install PYTHON=python": "it installs packages; `make test` has just done so",
     "make install PYTHON=python3": "it installs packages; `make test` has just done so",
 }
@@ -111,6 +112,35 @@ def test_the_matrix_has_every_python_that_is_promised():
     first, last = re.findall(r"Python 3\.(\d+) to 3\.(\d+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))[0]
     versions = document(".github/workflows/tests.yml")["jobs"]["cpu"]["strategy"]["matrix"]["python"]
     assert versions == [f"3.{minor}" for minor in range(int(first), int(last) + 1)]
+
+
+def test_the_oldest_the_pinned_and_the_newest_versions_have_a_job_each():
+    """`make` knows them, and nothing else."""
+    jobs = document(".github/workflows/tests.yml")["jobs"]
+    assert jobs["versions"]["strategy"]["matrix"]["versions"] == ["floor", "newest"]
+    assert jobs["versions"]["env"]["VERSIONS"] == "${{ matrix.versions }}"
+    assert "VERSIONS" not in jobs["cpu"].get("env", {})
+    for versions, folder in {"pinned": ".venv", "floor": ".venv-floor", "newest": ".venv-newest"}.items():
+        assert f"python3 -m venv {folder}\n" in _made("--dry-run", "--always-make", "install", versions=versions).stdout
+    refused = _made("install", "--always-make", versions="oldest")
+    assert refused.returncode != 0
+    assert "VERSIONS=oldest: expected pinned, floor or newest" in refused.stderr
+
+
+def test_the_floor_is_what_the_package_asks_for():
+    """Of each dependency that has one, as `make` reads them; of torch above all."""
+    words = _made("--dry-run", "--always-make", "install", versions="floor").stdout
+    script = re.search(r"sed -n '([^']*)' pyproject.toml", words).group(1)
+    floors = subprocess.run(["sed", "-n", script, ROOT / "pyproject.toml"], capture_output=True, text=True, check=True)
+    asked = re.findall(r'^  "([\w-]+)>=([\d.]+)', (ROOT / "pyproject.toml").read_text().split("[project.opt")[0], re.M)
+    assert floors.stdout.split() == [f"{name}=={version}" for name, version in asked]
+    assert "torch==2.11" in floors.stdout.split()
+
+
+def _made(*words, versions):
+    """What `make` says."""
+    command = ["make", *words, f"VERSIONS={versions}", "PYTHON=python3"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):

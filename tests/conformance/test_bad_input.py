@@ -24,6 +24,19 @@ WRONG_USAGE = {
     "module that is not there": (["check", "no_such_module:attend"], ["'no_such_module'", "PYTHONPATH"]),
     "submodule that is not there": (["check", "json.no_such:attend"], ["'json.no_such'", "PYTHONPATH"]),
     "file that is not there": (["check", "nothing.py:attend"], ["'nothing.py'", "the whole path"]),
+    "module without an attribute": (
+        ["check", "ringverify.ring.declared"],
+        ["ringverify.ring.declared holds 2 implementations", "name one or several of ringverify.ring.declared:ring "],
+    ),
+    "file without an attribute": (
+        ["check", miniature("plain_function:")[:-1]],
+        ["plain_function.py holds one implementation: name it, ", "plain_function.py:decorated"],
+    ),
+    "module without an implementation": (
+        ["check", "json"],
+        ["json holds no implementation", "@ringverify.implementation(...)", "ringverify init"],
+    ),
+    "file that is not there, without an attribute": (["check", "nothing.py"], ["'nothing.py'", "the whole path"]),
     "attribute that is not there": (
         ["check", miniature("plain_function:nothing")],
         ["'nothing'", "implementations there: decorated"],

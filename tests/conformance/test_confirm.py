@@ -24,7 +24,7 @@ def violated(ringverify, target, property, examples=20):
 def test_a_wrong_result_is_shown_by_its_script(ringverify):
     """dk and dv change places: the script says on which ranks, is kept if asked for, and JSON tells of it."""
     report = violated(ringverify, miniature("faulty_rings:swapped_gradients"), "gradients")
-    outcome = ringverify("confirm", report, "--scripts", "shown", "--report", "seen.json")
+    outcome = ringverify("confirm", report, "--scripts", "shown", "--json", "seen.json")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith("shown       swapped gradients  gradients: wrong: d")
     assert outcome.out.endswith("1 of 1 violations are shown without ringverify\n")
@@ -95,9 +95,9 @@ def test_bad_input_is_one_line(ringverify):
     assert outcome.code == 3
     assert_one_line(outcome.err, ["no violation"])
     report = violated(ringverify, miniature("faulty_rings:swapped_gradients"), "gradients")
-    outcome = ringverify("confirm", report, "--report", "nowhere/seen.json", "--scripts", "never")
+    outcome = ringverify("confirm", report, "--json", "nowhere/seen.json", "--scripts", "never")
     assert outcome.code == 2
-    assert_one_line(outcome.err, ["--report nowhere/seen.json", "there is no folder"])
+    assert_one_line(outcome.err, ["--json nowhere/seen.json", "there is no folder"])
     assert outcome.out == ""
     assert not (ringverify.folder / "never").exists(), "found out before any script is run"
     (case,) = (ringverify.folder / ".ringverify").glob("*.json")
@@ -109,7 +109,7 @@ def test_bad_input_is_one_line(ringverify):
     assert outcome.code == 2
     assert_one_line(outcome.err, ["none.jsonl"])
     (ringverify.folder / "other.json").write_text("{}")
-    with pytest.raises(UsageError, match="is not what ringverify confirm --report writes"):
+    with pytest.raises(UsageError, match="is not what ringverify confirm --json writes"):
         read(ringverify.folder / "other.json")
 
 

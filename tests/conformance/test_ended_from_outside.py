@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from command_line import miniature
 from processes import assert_nobody_is_left, session
 
+from ringverify.cli import NOBODY_READS
 from ringverify.reports.jsonl import ReportError, read_report
 
 pytestmark = [
@@ -56,15 +59,29 @@ def test_ctrl_c_ends_a_run_with_130_and_leaves_nobody(world, ringverify):
         read_report(Path("report.jsonl.partial"))
 
 
-def test_a_reader_who_leaves_ends_the_run_without_a_verdict(ringverify):
-    """`ringverify check … | head -1` is inconclusive: 1 would say that something is wrong with the implementation."""
+def test_a_reader_who_leaves_ends_the_run_silently_and_without_a_verdict(ringverify):
+    """`ringverify check … | head -1` ends with 141: 1 would say that something is wrong with the implementation."""
     process = ringverify.apart("check", "ring", "--report", "report.jsonl", "--max-examples", "3")
     process.stdout.readline()
     process.stdout.close()
     err = process.stderr.read()
-    assert process.wait(timeout=60) == 3
-    assert err == "ringverify: nobody reads the output any more, so the run was ended\n"
+    assert process.wait(timeout=60) == NOBODY_READS
+    assert err == ""
     assert not Path("report.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("list", "implementations"), ("list", "mutants"), ("--help",), ("plan", "--help")]
+)
+def test_a_list_that_nobody_reads_ends_silently(arguments, ringverify):
+    """`ringverify list … | head`, also where all of it is written at the end of the process only."""
+    reads, writes = os.pipe()
+    os.close(reads)  # the reader has gone before the first line
+    command = [sys.executable, "-m", "ringverify", *arguments]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, env=buffered, timeout=60, check=False)
+    os.close(writes)
+    assert (ended.returncode, ended.stderr) == (NOBODY_READS, b"")
 
 
 @pytest.mark.parametrize("world", RUNS)

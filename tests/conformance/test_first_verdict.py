@@ -1,6 +1,7 @@
 """From an implementation to a verdict: the loop that everything hangs on, on implementations whose truth is known."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -96,11 +97,18 @@ def without_seconds(events):
     ]
 
 
+def forget():
+    """Take away the cases of earlier runs, which would be tried first."""
+    shutil.rmtree(".ringverify", ignore_errors=True)
+    return True
+
+
 def test_the_same_seed_tells_the_same_twice(ringverify):
-    """Every event but for its seconds: examples, margins, counterexamples."""
+    """Every event but for its seconds: examples, margins, counterexamples. Cases of earlier runs come on top."""
     properties = ("--only", "forward,gradients,chunk_boundaries,inputs_untouched")
     arguments = (miniature("faulty_rings:dropped_key"), *properties, "--max-examples", 6, "--seed", 7)
-    assert without_seconds(ringverify.check(*arguments).events) == without_seconds(ringverify.check(*arguments).events)
+    first, second = (without_seconds(ringverify.check(*arguments).events) for _ in range(2) if forget())
+    assert first == second
 
 
 def test_another_seed_tries_other_cases(ringverify):
@@ -109,6 +117,7 @@ def test_another_seed_tries_other_cases(ringverify):
     first = [
         ringverify.check(target, "--only", "chunk_boundaries", "--seed", seed).told("counterexample")[0]["shrunk_from"]
         for seed in range(5)
+        if forget()
     ]
     assert len(set(first)) > 2
 
@@ -194,6 +203,20 @@ def test_a_budget_that_cuts_a_property_short_says_how_far_it_came(ringverify):
     asked = PROPERTIES["forward"].examples_in("nightly")
     assert event["reason"] == f"the time budget ended after {event['examples']} of {asked} examples"
     assert event["reason"] in outcome.out
+
+
+def test_a_budget_is_shared_among_properties_and_targets(ringverify):
+    """The first does not eat the time of the others: each is tried, each is cut short, and each says so."""
+    target = (miniature("right:attend"), miniature("right:attend_with_lse"))
+    some = ("forward", "gradients", "inputs_untouched")
+    budget = ("--time-budget", "24", "--only", ",".join(some), "--suite", "nightly")
+    outcome = ringverify.check(*target, *budget)
+    assert outcome.code == 0, outcome.out
+    events = outcome.told("property")
+    assert [event["property"] for event in events] == [*some, *some]
+    for event in events:
+        assert event["examples"] >= 1
+        assert event["reason"].startswith("the time budget ended after ")
 
 
 def test_exitfirst_stops_at_the_first_violation(ringverify):
@@ -314,13 +337,23 @@ def test_list_names_what_there_is(ringverify):
     assert [line.split()[0] for line in lines] == list(PROPERTIES)
 
 
-def test_doctor_says_what_this_machine_can_run(ringverify):
-    """Both worlds add two numbers up."""
+def test_doctor_says_in_three_lines_what_this_machine_can_run(ringverify):
+    """Versions, worlds, and whether checks can run; how to see more."""
     outcome = ringverify("doctor")
     assert outcome.code == 0
-    assert "world simulated works" in outcome.out
-    assert "world gloo      works" in outcome.out
-    assert "ring: can be checked" in outcome.out
+    versions, worlds, summary = outcome.out.splitlines()
+    assert "torch" in versions
+    assert worlds.startswith("worlds: simulated works, gloo works, nccl ")
+    assert summary.startswith("checks can run here")
+    assert "ringverify doctor -v" in summary
+
+
+def test_doctor_verbose_says_it_of_every_world_kernel_and_implementation(ringverify):
+    """Behind the three lines."""
+    lines = ringverify("doctor", "-v").out.splitlines()
+    assert lines[2].startswith("checks can run here")
+    assert {"world simulated works", "world gloo      works", "ring: can be checked"} < set(lines[3:])
+    assert [line.split(": ")[0] for line in lines[-len(targets.BUILT_IN) :]] == list(targets.BUILT_IN)
 
 
 def test_a_module_on_the_path_is_a_target_too(ringverify, monkeypatch):

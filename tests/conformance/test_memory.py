@@ -27,7 +27,6 @@ def hunted(attend: Implementation, claim: str) -> Hunt:
         runner,
         examples=2,
         seed=0,
-        until=float("inf"),
         progress=lambda done: None,
         shrinking=False,
     )

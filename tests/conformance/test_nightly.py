@@ -1,6 +1,8 @@
-"""The suites: quick and full repeat; nightly sees other cases each time, and tries first what failed before."""
+"""The suites: all but nightly repeat, nightly sees other cases each time; and each tries first what failed before."""
 
+import hashlib
 import json
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -10,7 +12,8 @@ from hypothesis import Phase, Verbosity
 
 from ringverify.check.options import MOST_DRAWN, seed_for
 from ringverify.check.profiles import NAME, home_of_our_own, profile
-from ringverify.properties.property import SUITES
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.suites import SUITES
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -19,7 +22,7 @@ WRONG = (miniature("faulty_rings:dropped_key"), "--only", "forward")
 
 def test_only_the_nightly_suite_draws_its_seed():
     """And only where none is asked for."""
-    assert seed_for("quick", None) == seed_for("full", None) == 0
+    assert seed_for("smoke", None) == seed_for("quick", None) == seed_for("full", None) == 0
     assert seed_for("nightly", 5) == seed_for("quick", 5) == 5
     assert seed_for("nightly", None, 77) == 77
     assert len({seed_for("nightly", None) for _ in range(20)}) > 1
@@ -71,23 +74,84 @@ def test_a_nightly_run_says_its_seed_and_is_repeated_by_it(ringverify):
     assert drawn.told("counterexample")[0]["shrunk_from"] == again.told("counterexample")[0]["shrunk_from"]
 
 
-def test_a_nightly_run_begins_with_what_failed_before(ringverify):
-    """Quick and full runs do not: they are the same wherever they run."""
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_suite_begins_with_what_failed_before(suite, ringverify):
+    """And says so; the cases that the seed draws come after it."""
     (first,) = ringverify.check(*WRONG, "--max-examples", 4).told("counterexample")
-    nightly = ringverify.check(*WRONG, "--max-examples", 4, "--suite", "nightly")
-    (again,) = nightly.told("counterexample")
-    assert nightly.told("property")[0]["examples"] == 1
-    assert again["shrunk_from"] == first["case_text"]
-    (quick,) = ringverify.check(*WRONG, "--max-examples", 4).told("counterexample")
-    assert quick["shrunk_from"] == first["shrunk_from"] != first["case_text"]
+    run = ringverify.check(*WRONG, "--max-examples", 4, "--suite", suite)
+    (again,) = run.told("counterexample")
+    (event,) = run.told("property")
+    assert (event["examples"], event["remembered"]) == (1, 1)
+    assert again["shrunk_from"] == first["case_text"] != first["shrunk_from"]
+    assert "1 of an earlier run" in run.out
 
 
-def test_what_an_earlier_run_left_is_tried_on_its_own_target_only_and_damage_is_passed_over(ringverify):
-    """Cases of others, of other properties, damaged and edited ones."""
+def test_a_case_that_holds_by_now_is_tried_each_time_and_kept(ringverify):
+    """Beside the cases that are asked for: what was mended once is what breaks again, and a report names the file."""
+    fixed = ringverify.folder / "mended.py"
+    fixed.write_text(Path(miniature("faulty_rings:").removesuffix(":")).read_text())
+    target = (f"{fixed}:dropped_key", "--only", "forward", "--max-examples", 4)
+    (found,) = ringverify.check(*target).told("counterexample")
+    fixed.write_text(Path(miniature("right:").removesuffix(":")).read_text().replace("def attend(", "def dropped_key("))
+    forget_the_module(fixed)
+    for _ in range(2):
+        run = ringverify.check(*target)
+        assert run.code == 0, run.out
+        (event,) = run.told("property")
+        assert (event["examples"], event["remembered"]) == (5, 1)
+    assert Path(found["file"]).is_file()
+
+
+def forget_the_module(file):
+    """Have a file loaded again."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == str(file):
+            del sys.modules[name]
+
+
+def test_a_case_that_cannot_be_tried_is_passed_over_with_a_word(ringverify):
+    """Edited, damaged, of another schema, or of a capability that is no longer declared; and others' are not ours."""
     (first,) = ringverify.check(*WRONG, "--max-examples", 4).told("counterexample")
     found = Path(first["file"])
     content = json.loads(found.read_text())
     found.write_text(json.dumps({**content, "summary": "edited"}))
     found.with_name(found.stem + "0.json").write_text("{")
-    nightly = ringverify.check(*WRONG, "--max-examples", 4, "--suite", "nightly", "--seed", 0)
-    assert nightly.told("counterexample")[0]["shrunk_from"] == first["shrunk_from"]
+    found.with_name(found.stem + "1.json").write_text(json.dumps({**content, "schema": 99}))
+    windowed = {**content, "case": {**content["case"], "problem": {**content["case"]["problem"], "window": [1, 0]}}}
+    sealed(found.with_name(found.stem + "2.json"), windowed)
+    sealed(found.with_name(found.stem + "3.json"), {**content, "target": "somebody else's"})
+    run = ringverify.check(*WRONG, "--max-examples", 4)
+    (event,) = run.told("property")
+    assert "remembered" not in event
+    words = ("was edited after it was recorded", "is truncated or not JSON", "has schema 99", "window")
+    assert len(event["passed_over"]) == len(words)
+    for word, line in zip(words, sorted(event["passed_over"], key=lambda line: found_in(words, line)), strict=True):
+        assert "passed over: " in line
+        assert word in line
+        assert line in run.out
+    assert run.told("counterexample")[0]["shrunk_from"] == first["shrunk_from"]
+
+
+def found_in(words, line):
+    """Which of the words is in a line."""
+    return [word in line for word in words].index(True)
+
+
+def sealed(path, content):
+    """Write a case as `check` would."""
+    content = {name: value for name, value in content.items() if name != "seal"}
+    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**content, "seal": seal}))
+
+
+def test_the_smoke_suite_tries_ten_examples_of_each_property_at_most():
+    """Those that have fewer in the quick suite keep them."""
+    for property in PROPERTIES.values():
+        assert property.examples_in("smoke") == min(10, property.examples_in("quick"))
+        assert property.examples_in("quick") * 10 == property.examples_in("full")
+
+
+@pytest.mark.parametrize("fault", ["dropped_key", "wrong_scale"])
+def test_the_smoke_suite_finds_a_simple_fault(fault, ringverify):
+    """What it is there for."""
+    assert ringverify.check(miniature(f"faulty_rings:{fault}"), "--only", "forward", "--suite", "smoke").code == 1

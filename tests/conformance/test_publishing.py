@@ -42,7 +42,7 @@ def test_a_survey_becomes_a_page(ringverify, capsys):
     survey.mkdir()
     only = ("--only", "gradients", "--max-examples", 2, "--cases", "survey/cases")
     assert ringverify("check", "peer:ring-attention-pytorch", *only, "--report", survey / "one.jsonl").code == 1
-    assert ringverify("confirm", survey / "one.jsonl", "--report", survey / "confirmed.json").code == 0
+    assert ringverify("confirm", survey / "one.jsonl", "--json", survey / "confirmed.json").code == 0
     capsys.readouterr()
     assert publishing.main(["survey"]) == 1
     assert (

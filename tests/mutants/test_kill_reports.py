@@ -27,7 +27,7 @@ def report(tmp_path_factory):
         ["A9", "O96", "--only", "forward,reentrancy", "--matrix", "--max-examples", "5"],
         ["plain ring", "--variants", "--only", "forward,exact_selection", "--max-examples", "12"],
     ):
-        assert main(["mutants", *arguments, "--report", str(path)]) == 0
+        assert main(["mutants", *arguments, "--json", str(path)]) == 0
     return path
 
 
@@ -49,14 +49,14 @@ def test_each_run_adds_its_section(report):
 def test_the_table_says_what_each_property_kills_alone(report, tmp_path, capsys):
     """And how it was made, in commands that exist."""
     page = tmp_path / "mutants.md"
-    assert main(["mutants", "--table", str(page), "--report", str(report)]) == 0
+    assert main(["mutants", "--table", str(page), "--json", str(report)]) == 0
     text = page.read_text(encoding="utf-8")
     assert "| `reentrancy` | semantic | 2 | 1 | O96 | 0 in 0 |" in text
     assert "| `forward` | semantic | 1 | 0 |  | 0 in " in text
     assert "| mutants killed | 2 of 2 |" in text
     assert "**0 false alarms**" in text
     assert "| O96 | state | out is overwritten by the next call | reentrancy " in text
-    assert "$ ringverify mutants --matrix --max-examples 5 --jobs 1 --report" in text
+    assert "$ ringverify mutants --matrix --max-examples 5 --jobs 1 --json" in text
 
 
 def test_a_false_alarm_is_told_and_fails(monkeypatch, capsys):
@@ -83,8 +83,8 @@ def test_two_processes_find_what_one_finds(capsys):
         (["X9"], "unknown mutant 'X9'"),
         (["A9", "--variants"], "unknown implementation 'A9'"),
         (["--write-expected", "kills.json"], "needs --matrix"),
-        (["--table", "mutants.md"], "name their file with --report"),
-        (["--table", "mutants.md", "--report", "nowhere.json"], "name their file with --report"),
+        (["--table", "mutants.md"], "name their file with --json"),
+        (["--table", "mutants.md", "--json", "nowhere.json"], "name their file with --json"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(arguments, words, capsys, monkeypatch, tmp_path):
@@ -98,6 +98,6 @@ def test_a_report_of_something_else_is_not_overwritten(tmp_path, capsys):
     """It is refused, and stays as it was."""
     path = tmp_path / "other.json"
     path.write_text('{"schema": 1}')
-    assert main(["mutants", "A9", "--only", "forward", "--report", str(path)]) == 2
+    assert main(["mutants", "A9", "--only", "forward", "--json", str(path)]) == 2
     assert "schema 2" in capsys.readouterr().err
     assert path.read_text() == '{"schema": 1}'

@@ -46,7 +46,7 @@ def test_the_plugin_is_found_by_its_entry_point():
     assert found.load() is pytest_plugin is sys.modules["ringverify.pytest_plugin"]
 
 
-NOT_OURS = {"exitfirst", "verbose", "junit", "html", "markdown", "help"}
+NOT_OURS = {"exitfirst", "verbose", "quiet", "junit", "html", "markdown", "help"}
 """Options of `check` that pytest has itself, or that make pages of a report."""
 
 

@@ -149,6 +149,7 @@ HELP = "import ringverify.cli\ntry:\n    ringverify.cli.main(['--help'])\nexcept
 LIGHT = {
     "the package": "import ringverify",
     "the plug-in contract": "from ringverify import implementation\nimplementation()(lambda q, k, v, call: q)",
+    "the ring's package": "import ringverify.ring",
     "the command line": "import ringverify.cli",
     "its help": HELP,
     "its lists": "from ringverify.cli import main\nmain(['list', 'implementations'])\nmain(['list', 'peers'])",

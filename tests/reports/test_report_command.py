@@ -41,7 +41,7 @@ def tree():
 
 def test_a_site_is_a_page_and_badges(capsys):
     """Of all reports together, in a folder that is made; each file is named with its size."""
-    assert main(["report", "a.jsonl", "b.jsonl", "--html", "site/"]) == 0
+    assert main(["report", "a.jsonl", "b.jsonl", "--site", "site/"]) == 0
     text = Path("site/index.html").read_text(encoding="utf-8")
     assert all(f'id="i{number}"' in text for number in range(5))
     badges = sorted(path.name for path in Path("site/badges").iterdir())
@@ -68,7 +68,7 @@ def test_what_was_there_is_replaced_and_what_is_not_ours_stays():
     Path("site").mkdir()
     Path("site/CNAME").write_text("example.org\n")
     for report in ("a.jsonl", "b.jsonl"):
-        assert main(["report", report, "--html", "site"]) == 0
+        assert main(["report", report, "--site", "site"]) == 0
     assert "another" in Path("site/index.html").read_text(encoding="utf-8")
     assert Path("site/CNAME").read_text() == "example.org\n"
 
@@ -89,36 +89,36 @@ def changed(field, value):
 BAD = {
     "no output": (["a.jsonl"], ["nothing to write", "--html"]),
     "no report": ([], ["FILE.jsonl", "--help"]),
-    "report that is not there": (["c.jsonl", "--html", "site"], ["c.jsonl", "name a file that check --report wrote"]),
-    "report that is a folder": (["folder", "--html", "site"], ["folder", "name a file"]),
-    "report that is none": (["file", "--html", "site"], ["file", "damaged at line 1"]),
-    "report named twice": (["a.jsonl", "./a.jsonl", "--html", "site"], ["a.jsonl is named twice"]),
-    "label without a file": (["gpu=", "--html", "site"], ["'gpu='", "LABEL=FILE"]),
+    "report that is not there": (["c.jsonl", "--site", "site"], ["c.jsonl", "name a file that check --report wrote"]),
+    "report that is a folder": (["folder", "--site", "site"], ["folder", "name a file"]),
+    "report that is none": (["file", "--site", "site"], ["file", "damaged at line 1"]),
+    "report named twice": (["a.jsonl", "./a.jsonl", "--site", "site"], ["a.jsonl is named twice"]),
+    "label without a file": (["gpu=", "--site", "site"], ["'gpu='", "LABEL=FILE"]),
     "one name twice": (
-        ["a.jsonl", "same.jsonl", "--html", "site"],
+        ["a.jsonl", "same.jsonl", "--site", "site"],
         ["a.jsonl", "same.jsonl", "'my_package.ring.attend'", "label", "new=same.jsonl"],
     ),
     "page in no folder": (["a.jsonl", "--html", "x/p.html"], ["--html x/p.html", "no folder x", "make it first"]),
-    "site in no folder": (["a.jsonl", "--html", "x/site"], ["--html x/site", "no folder x", "make it first"]),
-    "site that is a file": (["a.jsonl", "--html", "file"], ["--html file is a file", "name a folder"]),
-    "site in a file": (["a.jsonl", "--html", "file/site"], ["--html file/site", "no folder file"]),
+    "site in no folder": (["a.jsonl", "--site", "x/site"], ["--site x/site", "no folder x", "make it first"]),
+    "site that is a file": (["a.jsonl", "--site", "file"], ["--site file is a file", "name a folder"]),
+    "site in a file": (["a.jsonl", "--site", "file/site"], ["--site file/site", "no folder file"]),
     "junit that is a folder": (["a.jsonl", "--junit", "folder"], ["--junit folder is a folder", "name a file"]),
     "junit in no folder": (["a.jsonl", "--junit", "x/j.xml"], ["--junit x/j.xml", "no folder x"]),
     "badges that are a file": (["a.jsonl", "--badges", "file"], ["--badges file is a file", "name a folder"]),
-    "badges where a page is": (["a.jsonl", "--html", "site", "--badges", "site"], ["--badges site", "named by --html"]),
+    "badges where a page is": (["a.jsonl", "--site", "site", "--badges", "site"], ["--badges site", "named by --site"]),
     "an output where the page is": (
-        ["a.jsonl", "--html", "folder", "--junit", "folder/index.html"],
-        ["--junit folder/index.html is named by --html too"],
+        ["a.jsonl", "--site", "folder", "--junit", "folder/index.html"],
+        ["--junit folder/index.html is named by --site too"],
     ),
     "two outputs of one name": (
         ["a.jsonl", "--junit", "x", "--markdown", "./x"],
         ["--markdown x is named by --junit too", "name another"],
     ),
     "an output that is read": (["a.jsonl", "--junit", "a.jsonl"], ["--junit a.jsonl is a report that is read"]),
-    "another schema": (["a.jsonl", "c.jsonl", "--html", "site"], ["c.jsonl", "schema 2", "this reads 1", "upgrade"]),
-    "incomplete": (["b.jsonl", "short.jsonl", "--html", "site"], ["short.jsonl", "incomplete", "no footer"]),
-    "cut off": (["b.jsonl", "cut.jsonl", "--html", "site"], ["cut.jsonl", "cut off or damaged at line"]),
-    "edited": (["edited.jsonl", "--html", "site"], ["edited.jsonl", "was edited"]),
+    "another schema": (["a.jsonl", "c.jsonl", "--site", "site"], ["c.jsonl", "schema 2", "this reads 1", "upgrade"]),
+    "incomplete": (["b.jsonl", "short.jsonl", "--site", "site"], ["short.jsonl", "incomplete", "no footer"]),
+    "cut off": (["b.jsonl", "cut.jsonl", "--site", "site"], ["cut.jsonl", "cut off or damaged at line"]),
+    "edited": (["edited.jsonl", "--site", "site"], ["edited.jsonl", "was edited"]),
 }
 
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(mistake, capsys):
 
 def test_a_disk_that_is_full_leaves_what_was_there(monkeypatch, capsys):
     """A file is seen whole or not at all, and the page is not replaced when its badges could not be."""
-    assert main(["report", "b.jsonl", "--html", "site"]) == 0
+    assert main(["report", "b.jsonl", "--site", "site"]) == 0
     before = tree()
 
     def full(source, target):
@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(monkeypatch, capsys):
 
     capsys.readouterr()
     monkeypatch.setattr(os, "replace", full)
-    assert main(["report", "b.jsonl", "--html", "site"]) == USAGE
+    assert main(["report", "b.jsonl", "--site", "site"]) == USAGE
     assert "No space left on device; name another place" in capsys.readouterr().err
     assert tree() == before
 

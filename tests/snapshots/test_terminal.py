@@ -31,7 +31,8 @@ def row(property, verdict, **fields):
 def end(verdict, counts, **fields):
     """The events that end an implementation and the run."""
     plain = {
-        "implementation": "my_package.ring.attend", "world": "simulated", "undeclared": [], "not_run": 0,
+        "implementation": "my_package.ring.attend", "world": "simulated", "not_run_in": ["gloo"], "undeclared": [],
+        "not_run": 0,
         "examples": 0, "runs": 0, "seconds": 0.0, "seconds_inside": 0.0,
     }  # fmt: skip
     codes = {"conformant": 0, "violations": 1, "inconclusive": 3}
@@ -66,7 +67,7 @@ def counterexample(property, **fields):
 VALUE = counterexample(
     "gradients", rank=1, tensor="dk", index=[0, 0, 0, 2], position=1, actual=0.25, expected=0.125, error=0.125,
     allowed=2.5e-6, margin=50000.0, wrong={"0": 3, "1": 4}, of=8, summary="dk is wrong on ranks 0, 1: 7 of 8 elements",
-    diagnosis="dk on every rank equals dk + dv (residual 3e-07)",
+    diagnosis="the returned dk holds the sum of the right dk and the right dv (residual 3e-07)",
     where={"text": ["dk, all keys of every rank", "on rank 0 the part of rank 1's queries (hop 1) is wrong"]},
 )  # fmt: skip
 NAN = counterexample(
@@ -76,7 +77,7 @@ NAN = counterexample(
 EXACT = counterexample(
     "masked_rows", rank=0, tensor="out", index=[0, 1, 0, 0], position=1, actual=1e-8, expected=0.0, error=1e-8,
     allowed=0.0, margin="inf", wrong={"0": 1}, of=2, summary="out is wrong on rank 0: 1 of 2 elements",
-    diagnosis="no suspicion explains this",
+    takes=["2 ranks", "2 tokens", "a causal mask"], first_margin=120.0,
     where={"text": ["out, rank 0 query 1 (position 1), head 0 of 2"]},
 )  # fmt: skip
 RAISED = counterexample(
@@ -101,12 +102,31 @@ SURPRISE = (
     'take the entry out, or write found = "sometimes" if not every run finds it'
 )
 
+REFUSED = {
+    "summary": "rank 0 raised RuntimeError: rank 0 sends to itself: gloo refuses that",
+    "case": {},
+    "case_text": "1 rank n=2 batch=1 heads=1 dim=1 float32 contiguous values=normal seed=0 schedule=0",
+}
+STACKED = "a gathered tensor that does not lie along the first axis: all_gather_into_tensor of [2, 3] into [2, 2, 3]"
+
 RUNS = {
     "conformant": [
         HEADER,
         row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
         row("gradients", "pass", examples=350, seconds=12.5, margin=0.998),
         *end("conformant", {"pass": 2}, examples=550, runs=561, seconds=16.75, seconds_inside=8.375),
+    ],
+    "conformant_over_gloo": [
+        HEADER,
+        row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
+        *end("conformant", {"pass": 1}, world="gloo", not_run_in=[], examples=200, runs=200, seconds=4.25),
+    ],
+    "gloo_refuses": [
+        HEADER,
+        row("forward", "pass", examples=200, seconds=4.25, margin=0.0123),
+        row("gradients", "fail", examples=41, seconds=1.9, margin=310000.0),
+        VALUE | {"refused": REFUSED},
+        *end("violations", {"pass": 1, "fail": 1}, gloo_refuses=[STACKED], examples=241, runs=260, seconds=6.5),
     ],
     "wrong_values": [
         HEADER,
@@ -209,6 +229,7 @@ COMMANDS = {
     "check": ["check"],
     "replay": ["replay"],
     "confirm": ["confirm"],
+    "init": ["init"],
     "list": ["list"],
     "bench": ["bench"],
     "plan": ["plan"],

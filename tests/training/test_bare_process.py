@@ -19,9 +19,7 @@ ABSENT = ("hypothesis", "pytest", "_pytest", "rich", "beartype", "jsonschema", "
 STEP = """
 import torch
 import torch.distributed as dist
-from ringverify.ring.attention import ring_attention
-from ringverify.ring.module import RingAttention
-from ringverify.ring.shards import position_ids, shard, unshard
+from ringverify.ring import RingAttention, position_ids, ring_attention, shard, unshard
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 attend = RingAttention(group=dist.group.WORLD, sharding="zigzag", causal=True)
@@ -69,7 +67,7 @@ def test_importing_the_ring_imports_no_compiler_and_none_of_the_suite() -> None:
     """`torch._dynamo` alone takes seconds; whoever compiles has it already."""
     ended = run(
         "import sys\nimport torch\nbefore = set(sys.modules)\n"
-        "import ringverify.ring.module, ringverify.ring.shards\n"
+        "from ringverify.ring import *\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     assert ended.returncode == 0, ended.stderr
@@ -79,3 +77,25 @@ def test_importing_the_ring_imports_no_compiler_and_none_of_the_suite() -> None:
     assert not heavy
     rooms = {name.split(".")[1] for name in loaded if name.startswith("ringverify.")}
     assert rooms <= {"ring", "implementation", "errors"}
+
+
+def test_the_package_hands_out_what_a_training_loop_uses() -> None:
+    """By one short name each, which `dir` shows; there is no other."""
+    ended = run(
+        "import ringverify.ring as ring\n"
+        "print(*(getattr(ring, name).__module__ + '.' + name for name in ring.__all__))\n"
+        "assert set(ring.__all__) <= set(dir(ring))\n"
+        "from ringverify.ring import attend_to_me"
+    )
+    assert ended.stdout.split() == [
+        "ringverify.ring.dilated.DilatedRingAttention",
+        "ringverify.ring.module.RingAttention",
+        "ringverify.ring.link.measured_link",
+        "ringverify.ring.shards.position_ids",
+        "ringverify.ring.attention.ring_attention",
+        "ringverify.ring.sdpa.ring_sdpa",
+        "ringverify.ring.shards.shard",
+        "ringverify.ring.shards.unshard",
+        "ringverify.ring.shards.unshard_from",
+    ]
+    assert "cannot import name 'attend_to_me' from 'ringverify.ring'" in ended.stderr

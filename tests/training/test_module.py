@@ -12,9 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from ringverify.ring.attention import ring_attention
-from ringverify.ring.module import RingAttention
-from ringverify.ring.shards import shard
+from ringverify.ring import RingAttention, ring_attention, shard
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(60)
@@ -135,6 +133,8 @@ def test_a_module_of_the_default_group_is_saved_whole():
         ({"sharding": "zickzack"}, "sharding='zickzack': expected one of contiguous"),
         ({"softcap": -1.0}, r"softcap=-1\.0: expected a positive number"),
         ({"causal": 1}, "causal=1: expected True or False"),
+        ({"dropout_p": 0.1}, "dropout_p=0.1: ring attention has no dropout"),
+        ({"layout": "sbhd"}, "layout='sbhd': expected bshd or bhsd"),
     ],
 )
 def test_a_pattern_that_is_none_is_refused_on_construction(settings, words):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from ringref.sharding import SHARDINGS
-from ringverify.ring.shards import position_ids, shard, unshard, unshard_from
+from ringverify.ring import position_ids, shard, unshard, unshard_from
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(60)

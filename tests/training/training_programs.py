@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from training_model import Attend, batch, build, local_attention, summed_loss
 
-from ringverify.ring.module import RingAttention
-from ringverify.ring.shards import position_ids, shard, unshard
+from ringverify.ring import RingAttention, position_ids, shard, unshard
 
 SEQUENCES = 4
 

@@ -44,7 +44,7 @@ def hunted(target: str, property: str, examples: int, world: World | None = None
     except Inconclusive as error:
         pytest.skip(str(error))
     runner = Runner(attend, SimulatedWorld() if world is None else world, target=None if world is None else target)
-    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, until=float("inf"), progress=lambda done: None)
+    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, progress=lambda done: None)
 
 
 @pytest.mark.parametrize("target", [*TORCH, *DIFFUSERS])

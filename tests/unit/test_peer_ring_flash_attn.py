@@ -34,7 +34,6 @@ def hunted(target: str, property: str, examples: int) -> Hunt:
         Runner(attend, SimulatedWorld()),
         examples=examples,
         seed=0,
-        until=float("inf"),
         progress=lambda done: None,
     )
 

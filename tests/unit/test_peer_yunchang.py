@@ -37,7 +37,7 @@ def loaded(target: str) -> Implementation:
 def hunted(target: str, property: str, examples: int) -> Hunt:
     """What is found of one property."""
     runner = Runner(loaded(target), SimulatedWorld())
-    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, until=float("inf"), progress=lambda done: None)
+    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, progress=lambda done: None)
 
 
 @pytest.mark.parametrize("target", ON_FLASH_ATTN)

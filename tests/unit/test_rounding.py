@@ -245,10 +245,13 @@ def test_an_empty_row_is_allowed_no_error_at_all():
         (np.inf, 65500.0, 100.0, 0.0),
         (-np.inf, 65500.0, 100.0, np.inf),
         (np.inf, 60000.0, 100.0, np.inf),
+        (-np.inf, 60000.0, 200000.0, 0.0),
+        (np.nan, 1.0, np.inf, 0.0),
+        (np.inf, 1.0, np.inf, 0.0),
     ],
 )
 def test_margins_follow_their_definition(actual, expected, allowed, margin):
-    """Exact agreement, division, NaN, infinities of either sign, and honest float16 overflow."""
+    """Exact agreement, division, NaN, infinities of either sign, honest float16 overflow, no bound at all."""
     found = margins(np.array([actual]), np.array([expected]), np.array([allowed]), "float16")
     assert found[0] == margin
 
@@ -278,3 +281,85 @@ def test_an_error_that_underflows_still_leaves_room_for_a_result_that_does():
     found = allowed_error(problem, answer, q, k, v, dout, None, Pipeline(dtype="float64", accumulates="float64"))
     assert 0 < answer.dv[0, 0, 0, 0] < UNDERFLOW["float64"]
     assert margins(np.zeros_like(v), answer.dv * [[[[1]], [[0]]]], found.dv, "float64").max() <= 1
+
+
+def in_parts(reduces: str, seed: int) -> dict[str, float]:
+    """Largest margins of dk and dv whose parts, of four ranks each, are rounded to bfloat16 and summed in it."""
+    rng = np.random.default_rng(seed)
+    problem = Problem(query_length=64, heads=2, head_dim=8, dtype="bfloat16")
+    drawn = [torch.from_numpy(rng.standard_normal((1, 64, 2, 8))).bfloat16() for _ in range(4)]
+    q, k, v, dout = (x.float().transpose(1, 2) for x in drawn)
+    dk, dv = torch.zeros_like(k).bfloat16(), torch.zeros_like(v).bfloat16()
+    for rows in torch.arange(64).chunk(4):
+        leaves = [x.clone().requires_grad_() for x in (k, v)]
+        out, _ = plain(q[..., rows, :], *leaves, problem.scale_value)
+        part_k, part_v = torch.autograd.grad(out, leaves, dout[..., rows, :])
+        dk, dv = dk + part_k.bfloat16(), dv + part_v.bfloat16()
+    exact = [x.double().numpy() for x in drawn]
+    answer = attention(problem, *exact)
+    bound = allowed_error(problem, answer, *exact, None, Pipeline(dtype="bfloat16", blocks=4, reduces=reduces))
+    found = {"dk": dk.transpose(1, 2), "dv": dv.transpose(1, 2)}
+    return {
+        name: float(margins(x.double().numpy(), getattr(answer, name), getattr(bound, name), "bfloat16").max())
+        for name, x in found.items()
+    }
+
+
+def test_gradients_summed_over_ranks_in_the_input_dtype_are_allowed_when_declared():
+    """Over the default line in dk or dv, within the declared one in both."""
+    for seed in range(6):
+        assert max(in_parts("accumulates", seed).values()) > 1
+        assert max(in_parts("input", seed).values()) <= 1
+
+
+def two_keys(apart: float) -> tuple[Problem, Array, Array, Array, Array]:
+    """One query, and two keys whose scores are about 166,000 and so far apart."""
+    problem = Problem(query_length=1, key_length=2, heads=1, head_dim=1, scale=1.0, dtype="bfloat16")
+    q, k = np.full((1, 1, 1, 1), 1.0), np.array([166000.0 + apart, 166000.0]).reshape(1, 2, 1, 1)
+    return problem, q, k, np.array([1.0, -1.0]).reshape(1, 2, 1, 1), np.ones((1, 1, 1, 1))
+
+
+def test_two_scores_that_one_dtype_cannot_tell_apart_may_share_the_weight():
+    """938 apart at 166,000: exactly p is 1 and 0, in bfloat16 half and half; float32 tells them apart, and has to."""
+    problem, q, k, v, dout = two_keys(938.0)
+    answer = attention(problem, q, k, v, dout)
+    assert answer.intermediates.probabilities.ravel().tolist() == [1.0, 0.0]
+    tied = {"out": np.zeros_like(answer.out), "dv": np.full_like(v, 0.5), "dq": np.zeros_like(q)}
+
+    def largest(accumulates: str) -> list[float]:
+        bound = allowed_error(problem, answer, q, k, v, dout, None, Pipeline("bfloat16", accumulates))
+        return [
+            float(margins(x, getattr(answer, name), getattr(bound, name), "bfloat16").max()) for name, x in tied.items()
+        ]
+
+    assert max(largest("bfloat16")) <= 1
+    assert min(largest("float32")[:2]) > 2
+
+
+def test_out_is_a_mean_of_values_however_large_the_error_of_scores():
+    """Weights add up to no more than the number of results that are merged, so what is allowed of out stays finite."""
+    problem, q, k, v, dout = two_keys(938.0)
+    answer = attention(problem, q, k, v, dout)
+    bound = allowed_error(problem, answer, q, k, v, dout, None, Pipeline("bfloat16", "bfloat16", blocks=1))
+    assert bound.out.max() < 20
+
+
+def test_scores_past_the_largest_float16_may_be_anything_in_float16_sums_and_nothing_else():
+    """Declared float16 sums overflow there: a NaN is within the bound. Float32 sums do not, and no NaN is."""
+    rng = np.random.default_rng(0)
+    problem = Problem(query_length=3, heads=1, head_dim=4, dtype="float16", causal=True)
+    q, k = (np.full((1, 3, 1, 4), 200.0) for _ in range(2))
+    v, dout = (rng.standard_normal((1, 3, 1, 4)).round(2) for _ in range(2))
+    answer = attention(problem, q, k, v, dout)
+    for accumulates, margin in (("float16", 0.0), ("float32", np.inf)):
+        bound = allowed_error(problem, answer, q, k, v, dout, None, Pipeline("float16", accumulates))
+        for name in ("out", "dq", "dk", "dv"):
+            exact = getattr(answer, name)
+            assert margins(np.full_like(exact, np.nan), exact, getattr(bound, name), "float16").max() == margin, name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_in_the_other_narrow_dtype_are_sums_in_the_input_dtype(dtype):
+    """Neither holds the numbers of the other, so a declaration of both dtypes and one of them means each its own."""
+    other = {"bfloat16": "float16", "float16": "bfloat16"}[dtype]
+    assert Pipeline(dtype, other).sums == dtype

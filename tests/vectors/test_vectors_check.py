@@ -285,11 +285,14 @@ def test_only_those_that_are_asked_for_are_looked_into(folder, capsys) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch) -> None:
-    """Named or not."""
+    """Where one is named; else there are those that the package brings along, in a folder without any too."""
     monkeypatch.chdir(tmp_path)
-    code, _, err = checked(capsys)
+    code, _, err = checked(capsys, "fixtures")
     assert code == 2
     assert err.startswith("ringverify: cannot read fixtures/index.json: No such file or directory; name a folder")
+    code, out, _ = checked(capsys, "--only", "V001")
+    assert code == 0
+    assert out.startswith("1 vectors in /")
 
 
 @pytest.mark.parametrize(

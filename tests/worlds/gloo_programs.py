@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from by_address import OFFSETS, shifted
 
 
 def who_am_i(argument: Any) -> tuple[int, int, Any]:
@@ -37,6 +39,23 @@ def pass_round(argument: Any) -> list[float]:
         seen.append(theirs.item())
         mine = theirs
     return seen
+
+
+def products(_: Any) -> str:
+    """The bits of a few products of matrices, begun where allocators do not begin."""
+    generator = torch.Generator().manual_seed(0)
+    digest = hashlib.sha256()
+    for dtype in (torch.float32, torch.float64):
+        for size in (5, 17, 64):
+            one, other = torch.randn(2, size, size, generator=generator, dtype=dtype)
+            for offset in (0, *OFFSETS):
+                digest.update((shifted(one, offset) @ shifted(other, offset).t()).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def variable(name: str) -> str | None:
+    """An environment variable of the rank."""
+    return os.environ.get(name)
 
 
 def collectives(_: Any) -> float:

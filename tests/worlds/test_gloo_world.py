@@ -15,11 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import by_address
 import gloo_programs as programs
 import pytest
 
+from ringverify.worlds import reproducible
+from ringverify.worlds.contained import ContainedWorld
 from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
 from ringverify.worlds.gloo_blame import first_cause
+from ringverify.worlds.gloo_rank import ThisMachine
 from ringverify.worlds.gloo_wire import Died, Raised, Residue, is_clean
 from ringverify.worlds.world import Failure, WorldUnavailable
 
@@ -190,6 +194,60 @@ def test_settings_changed_by_one_program_are_not_met_by_the_next(world: GlooWorl
     """Default dtype, thread count, gradient mode and random numbers are those of a fresh process in every run."""
     first = results(world, programs.change_settings, world_size=2)
     assert results(world, programs.change_settings, world_size=2) == first
+
+
+def in_a_process(**environment: str) -> str:
+    """What `programs.products` returns in a process of its own, under that environment and no other MKL mode."""
+    others = {name: value for name, value in os.environ.items() if name != reproducible.VARIABLE}
+    path = os.pathsep.join(map(str, (Path(programs.__file__).parent, Path(by_address.__file__).parent)))
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import gloo_programs, torch; torch.set_num_threads(1); print(gloo_programs.products(0))",
+        ],
+        env=others | environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=PLENTY,
+        check=True,
+    )
+    return ran.stdout.strip()
+
+
+@pytest.mark.parametrize("mode", [None, "AVX2"])
+def test_ranks_multiply_as_every_processor_can_unless_the_user_says_otherwise(
+    mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MKL's code for all processors, in whatever mode this process is; a mode that the user sets is the ranks' too."""
+    monkeypatch.delenv(reproducible.VARIABLE, raising=False)
+    if mode is not None:
+        monkeypatch.setenv(reproducible.VARIABLE, mode)
+    for own in (GlooWorld(), ContainedWorld()):
+        with contextlib.closing(own) as world:
+            run = world.run(programs.products, None, world_size=2, seed=0, deadline=PLENTY)
+        assert run.failure is None, run.failure.detail
+        assert set(run.results) == {in_a_process(MKL_CBWR=mode or "COMPATIBLE")}
+
+
+def test_a_benchmark_is_not_slowed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks multiply as a process does that nobody told how."""
+    monkeypatch.delenv(reproducible.VARIABLE, raising=False)
+    with contextlib.closing(GlooWorld(ThisMachine(reproducible=False))) as world:
+        (variable,) = results(world, programs.variable, reproducible.VARIABLE, world_size=1)
+    assert variable is None
+
+
+def test_the_mode_of_ranks_is_for_a_while_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `replay` needs it, whose ranks are threads; a user's own mode stays, and so does what was there before."""
+    monkeypatch.delenv(reproducible.VARIABLE, raising=False)
+    with reproducible.as_in_a_rank():
+        assert os.environ[reproducible.VARIABLE] == "COMPATIBLE"
+    assert reproducible.VARIABLE not in os.environ
+    monkeypatch.setenv(reproducible.VARIABLE, "AVX2")
+    with reproducible.as_in_a_rank():
+        assert os.environ[reproducible.VARIABLE] == "AVX2"
+    assert os.environ[reproducible.VARIABLE] == "AVX2"
 
 
 def test_children_that_a_program_forks_report_nothing_and_end_with_the_pool() -> None:

@@ -6,12 +6,14 @@ import sys
 import threading
 import time
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from simulated_runs import WORLD, failure, results
 from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d as c10d
 
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import WorldUnavailable
@@ -393,11 +395,42 @@ def test_a_torch_that_lacks_an_interface_is_named_with_it(name, monkeypatch):
             WORLD.run(lambda _: None, None, world_size=1, seed=0, deadline=1)
 
 
-def test_a_torch_that_asks_its_bookkeeping_for_something_new_is_named_with_it():
-    """Found while a rank runs, it is still the world's failure, not the program's."""
+class _LaterWorld(c10d._World):
+    """The bookkeeping of a torch to come: something for each world, something for the process, and a number."""
 
-    def program(_):
-        return torch.distributed.distributed_c10d._world.pg_something_new
+    shared: ClassVar[dict[str, int]] = {}
 
-    with pytest.raises(WorldUnavailable, match=r"distributed_c10d\._world\.pg_something_new"):
-        WORLD.run(program, None, world_size=2, seed=0, deadline=5)
+    def __init__(self):
+        super().__init__()
+        self.hooks_of_later = {}
+        self.count_of_later = 7
+
+    @property
+    def shared_of_later(self):
+        return self.shared
+
+
+def test_what_a_later_torch_keeps_begins_on_each_rank_as_it_does_in_torch(monkeypatch):
+    """It is there, it is a rank's own, and the outer world's stays as it is."""
+    monkeypatch.setattr(c10d, "_World", _LaterWorld)
+    monkeypatch.setitem(_LaterWorld.shared, "the outer world's", 1)
+
+    def program():
+        world, rank = c10d._world, dist.get_rank()
+        world.hooks_of_later[rank] = "mine"
+        world.shared_of_later[rank] = "mine too"
+        world.count_of_later += rank
+        dist.barrier()
+        return dict(world.hooks_of_later), dict(world.shared_of_later), world.count_of_later
+
+    seen = results(program, 2)
+    assert seen == [({0: "mine"}, {0: "mine too"}, 7), ({1: "mine"}, {1: "mine too"}, 8)]
+    assert _LaterWorld.shared == {"the outer world's": 1}
+
+
+def test_what_torch_itself_does_not_keep_is_missing_as_it_is_in_torch():
+    """The rank raises what it would raise among processes; the world goes on."""
+    found = failure(lambda: c10d._world.never_heard_of, 2)
+    assert found.kind == "raised"
+    assert "AttributeError" in found.message
+    assert "never_heard_of" in found.message

@@ -333,8 +333,10 @@ def waits_in_other_ways():
     return total, squared
 
 
-@pytest.mark.parametrize("program", [exchanges_without_fault, collectives_without_fault])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("program", "world_size"),
+    [*((exchanges_without_fault, size) for size in (2, 3)), *((collectives_without_fault, size) for size in (1, 2, 3))],
+)
 def test_correct_programs_have_no_hazards(program, world_size):
     """Whatever the schedule, the transport and the delays, and with memory counted as well."""
     for seed, conditions in everywhere():

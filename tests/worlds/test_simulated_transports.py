@@ -116,24 +116,24 @@ def test_a_send_is_complete_when_its_receive_is_posted_and_not_before():
     assert False in befores
 
 
-def test_a_send_to_oneself_under_rendezvous_needs_a_receive_that_is_posted():
-    """Posted together it passes; one after the other it waits for itself."""
+@pytest.mark.parametrize("conditions", CONDITIONS)
+@pytest.mark.parametrize("call", [dist.isend, dist.irecv, dist.recv])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_message_to_oneself_is_refused_as_gloo_refuses_it(call, conditions, world_size):
+    """Whatever the transport, whatever the number of ranks; also in a batch, where NCCL takes it."""
 
-    def together():
-        arriving = torch.empty(1)
-        works = [dist.isend(torch.ones(1), 0), dist.irecv(arriving, 0)]
-        for work in works:
-            work.wait()
-        return arriving.item()
+    def plainly():
+        call(torch.ones(1), dist.get_rank())
 
-    def in_turn():
-        dist.isend(torch.ones(1), 0).wait()
-        dist.recv(torch.empty(1), 0)
+    def in_a_batch():
+        direction = dist.isend if call is dist.isend else dist.irecv
+        dist.batch_isend_irecv([dist.P2POp(direction, torch.ones(1), dist.get_rank())])
 
-    assert watched(together, 1, conditions=RENDEZVOUS).results == (1.0,)
-    failure = unwatched(in_turn, 1, conditions=RENDEZVOUS).failure
-    assert failure is not None
-    assert failure.message == "deadlock: rank 0 waits for a send to rank 0, tag 0"
+    for program in (plainly, in_a_batch):
+        failure = unwatched(program, world_size, conditions=conditions).failure
+        assert failure is not None
+        assert failure.refusal == "a message to itself"
+        assert "gloo refuses that" in failure.message
 
 
 def test_ranks_that_wait_for_different_things_are_all_named():

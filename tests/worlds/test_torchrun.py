@@ -53,7 +53,7 @@ def test_the_ring_conforms_and_says_so_once(tmp_path):
         ["pass", "forward"],
         ["pass", "gradients"],
     ]
-    assert out.count("conformant: 2 pass") == 1
+    assert out.count("conformant in the gloo world: 2 pass") == 1
     assert out.count("ringverify 0.") == 1
     assert "runs of the gloo world" in out
 

@@ -154,3 +154,10 @@ def test_a_case_describes_itself_in_one_line():
     assert PLAIN.replace(world_size=1).describe() == (
         "1 rank n=4 batch=1 heads=1 dim=8 float32 contiguous values=normal seed=0 schedule=0"
     )
+
+
+@pytest.mark.parametrize("name", ["probabilities", "reduces"])
+def test_where_something_is_rounded_is_one_of_two_places(name):
+    """Refused when it is declared, with the value and the choices."""
+    with pytest.raises(ValueError, match=f"{name}='bfloat16': expected one of accumulates, input"):
+        Capabilities(**{name: "bfloat16"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from by_address import ALIGNMENT
 
 from ringref.attention import attention
 from ringref.problem import DTYPES, Dilation, Problem
@@ -112,6 +113,17 @@ def test_a_memory_layout_changes_where_values_lie_and_not_what_they_are(memory, 
     if memory == "expanded":
         assert tensor.stride()[0] == 0
         assert tensor.stride()[2] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("memory", MEMORY)
+def test_a_case_lies_alike_each_time_it_is_run(memory, dtype):
+    """Its buffers begin at aligned addresses, wherever numpy's memory is: bits of products may depend on that."""
+    kept = []  # not given back, so that memory is found elsewhere each time
+    for length in range(1, 40):
+        values = np.ones((2, length, 3, 1))
+        kept.append((values, lay_out(values, DTYPE[dtype], memory, "cpu"), np.empty(length)))
+    assert {buffer.data_ptr() % ALIGNMENT for _, (_, buffer), _ in kept} == {0}
 
 
 @pytest.mark.parametrize("memory", MEMORY)

@@ -10,7 +10,7 @@ from ringref.attention import attention
 from ringref.pattern import multiplicity
 from ringref.rounding import Pipeline, allowed_error, margins
 from ringverify.ring.accumulate import Running, merge_
-from ringverify.ring.attention import ACCUMULATES
+from ringverify.ring.calls import ACCUMULATES
 from ringverify.ring.kernels.kernel import Setting
 
 NAMES = ("out", "lse", "dq", "dk", "dv")

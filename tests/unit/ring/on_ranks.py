@@ -1,5 +1,7 @@
 """One problem on several ranks of the simulated world, whole again: results, hazards and traffic."""
 
+import contextlib
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -12,18 +14,34 @@ from ringverify.worlds.simulated import SimulatedWorld
 WORLD = SimulatedWorld()
 
 
-def run_on_ranks(problem, inputs, sharding, world_size, *, seed=0, conditions=None, watch=False, **how):
-    """The run, every rank returning out, lse, dq, dk and dv."""
+def run_on_ranks(
+    problem,
+    inputs,
+    sharding,
+    world_size,
+    *,
+    seed=0,
+    conditions=None,
+    watch=False,
+    lay=torch.clone,
+    products=contextlib.nullcontext,
+    **how,
+):
+    """The run, every rank returning out, lse, dq, dk and dv.
+
+    `lay` copies what a rank is given to where it shall lie, and ranks compute within `products`.
+    """
     queries, keys = (positions(problem, sharding, world_size, of=of) for of in ("queries", "keys"))
 
     def program(_):
         rank = dist.get_rank()
         q, k, v = inputs.q[:, queries[rank]], inputs.k[:, keys[rank]], inputs.v[:, keys[rank]]
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        leaves = [lay(x).requires_grad_() for x in (q, k, v)]
         ring = Ring(None, rank, world_size)
-        out, lse = attend(*leaves, problem=problem, sharding=sharding, ring=ring, **how)
-        dlse = torch.zeros_like(lse) if inputs.dlse is None else inputs.dlse[:, :, queries[rank]]
-        gradients = torch.autograd.grad([out, lse], leaves, [inputs.dout[:, queries[rank]], dlse])
+        with products():
+            out, lse = attend(*leaves, problem=problem, sharding=sharding, ring=ring, **how)
+            dlse = torch.zeros_like(lse) if inputs.dlse is None else inputs.dlse[:, :, queries[rank]]
+            gradients = torch.autograd.grad([out, lse], leaves, [lay(inputs.dout[:, queries[rank]]), lay(dlse)])
         return [out.detach(), lse.detach(), *gradients]
 
     run = WORLD.run(program, None, world_size=world_size, seed=seed, deadline=30, conditions=conditions, watch=watch)

@@ -9,12 +9,9 @@ import torch
 import torch.distributed as dist
 from on_ranks import WORLD
 
+from ringverify.ring import DilatedRingAttention, RingAttention, ring_attention, shard
 from ringverify.ring.agreement import check_agreement, disagreement
-from ringverify.ring.attention import ring_attention
-from ringverify.ring.dilated import DilatedRingAttention
 from ringverify.ring.group import Ring
-from ringverify.ring.module import RingAttention
-from ringverify.ring.shards import shard
 
 pytestmark = pytest.mark.timeout(60)
 

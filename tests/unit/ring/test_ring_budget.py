@@ -8,7 +8,7 @@ from peaks import DIM, Call, peak
 
 from ringref.problem import DTYPES, Problem
 from ringverify.ring.accumulate import Sum, merge_
-from ringverify.ring.attention import ACCUMULATES
+from ringverify.ring.calls import ACCUMULATES
 from ringverify.ring.kernels.choose import KERNELS, STREAMING, choose_kernel
 from ringverify.ring.kernels.fused_cpu import FusedCPU
 from ringverify.ring.kernels.kernel import Extent, Setting

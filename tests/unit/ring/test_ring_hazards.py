@@ -8,6 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
+from by_address import OFFSETS, ByAddress, shifted
 from by_tile import inputs_of, worst_margin
 from on_ranks import run_on_ranks, same, whole
 
@@ -63,6 +64,19 @@ def test_messages_in_flight_are_left_alone_and_no_schedule_changes_a_bit(world_s
             assert [hazard.message for hazard in watched.hazards] == []
             assert watched.unreceived == ()
             assert same(friendly, watched), (problem, sharding, how)
+
+
+@pytest.mark.parametrize("method", ["ring", "allgather"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_address_changes_a_bit_where_products_depend_on_addresses(dtype, method):
+    """Shards and cotangents at odd addresses, another one in every run and on every rank, and another schedule."""
+    offsets, how = itertools.cycle(OFFSETS), {"products": ByAddress, "method": method}
+    for problem, sharding in zip(PROBLEMS, itertools.cycle((*SHARDINGS, shuffled)), strict=False):
+        problem = problem.replace(dtype=dtype)
+        given = inputs_of(problem)
+        usual = run_on_ranks(problem, given, sharding, 3, **how)
+        moved = run_on_ranks(problem, given, sharding, 3, seed=1, lay=lambda x: shifted(x, next(offsets)), **how)
+        assert same(usual, moved), (problem, sharding)
 
 
 def test_gathering_gives_attention_too():

@@ -1,5 +1,6 @@
 """One process on its own, without a process group: every argument, every layout, and what autograd may ask for."""
 
+import contextlib
 import itertools
 import math
 import random
@@ -7,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from by_address import OFFSETS, ByAddress, shifted
 from by_tile import inputs_of, setting_of, worst_margin
 
 from ringref.problem import DTYPES, Dilation, Problem
@@ -128,10 +130,14 @@ def test_documents_and_key_lengths_may_be_tensors_or_arrays():
 
 
 def test_only_the_inputs_that_require_a_gradient_get_one():
-    """Every subset of them, with the same bits as all together; none is fine, and saves nothing."""
+    """Every subset of them, with the same bits as all together; none is fine, and saves nothing.
+
+    All of them for out alone: a cotangent of lse, be it 0, takes columns of its own, and so other products.
+    """
     problem = PROBLEMS[2]
     given = inputs_of(problem)
-    every = results(problem, given._replace(dlse=None))[2:]
+    together = [x.clone().requires_grad_() for x in given[:3]]
+    every = torch.autograd.grad(call(problem, *together), together, given.dout)
     for wanted in itertools.product((False, True), repeat=3):
         leaves = [x.clone().requires_grad_(need) for x, need in zip(given[:3], wanted, strict=True)]
         out = call(problem, *leaves)
@@ -183,9 +189,10 @@ def test_backward_may_run_twice():
 
 
 @pytest.mark.parametrize("kernel", ["fused_cpu", "streaming"])
-def test_autocast_does_not_lower_the_precision_of_sums(kernel):
-    """Bit for bit the same with autocast to bfloat16 around it, forward and backward."""
-    problem = PROBLEMS[4]
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_autocast_does_not_lower_the_precision_of_sums(kernel, dtype):
+    """Bit for bit the same with autocast to bfloat16 around it, both ways, of dtypes that it leaves alone."""
+    problem = PROBLEMS[4].replace(dtype=dtype)
     given = inputs_of(problem)
     plain = results(problem, given, kernel=kernel)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -201,8 +208,8 @@ def layouts(x):
     yield "with gaps", every_other.copy_(x)
     within = torch.full((batch + 1, rows + 3, heads + 1, width + 1), math.nan, dtype=x.dtype)
     yield "offset", within[1:, 2:-1, 1:, 1:].copy_(x)
-    flat = torch.full((x.numel() + 1,), math.nan, dtype=x.dtype)
-    yield "unaligned", flat[1:].view(x.shape).copy_(x)
+    for offset in OFFSETS:
+        yield f"{offset} bytes on", shifted(x, offset)
     backwards = x.flip(1).contiguous()
     yield "of one storage", torch.cat([backwards, x], dim=1)[:, rows:]
 
@@ -210,18 +217,35 @@ def layouts(x):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("kernel", ["fused_cpu", "streaming"])
 def test_inputs_give_the_same_bits_however_they_lie_in_memory(dtype, kernel):
-    """Transposed, strided, offset, unaligned; the cotangents too. Values beside them are NaN and are not read."""
-    for problem in PROBLEMS[:7]:
+    """Transposed, strided, offset, unaligned; the cotangents too. Values beside them are NaN and are not read.
+
+    Once as this processor multiplies, and once as one does whose bits depend on the addresses of operands.
+    """
+    for problem, products in itertools.product(PROBLEMS[:7], (contextlib.nullcontext(), ByAddress())):
         problem = problem.replace(dtype=dtype)
         given = inputs_of(problem)
-        expected = results(problem, given, kernel=kernel)
-        for names in zip(*(layouts(x) for x in given[:4]), strict=True):
-            q, k, v, dout = (x for _, x in names)
-            assert all(torch.equal(a, b) for a, b in zip((q, k, v, dout), given, strict=False))
-            leaves = [x.requires_grad_() for x in (q, k, v)]
-            out, lse = call(problem, *leaves, return_lse=True, kernel=kernel)
-            found = [out, lse, *torch.autograd.grad([out, lse], leaves, [dout, given.dlse])]
-            assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), (problem, names[0][0])
+        with products:
+            expected = results(problem, given, kernel=kernel)
+            for names in zip(*(layouts(x) for x in given[:4]), strict=True):
+                q, k, v, dout = (x for _, x in names)
+                assert all(torch.equal(a, b) for a, b in zip((q, k, v, dout), given, strict=False))
+                leaves = [x.requires_grad_() for x in (q, k, v)]
+                out, lse = call(problem, *leaves, return_lse=True, kernel=kernel)
+                found = [out, lse, *torch.autograd.grad([out, lse], leaves, [dout, given.dlse])]
+                assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), (problem, names[0][0])
+
+
+def test_products_by_address_have_other_bits_at_other_addresses():
+    """The stand-in that this rests on: it can tell addresses apart, by as much as another order of a sum makes."""
+    one, other = torch.randn(2, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with ByAddress():
+        found = [shifted(one, offset) @ other for offset in (0, *OFFSETS)]
+    assert not all(torch.equal(found[0], x) for x in found)
+    assert float((found[0] - torch.stack(found)).abs().max()) < 100 * torch.finfo(torch.float64).eps
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    with ByAddress():
+        outs = [fused(*[shifted(x[None, None], offset) for x in (one, other, one)])[0] for offset in (0, *OFFSETS)]
+    assert not all(torch.equal(outs[0], x) for x in outs)
 
 
 @pytest.mark.parametrize("kernel", ["fused_cpu", "streaming"])

@@ -8,7 +8,7 @@ from peaks import DIM, Call, peak
 
 from ringverify.ring import compute
 from ringverify.ring import sides as sides_module
-from ringverify.ring.attention import ACCUMULATES
+from ringverify.ring.calls import ACCUMULATES
 from ringverify.ring.kernels.choose import KERNELS
 from ringverify.ring.kernels.kernel import Setting
 

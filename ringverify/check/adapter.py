@@ -1,0 +1,52 @@
+"""The command `ringverify init`: an adapter to fill in, as a file. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from ringverify.errors import UsageError
+
+FOLDER = Path(__file__).parent / "adapters"
+KINDS = ("function", "module", "ulysses")
+WRITTEN = Path("adapter.py")
+"""What an adapter is called if nothing else is said, and within the text of each."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add them to the parser of the command."""
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=WRITTEN, metavar="FILE.py", help="the file to write (default: adapter.py)"
+    )
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        default="function",
+        help="function: code that is called with shards of q, k and v; module: a torch module that is built with a "
+        "process group; ulysses: all-to-all over heads (default: function)",
+    )
+
+
+def write(options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Run the command and return its exit code.
+
+    Raises:
+        UsageError: the file is there already, or cannot be written.
+    """
+    file: Path = options.file
+    if file.suffix != ".py":
+        raise UsageError(f"{file} is no name of a Python file: name FILE.py")
+    text = (FOLDER / f"{options.kind}.py").read_text(encoding="utf-8")
+    target = shlex.quote(f"{file}:attend")
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text.replace(f"{WRITTEN}:attend", target))
+    except FileExistsError:
+        raise UsageError(f"{file} is there already, and is left as it is: name another file") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}; name another file") from None
+    say(f"{file} is written, and right as it is: put a call of your own in it. To try it:")
+    say(f"  ringverify check {target} --suite smoke")
+    return 0

@@ -1,0 +1,36 @@
+"""An adapter: what ringverify runs, once on each rank, to see whether your attention is attention.
+
+As it is written it gathers all keys and values and is right. Put a call of your own ring in the place of the body of
+`attend`, then run
+
+    ringverify check adapter.py:attend --suite smoke    in seconds, while you write
+    ringverify check adapter.py:attend                  the verdict
+"""
+
+import torch
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+from ringverify import AttentionCall, implementation
+
+# Declare what your ring supports; what is not declared is not tested. Some of what there is:
+#   sharding="zigzag"                    or "striped", "replicated_query", or a function that says who holds what
+#   dtypes=("float32", "bfloat16")       and accumulates="bfloat16", probabilities="input" if it rounds so
+#   lse=True, lse_gradient=True          it returns (out, lse); its gradient flows through lse too
+#   gqa=True, window=True, scale=True    fewer key heads; sliding windows; other scales than head_dim ** -0.5
+#   uneven=True, subgroups=True          lengths that the ranks do not divide; a group smaller than the world
+#   processes=True                       it keeps its rank or its group for the whole process
+
+
+@implementation(sharding="contiguous", causal="both")
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """This rank's shards in, this rank's output out; all are (batch, sequence, heads, head_dim).
+
+    `call` has the process `group`, this rank's `positions`, whether to be `causal`, and the `scale`.
+    """
+    # Yours, for example: return my_package.ring_attention(q, k, v, group=call.group, causal=call.causal)
+    k, v = (all_gather_tensor_autograd(shard.contiguous(), 1, call.group) for shard in (k, v))
+    scores = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+    if call.causal:
+        later = torch.arange(k.shape[1]) > call.positions[:, None]
+        scores = scores.masked_fill(later, float("-inf"))
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v)

@@ -1,0 +1,48 @@
+"""An adapter for a module: what ringverify runs, once on each rank, to see whether your attention is attention.
+
+As it is written it holds a module that gathers all keys and values, and is right. Import your own module in the place
+of `YourAttention`, build it in `attend`, then run
+
+    ringverify check adapter.py:attend --suite smoke    in seconds, while you write
+    ringverify check adapter.py:attend                  the verdict
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+from ringverify import AttentionCall, implementation
+
+
+class YourAttention(torch.nn.Module):
+    """Stands for your module: take it out and import yours."""
+
+    def __init__(self, group: dist.ProcessGroup, *, causal: bool) -> None:
+        """Keep the group that is the ring."""
+        super().__init__()
+        self.group, self.causal = group, causal
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The output of this rank's queries; all are (batch, sequence, heads, head_dim)."""
+        first = dist.get_rank(self.group) * q.shape[1]
+        k, v = (all_gather_tensor_autograd(shard.contiguous(), 1, self.group) for shard in (k, v))
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+        if self.causal:
+            later = torch.arange(k.shape[1]) > first + torch.arange(q.shape[1])[:, None]
+            scores = scores.masked_fill(later, float("-inf"))
+        return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v)
+
+
+# Declare what your module supports; what is not declared is not tested. docs/adapters.md has the whole list.
+#   tensor_layout="bhsd"     it takes (batch, heads, sequence, head_dim); for other layouts transpose in `attend`
+#   processes=True           it keeps its rank or its group for the whole process, as Megatron's parallel state does:
+#                            ranks are then processes, elsewhere they are threads of one
+#   gradients=False          for inference only
+
+
+@implementation(sharding="contiguous", causal="both")
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """This rank's shards in, this rank's output out. A new module each call: the group is not always the same."""
+    module = YourAttention(call.group, causal=call.causal)
+    out: torch.Tensor = module(q, k, v)
+    return out

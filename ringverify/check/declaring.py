@@ -1,0 +1,197 @@
+"""After a failure in sixteen bits: the declaration under which the implementation would have passed.
+
+What looks wrong by a few roundings is often right, by another pipeline than the one declared: probabilities rounded
+before they meet the values, gradients summed over ranks in the input dtype, running sums kept in it. The failing case,
+the one found first and others of the property are judged under each of these, and the least permissive that all of them
+pass is told. No tolerance moves, and no fault is excused:
+
+1. Where a wider dtype is declared, the same cases have to be right in it.
+2. The `precision` lens has to pass under the other declaration too, which no fault passes that shows in its cases.
+3. A declaration of narrower sums, whose bounds may exceed the values themselves, has to account for the error that is
+   there: on these very cases a pipeline of that declaration errs as much in the mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from ringref.problem import DtypeName
+from ringref.rounding import UNIT_ROUNDOFF, unit_in_words
+from ringverify.cases.case import POISONED, Case, why_unsupported
+from ringverify.cases.comparing import TensorName
+from ringverify.cases.inputs import Inputs
+from ringverify.cases.running import Observation, Runner
+from ringverify.check.drawing import drawn
+from ringverify.implementation import Capabilities, Implementation, TensorLayout
+from ringverify.properties.precision import LOW, PRECISION, errs_as_declared
+from ringverify.properties.property import Property, Violation, judge_everything
+from ringverify.worlds.world import WorldUnavailable
+
+NUMERIC = ("value", "precision", "differs", "moves", "shift", "adjoint")
+"""Reasons of violations that are a matter of how much error is allowed."""
+
+OTHERS = 8
+"""Further cases of the property that have to pass too, or it were by luck."""
+
+MEANS = 2
+"""Cases of the precision lens that have to."""
+
+SECONDS = 20.0
+"""Time for finding a declaration; nothing is said of what is not known by then."""
+
+Declaration = dict[str, str]
+"""Capabilities and what they would have to be."""
+
+
+@dataclasses.dataclass
+class _Once(Runner):
+    """A runner that runs a case once: declarations change what is allowed, not what comes back."""
+
+    seen: dict[tuple[Case, bool, bool], Observation] = dataclasses.field(default_factory=dict)
+
+    def run(
+        self,
+        case: Case,
+        *,
+        gradients: bool,
+        watch: bool | Literal["memory"] = False,
+        inputs: Inputs | None = None,
+        unwritten: bool = False,
+        layout: TensorLayout | None = None,
+    ) -> Observation:
+        """Run a case, or say what came of it before."""
+        if watch or inputs is not None or layout is not None:
+            return super().run(
+                case, gradients=gradients, watch=watch, inputs=inputs, unwritten=unwritten, layout=layout
+            )
+        key = (case, gradients, unwritten)
+        if key not in self.seen:
+            self.seen[key] = super().run(case, gradients=gradients, unwritten=unwritten)
+        return self.seen[key]
+
+
+class _OutOfTime(Exception):
+    """Ends the search without a result."""
+
+
+def would_pass(property: Property, runner: Runner, violation: Violation, cases: Sequence[Case]) -> Declaration | None:
+    """The least permissive other declaration under which a property holds of a case in sixteen bits, and of others.
+
+    Args:
+        property: what is violated.
+        runner: the implementation in its world.
+        violation: how.
+        cases: the smallest failing case, and others, such as the one found first.
+
+    Returns:
+        what would have to be declared; `None` if no declaration accounts for the violation.
+    """
+    dtype = cases[0].problem.dtype
+    if dtype not in LOW or violation.reason[0] not in NUMERIC or runner.hangs:
+        return None
+    until = time.monotonic() + SECONDS
+    fields = {field.name: getattr(runner, field.name) for field in dataclasses.fields(Runner)}
+    once = _Once(**fields)
+    c = runner.capabilities
+    alone = dataclasses.replace(c, dtypes=(dtype,))
+    tensor = None if violation.finding is None else violation.finding.tensor
+    like = [case for case in dict.fromkeys(cases) if case.problem.dtype == dtype]
+    try:
+        for declaration in alternatives(c, dtype):
+            once.implementation = _declaring(runner, declaration)
+            if not _holds(property, once, like, until):
+                continue
+            others = drawn(property, alone, OTHERS)
+            sample = list(dict.fromkeys([*like, *others]))
+            if _accounts(property, once, sample, tensor, until):
+                return declaration
+    except (WorldUnavailable, _OutOfTime):
+        return None
+    finally:
+        runner.runs, runner.seconds_inside = once.runs, once.seconds_inside
+    return None
+
+
+def alternatives(c: Capabilities, dtype: DtypeName) -> Iterator[Declaration]:
+    """Other declarations than an implementation's own, the least permissive first: `reduces` allows dk and dv alone."""
+    input = {name: "input" for name in ("reduces", "probabilities") if getattr(c, name) != "input"}
+    if not c.gradients:
+        input.pop("reduces", None)
+    some = [{name: value} for name, value in input.items()] + ([input] if len(input) > 1 else [])
+    yield from some
+    if UNIT_ROUNDOFF[c.accumulates] < UNIT_ROUNDOFF[dtype]:
+        for more in ({}, *some):
+            yield {"accumulates": dtype, **more}
+
+
+def in_words(declaration: Declaration, dtype: DtypeName) -> str:
+    """What to declare, and what `u` is, in a line."""
+    which = ", ".join(f'{name}="{value}"' for name, value in declaration.items())
+    them = "it" if len(declaration) == 1 else "them"
+    return f"would pass with {which}: declare {them} if that is what your kernel does ({unit_in_words(dtype)})"
+
+
+def _declaring(runner: Runner, declaration: Declaration) -> Implementation:
+    capabilities = dataclasses.replace(runner.capabilities, **declaration)  # type: ignore[arg-type]
+    return dataclasses.replace(runner.implementation, capabilities=capabilities)
+
+
+def _holds(property: Property, runner: Runner, cases: Sequence[Case], until: float) -> bool:
+    """Whether a property holds of all cases that apply to it."""
+    for case in cases:
+        if time.monotonic() > until:
+            raise _OutOfTime
+        applies = _can_run(case, runner) and property.applies(case, runner.capabilities)
+        if applies and property.judge(case, runner).violation is not None:
+            return False
+    return True
+
+
+def _accounts(
+    property: Property, runner: Runner, cases: Sequence[Case], tensor: TensorName | None, until: float
+) -> bool:
+    """Whether what is now declared accounts for what is wrong on cases, by the three rules above.
+
+    Args:
+        property: what is violated without it.
+        runner: runs the implementation, with the other declaration.
+        cases: the smallest failing case, and others.
+        tensor: the result that is wrong in it, if it is one.
+        until: `time.monotonic()` by which this is known, or never.
+
+    Raises:
+        _OutOfTime: it is not.
+    """
+    c, dtype = runner.capabilities, cases[0].problem.dtype
+    full: tuple[DtypeName, ...] = ("float64", "float32")
+    wider = [declared for declared in full if declared in c.dtypes]
+    for case in cases if wider else ():
+        if time.monotonic() > until:
+            raise _OutOfTime
+        wide = case.replace(dtype=wider[0])
+        if _can_run(wide, runner) and judge_everything(wide, runner).violation is not None:
+            return False
+    means = drawn(PRECISION, dataclasses.replace(c, dtypes=(dtype,)), MEANS)
+    if not _holds(property, runner, cases, until) or not _holds(PRECISION, runner, means, until):
+        return False
+    if UNIT_ROUNDOFF[c.accumulates] < UNIT_ROUNDOFF[dtype]:
+        return True
+    if tensor == "lse" and not wider:
+        return False  # no emulation tells how much lse errs
+    plain = [
+        case for case in cases if case.cotangent == "out" and case.values not in POISONED and _can_run(case, runner)
+    ]
+    if cases[0] not in plain:
+        return False
+    return all(
+        errs_as_declared([(case, runner.run(case, gradients=c.gradients)) for case in some], c)
+        for some in (plain[:1], plain)
+    )
+
+
+def _can_run(case: Case, runner: Runner) -> bool:
+    fits = runner.most_ranks is None or case.ranks <= runner.most_ranks
+    return fits and why_unsupported(case, runner.capabilities) is None

@@ -1,0 +1,66 @@
+"""Whether a failure of one property is the failure of another one once more."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.check.hunting import Counterexample, judged
+from ringverify.errors import Inconclusive
+from ringverify.properties.property import Property, Reason
+from ringverify.worlds.world import WorldUnavailable
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """A failure that is told in full.
+
+    Attributes:
+        property: what is violated.
+        shown: the smallest case that does.
+    """
+
+    property: Property
+    shown: Counterexample
+
+
+def same_as(told: Sequence[Story], new: Story, runner_for: Callable[[Property], Runner]) -> Property | None:
+    """The property of the earlier failure that a new one repeats; `None` if it is news.
+
+    It repeats another if a cause explains both; or, where no cause decides, if each one's case breaks the other's
+    property too, for the other's reason.
+
+    Args:
+        told: failures told before, of the same implementation.
+        new: the failure.
+        runner_for: where the cases of a property are run.
+    """
+    return next((earlier.property for earlier in told if _same(earlier, new, runner_for)), None)
+
+
+def _same(earlier: Story, new: Story, runner_for: Callable[[Property], Runner]) -> bool:
+    one, other = earlier.shown, new.shown
+    if one.causes and other.causes:
+        return any(cause is another for cause in one.causes for another in other.causes)
+    reasons = one.violation.reason, other.violation.reason
+    if not (_steady(one) and _steady(other)) or "deadline" in (reasons[0][0], reasons[1][0]):
+        return reasons[0] == reasons[1] and _steady(one) == _steady(other)
+    return _breaks(new.property, one.case, reasons[1], runner_for) and _breaks(
+        earlier.property, other.case, reasons[0], runner_for
+    )
+
+
+def _steady(shown: Counterexample) -> bool:
+    """Whether a case fails by itself, and again."""
+    return shown.repeats and not shown.after
+
+
+def _breaks(property: Property, case: Case, reason: Reason, runner_for: Callable[[Property], Runner]) -> bool:
+    """Whether a case breaks a property for a reason."""
+    try:
+        seen = judged(property, case, runner_for(property)).violation
+    except (Inconclusive, WorldUnavailable):
+        return False
+    return seen is not None and reason in (seen.reason, *seen.also)

@@ -1,0 +1,254 @@
+"""A call as it is made: inputs, problem and settings, and all that is refused before anything is sent.
+
+Shape letters: B batch, S this rank's queries, T this rank's keys, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import torch
+
+from ringref.problem import DTYPES, Problem
+from ringref.sharding import SHARDINGS, Sharding, key_positions, query_positions
+from ringverify.ring.choosing import METHODS, Choice, Method, choose_method
+from ringverify.ring.compute import Job
+from ringverify.ring.group import Ring
+from ringverify.ring.kernels.choose import choose_kernel
+from ringverify.ring.kernels.kernel import Setting
+from ringverify.ring.layouts import AXES, TensorLayout, check_layout, in_layout, relaid
+from ringverify.ring.plan import Plan, make_plan
+from ringverify.ring.sides import make_sides
+from ringverify.ring.transport import Transport, TransportName
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""q `(B, S, H, D)`, k `(B, T, K, D)` and v `(B, T, K, E)`."""
+TRANSPORTS = ("p2p", "blocking")
+ACCUMULATES = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+"""Input dtype to the dtype of running sums, log-sum-exps and travelling gradients."""
+
+
+def check_dropout(dropout_p: float) -> None:
+    """Refuse dropout.
+
+    Raises:
+        ValueError: a probability other than 0.
+    """
+    if dropout_p:
+        raise ValueError(
+            f"dropout_p={dropout_p!r}: ring attention has no dropout, because its mask would have to be the same on "
+            "every rank, forward and backward; use dropout_p=0.0 and drop in the layers around it"
+        )
+
+
+def inputs_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TensorLayout) -> Inputs:
+    """q, k and v of a layout as the ring computes with them: in "bshd", and cast where autocast is on.
+
+    Raises:
+        ValueError: the layout is unknown, or a tensor has other than four axes or a dtype that is not supported.
+    """
+    check_layout(layout)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: expected ({AXES[layout]})")
+        if x.dtype not in ACCUMULATES:
+            raise ValueError(f"{name} is {x.dtype}: expected one of {', '.join(DTYPES)}")
+    lower = autocast_dtype(q)
+
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        # As autocast does for scaled_dot_product_attention: all floating-point arguments but float64.
+        return relaid(x if lower is None or x.dtype == torch.float64 else x.to(lower), layout)
+
+    return cast(q), cast(k), cast(v)
+
+
+def autocast_dtype(q: torch.Tensor) -> torch.dtype | None:
+    """The dtype of autocast on the device of q; `None` if it is off there."""
+    kind = q.device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+def lengths_of(
+    inputs: Inputs, query_length: int | None, key_length: int | None, sharding: Sharding, world_size: int
+) -> dict[str, int]:
+    """Both lengths over all ranks, by the names of the arguments: as given, or taken to be that of equal shards."""
+    q, k, _ = inputs
+    everywhere = 1 if sharding == "replicated_query" else world_size
+    return {
+        "query_length": q.size(1) * everywhere if query_length is None else query_length,
+        "key_length": k.size(1) * world_size if key_length is None else key_length,
+    }
+
+
+def problem_of(inputs: Inputs, lengths: Mapping[str, int], pattern: Mapping[str, Any]) -> Problem:
+    """What is to be computed; `pattern` holds the fields that the tensors do not say.
+
+    Raises:
+        ValueError: a value is out of range, or a combination has no meaning.
+    """
+    q, k, v = inputs
+    return Problem(
+        batch=q.size(0),
+        heads=q.size(2),
+        key_heads=k.size(2),
+        head_dim=q.size(3),
+        value_dim=v.size(3),
+        dtype=str(q.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # checked before
+        query_length=lengths["query_length"],
+        key_length=lengths["key_length"],
+        **pattern,
+    )
+
+
+def warn_of_positions_without_a_document(problem: Problem) -> None:
+    """Warn, saying which positions no document holds, unless `key_lengths` says that they are padding."""
+    if problem.documents is None or not problem.nq:
+        return
+    start, end, length = problem.documents[0], problem.documents[-1], problem.nq
+    padding = problem.key_lengths is not None and max(problem.key_lengths) <= end
+    said = [f"start at {start}: positions 0 to {start - 1}"] * (start > 0)
+    said += [f"end at {end} and the sequence at {length}: positions {end} to {length - 1}"] * (
+        end < length and not padding
+    )
+    if said:
+        warnings.warn(
+            f"documents {', and '.join(said)} lie in no document, attend nothing and have out 0; documents are "
+            f"cumulative lengths from 0 to query_length, such as (0, …, {length}); key_lengths says what is padding",
+            stacklevel=4,
+        )
+
+
+class Call(NamedTuple):
+    """A call that nothing keeps from being computed.
+
+    Attributes:
+        inputs: q, k and v.
+        job: what is to be computed, and by which kernel.
+        method: chosen, and why.
+        why_kernel: why that kernel.
+    """
+
+    inputs: Inputs
+    job: Job
+    method: Choice
+    why_kernel: str
+
+
+def prepare(
+    inputs: Inputs,
+    *,
+    problem: Problem,
+    sharding: Sharding,
+    ring: Ring,
+    method: Method,
+    transport: TransportName,
+    kernel: str,
+    memory_budget: int | None,
+    bandwidth: float | None,
+    latency: float | None,
+    deterministic: bool = False,
+    layout: TensorLayout = "bshd",
+) -> Call:
+    """The call, with all that can be refused without communication refused; the settings are those of `ring_attention`.
+
+    Args:
+        inputs: this rank's shards.
+        problem: what to compute.
+        sharding: which rank holds which positions.
+        ring: the group.
+        method: ring, allgather, local, or auto.
+        transport: p2p or blocking.
+        kernel: what computes a tile, or auto.
+        memory_budget: bytes.
+        bandwidth: bytes a second.
+        latency: seconds.
+        deterministic: the same inputs give the same bits whatever torch is set to.
+        layout: in which messages show shapes.
+
+    Raises:
+        ValueError: the inputs do not fit the problem, or a setting is unknown or out of range.
+    """
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport={transport!r}: expected {' or '.join(TRANSPORTS)}")
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: expected {', '.join(METHODS)}")
+    _check_settings(sharding, memory_budget)
+    plan = make_plan(problem, sharding, ring.world_size, ring.rank)
+    q, k, v = inputs
+    _check(q, k, v, plan, layout)
+    setting = Setting(
+        q.device.type,
+        q.dtype,
+        ACCUMULATES[q.dtype],
+        problem.head_dim,
+        problem.dv,
+        problem.scale_value,
+        problem.softcap,
+        deterministic,
+    )
+    chosen, why = choose_kernel(kernel, setting)
+    chosen_method = choose_method(plan, setting, method, memory_budget, bandwidth, latency)
+    sides = make_sides(problem, setting, chosen, plan.query_count, plan.key_count(ring.rank), memory_budget)
+    job = Job(
+        plan,
+        setting,
+        chosen,
+        sides,
+        Transport(ring.group, ring.rank, ring.world_size, transport),
+        _positions(plan, sharding, q.device),
+    )
+    return Call(inputs, job, chosen_method, why)
+
+
+def _check_settings(sharding: object, memory_budget: object) -> None:
+    """Refuse what would be a bare TypeError from within."""
+    try:
+        hash(sharding)
+    except TypeError:
+        raise ValueError(
+            f"sharding of type {type(sharding).__name__}: expected {', '.join(SHARDINGS)}, or a function, and one that "
+            "can be hashed, because plans are kept by it"
+        ) from None
+    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral)):
+        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, layout: TensorLayout) -> None:
+    problem, rank, size = plan.problem, plan.rank, plan.world_size
+    for name, tensor, shape in (
+        ("q", q, (problem.batch, plan.query_count, problem.heads, problem.head_dim)),
+        ("k", k, (problem.batch, plan.key_count(rank), problem.hk, problem.head_dim)),
+        ("v", v, (problem.batch, plan.key_count(rank), problem.hk, problem.dv)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{name} has shape {in_layout(tuple(tensor.shape), layout)} on rank {rank} of {size}: expected "
+                f"{in_layout(shape, layout)}, that is ({AXES[layout].replace('sequence', 'positions of this rank')}) "
+                f"for {problem.nq} queries and {problem.nk} keys in all; shards of unequal length need query_length "
+                "and key_length"
+            )
+        # Checked against the problem, which all ranks share: were two ranks to differ, messages would not fit.
+        if str(tensor.dtype) != f"torch.{problem.dtype}":
+            raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, as the problem says")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
+
+
+def _positions(
+    plan: Plan, sharding: Sharding, device: torch.device
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+    """Positions of this rank's queries and of every rank's keys, where a mask has to be looked up by them."""
+    if not plan.by_position:
+        return None
+    queries = query_positions(sharding, plan.problem.nq, plan.world_size)[plan.rank]
+    keys = key_positions(sharding, plan.problem.nk, plan.world_size)
+    return torch.as_tensor(queries, device=device), tuple(torch.as_tensor(one, device=device) for one in keys)

@@ -1,0 +1,98 @@
+"""What gloo refuses of a call, so that the simulated world refuses the same; and what only gloo refuses.
+
+Found by running small programs over gloo (`tests/worlds/small_programs.py` holds that both worlds agree about them) and
+by reading torch's ProcessGroupGloo.cpp and ProcessGroupNCCL.cpp. `docs/worlds.md` has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+MESSAGE_TO_ITSELF = "a message to itself"
+"""The name of the one refusal that comes and goes with the number of ranks, and would hide what is wrong elsewhere."""
+
+MOST_TAG = 2**31 - 1
+
+_DTYPES = {
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+}
+"""What gloo's collectives move, complex numbers as pairs; messages are bytes to it."""
+
+STACKED = "a gathered tensor that does not lie along the first axis"
+SCATTERED_FLAT = "a scattered tensor of another first axis"
+SMALL_FLOATS = "a collective in 8-bit floating point"
+
+
+def message_to_itself(rank: int, *, sends: bool) -> RuntimeError:
+    """The error of a message to oneself, for raising: gloo has no connection to its own process."""
+    what = "sends to itself" if sends else "receives from itself"
+    return marked(
+        RuntimeError(
+            f"rank {rank} {what}: gloo refuses that (its pair is not connected), and NCCL takes it only inside "
+            "batch_isend_irecv; copy the tensor instead, or declare world_sizes without those in which it happens"
+        ),
+        MESSAGE_TO_ITSELF,
+    )
+
+
+def marked(error: RuntimeError, rule: str) -> RuntimeError:
+    """The error, with the name of the rule by which a transport refused the call."""
+    error.refusal = rule  # type: ignore[attr-defined] # a plain RuntimeError, as torch raises, that says why
+    return error
+
+
+def refusal_of(error: BaseException) -> str | None:
+    """The rule by which a transport refused the call that raised this error, if that is what happened."""
+    rule = getattr(error, "refusal", None)
+    return rule if isinstance(error, RuntimeError) and isinstance(rule, str) else None
+
+
+def check_tag(tag: object, *, sends: bool) -> None:
+    """Refuse a tag that gloo refuses.
+
+    Raises:
+        TypeError: it is no 32-bit integer.
+        RuntimeError: it is negative.
+    """
+    name = "send" if sends else "recv"
+    if not isinstance(tag, int) or not -MOST_TAG - 1 <= tag <= MOST_TAG:
+        raise TypeError(f"{name}(): incompatible function arguments: tag is {tag!r}, expected a 32-bit integer")
+    if tag < 0:
+        raise RuntimeError(f"Tag must be nonnegative: {name}() has tag {tag}")
+
+
+def check_root(operation: str, root: int, size: int) -> None:
+    """Refuse a root that is not in the group.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    if not 0 <= root < size:
+        raise RuntimeError(f"{operation}: invalid root rank: {root}, in a group of {size} ranks")
+
+
+def check_dtypes(operation: str, tensors: Iterable[torch.Tensor], *, reduces: bool) -> str | None:
+    """Refuse dtypes that no backend's collectives move.
+
+    Args:
+        operation: the collective.
+        tensors: what it is given.
+        reduces: whether it calculates with them, which a CPU does not do in 8-bit floating point.
+
+    Returns:
+        The name of a finding if only gloo does not.
+
+    Raises:
+        RuntimeError: a dtype that gloo refuses, and NCCL too or a CPU.
+    """
+    for tensor in tensors:
+        if tensor.dtype in _DTYPES:
+            continue
+        if not reduces and tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            return SMALL_FLOATS
+        shown = str(tensor.dtype).removeprefix("torch.")
+        raise RuntimeError(f"Invalid scalar type: {operation} of {shown}, which gloo's collectives do not take")
+    return None

@@ -1,0 +1,124 @@
+"""A failure tells a newcomer what to do next: the answer that was there beside it, one story once, what ranks print."""
+
+import shlex
+
+import pytest
+from command_line import miniature
+
+from ringref.problem import Problem
+from ringverify import targets
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.check.beside import beside
+from ringverify.properties.property import Violation
+from ringverify.properties.values import FORWARD
+from ringverify.worlds.simulated import SimulatedWorld
+
+pytestmark = pytest.mark.timeout(240)
+
+FEW = ("--max-examples", 6)
+
+
+def test_a_failure_without_a_cause_shows_what_the_hazard_watcher_says(ringverify):
+    """A receive that nobody waits for: the numbers alone cannot tell."""
+    outcome = ringverify.check(miniature("careless:forgotten"), "--only", "forward", *FEW)
+    (event,) = outcome.told("counterexample")
+    assert event["diagnosis"] is None
+    (said,) = [hint["text"] for hint in event["hints"] if hint["property"] == "hazards"]
+    assert "before it completed" in said
+    assert f"        beside  hazards: {said}" in outcome.out
+
+
+def test_a_failure_in_a_real_world_shows_what_the_simulated_one_sees_beside_it():
+    """A receive into what is being sent: wrong with processes, where nothing is watched, and not every time."""
+    implementation = targets.load(miniature("careless:overwritten"))
+    case = Case(problem=Problem(query_length=4, head_dim=2), world_size=2)
+    seen_elsewhere = Violation(("value", "out"), 0, "out is wrong on rank 0: 4 of 8 elements")
+    watched = Runner(implementation, SimulatedWorld())
+    (hint,) = beside(FORWARD, watched, watched, case, seen_elsewhere)
+    assert hint.property == "hazards"
+    assert "receives into memory that its send" in hint.text
+
+
+def test_a_fault_seen_by_several_properties_is_told_once(ringverify):
+    """The later ones have one line each, with what to replay; the report has all of each."""
+    outcome = ringverify.check(miniature("faulty_rings:wrong_scale"), "--only", "forward,gradients,overflow", *FEW)
+    counterexamples = outcome.told("counterexample")
+    assert [event["same_as"] for event in counterexamples] == [None, "forward", "forward"]
+    for event in counterexamples[1:]:
+        line = f"        the same as forward: {event['summary']}; {event['replay']}\n"
+        assert line in outcome.out
+        assert event["case"]
+        assert event["diagnosis"]
+    assert outcome.out.count("        cause ") == 1
+
+
+def test_two_faults_are_two_stories(ringverify):
+    """A wrong number of some rows, and k and v exchanged on the way back."""
+    outcome = ringverify.check(miniature("careless:twice_wrong"), "--only", "forward,gradients", *FEW)
+    assert [event["same_as"] for event in outcome.told("counterexample")] == [None, None]
+    assert outcome.out.count("        case ") == 2
+
+
+def test_a_cached_group_is_told_to_declare_processes(ringverify):
+    """And the run goes on to a verdict: the group of an earlier run ends no run of the tool."""
+    outcome = ringverify.check(miniature("careless:cached"), "--only", "forward", *FEW)
+    assert outcome.code == 1
+    (event,) = outcome.told("counterexample")
+    assert any("processes=True" in hint["text"] and "group" in hint["text"] for hint in event["hints"])
+    assert "processes=True" in outcome.out
+
+
+def test_a_thread_that_is_no_rank_is_told_what_ranks_are(ringverify):
+    """It asks for its rank where there is none."""
+    outcome = ringverify.check(miniature("careless:in_a_thread"), "--only", "forward", *FEW)
+    (event,) = outcome.told("counterexample")
+    assert any("each rank is one thread" in hint["text"] for hint in event["hints"])
+
+
+def test_what_raises_is_tried_in_the_other_layout(ringverify):
+    """Where shapes do not fit, no number can tell."""
+    outcome = ringverify.check(miniature("careless:heads_first"), "--only", "forward", *FEW)
+    (event,) = outcome.told("counterexample")
+    assert [hint["text"] for hint in event["hints"] if 'declare tensor_layout="bhsd"' in hint["text"]]
+
+
+def test_what_nothing_explains_says_what_to_do(ringverify):
+    """No cause is shown; what it takes is, and both margins have a name."""
+    outcome = ringverify.check(miniature("careless:talkative"), "--only", "forward", *FEW)
+    (event,) = outcome.told("counterexample")
+    assert event["diagnosis"] is None
+    assert "        cause " not in outcome.out
+    assert "        next    Cause unknown." in outcome.out
+    assert "in the smallest case" in outcome.out
+    assert "rows of rank" not in outcome.out
+
+
+@pytest.mark.parametrize("world", ["simulated", "gloo"])
+def test_what_ranks_print_is_shown_with_v_and_in_a_replay(world, ringverify):
+    """Each rank's lines in order, under its name."""
+    target = miniature("careless:talkative")
+    outcome = ringverify.check(target, "--only", "forward", *FEW, "--world", world, "--world-sizes", "2", "-v")
+    (event,) = outcome.told("counterexample")
+    assert [one["rank"] for one in event["printed"]] == [0, 1]
+    for one in event["printed"]:
+        assert one["text"].startswith(f"rows of rank {one['rank']}: [")
+        assert one["text"].endswith("one line\nand another\n")
+    assert "        printed by rank 1\n        | rows of rank 1: [" in outcome.out
+    out, _ = ringverify.apart(*shlex.split(event["replay"])[1:]).communicate(timeout=100)
+    if world == "simulated":
+        assert "[rank 1] rows of rank 1: [" in out
+        assert "[rank 1] and another\n" in out
+    else:
+        assert "        printed by rank 1\n        | rows of rank 1: [" in out
+
+
+def test_the_replay_line_works_as_pasted(ringverify):
+    """Also where a folder's name has spaces and quotes."""
+    folder = "it's a folder"
+    target = miniature("faulty_rings:wrong_scale")
+    outcome = ringverify.check(target, "--only", "forward", *FEW, "--cases", folder)
+    (event,) = outcome.told("counterexample")
+    words = shlex.split(event["replay"])
+    assert words == ["ringverify", "replay", event["file"]]
+    assert ringverify(*words[1:]).code == 1

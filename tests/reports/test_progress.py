@@ -1,0 +1,29 @@
+"""The bar of a run under way."""
+
+import io
+
+from rich.console import Console
+
+from ringverify.reports.terminal import ProgressBar
+
+
+def _written(*, terminal):
+    """What a bar that starts, moves and stops twice writes."""
+    stream = io.StringIO()
+    bar = ProgressBar(Console(file=stream, force_terminal=terminal, width=80), live=False)
+    for property in ("forward", "gradients"):
+        bar.start("ring", property, 3)
+        bar.step(2)
+        bar.stop()
+    return stream.getvalue()
+
+
+def test_a_bar_writes_nothing_where_there_is_no_terminal():
+    """Not even an empty line, which rich 13 and 14 end a bar with that is not shown; a log stays a log."""
+    assert _written(terminal=False) == ""
+
+
+def test_a_bar_shows_how_far_a_property_is():
+    """On a terminal."""
+    assert "ring gradients" in _written(terminal=True)
+    assert "2/3" in _written(terminal=True)
