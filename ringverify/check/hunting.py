@@ -208,6 +208,20 @@ def _plainest(refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violatio
     return case, judgement.violation
 
 
+def _needed(property: Property, runner: Runner, case: Case, violation: Violation) -> list[Hint]:
+    """Which capability keeps the suite from asking for such a case, where a case like it without that passes."""
+
+    def passes(other: Case) -> bool:
+        try:
+            seen = judged(property, other, runner)
+        except (Inconclusive, WorldUnavailable):
+            return False
+        return seen.applies and seen.violation is None
+
+    found = needed(case, runner.capabilities, passes, refused=violation.reason[0] == "raised")
+    return [] if found is None else [Hint(found)]
+
+
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
     """Judge one case; a run past its deadline gets a second chance, with more time.
 
@@ -324,13 +338,11 @@ def _smallest(
     if runner.world.name == "simulated" and after and not hints:
         hints.append(Hint(SHARED_STATE))
     unexplained = declaration is None and (diagnosis is None or not diagnosis.causes)
+    if steady and in_time and unexplained and not runner.hangs:
+        hints += _needed(property, runner, case, judgement.violation)
     if in_time and not hints and not runner.hangs and unexplained:
-        undeclared = _undeclared_need(property, runner, case, judgement.violation) if steady else None
-        if undeclared is not None:
-            hints.append(Hint(undeclared))
-        else:
-            there = runner if runner.world.name == "simulated" else watched()
-            hints = beside(property, runner, there, case, judgement.violation)
+        there = runner if runner.world.name == "simulated" else watched()
+        hints = beside(property, runner, there, case, judgement.violation)
     counterexample = Counterexample(
         case=case,
         violation=judgement.violation,
@@ -350,19 +362,6 @@ def _smallest(
         printed=printed,
     )
     return counterexample, unfinished
-
-
-def _undeclared_need(property: Property, runner: Runner, case: Case, violation: Violation) -> str | None:
-    """The capability that would have kept this case away, if the implementation is right where it is so."""
-
-    def passes(other: Case) -> bool:
-        try:
-            seen = judged(property, other, runner)
-        except (Inconclusive, WorldUnavailable):
-            return False
-        return seen.applies and seen.violation is None
-
-    return needed(case, runner.capabilities, passes, refused=violation.reason[0] == "raised")
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:

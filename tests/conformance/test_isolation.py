@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 def hunted(attend: Implementation, property: str, examples: int) -> Hunt:
     """What is found of one property."""
     runner = Runner(attend, SimulatedWorld())
-    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, until=float("inf"), progress=lambda done: None)
+    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, progress=lambda done: None)
 
 
 @pytest.mark.parametrize("property", ["forward", "masked_rows", "isolation", "chunk_boundaries"])
