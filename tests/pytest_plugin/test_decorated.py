@@ -237,7 +237,7 @@ def test_what_was_not_learned_raises(right):
     ("arguments", "words"),
     [
         ({"only": "forwad"}, "'forwad'; did you mean 'forward'?"),
-        ({"suite": "slow"}, "suite: 'slow': expected one of quick, full, nightly"),
+        ({"suite": "slow"}, "suite: 'slow': expected one of smoke, quick, full, nightly"),
         ({"world_sizes": [2, 0]}, "world_sizes: '2,0': expected world sizes of at least 1"),
         ({"max_examples": 0}, "max_examples: '0': expected a whole number of at least 1"),
         ({"seed": -1}, "seed: '-1'"),
