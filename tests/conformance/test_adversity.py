@@ -24,7 +24,6 @@ def hunted(attend: Implementation, property: str, examples: int = 25, seed: int 
         Runner(attend, SimulatedWorld()),
         examples=examples,
         seed=seed,
-        until=float("inf"),
         progress=lambda done: None,
     )
 

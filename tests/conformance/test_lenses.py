@@ -22,7 +22,6 @@ def hunted(attend: Implementation, property: str, examples: int = 60) -> Hunt:
         Runner(attend, SimulatedWorld()),
         examples=examples,
         seed=0,
-        until=float("inf"),
         progress=lambda done: None,
     )
 

@@ -33,7 +33,6 @@ def hunted(attend: Implementation, property: str, examples: int = 15) -> Hunt:
         Runner(attend, SimulatedWorld()),
         examples=examples,
         seed=0,
-        until=float("inf"),
         progress=lambda done: None,
     )
 

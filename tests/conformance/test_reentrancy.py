@@ -25,7 +25,6 @@ def hunted(attend: Implementation, property: str, examples: int = 20) -> Hunt:
         Runner(attend, SimulatedWorld()),
         examples=examples,
         seed=0,
-        until=float("inf"),
         progress=lambda done: None,
     )
 

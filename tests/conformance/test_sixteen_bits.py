@@ -26,7 +26,6 @@ def hunted(attend: Implementation, property: str, examples: int) -> Hunt:
         runner,
         examples=examples,
         seed=0,
-        until=float("inf"),
         progress=lambda done: None,
         shrinking=False,
     )

@@ -70,7 +70,6 @@ def found(attend, examples=30):
         runner,
         examples=examples,
         seed=0,
-        until=float("inf"),
         progress=lambda done: None,
     )
 
@@ -85,7 +84,7 @@ def test_a_ring_that_mistakes_its_group_is_found_on_two_ranks(exchange):
     """Both pass `forward`, where the group is the world, and fail here, on the smallest ring there is."""
     attend = attend_with(exchange)
     runner = Runner(attend, SimulatedWorld())
-    ordinary = hunt(PROPERTIES["forward"], runner, examples=30, seed=0, until=float("inf"), progress=lambda done: None)
+    ordinary = hunt(PROPERTIES["forward"], runner, examples=30, seed=0, progress=lambda done: None)
     assert ordinary.counterexample is None
     shown = found(attend).counterexample
     assert shown is not None

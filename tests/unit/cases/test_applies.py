@@ -76,9 +76,7 @@ WRONG = Implementation(
 def test_the_counterexample_of_a_property_is_one_of_it(property):
     """What is wrong everywhere fails in full precision, on plain memory and on the whole world too: not in its name."""
     runner = Runner(WRONG, SimulatedWorld())
-    shown = hunt(
-        PROPERTIES[property], runner, examples=20, seed=0, until=float("inf"), progress=lambda done: None
-    ).counterexample
+    shown = hunt(PROPERTIES[property], runner, examples=20, seed=0, progress=lambda done: None).counterexample
     assert PROPERTIES[property].applies(shown.case, WRONG.capabilities)
     assert NEEDS[property](shown.case)
 
