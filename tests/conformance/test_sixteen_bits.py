@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_a_run_in_16_bits_says_nothing_beside_its_report():
     target = Path(sixteen_bits.__file__).with_suffix(".py")
     command = [sys.executable, "-m", "ringverify", "check", f"{target}:narrow"]
     command += ["--only", "overflow,dtypes,precision", "--max-examples", "8"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    env = {**os.environ, "PYTHONPATH": str(target.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=env)
     assert done.stderr == ""
     assert done.returncode == 0, done.stdout
