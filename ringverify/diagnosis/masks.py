@@ -131,6 +131,10 @@ def _number_late(at: Visit, positions: Any) -> Any:
     return np.searchsorted(np.array(at.problem.documents), positions, side="left")
 
 
+def _number_by_ends(at: Visit, positions: Any) -> Any:
+    return np.searchsorted(np.array(at.problem.documents)[1:], positions, side="right")
+
+
 def _lengths(of: Callable[[Visit], Any], place: Callable[[Visit], Any] = lambda at: at.j) -> Pattern:
     """Padding by lengths `(B,)`."""
 
@@ -212,6 +216,11 @@ DOCUMENTS: list[Suspicion] = [
         "the last document is taken to end with the sequence", _offsets(lambda p: (*(p.documents or ())[:-1], p.nk))
     ),
     *masked("what lies in no document attends itself", _documents(_number, outside=True)),
+    *masked(
+        "documents are taken to cover the sequence: what lies before the first belongs to it, and what lies after the "
+        "last attends itself",
+        _documents(_number_by_ends, outside=True),
+    ),
 ]
 KEY_LENGTHS: list[Suspicion] = [
     *masked("key_lengths ignored", _without(key_lengths=None)),
