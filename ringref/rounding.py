@@ -336,17 +336,19 @@ def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: in
     lower = (p * eta).sum(axis=3, keepdims=True)
     raised = log_p + eta
     top = np.where(some, raised.max(axis=3, initial=-np.inf, keepdims=True), 0.0)
-    upper = top + np.log(np.where(some, np.exp(raised - top).sum(axis=3, keepdims=True), 1.0))
+    farther = top + np.log(np.where(some, np.exp(raised - top).sum(axis=3, keepdims=True), 1.0))
+    # Where all errors are small, the same without taking nearly equal numbers from each other.
+    nearby = np.log1p((p * np.expm1(np.minimum(eta, 1.0))).sum(axis=3, keepdims=True))
+    upper = np.where(eta.max(axis=3, initial=0.0, keepdims=True) < 1, nearby, farther)
     upper = np.maximum(upper, lower)  # and not less by a rounding of our own
     less = -p * np.expm1(-(eta + upper))
     log_whole = np.minimum(2 * row, np.log(merges + 1))
 
     def apart(log_most: Array) -> Array:
         """How far weights may lie from p, none above exp(`log_most`)."""
-        rise = eta + lower
-        risen = np.exp(np.minimum(np.minimum(log_p + rise, log_most), LARGEST_EXPONENT)) - p
-        slightly = (rise < 1) & (log_p + rise < log_most)
-        more = np.where(slightly, p * np.expm1(np.minimum(rise, 1.0)), np.maximum(risen, 0.0))
+        rise = np.minimum(eta + lower, log_most - log_p)
+        risen = np.exp(np.minimum(log_p + rise, LARGEST_EXPONENT)) - p
+        more = np.where(rise < 1, p * np.expm1(np.minimum(rise, 1.0)), np.maximum(risen, 0.0))
         worst: Array = np.maximum(more, less)
         return worst
 

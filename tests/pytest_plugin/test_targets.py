@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -54,6 +55,7 @@ def test_the_end_says_the_verdicts_and_what_was_not_declared(ran):
 
 def test_a_failure_reads_as_check_tells_it_and_shows_no_inside_of_pytest(ran, lasting):
     """The counterexample and its replay line, word for word, and not a frame of a traceback."""
+    shutil.rmtree(lasting.folder / ".ringverify")  # or it would begin with what the plugin has found
     checked = lasting.run("ringverify", "check", WRONG, "--only", "gradients", "--max-examples", "4")
     assert checked.code == 1, checked.err
     told = checked.out.split("margin")[1].split("\n", 1)[1].split("  violations:")[0].rstrip()

@@ -97,7 +97,7 @@ MATRIX = {
     "sends_another_dtype": raises("out is wrong on rank 2"),
     "sends_with_another_tag": waits("rank 2 waits for a receive from rank 1, tag 0", "rank 2 at faults.py"),
     "sends_to_another_peer": waits("rank 2 waits for a receive from rank 1, tag 0", "rank 2 at faults.py"),
-    "sends_to_itself": raises("rank 2 waits for a receive from rank 1, tag 0", "rank 1 raised RuntimeError"),
+    "sends_to_itself": raises("rank 1 raised RuntimeError: rank 1 sends to itself", "rank 1 raised RuntimeError"),
     "sends_in_another_order": raises("out is wrong on rank 2"),
     "receives_what_nobody_sends": waits("rank 1 waits for a receive from rank 0, tag 0", "rank 1 at faults.py"),
     "sends_what_nobody_receives": harmless(),

@@ -21,7 +21,7 @@ def busy():
     """Groups, a mesh, messages left lying, a coalescing context left open, gradients off."""
     dist.new_group([0, 1])
     init_device_mesh("cpu", (dist.get_world_size(),))
-    dist.isend(torch.empty(1), 0, tag=3)
+    dist.isend(torch.empty(1), (dist.get_rank() + 1) % dist.get_world_size(), tag=3)
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float64)
     c10d._world.pg_coalesce_state[dist.group.WORLD] = []
@@ -49,7 +49,9 @@ def test_every_run_is_fresh():
         assert not torch._C._is_multithreading_enabled()  # or backward of tensors on a GPU would run where no rank is
         assert c10d._world.group_count == 0
         assert list(c10d._world.pg_names.values()) == ["simulated"]
-        before = dist.irecv(torch.empty(1), 0, tag=3).is_completed() if dist.get_rank() == 0 else False
+        before = dist.irecv(torch.empty(1), 1 - dist.get_rank(), tag=3).is_completed()
+        dist.barrier()
+        dist.isend(torch.empty(1), 1 - dist.get_rank(), tag=3)  # beside the one that busy leaves lying
         busy()
         return before
 
@@ -100,7 +102,7 @@ def test_tensors_of_a_run_are_freed():
     def program(fails):
         tensor = torch.ones(1000)
         seen.append(weakref.ref(tensor))
-        dist.isend(tensor, 0)
+        dist.isend(tensor, 1 - dist.get_rank())
         group = dist.new_group([0, 1])
         seen.append(weakref.ref(group))
         if fails and dist.get_rank() == 1:

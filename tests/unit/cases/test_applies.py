@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ringref.pattern import multiplicity
-from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.case import POISONED, Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.check.casefile import save
@@ -31,7 +31,7 @@ NEEDS = {
     "chunk_boundaries": lambda case: case.problem.nq <= 13,
     "exact_selection": lambda case: case.values == "selectors",
     "invariants": lambda case: case.values in ("normal", "integers", "dominating_key"),
-    "isolation": lambda case: case.values == "poisoned" or case.problem.causal,
+    "isolation": lambda case: case.values in POISONED or case.problem.causal,
     "strided_inputs": lambda case: case.memory != "contiguous",
     "subgroups": lambda case: case.group != "world" and case.ranks > case.world_size,
     "traffic": lambda case: case.world_size > 1,

@@ -17,7 +17,7 @@ from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Task, run_rank
-from ringverify.ring import attention
+from ringverify.ring import attention, calls
 from ringverify.ring.declared import allgather, ring
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.fused_cuda import LSE_ALIGNMENT, EfficientCUDA, FlashCUDA
@@ -212,7 +212,7 @@ def test_what_declares_determinism_asks_for_it(monkeypatch, implementation):
         seen.append(setting.deterministic)
         return choose_kernel(name, setting)
 
-    monkeypatch.setattr(attention, "choose_kernel", noted)
+    monkeypatch.setattr(calls, "choose_kernel", noted)
     tensors = [torch.zeros(1, 4, 1, 8) for _ in range(3)]
     case = Case(problem=Problem(query_length=4), world_size=1)
     make_inputs(case)
