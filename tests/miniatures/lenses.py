@@ -56,9 +56,9 @@ class Coarse(torch.autograd.Function):
         return gradient.bfloat16().to(gradient.dtype)
 
 
-@implementation(name="rounds dq", dtypes=("float16",))
+@implementation(name="rounds dq", dtypes=("float16",), reduces="input")
 def rounds_dq(q, k, v, call: AttentionCall):
-    """A detour that only a mean over many elements tells: each of them is within what float16 may be off."""
+    """A detour that a mean over many elements tells best: most of them are within what float16 may be off."""
     k, v = Gathered.apply(k, call).float(), Gathered.apply(v, call).float()
     return out_of(weights(Coarse.apply(q).float(), k, call), v).to(q.dtype)
 

@@ -58,7 +58,7 @@ def test_a_failure_reads_as_check_tells_it_and_shows_no_inside_of_pytest(ran, la
     shutil.rmtree(lasting.folder / ".ringverify")  # or it would begin with what the plugin has found
     checked = lasting.run("ringverify", "check", WRONG, "--only", "gradients", "--max-examples", "4")
     assert checked.code == 1, checked.err
-    told = checked.out.split("margin")[1].split("\n", 1)[1].split("  violations:")[0].rstrip()
+    told = checked.out.split("margin", 1)[1].split("\n", 1)[1].split("  violations:")[0].rstrip()
     summary, rest = told.split("\n", 1)
     shown = ran.out.split("= FAILURES =")[1]
     assert f"swapped gradients: gradients: {summary.strip()}\n{rest}\n" in shown

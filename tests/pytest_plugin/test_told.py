@@ -7,7 +7,7 @@ from ringverify.reports.results import results_of
 
 pytestmark = pytest.mark.timeout(120)
 
-INCONCLUSIVE, USAGE = 3, 4
+INCONCLUSIVE = 3
 REPORT = ("--ringverify-report", "report.jsonl")
 TESTS = """
 import pytest
@@ -131,18 +131,17 @@ def test_a_violation_that_is_gone_fails_its_test(theirs):
     assert "forward of swapped gradients passes, but is listed as violated" in ran.out
 
 
-@pytest.mark.parametrize(("workers", "code"), [((), USAGE), (("-n", "1"), 1)])
-def test_a_baseline_that_names_nobody_who_is_tested_is_refused(workers, code, project):
-    """Before anything runs; by workers of xdist, which cannot refuse a session, in each test."""
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_baseline_may_name_who_is_not_tested(workers, project):
+    """It excuses nobody else: the violation stays a failure, alone and among workers."""
     (project.folder / "known.toml").write_text(MISNAMED)
     project.write(
         test_ring="import ringverify\nfrom faulty_rings import swapped_gradients\n\n\n"
-        "@ringverify.conformance(swapped_gradients, only='forward')\ndef test_it():\n    pass\n"
+        "@ringverify.conformance(swapped_gradients, only='gradients')\ndef test_it():\n    pass\n"
     )
     ran = project.pytest("--ringverify-baseline", "known.toml", *workers)
-    assert ran.code == code, ran.out + ran.err
-    assert "'swaped gradients' is none of the implementations of this run; did you mean 'swapped" in ran.out + ran.err
-    assert "passed" not in ran.out
+    assert ran.code == 1, ran.out + ran.err
+    assert ran.counts()["failed"] == 1
 
 
 def test_a_report_of_nothing_is_not_written_and_no_pass(project):
