@@ -27,10 +27,6 @@ EXACT = ("out", "dv")
 """What has to come back bit for bit where a vector is exact."""
 
 
-LAST_BITS = 2.0**-40
-"""By how much a bound, relative to it, may differ between machines, whose exponentials have other last bits."""
-
-
 def make(story: Story) -> dict[str, Tensor]:
     """All tensors of a vector, made from its id and its story alone."""
     return answered(story, inputs.make(story))
@@ -101,12 +97,11 @@ def shapes(story: Story) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def upwards(values: Array) -> Array:
-    """Numbers of at least 0, rounded up to bfloat16, from a little above: so every machine rounds alike.
+    """Numbers of at least 0, rounded up to bfloat16.
 
     Raises:
         ValueError: one is too large, or no number.
     """
-    values = values * (1 + LAST_BITS)
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
     narrow = np.where(narrow < values, np.nextafter(narrow, np.float32(np.inf)), narrow)
