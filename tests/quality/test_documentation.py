@@ -17,7 +17,7 @@ from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import BUILT_IN
 
 README = text_of("README.md")
-PLACEHOLDERS = ("FILE", "my_package")
+PLACEHOLDERS = ("FILE", "mine.py", "my_package")
 
 
 def console_commands() -> list[tuple[str, Command]]:
