@@ -49,9 +49,9 @@ def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failu
         case Raised(what=what, detail=detail, exception=exception, refusal=refusal):
             told = _detail([detail, *others], rank, outputs)
             return Failure("raised", rank, f"rank {rank} {what}", told, exception, refusal)
-        case Died(what=what):
+        case Died(what=what, exit_code=exit_code):
             message = f"rank {rank}'s process {what}"
-            return Failure("died", rank, message, _detail([message, *others], rank, outputs))
+            return Failure("died", rank, message, _detail([message, *others], rank, outputs), exit_code=exit_code)
 
 
 def out_of_time(

@@ -29,6 +29,7 @@ class Failure:
         detail: all that is known: the rank's own traceback, who waits for whom, captured output.
         exception: type of the exception, if a rank raised one.
         refusal: the name of what the transport refused, where it is known to come and go with the number of ranks.
+        exit_code: how a process ended that did so without a word, negative for a signal.
     """
 
     kind: FailureKind
@@ -37,6 +38,7 @@ class Failure:
     detail: str
     exception: str | None = None
     refusal: str | None = None
+    exit_code: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
