@@ -11,7 +11,9 @@ import dataclasses
 import inspect
 import json
 import os
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringverify import targets
@@ -81,14 +83,14 @@ class ShardingElsewhere:
         return self._place.shards(self._number, length, world_size)
 
 
-def describe(target: str, *, seconds: float = LOADING_SECONDS) -> Implementation:
+def describe(target: str, *, seconds: float | None = None) -> Implementation:
     """The implementation that `target` names: all but the function itself, for which an `Elsewhere` stands.
 
     What is our own (`ring`, `allgather`, mutants) comes whole.
 
     Args:
         target: a built-in name, `module:attribute` or `path/to/file.py:attribute`.
-        seconds: how long it may take to be imported.
+        seconds: how long it may take to be imported; `LOADING_SECONDS` by default.
 
     Raises:
         UsageError: the target has no such form, does not import, ends its process, or is not an implementation.
@@ -98,11 +100,27 @@ def describe(target: str, *, seconds: float = LOADING_SECONDS) -> Implementation
     # What is being imported as a target is in a process that can be spared already.
     if targets.is_ours(module) or targets.being_loaded() is not None:
         return targets.load(target)
-    place = _Place(target, seconds)
+    place = _Place(target, LOADING_SECONDS if seconds is None else seconds)
     try:
         return place.implementation()
     finally:
         place.rest()
+
+
+def lacking(names: Sequence[str]) -> dict[str, str]:
+    """Those built-in names that cannot be checked on this machine, each with the reason; one process imports them all.
+
+    Raises:
+        Inconclusive: importing them ends the process, or takes too long, or no process can be started.
+    """
+    place = _Place("what is built in", LOADING_SECONDS)
+    try:
+        told = place.ask(_reasons, tuple(names), LOADING_SECONDS)
+    finally:
+        place.rest()
+    if isinstance(told, Failure):
+        raise Inconclusive(f"what is built in was not looked at: {told.message}")
+    return {name: reason for name, reason in zip(names, told, strict=True) if reason is not None}
 
 
 class _Place:
@@ -118,7 +136,7 @@ class _Place:
 
     def implementation(self) -> Implementation:
         """What the target is."""
-        told = self._ask(_tell, self._target, self._seconds)
+        told = self.ask(_tell, self._target, self._seconds)
         if isinstance(told, Failure):
             raise self._not_imported(told)
         self._loaded = True
@@ -150,7 +168,7 @@ class _Place:
     def _asked(self, number: int, length: int, world_size: int) -> list[list[int]] | str:
         if not self._loaded:  # so that importing it is not part of the call's time
             self.implementation()
-        told = self._ask(_shard, (self._target, number, length, world_size), SHARDING_SECONDS)
+        told = self.ask(_shard, (self._target, number, length, world_size), SHARDING_SECONDS)
         what = f"the sharding of {self._target}, called with ({length}, {world_size}),"
         if isinstance(told, Failure):
             self._loaded = False
@@ -159,16 +177,21 @@ class _Place:
             return f"{what} {_ends(told)}{_code(told)}" if told.kind == "died" else f"{what} {told.message}"
         return f"{what} {told}" if isinstance(told, str) else list(told)
 
-    def _ask(self, program: Callable[[Any], str], argument: Any, seconds: float) -> Any:
+    def ask(self, program: Callable[[Any], str], argument: Any, seconds: float) -> Any:
         """What a program of this module returned there, or how it ended."""
+        began = time.monotonic()
         try:
             run = self._world.run(program, argument, world_size=1, seed=0, deadline=seconds)
         except WorldUnavailable as error:
-            raise Inconclusive(f"{self._target} was not looked at: {error}") from None
+            within = f" within {seconds:g} s" if time.monotonic() - began >= seconds else ""
+            raise Inconclusive(f"{self._target} was not looked at{within}: {error}") from None
         return json.loads(run.results[0]) if run.failure is None else run.failure
 
     def _not_imported(self, failure: Failure) -> UsageError | Inconclusive:
         match failure.kind:
+            case "died" if failure.exit_code == -signal.SIGKILL:
+                why = "was ended by signal SIGKILL while it was imported, as the kernel does when memory runs out"
+                return Inconclusive(f"{self._target} {why}")
             case "died":
                 return UsageError(f"{self._target} {_ends(failure)} while it is imported{_code(failure)}")
             case "deadline":
@@ -186,10 +209,21 @@ class _Place:
             ShardingElsewhere(self, number, one["function"]) if isinstance(one, dict) else one
             for number, one in enumerate(told["shardings"])
         ]
+        if not isinstance(told["name"], str):
+            raise TypeError(f"its name is {told['name']!r}")
         self._kept = any(isinstance(one, ShardingElsewhere) for one in functions)
         sharding = tuple(functions) if told["several"] else functions[0]
         function = Elsewhere(self._target, told["file"], told["line"], told["function"], told["doc"])
         return Implementation(function, told["name"], Capabilities(sharding=sharding, **fields))
+
+
+def place_of(implementation: Implementation) -> tuple[str | None, int | None]:
+    """The file and the line in which the function of an implementation begins, as far as they are known."""
+    function = inspect.unwrap(implementation.function)
+    if isinstance(function, Elsewhere):
+        return function.file, function.line
+    code = getattr(function, "__code__", None)
+    return getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
 
 
 def _ends(failure: Failure) -> str:
@@ -209,19 +243,28 @@ def _code(failure: Failure) -> str:
 
 def _tell(target: str) -> str:
     """What a target is, or why it is nothing, as JSON."""
+    return json.dumps(_looked_at(target))
+
+
+def _reasons(names: Sequence[str]) -> str:
+    """Why each of some targets cannot be checked, or null, as JSON."""
+    told = map(_looked_at, names)
+    return json.dumps([one.get("wrong", one.get("inconclusive")) for one in told])
+
+
+def _looked_at(target: str) -> dict[str, Any]:
     for name in OF_A_RANK:  # this process's, and it is no rank of the target's
         os.environ.pop(name, None)
     try:
-        told = _told(targets.load(target))
+        return _told(targets.load(target))
     except Inconclusive as error:
-        told = {"inconclusive": str(error)}
+        return {"inconclusive": str(error)}
     except UsageError as error:
-        told = {"wrong": str(error)}
+        return {"wrong": str(error)}
     except KeyboardInterrupt:  # nobody's but its own: what a terminal sends does not come here
-        told = {"wrong": f"{target} does not import: KeyboardInterrupt"}
+        return {"wrong": f"{target} does not import: KeyboardInterrupt"}
     except BaseException as error:  # whatever it is, it is the target's
-        told = {"wrong": f"{target} cannot be looked at: {targets.one_line(error)}"}
-    return json.dumps(told)
+        return {"wrong": f"{target} cannot be looked at: {targets.one_line(error)}"}
 
 
 def _told(implementation: Implementation) -> dict[str, Any]:
@@ -229,15 +272,14 @@ def _told(implementation: Implementation) -> dict[str, Any]:
     capabilities, shardings = implementation.capabilities, implementation.capabilities.shardings
     declared = {field.name: getattr(capabilities, field.name) for field in dataclasses.fields(Capabilities)}
     several = isinstance(declared.pop("sharding"), tuple)
-    function = inspect.unwrap(implementation.function)
-    code = getattr(function, "__code__", None)
+    function, (file, line) = inspect.unwrap(implementation.function), place_of(implementation)
     return {
         "name": implementation.name,
         "declared": declared,
         "several": several,
         "shardings": [one if isinstance(one, str) else {"function": sharding_name(one)} for one in shardings],
-        "file": getattr(code, "co_filename", None),
-        "line": getattr(code, "co_firstlineno", None),
+        "file": file,
+        "line": line,
         "function": getattr(function, "__qualname__", repr(function)),
         "doc": function.__doc__,
     }
