@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from ringverify import targets
 from ringverify.check.options import Subject
-from ringverify.describing import Elsewhere, describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.reports.jsonl import Event
@@ -228,6 +227,8 @@ def _implementation(attend: Implementation | str) -> Implementation:
         Inconclusive: the target cannot be checked here.
     """
     if isinstance(attend, str):
+        from ringverify.describing import describe
+
         attend = describe(attend)
     if not isinstance(attend, Implementation):
         raise UsageError(
@@ -246,6 +247,8 @@ def reached(implementation: Implementation) -> str:
         UsageError: no process could find it.
         Inconclusive: none could be asked.
     """
+    from ringverify.describing import Elsewhere, describe
+
     if isinstance(implementation.function, Elsewhere):
         return implementation.function.target
     target = targets.address_of(implementation)

@@ -15,7 +15,6 @@ import pytest
 import ringverify
 from ringverify.check.options import MOST_DRAWN, Options, Subject
 from ringverify.check.outcome import LOADS
-from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.reports.jsonl import Event
@@ -358,6 +357,8 @@ def _function_of(item: pytest.Item) -> str:
 
 
 def _described(target: str) -> Implementation | Inconclusive:
+    from ringverify.describing import describe
+
     try:
         return describe(target)
     except Inconclusive as error:
