@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import assert_one_line, miniature
+from command_line import another_version_of, assert_one_line, miniature
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -160,14 +160,6 @@ def test_what_this_machine_lacks_is_inconclusive(lacking, ringverify, monkeypatc
     assert outcome.code == INCONCLUSIVE
     assert_one_line(outcome.err, words)
     assert list(ringverify.folder.iterdir()) == []
-
-
-def another_version_of(package, folder, monkeypatch):
-    """Put metadata of a version that no adapter was written for on the module path, before any that is installed."""
-    metadata = folder / "another" / f"{package.replace('-', '_')}-0.0.0.dist-info" / "METADATA"
-    metadata.parent.mkdir(parents=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.0.0\n")
-    monkeypatch.syspath_prepend(folder / "another")
 
 
 def test_a_missing_peer_package_is_inconclusive_and_says_what_to_install(ringverify, tmp_path_factory, monkeypatch):

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import assert_one_line, miniature
+from command_line import another_version_of, assert_one_line, miniature
 
 from ringverify import describing
-from ringverify.describing import describe
+from ringverify.describing import describe, lacking
 from ringverify.errors import Inconclusive, UsageError
 
 pytestmark = pytest.mark.timeout(60)
@@ -183,3 +183,11 @@ def test_a_process_that_cannot_be_started_is_inconclusive(ringverify, monkeypatc
     monkeypatch.setattr("ringverify.worlds.gloo_rank.LocalRank.__init__", refused)
     with pytest.raises(Inconclusive, match=r"was not looked at.*no more processes"):
         describe(written())
+
+
+def test_what_is_built_in_and_lacks_its_package_is_known_with_the_reason(tmp_path_factory, monkeypatch):
+    """What is ours lacks nothing."""
+    another_version_of("yunchang", tmp_path_factory.mktemp("path"), monkeypatch)
+    (reason,) = lacking(("ring", "peer:yunchang-ring", "allgather")).values()
+    assert reason.startswith("peer:yunchang-ring cannot be checked here: ")
+    assert "found 0.0.0" in reason
