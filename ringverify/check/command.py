@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ringverify.check.configuration import TABLE, configured
 from ringverify.check.interrupts import Progress, interrupts
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             "see ringverify check --help"
         )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
-    subjects = _subjects(options.targets)
+    subjects = _subjects(options.targets, console)
 
     from ringverify.check.baseline import read_baseline
     from ringverify.check.planning import device_for
@@ -154,21 +155,24 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return code
 
 
-def _subjects(wanted: Sequence[str]) -> list[Subject | Unavailable]:
+def _subjects(wanted: Sequence[str], console: Console) -> list[Subject | Unavailable]:
     """What is to be checked; what cannot be checked here is told of, if there is something else to check.
+
+    The targets are imported elsewhere, one after the other, and on a terminal the one whose turn it is is shown.
 
     Raises:
         UsageError: a target is wrong.
         Inconclusive: nothing can be checked here.
     """
-    from ringverify import targets
+    from ringverify.describing import describe
 
     subjects: list[Subject | Unavailable] = []
     for place, target in enumerate(wanted):
         if target in wanted[:place]:
             raise UsageError(f"the target {target!r} is asked for twice: once is enough")
         try:
-            subjects.append(Subject(target, targets.load(target)))
+            with console.status(Text(f"importing {target}")):
+                subjects.append(Subject(target, describe(target)))
         except Inconclusive as error:
             subjects.append(Unavailable(target, str(error)))
     reasons = [subject.reason for subject in subjects if isinstance(subject, Unavailable)]

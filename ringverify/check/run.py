@@ -146,7 +146,7 @@ def named_apart(implementations: Iterable[Implementation]) -> list[str]:
     """
     seen: dict[str, Implementation] = {}
     for one in implementations:
-        if seen.get(one.name) is one:
+        if seen.get(one.name) == one:
             raise UsageError(f"the implementation {one.name!r} is asked for twice: once is enough")
         if one.name in seen:
             raise UsageError(f"two implementations are named {one.name!r}: give one of them another name=")

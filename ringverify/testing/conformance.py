@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ringverify import targets
 from ringverify.check.options import Subject
+from ringverify.describing import Elsewhere, describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.reports.jsonl import Event
@@ -228,10 +229,10 @@ def _implementation(attend: Implementation | str) -> Implementation:
 
     Raises:
         UsageError: it is none.
-        Inconclusive: the target is a peer whose package is not installed.
+        Inconclusive: the target cannot be checked here.
     """
     if isinstance(attend, str):
-        attend = targets.load(attend)
+        attend = describe(attend)
     if not isinstance(attend, Implementation):
         raise UsageError(
             f"{attend!r} is a {type(attend).__name__}, not an implementation: decorate the function with "
@@ -243,11 +244,14 @@ def _implementation(attend: Implementation | str) -> Implementation:
 def reached(implementation: Implementation) -> str:
     """The target under which other processes find an implementation.
 
-    It is loaded here first: there, a file that does not import would look like the implementation's own failure.
+    One that is at hand is looked at there first: a file that does not import would look like its own failure.
 
     Raises:
         UsageError: no process could find it.
+        Inconclusive: none could be asked.
     """
+    if isinstance(implementation.function, Elsewhere):
+        return implementation.function.target
     target = targets.address_of(implementation)
-    targets.load(target)
+    describe(target)
     return target

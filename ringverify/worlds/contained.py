@@ -21,7 +21,8 @@ from ringverify.worlds.world import Conditions, Failure, Load, Run, WorldUnavail
 UNWINDING = 5.0
 """Seconds that the simulated world is given, past a run's deadline, to end the run and say so."""
 
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables of a rank's process that say which it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ def simulate(simulation: _Simulation) -> Run | BaseException:
     # Imported here: the tool itself has no need of it.
     from ringverify.worlds.simulated import SimulatedWorld
 
-    for name in _OF_A_RANK:  # this process's, of which its threads are no part
+    for name in OF_A_RANK:  # this process's, of which its threads are no part
         os.environ.pop(name, None)
     with whose.ours():
         try:

@@ -62,7 +62,7 @@ def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failu
             killed = exit_code == -signal.SIGKILL  # whom the kernel picks when there is no memory, it ends so
             if ours and not killed:
                 raise OurError(f"{message} while nothing of the implementation ran in it", told)
-            return Failure("died", rank, message, told, limit="memory" if killed else None)
+            return Failure("died", rank, message, told, limit="memory" if killed else None, exit_code=exit_code)
 
 
 def out_of_time(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import pickle
@@ -140,14 +141,16 @@ class LocalRank:
     """
 
     def __init__(self, seat: Seat, directory: str, program_module: str) -> None:
-        # Imports torch, which a tool that only uses another world may never need.
-        from ringverify.worlds.gloo_worker import serve, stacks_file, whose_file
-
         try:
             context = multiprocessing.get_context("forkserver")
         except ValueError:
             raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
         context.set_forkserver_preload([*PRELOADED, program_module])
+        with _unknown_main(), _interrupts_held_back():
+            multiprocessing.forkserver.ensure_running()
+        # Imports torch, which a tool that only uses another world may never need, and the fork server does meanwhile.
+        from ringverify.worlds.gloo_worker import serve, stacks_file, whose_file
+
         self._directory = directory
         self._stacks, self._whose = (file(directory, seat.rank) for file in (stacks_file, whose_file))
         self._jobs, theirs = context.Pipe()

@@ -145,11 +145,15 @@ class Died:
         """How it ended, to stand after "rank 1's process"."""
         if self.exit_code >= 0:
             return f"ended with exit code {self.exit_code}"
-        try:
-            name = signal.Signals(-self.exit_code).name
-        except ValueError:
-            name = str(-self.exit_code)
-        return f"was ended by signal {name}"
+        return f"was ended by signal {signal_name(-self.exit_code)}"
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV, or the number of a signal that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 @dataclasses.dataclass(frozen=True)

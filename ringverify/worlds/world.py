@@ -32,6 +32,7 @@ class Failure:
         exception: type of the exception, if a rank raised one.
         refusal: the name of what the transport refused, where it is known to come and go with the number of ranks.
         limit: the limit of the machine that the rank met, if it was one.
+        exit_code: how a process ended that did so without a word, negative for a signal.
     """
 
     kind: FailureKind
@@ -41,6 +42,7 @@ class Failure:
     exception: str | None = None
     refusal: str | None = None
     limit: Limit | None = None
+    exit_code: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
