@@ -7,6 +7,7 @@ broken member cannot be mended.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import selectors
@@ -29,6 +30,7 @@ from ringverify.worlds.gloo_wire import (
     is_clean,
 )
 from ringverify.worlds.limits import limit_of, sentence
+from ringverify.worlds.patience import Patience
 from ringverify.worlds.world import Failure, Load, LoadTooLong, OurError, TooEarly, WorldUnavailable
 
 START_SECONDS = 120.0
@@ -156,15 +158,16 @@ class Pool:
         for printed in self._printed:
             printed.clear()
         job = pickle.dumps(Job(tuple(sys.path), _working_directory(), body), protocol=5)
-        until = time.monotonic() + deadline
+        patience = Patience(deadline, [one.process for one in self._ranks if one.process is not None])
+        until = math.inf
         returned: dict[int, Returned] = {}
         failed: dict[int, Raised | Died] = {}
         for rank in self._ranks:
             with contextlib.suppress(OSError):  # it has just died; its end is an event
                 rank.send(job)
         settled = False
-        while len(returned) + len(failed) < self.world_size and time.monotonic() < until:
-            for number, event in self._events(until):
+        while len(returned) + len(failed) < self.world_size and patience.left() > 0 and time.monotonic() < until:
+            for number, event in self._events(min(until, time.monotonic() + patience.slice())):
                 match event:
                     case Returned():
                         returned[number] = event

@@ -41,6 +41,11 @@ Source = tuple[Any, Callable[[], Sequence[Event]]]
 class Rank(Protocol):
     """The tool's end of one rank."""
 
+    @property
+    def process(self) -> int | None:
+        """The identifier of its process, if that is on this machine."""
+        ...
+
     def sources(self) -> Sequence[Source]:
         """Where events come from. What a rank printed comes before what it reports."""
         ...
@@ -165,6 +170,11 @@ class LocalRank:
         with theirs, printing, lifeline, _unknown_main(), _interrupts_held_back():
             self._process.start()
         os.set_blocking(self._output.fileno(), False)
+
+    @property
+    def process(self) -> int | None:
+        """The identifier of its process."""
+        return self._process.pid
 
     def sources(self) -> Sequence[Source]:
         """Its reports, its output, its end."""

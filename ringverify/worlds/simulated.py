@@ -28,6 +28,7 @@ from ringverify.worlds.baton import Baton, Unwound
 from ringverify.worlds.exchange import Event, Exchange
 from ringverify.worlds.gloo_blame import is_importing
 from ringverify.worlds.limits import limit_of, sentence, too_many
+from ringverify.worlds.patience import Patience
 from ringverify.worlds.printing import RankOutput, Show, as_rank, listening
 from ringverify.worlds.process_group import SimulatedGroup
 from ringverify.worlds.refusals import refusal_of
@@ -178,7 +179,7 @@ class _Ranks:
 
     def run(self, deadline: float) -> Failure | None:
         """Start the ranks, wait for them, and put everything back."""
-        until = time.perf_counter() + deadline
+        patience = Patience(deadline, [os.getpid()])
         dtype = torch.get_default_dtype()
         filters, show = warnings.filters, warnings.showwarning
         _RANK_THREADS.install()
@@ -194,7 +195,8 @@ class _Ranks:
                     f"no thread could be started for one of {self._size} ranks: {sentence(limit)}: {error}"
                 ) from error
             self._baton.start()
-            in_time = self._baton.news(until - time.perf_counter()) is not None
+            while not in_time and patience.left() > 0:
+                in_time = self._baton.news(patience.slice()) is not None
             if not in_time:
                 self._baton.stop(self._too_late(deadline))
                 self._unavailable = self._too_early(deadline)

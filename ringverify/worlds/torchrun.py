@@ -245,6 +245,11 @@ class _RemoteRank:
         self._one_clock = one_clock
         self._where: Whereabouts | None = None
 
+    @property
+    def process(self) -> int | None:
+        """None: it may be on another machine."""
+        return None
+
     def sources(self) -> Sequence[Source]:
         return ((self._connection, self._told),)
 
