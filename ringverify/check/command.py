@@ -54,6 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline", type=seconds, metavar="SECONDS", help="time for one run of a case (default: 10, gloo 30)"
     )
+    parser.add_argument(
+        "--load-deadline", type=seconds, metavar="SECONDS", help="time to import the target in a process (default: 120)"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write events as JSON lines")
     add_outputs(parser)
     parser.add_argument(
@@ -114,9 +117,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
         def tell(event: Event) -> None:
             terminal.tell(event)
-            events.append(finite(event))
             if writer is not None:
                 writer.write(event)
+            events.append(finite(event))
 
         crew = None
         if here is not None and options.world != "simulated":
@@ -138,6 +141,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 max_examples=options.max_examples,
                 time_budget=options.time_budget,
                 deadline=options.deadline,
+                load_deadline=options.load_deadline or default.load_deadline,
                 cases=options.cases or default.cases,
                 stop_early=options.exitfirst,
                 verbose=options.verbose,

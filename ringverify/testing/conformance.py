@@ -56,6 +56,7 @@ def run_conformance(
     max_examples: int | None = None,
     time_budget: float | None = None,
     deadline: float | None = None,
+    load_deadline: float | None = None,
     cases: str | Path | None = None,
     baseline: str | Path | None = None,
 ) -> ConformanceResult:
@@ -73,6 +74,7 @@ def run_conformance(
         max_examples: of each property, at most.
         time_budget: seconds for the whole run.
         deadline: seconds for one run of a case.
+        load_deadline: seconds that a process may take to import the function's file.
         cases: folder for counterexamples, `.ringverify` by default.
         baseline: TOML file of the violations that are known and do not count.
 
@@ -145,6 +147,7 @@ def conformance(
     seed: int | None = None,
     max_examples: int | None = None,
     deadline: float | None = None,
+    load_deadline: float | None = None,
     cases: str | Path | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """Make one test a property of a function in a test file.
@@ -164,6 +167,7 @@ def conformance(
         seed: decides which cases are tried.
         max_examples: of each property, at most.
         deadline: seconds for one run of a case.
+        load_deadline: seconds that a process may take to import the function's file.
         cases: folder for counterexamples.
 
     Raises:
