@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -40,7 +39,7 @@ from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property
-from ringverify.reports.jsonl import SCHEMA, Event
+from ringverify.reports.jsonl import SCHEMA, Event, replay_line
 from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import World, WorldUnavailable
@@ -396,7 +395,7 @@ class ImplementationRun:
             "first_margin": found.margin,
             "same_as": None if repeated is None else repeated.id,
             "file": str(path),
-            "replay": shlex.join(["ringverify", "replay", str(path)]),
+            "replay": replay_line({"file": str(path)}),
         }
 
 
@@ -431,6 +430,8 @@ def told(shown: Counterexample) -> dict[str, Any]:
     if shown.declaration is not None:
         words = in_words(shown.declaration, shown.case.problem.dtype)
         fields |= {"declaration": shown.declaration, "declare": words}
+    if violation.failure is not None:
+        fields["failure"] = {"kind": violation.failure.kind, "exception": violation.failure.exception}
     if shown.refused is not None:
         case, refusal = shown.refused
         fields["refused"] = {"summary": refusal.summary, "case": case.to_json(), "case_text": case.describe()}
