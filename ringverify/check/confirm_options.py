@@ -25,7 +25,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what was seen as JSON")
     parser.add_argument("--report", action=Renamed, now="--json")
-    parser.add_argument("-q", "--quiet", action="store_true", help="of what is confirmed, print only the last line")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print only what is imported, what is not shown, and the last line"
+    )
     parser.add_argument(
         "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
     )

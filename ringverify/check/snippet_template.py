@@ -210,10 +210,11 @@ def run_rank(world_rank, folder, until):
         take_part(world_rank, folder)
         say(folder, world_rank, kind="done")
     except BaseException as error:
+        traceback.print_exception(type(error), error, error.__traceback__)
         importing = heard(folder, world_rank)["kind"] == "importing"
         kind = "not imported" if importing else "exited" if isinstance(error, SystemExit) else "raised"
         say(folder, world_rank, kind=kind, exception=plain(type(error).__name__), message=text_of(error))
-        traceback.print_exception(type(error), error, error.__traceback__)
+        threading.Event().wait()  # to be ended: with this process gone, other ranks would fail as well
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -258,25 +259,24 @@ def heard(folder, rank):
 def run_ranks(folder):
     """Run all ranks, and end them: how they failed, the first failure first; nothing, if all are done."""
     context = multiprocessing.get_context("spawn")
-    until, ended, failures = time.monotonic() + DEADLINE, {}, []
+    until, ended, failures = time.monotonic() + DEADLINE, set(), []
     ranks = [context.Process(target=run_rank, args=(rank, folder, until)) for rank in range(WORLD)]
     try:
         for process in ranks:
             process.start()
         while len(ended) < WORLD and time.monotonic() < until:
-            running = [process.sentinel for rank, process in enumerate(ranks) if rank not in ended]
-            multiprocessing.connection.wait(running, max(0.0, until - time.monotonic()))
-            for rank, process in enumerate(ranks):
-                if rank not in ended and process.exitcode is not None:
-                    ended[rank] = time.monotonic()
-                    last = heard(folder, rank)
-                    if last["kind"] in ("importing", "running"):
-                        code = process.exitcode
-                        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-                        last = {"rank": rank, "at": ended[rank], "kind": "died", "exception": None, "message": how}
-                    if last["kind"] != "done":
-                        failures.append(last)
-                        until = min(until, time.monotonic() + SETTLING)
+            multiprocessing.connection.wait([ranks[rank].sentinel for rank in range(WORLD) if rank not in ended], 0.05)
+            for rank in set(range(WORLD)) - ended:
+                code, last = ranks[rank].exitcode, heard(folder, rank)
+                if last["kind"] in ("importing", "running"):
+                    if code is None:
+                        continue
+                    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                    last = {"rank": rank, "at": time.monotonic(), "kind": "died", "exception": None, "message": how}
+                ended.add(rank)
+                if last["kind"] != "done":
+                    failures.append(last)
+                    until = min(until, time.monotonic() + SETTLING)
     finally:
         for process in ranks:
             if process.pid is not None:
@@ -286,6 +286,7 @@ def run_ranks(folder):
         late = [rank for rank in range(WORLD) if rank not in ended]
         message = f"rank{'s' if late[1:] else ''} {', '.join(map(str, late))} had not ended after {DEADLINE:g} s"
         failures.append({"rank": late[0], "kind": "deadline", "exception": None, "message": message})
+    failures = [one for one in failures if one["kind"] == "died"] or failures  # what others raise then is a consequence
     return sorted(failures, key=lambda failure: failure.pop("at", 0.0))
 
 
