@@ -26,6 +26,7 @@ from ringverify.reports.command import add_options as add_report_options
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.terminal import Terminal
 from ringverify.vectors.command import add_options as add_vectors_options
+from ringverify.worlds.standard_files import keep_standard_streams
 
 INTERRUPTED = 130
 """Exit status of a command ended by Ctrl-C, as shells have it."""
@@ -39,6 +40,7 @@ EXIT_CODES = "Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclus
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
+    keep_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What an implementation says may hold what the terminal's encoding lacks; that must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -127,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write a script that shows it by itself")
     replay.add_argument(
         "--deadline", type=seconds, metavar="SECONDS", help="time for one run (default: 10, gloo 30, nccl 60)"
+    )
+    replay.add_argument(
+        "--load-deadline", type=seconds, metavar="SECONDS", help="time to import the target in a process (default: 120)"
     )
     replay.add_argument(
         "--in-process",
@@ -227,6 +232,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     from ringverify.check.replaying import replay
+    from ringverify.worlds.world import LOAD_SECONDS
 
     console = _Output()
     return replay(
@@ -236,6 +242,7 @@ def _replay(options: argparse.Namespace) -> int:
         target=options.target,
         written=options.snippet,
         deadline=options.deadline,
+        load_deadline=options.load_deadline or LOAD_SECONDS,
         in_process=options.in_process,
         say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
         show=Terminal(console, verbose=options.verbose, printed=True).counterexample,

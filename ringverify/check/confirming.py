@@ -22,12 +22,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Literal
 
-from ringverify import targets
 from ringverify.cases.case import why_unsupported
 from ringverify.check import casefile
 from ringverify.check.casefile import CaseFile
 from ringverify.check.snippet import Script, snippet
 from ringverify.check.trusting import agree
+from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
 from ringverify.reports.command import look_at_file
@@ -174,7 +174,7 @@ class Scripts:
             again = replay_line(event)
             return _not_shown(event, "a golden vector has no script" + (again and f"; this shows it again: {again}"))
         try:
-            capabilities = targets.load(recorded.target).capabilities
+            capabilities = describe(recorded.target).capabilities
         except Inconclusive as error:
             return _not_shown(event, str(error))
         (property,) = select((recorded.property,), ())

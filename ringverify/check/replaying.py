@@ -19,6 +19,7 @@ from ringverify.check.hunting import Counterexample, judged
 from ringverify.check.planning import WorldName, find_device, open_world
 from ringverify.check.run import DEADLINES, told
 from ringverify.check.snippet import snippet
+from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
@@ -26,7 +27,7 @@ from ringverify.reports.jsonl import Event, legible, write_whole
 from ringverify.worlds import reproducible
 from ringverify.worlds.printing import Labelled
 from ringverify.worlds.simulated import SimulatedWorld
-from ringverify.worlds.world import World, WorldUnavailable
+from ringverify.worlds.world import LOAD_SECONDS, World, WorldUnavailable
 
 A_DAY = 86400.0
 """Seconds that a run in this process may take: there may be somebody at a breakpoint."""
@@ -86,6 +87,7 @@ def replay(
     target: str | None = None,
     written: Path | None = None,
     deadline: float | None = None,
+    load_deadline: float = LOAD_SECONDS,
     in_process: bool = False,
     say: Callable[[str], None],
     show: Callable[[Event], None],
@@ -101,6 +103,7 @@ def replay(
         target: another implementation than the recorded one.
         written: where to write the case as a stand-alone script too, if anywhere.
         deadline: seconds for one run; by default those of `check`, and in this process a day.
+        load_deadline: seconds that a process may take to import the target.
         in_process: run simulated ranks in this process, where debuggers see them, and where a rank that ends its
             process ends this one.
         say: takes a line of text.
@@ -121,7 +124,7 @@ def replay(
         recorded = dataclasses.replace(recorded, target=target)
     trusting.agree([(path, recorded)], trust=trust or target is not None, say=say)
     name = recorded.target
-    implementation = targets.load(name)
+    implementation = targets.load(name) if in_process else describe(name, seconds=load_deadline)
     if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
         raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
     world: World
@@ -133,7 +136,9 @@ def replay(
         world = open_world(world_name, _Heard(labelled=world_name == "simulated"))
         seconds = DEADLINES[world_name] if deadline is None else deadline
     sent = None if in_process else name
-    runner = Runner(implementation, world, target=sent, device=recorded.device, deadline=seconds)
+    runner = Runner(
+        implementation, world, target=sent, device=recorded.device, deadline=seconds, load_deadline=load_deadline
+    )
     try:
         if written is not None:
             alone = dataclasses.replace(recorded, case=_wrong_alone(property, recorded.case, runner))
