@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -27,11 +27,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 
 from ringverify.worlds import reproducible
+from ringverify.worlds.exceptions import exit_call, name_of, one_line
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
 from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
 from ringverify.worlds.refusals import refusal_of
-from ringverify.worlds.stacks import one_line, traceback_of_user
+from ringverify.worlds.stacks import traceback_of_user
 
 FOREVER = datetime.timedelta(days=1)
 """The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
@@ -66,7 +67,7 @@ def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, life
         try:
             _join(seat, directory)
         except Exception as error:
-            send(NotReady(_said(error)))
+            send(NotReady(one_line(error)))
             os._exit(0)
         send(Ready())
         while True:
@@ -177,7 +178,7 @@ def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
     try:
         body = pickle.dumps(result, protocol=5)
     except Exception as error:
-        what = f"returned a {type(result).__name__} that cannot be pickled: {_said(error)}"
+        what = f"returned a {type(result).__name__} that cannot be pickled: {one_line(error)}"
         return Raised(what, what, time.monotonic(), consequence=False)
     residue = ledger.residue()
     return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
@@ -191,23 +192,14 @@ def _only_in(process: int) -> None:
 
 def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
-    said = _said(error)
-    what, exception = f"raised {said}", type(error).__name__ if isinstance(error, Exception) else None
-    if isinstance(error, SystemExit):
-        what = f"called sys.exit({'' if error.code is None else repr(error.code)})"
-    try:
-        detail = traceback_of_user(error)
-    except Exception:
-        detail = what
-    gone = isinstance(error, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
-    return Raised(what, detail, at, consequence=gone, exception=exception, refusal=refusal_of(error))
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return one_line(error)
-    except Exception:
-        return f"{type(error).__name__} (which cannot be printed)"
+    said, kind = one_line(error), type(error)  # asked of the type: `isinstance` asks the exception too
+    what = f"raised {said}"
+    if issubclass(kind, SystemExit):
+        what = f"called {exit_call(cast(SystemExit, error))}"
+    gone = issubclass(kind, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
+    exception = name_of(error) if issubclass(kind, Exception) else None
+    told = traceback_of_user(error)
+    return Raised(what, told, at, consequence=gone, exception=exception, refusal=refusal_of(error))
 
 
 def _send(jobs: Connection, directory: str, rank: int, report: Report) -> None:

@@ -23,11 +23,12 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from ringverify.worlds.baton import Baton, Unwound
+from ringverify.worlds.exceptions import exit_call, name_of, one_line, trace_of
 from ringverify.worlds.exchange import Event, Exchange
 from ringverify.worlds.printing import RankOutput, Show, as_rank, listening
 from ringverify.worlds.process_group import SimulatedGroup
 from ringverify.worlds.refusals import refusal_of
-from ringverify.worlds.stacks import one_line, traceback_of_user
+from ringverify.worlds.stacks import traceback_of_user
 from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watching import Watch
 from ringverify.worlds.world import Conditions, Failure, Run, WorldUnavailable
@@ -230,13 +231,12 @@ class _Ranks:
             self._unavailable = error
             self._baton.stop(None)
         except SystemExit as error:
-            code = "" if error.code is None else repr(error.code)
-            message = f"rank {rank} called sys.exit({code})"
+            message = f"rank {rank} called {exit_call(error)}"
             self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
         except BaseException as error:
             self._foreign_group |= self._met_foreign_group(rank, error)
             message = f"rank {rank} raised {one_line(error)}"
-            told, exception = traceback_of_user(error), type(error).__name__
+            told, exception = traceback_of_user(error), name_of(error)
             self._baton.fail(Failure("raised", rank, message, told, exception, refusal_of(error)))
         finally:
             if self._watch is not None:
@@ -245,8 +245,9 @@ class _Ranks:
 
     def _met_foreign_group(self, rank: int, error: BaseException) -> bool:
         """Whether an error was raised where a group was at hand that is not this rank's, or not of this run."""
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        groups = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, SimulatedGroup)]
+        frames = [frame for frame, _ in traceback.walk_tb(trace_of(error))]
+        values = [value for frame in frames for value in frame.f_locals.values()]
+        groups = [value for value in values if issubclass(type(value), SimulatedGroup)]  # `isinstance` asks the value
         return any(not group.belongs_to(self.exchange, rank) for group in groups)
 
     def notes(self) -> tuple[str, ...]:
