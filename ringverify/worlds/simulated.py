@@ -4,7 +4,8 @@ Ranks take turns at communication only, and the seed decides whose turn it is, s
 rank can go on, that is known at once, and who waits for whom is said.
 
 What ranks share as threads of one process, and would not share as processes: torch's random generator (which a run
-leaves as its ranks leave it), its default dtype (restored after a run), and all module state of the packages they use.
+leaves as its ranks leave it) and all module state of the packages they use. Torch's settings, its default dtype above
+all, are each rank's own during a run, and restored after it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
-import torch
-
+from ringverify.worlds import torch_settings
 from ringverify.worlds.baton import Baton, Unwound
 from ringverify.worlds.exceptions import exit_call, name_of, one_line, trace_of
 from ringverify.worlds.exchange import Event, Exchange
@@ -165,7 +165,7 @@ class _Ranks:
     def run(self, deadline: float) -> Failure | None:
         """Start the ranks, wait for them, and put everything back."""
         until = time.perf_counter() + deadline
-        dtype = torch.get_default_dtype()
+        settings = torch_settings.values(torch_settings.OF_PROCESS)
         filters, show = warnings.filters, warnings.showwarning
         _RANK_THREADS.install()
         _intercept_exit()
@@ -182,7 +182,7 @@ class _Ranks:
                 self._baton.stop(self._too_late(deadline))
         finally:
             self._end(patient=in_time)
-            torch.set_default_dtype(dtype)
+            torch_settings.put_back(torch_settings.OF_PROCESS, settings)
             if warnings.filters is not filters:
                 # Ranks that leave `catch_warnings` in another order than they entered put back one another's filters.
                 warnings.filters = filters
