@@ -21,11 +21,12 @@ from ringverify.check.confirm_options import RULE as CONFIRM_RULE
 from ringverify.check.confirm_options import add_options as add_confirm_options
 from ringverify.check.option_types import Renamed, count, names, positive
 from ringverify.check.plan_options import add_options as add_plan_options
-from ringverify.errors import Inconclusive, UsageError
+from ringverify.errors import Inconclusive, UsageError, complain
 from ringverify.reports.command import add_options as add_report_options
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.terminal import Terminal
 from ringverify.vectors.command import add_options as add_vectors_options
+from ringverify.words import TEXT, cut, legible, legible_lines
 
 INTERRUPTED = 130
 """Exit status of a command ended by Ctrl-C, as shells have it."""
@@ -45,23 +46,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except (UsageError, Inconclusive) as error:
-        print(f"ringverify: {error}", file=sys.stderr)
+        complain(error)
         return error.exit_code
     except ReportError as error:
-        print(f"ringverify: {error}", file=sys.stderr)
+        complain(error)
         return UsageError.exit_code
     except KeyboardInterrupt:
-        print("ringverify: interrupted", file=sys.stderr)
+        complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at its end
         return NOBODY_READS
     except Exception:
-        traceback.print_exc()
-        print(
-            "ringverify: this is an error of ringverify itself, nothing was learned about the implementation; "
-            "please report it with the lines above",
-            file=sys.stderr,
+        print(legible_lines(cut(traceback.format_exc(), TEXT)), file=sys.stderr, end="")
+        complain(
+            "this is an error of ringverify itself, nothing was learned about the implementation; "
+            "please report it with the lines above"
         )
         return Inconclusive.exit_code
 
@@ -76,6 +76,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         raise
     sys.stdout.flush()
     return code
+
+
+def _say(text: str) -> None:
+    print(legible(text), flush=True)
 
 
 class _Output(Console):
@@ -202,7 +206,7 @@ def _mutants(options: argparse.Namespace) -> int:
         most=options.max_examples,
         jobs=options.jobs,
     )
-    return run(wish, lambda text: print(text, flush=True))
+    return run(wish, lambda text: print(legible_lines(text), flush=True))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -220,7 +224,7 @@ def _replay(options: argparse.Namespace) -> int:
         edited=options.edited,
         target=options.target,
         written=options.snippet,
-        say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
+        say=lambda text: console.print(legible(text), highlight=False, markup=False, emoji=False, soft_wrap=True),
         show=Terminal(console, verbose=options.verbose, printed=True).counterexample,
     )
 
@@ -228,13 +232,13 @@ def _replay(options: argparse.Namespace) -> int:
 def _confirm(options: argparse.Namespace) -> int:
     from ringverify.check.confirming import confirm
 
-    return confirm(options, lambda text: print(text, flush=True))
+    return confirm(options, _say)
 
 
 def _init(options: argparse.Namespace) -> int:
     from ringverify.check.adapter import write
 
-    return write(options, lambda text: print(text, flush=True))
+    return write(options, _say)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -270,7 +274,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from ringverify.reports.command import report
 
-    return report(options, lambda text: print(text, flush=True))
+    return report(options, _say)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -22,9 +22,12 @@ import ringverify
 from ringverify.cases.case import Case
 from ringverify.check.hunting import Counterexample
 from ringverify.errors import UsageError
-from ringverify.reports.jsonl import finite, write_whole
+from ringverify.files import parsed, read_text, write_whole
+from ringverify.reports.jsonl import finite
 
 SCHEMA = 1
+MOST = 1 << 20
+"""Bytes of a case file, at most."""
 
 OURS = ".ringverify"
 """The folder of cases where none is named. It is the tool's own: git is told to leave it out."""
@@ -138,16 +141,16 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
         UsageError: there is no such file, or it is truncated, edited, from a newer schema or not a case.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MOST)
     except OSError as error:
         raise UsageError(f"cannot read case {path}: {error.strerror}; name a file that check wrote") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a case file: it is not UTF-8 text") from None
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = parsed(text)
+    except ValueError as error:
         raise UsageError(
-            f"case {path} is truncated or not JSON (line {error.lineno}): get the whole file, or run check again"
+            f"case {path} is truncated or not JSON ({error}): get the whole file, or run check again"
         ) from None
     if not isinstance(content, Mapping) or "schema" not in content:
         raise UsageError(f"{path} is not a case file: it names no schema")

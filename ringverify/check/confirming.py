@@ -28,9 +28,10 @@ from ringverify.check import casefile
 from ringverify.check.casefile import CaseFile
 from ringverify.check.snippet import snippet
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import read_json, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.reports.command import look_at_file
-from ringverify.reports.jsonl import Event, finite, read_report, write_whole
+from ringverify.reports.jsonl import Event, finite, read_report
 
 Outcome = Literal["shown", "not shown"]
 Ran = tuple[list[str], list[str]] | None
@@ -115,7 +116,7 @@ def read(path: Path) -> list[Confirmation]:
         UsageError: the file is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["schema"] != SCHEMA:
             raise UsageError(f"{path} has schema {content['schema']!r}, this reads {SCHEMA}: run confirm again")
         return [Confirmation(**{**one, "said": tuple(one["said"])}) for one in content["confirmations"]]
@@ -142,7 +143,7 @@ class Scripts:
     def confirmed(self, event: Event) -> Confirmation:
         """What the script of a counterexample shows; of several cases that are compared, each has one."""
         if "file" not in event:
-            return _not_shown(event, f"a golden vector has no script; this shows it again: {event['replay']}")
+            return _not_shown(event, f"there is no case file to make a script of; this shows it again: {event['replay']}")
         recorded = casefile.read(Path(event["file"]))
         try:
             capabilities = targets.load(recorded.target).capabilities

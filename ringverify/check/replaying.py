@@ -18,9 +18,10 @@ from ringverify.check.planning import find_device, open_world
 from ringverify.check.run import told
 from ringverify.check.snippet import needs_the_tool, snippet
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
-from ringverify.reports.jsonl import Event, write_whole
+from ringverify.reports.jsonl import Event
 from ringverify.worlds import reproducible
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import World, WorldUnavailable

@@ -367,14 +367,20 @@ class ImplementationRun:
         return usable, passed_over
 
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample, runner: Runner) -> Event:
-        path = casefile.save(
-            self.options.cases,
-            target=self.target,
-            property=property.id,
-            world=runner.world.name,
-            device=self.options.device,
-            counterexample=shown,
-        )
+        kept: dict[str, str]
+        try:
+            path = casefile.save(
+                self.options.cases,
+                target=self.target,
+                property=property.id,
+                world=runner.world.name,
+                device=self.options.device,
+                counterexample=shown,
+            )
+            kept = {"file": str(path), "replay": shlex.join(["ringverify", "replay", str(path)])}
+        except UsageError as error:  # a violation is one, whether or not there is room for its file
+            again = ["ringverify", "check", self.target, "--only", property.id, "--seed", str(self.options.seed)]
+            kept = {"note": str(error), "replay": shlex.join(again)}
         story = Story(property, shown)
         repeated = same_as(self._stories, story, self._runner_for)
         if repeated is None:
@@ -395,8 +401,7 @@ class ImplementationRun:
             "repeats": shown.repeats,
             "first_margin": found.margin,
             "same_as": None if repeated is None else repeated.id,
-            "file": str(path),
-            "replay": shlex.join(["ringverify", "replay", str(path)]),
+            **kept,
         }
 
 

@@ -8,20 +8,14 @@ nor a finding that nothing shows.
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringverify.files import read_json, read_toml
 from ringverify.reports.jsonl import Event, ReportError
 from ringverify.reports.results import Checked
 from ringverify.reports.terminal import story
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SCHEMA = 1
 Verdicts = dict[str, Any]
@@ -117,10 +111,10 @@ def read_facts(path: Path) -> Facts:
         ReportError: it cannot be read, or a field is missing, unknown or of another type.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ReportError(f"{path} is not TOML: {error}") from None
     kinds = {"package": Package, "finding": Finding, "script": Script, "elsewhere": Elsewhere}
     if unknown := content.keys() - kinds:
@@ -189,7 +183,7 @@ def read_verdicts(path: Path) -> Verdicts:
         ReportError: the file cannot be read, or is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:

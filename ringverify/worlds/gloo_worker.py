@@ -26,6 +26,7 @@ import torch.distributed as dist
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
 import torch.distributed._functional_collectives
 
+from ringverify.words import TEXT, cut
 from ringverify.worlds import reproducible
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
@@ -200,7 +201,7 @@ def _raised(error: BaseException) -> Raised:
     except Exception:
         detail = what
     gone = isinstance(error, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
-    return Raised(what, detail, at, consequence=gone, exception=exception, refusal=refusal_of(error))
+    return Raised(cut(what), cut(detail, TEXT), at, consequence=gone, exception=exception, refusal=refusal_of(error))
 
 
 def _said(error: BaseException) -> str:

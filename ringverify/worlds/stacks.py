@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ringverify.words import TEXT, cut
+
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _THREADING = os.path.abspath(threading.__file__)
@@ -63,7 +65,7 @@ def place_of_caller(frame: FrameType | None) -> Place | None:
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """A traceback, chained causes included, without frames of worlds or threads."""
+    """A traceback, chained causes included, without frames of worlds or threads; cut if it is too long."""
     summary = traceback.TracebackException.from_exception(error)
     pending: list[traceback.TracebackException | None] = [summary]
     while pending:
@@ -71,14 +73,14 @@ def traceback_of_user(error: BaseException) -> str:
         if entry is not None:
             entry.stack[:] = [frame for frame in entry.stack if not _ours(frame.filename)]
             pending += [entry.__cause__, entry.__context__]
-    return "".join(summary.format()).rstrip()
+    return cut("".join(summary.format()).rstrip(), TEXT)
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and the first line of its text."""
+    """An exception's type and the first line of its text, cut if that is too long."""
     text = str(error).strip()
     name = type(error).__name__
-    return f"{name}: {text.splitlines()[0]}" if text else name
+    return cut(f"{name}: {text.splitlines()[0]}" if text else name)
 
 
 def _lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:

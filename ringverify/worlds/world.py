@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from ringverify.words import TEXT, cut
 from ringverify.worlds.hazards import Hazard
 from ringverify.worlds.memory import Memory
 from ringverify.worlds.traffic import Traffic
@@ -19,7 +20,7 @@ FailureKind = Literal["raised", "deadlock", "deadline", "died"]
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a run ended without a result on every rank.
+    """Why a run ended without a result on every rank. Texts that are too long are cut.
 
     Attributes:
         kind: "raised": a rank raised (`SystemExit` included); "deadlock": no rank can go on; "deadline": time ran out
@@ -37,6 +38,10 @@ class Failure:
     detail: str
     exception: str | None = None
     refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", cut(self.message))
+        object.__setattr__(self, "detail", cut(self.detail, TEXT))
 
 
 @dataclasses.dataclass(frozen=True)
