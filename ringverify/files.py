@@ -72,6 +72,8 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         status = os.fstat(opened)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, f"it is {_kind(status.st_mode)}, and no regular file")
         with os.fdopen(os.dup(opened), "rb") as file:

@@ -143,7 +143,9 @@ class Scripts:
     def confirmed(self, event: Event) -> Confirmation:
         """What the script of a counterexample shows; of several cases that are compared, each has one."""
         if "file" not in event:
-            return _not_shown(event, f"there is no case file to make a script of; this shows it again: {event['replay']}")
+            return _not_shown(
+                event, f"there is no case file to make a script of; this shows it again: {event['replay']}"
+            )
         recorded = casefile.read(Path(event["file"]))
         try:
             capabilities = targets.load(recorded.target).capabilities

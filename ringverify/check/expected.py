@@ -49,6 +49,8 @@ def read(path: Path, mutants: Collection[str] = MUTANTS.keys()) -> list[Expected
     try:
         content = read_json(path)
         found = [Expected(id, one["property"], one["seed"], one["examples"]) for id, one in content.items()]
+        if not all(isinstance(one.property, str) and type(one.seed) is type(one.examples) is int for one in found):
+            raise ValueError("a field of another type")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):

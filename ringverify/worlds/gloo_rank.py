@@ -10,9 +10,9 @@ import dataclasses
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
-import pickle
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from ringverify.worlds import reproducible
 from ringverify.worlds.gloo_blame import main_thread
-from ringverify.worlds.gloo_wire import Died, Event, Printed, Seat
+from ringverify.worlds.gloo_wire import Died, Event, Frames, NotAReport, Printed, Seat, unpacked
 from ringverify.worlds.world import WorldUnavailable
 
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
@@ -142,6 +142,7 @@ class LocalRank:
         self._directory = directory
         self._stacks = stacks_file(directory, seat.rank)
         self._jobs, theirs = context.Pipe()
+        self._wire, self._frames = socket.socket(fileno=os.dup(self._jobs.fileno())), Frames()
         self._output, printing = context.Pipe(duplex=False)
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self._process = context.Process(
@@ -164,13 +165,17 @@ class LocalRank:
 
     def _reported(self) -> Sequence[Event]:
         try:
-            report = pickle.loads(self._jobs.recv_bytes())
-        except (EOFError, OSError):
-            raise  # how it ended comes from the fork server
-        except Exception:  # the program wrote to a file descriptor that is not its own
+            data = self._wire.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError  # how it ended comes from the fork server
+        try:
+            reports = [unpacked(message) for message in self._frames.messages(data)]
+        except NotAReport:  # the program wrote to a file descriptor that is not its own
             self._process.kill()
             raise EOFError from None
-        return [*self._all_printed(), report]
+        return [*self._all_printed(), *reports] if reports else []
 
     def _died(self) -> Sequence[Event]:
         self._process.join()
@@ -216,7 +221,7 @@ class LocalRank:
     def close(self) -> None:
         """Wait for its end, close the pipes and remove the directory."""
         self._process.join(GRACE_SECONDS)
-        for connection in (self._jobs, self._output, self._lifeline):
+        for connection in (self._jobs, self._wire, self._output, self._lifeline):
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

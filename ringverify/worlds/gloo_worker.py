@@ -30,7 +30,7 @@ from ringverify.words import TEXT, cut
 from ringverify.worlds import reproducible
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
-from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
+from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat, packed
 from ringverify.worlds.refusals import refusal_of
 from ringverify.worlds.stacks import one_line, traceback_of_user
 
@@ -213,6 +213,6 @@ def _said(error: BaseException) -> str:
 
 def _send(jobs: Connection, directory: str, rank: int, report: Report) -> None:
     try:
-        jobs.send_bytes(pickle.dumps(report, protocol=5))
+        jobs.send_bytes(packed(report))
     except (OSError, ValueError):
         _leave(directory, rank)
