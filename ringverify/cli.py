@@ -7,9 +7,9 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from rich.console import Console
 
@@ -23,6 +23,7 @@ from ringverify.check.option_types import Renamed, count, names, positive
 from ringverify.check.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError, complain
 from ringverify.reports.command import add_options as add_report_options
+from ringverify.reports.command import with_missing
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.terminal import Terminal
 from ringverify.vectors.command import add_options as add_vectors_options
@@ -74,16 +75,55 @@ def _run(arguments: Sequence[str] | None) -> int:
     except SystemExit:  # of --help and --version
         sys.stdout.flush()
         raise
-    sys.stdout.flush()
-    return code
+    output = _Stdout()
+    output.flush()
+    if _Stdout.lost is None:
+        return code
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more at its end
+    lost, _Stdout.lost = _Stdout.lost, None
+    return with_missing(code, [f"cannot write to standard output: {lost}"])
+
+
+class _Stdout:
+    """Standard output, for people: a disk that is full there takes no verdict away, and is told of at the end.
+
+    Attributes:
+        lost: why it could not be written to.
+    """
+
+    lost: str | None = None
+
+    def write(self, text: str) -> int:
+        """Write a text, unless an earlier one could not be written."""
+        self._unless_lost(lambda: sys.stdout.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write all that waits."""
+        self._unless_lost(sys.stdout.flush)
+
+    def _unless_lost(self, act: Callable[[], object]) -> None:
+        if _Stdout.lost is None:
+            try:
+                act()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                _Stdout.lost = error.strerror
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
 
 
 def _say(text: str) -> None:
-    print(legible(text), flush=True)
+    print(legible(text), file=cast(TextIO, _Stdout()), flush=True)
 
 
 class _Output(Console):
     """Standard output, for people."""
+
+    def __init__(self) -> None:
+        super().__init__(file=cast(TextIO, _Stdout()))
 
     def on_broken_pipe(self) -> None:
         """Leave it to `main`: rich would exit with 1, which is a verdict."""

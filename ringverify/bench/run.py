@@ -15,7 +15,7 @@ from ringverify.bench.table import Tables
 from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.files import look_at_place, read_json, write_whole
-from ringverify.reports.jsonl import finite
+from ringverify.reports.jsonl import finite, presentable
 from ringverify.worlds.contained import ContainedWorld
 from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
 from ringverify.worlds.gloo_rank import ThisMachine
@@ -218,7 +218,8 @@ def read(path: Path) -> Report:
         raise UsageError(f"cannot read {path}: {error}") from None
     if not isinstance(report, dict) or report.get("bench") != SCHEMA:
         raise UsageError(f"{path} is no report of ringverify bench with schema {SCHEMA}; --json FILE.json writes one")
-    return report
+    shown: Report = presentable(report)
+    return shown
 
 
 def writable(path: Path) -> None:

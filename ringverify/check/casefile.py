@@ -24,6 +24,7 @@ from ringverify.check.hunting import Counterexample
 from ringverify.errors import UsageError
 from ringverify.files import parsed, read_text, write_whole
 from ringverify.reports.jsonl import finite
+from ringverify.words import cut
 
 SCHEMA = 1
 MOST = 1 << 20
@@ -101,12 +102,12 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
         "case": counterexample.case.to_json(),
         "after": [case.to_json() for case in counterexample.after],
         "digest": counterexample.digest,
-        "summary": counterexample.violation.summary,
+        "summary": cut(counterexample.violation.summary),
     }
     if (finding := counterexample.violation.finding) is not None:
         content["finding"] = finite({k: v for k, v in dataclasses.asdict(finding).items() if k != "wrong"})
     if counterexample.diagnosis is not None:
-        content["diagnosis"] = counterexample.diagnosis
+        content["diagnosis"] = cut(counterexample.diagnosis)
     content["seal"] = _seal(content)
     path = folder / f"{_stem(target, property)}-{counterexample.case.identity}.json"
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringverify.files import read_json, read_toml
-from ringverify.reports.jsonl import Event, ReportError
+from ringverify.reports.jsonl import Event, ReportError, presentable
 from ringverify.reports.results import Checked
 from ringverify.reports.terminal import story
 
@@ -192,7 +192,8 @@ def read_verdicts(path: Path) -> Verdicts:
         raise ReportError(f"{path} does not hold verdicts of schema {SCHEMA}: gather them again")
     if not _are_verdicts(content):
         raise ReportError(f"{path} lacks a field of its verdicts, or has one of another type: gather them again")
-    return content
+    shown: Verdicts = presentable(content)
+    return shown
 
 
 def _are_verdicts(content: dict[str, Any]) -> bool:

@@ -48,7 +48,7 @@ RAW = "@raw@"
 """Stands in a structure for text that no structure gives."""
 
 ODD = (
-    None, True, False, -1, 0, 1, 7, 70_000, 2**31, 2**63, 10**40, 0.5, -0.0, 1e308, "", "odd", "inf", "nan", "C:\\users",
+    None, True, False, -1, 0, 1, 7, 70_000, 2**31, 2**63, 10**40, 0.5, -0.0, 1e308, "", "inf", "nan", "C:\\users",
     "\x1b[2J", "\n::error::x", "##[error]x", "\u202egnp", "\x85\u2028\r", "\ud800", "</script><b>", "x" * 300_000, [],
     {}, [[]], {"a": None}, [None] * 3, [0] * 100_000, [[0, 0, 0]] * 2_000, {str(n): n for n in range(1_000)},
 )  # fmt: skip
