@@ -166,8 +166,8 @@ def _fraction(text: str) -> float:
 def _look_down(content: Any) -> None:
     """Refuse what is deeper than anything that we write, before something that calls itself meets it."""
     level = [content]
-    for _ in range(DEPTH + 1):
-        level = [inner for outer in level for inner in _within(outer)]
+    for _ in range(DEPTH):
+        level = [inner for outer in level for inner in _within(outer) if isinstance(inner, (dict, list))]
         if not level:
             return
     raise ValueError(f"lists within lists, deeper than {DEPTH}")

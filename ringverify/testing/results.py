@@ -123,11 +123,11 @@ class ConformanceResult:
         counts: dict[str, int] = {}
         for one in self.properties.values():
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
-        lines = [
-            f"{legible(self.implementation)}: {self.verdict}: "
-            f"{', '.join(f'{n} {verdict}' for verdict, n in counts.items())} "
+        first = (
+            f"{self.implementation}: {self.verdict}: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())} "
             f"({self.world} world{self.elsewhere}, {self.device}, suite {self.suite}, seed {self.seed})"
-        ]
+        )
+        lines = [legible(first)]
         for one in self.properties.values():
             cut_short = one.verdict == "pass" and one.reason is not None
             nothing_else = one.verdict == "unsupported" and self.verdict == "inconclusive"
