@@ -243,12 +243,16 @@ def _bury() -> None:
 # -- one way, or several -----------------------------------------------------------------------------------------------
 
 
-def tried(ways: Sequence[Way], place: str, folder: Path) -> list[Result]:
+def tried(ways: Sequence[Way], place: str, folder: Path) -> Iterator[Result]:
     """What came of ways of one kind (see `kind`) that share a run; alone again where something is wrong."""
-    several = _tried(ways, place, folder)
-    if len(ways) == 1:
-        return several
-    return [_tried([way], place, folder)[0] if found.wrong else found for way, found in zip(ways, several, strict=True)]
+    doubted = []
+    for way, found in zip(ways, _tried(ways, place, folder), strict=True):
+        if found.wrong and len(ways) > 1:
+            doubted.append(way)
+        else:
+            yield found
+    for way in doubted:
+        yield from _tried([way], place, folder)
 
 
 def _tried(ways: Sequence[Way], place: str, folder: Path) -> list[Result]:
