@@ -17,6 +17,7 @@ from typing import Any
 
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
+from ringverify.worlds.limits import limit_of, sentence
 
 _loading: list[str] = []
 """Files and modules that are being loaded as targets, the innermost last."""
@@ -299,6 +300,8 @@ def _not_importable(name: str, error: BaseException) -> BaseException:
             f"{name} does not import: it calls sys.exit({code}){_place(error)}; "
             'keep that under if __name__ == "__main__"'
         )
+    if (limit := limit_of(error)) is not None:
+        return Inconclusive(f"{name} was not imported, {sentence(limit)}: {one_line(error)}{_place(error)}")
     hint = "; is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
     return UsageError(f"{name} does not import: {one_line(error)}{_place(error)}{hint}")
 
