@@ -19,7 +19,7 @@ from ringverify.check.adapter import add_options as add_init_options
 from ringverify.check.command import add_options as add_check_options
 from ringverify.check.confirm_options import RULE as CONFIRM_RULE
 from ringverify.check.confirm_options import add_options as add_confirm_options
-from ringverify.check.option_types import Renamed, count, names, positive
+from ringverify.check.option_types import Renamed, count, names, positive, seconds
 from ringverify.check.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.reports.command import add_options as add_report_options
@@ -115,13 +115,30 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser(
         "replay",
         help="run a recorded counterexample again",
-        description="Runs the case of a file once more, shows what is wrong, and says whether the bits are the same.",
+        description="Runs the case of a file once more, in processes of their own as check does, shows what ranks "
+        "print and what is wrong, and says whether the bits are the same. A case that no run in this folder wrote is "
+        "asked about before what it names is imported.",
         epilog="Exit codes: 0 the property holds now, 1 it is violated, 2 wrong usage, 3 inconclusive.",
     )
     replay.add_argument("case", type=Path, metavar="CASE", help="a file that check wrote")
     replay.add_argument("--edited", action="store_true", help="accept a file that was changed by hand")
+    replay.add_argument(
+        "--trust", action="store_true", help="import and run what the case names without asking, whoever wrote it"
+    )
     replay.add_argument("--target", help="run the case on another implementation")
     replay.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write a script that shows it by itself")
+    replay.add_argument(
+        "--deadline", type=seconds, metavar="SECONDS", help="time for one run (default: 10, gloo 30, nccl 60)"
+    )
+    replay.add_argument(
+        "--load-deadline", type=seconds, metavar="SECONDS", help="time to import the target in a process (default: 120)"
+    )
+    replay.add_argument(
+        "--in-process",
+        action="store_true",
+        help="for debuggers: run simulated ranks in this very process, as long as they take. A breakpoint() works; a "
+        "rank that crashes or ends its process ends the replay with it, and that exit code is no verdict",
+    )
     replay.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
     replay.set_defaults(command=_replay)
     confirm = commands.add_parser(
@@ -215,13 +232,18 @@ def _check(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     from ringverify.check.replaying import replay
+    from ringverify.worlds.world import LOAD_SECONDS
 
     console = _Output()
     return replay(
         options.case,
         edited=options.edited,
+        trust=options.trust,
         target=options.target,
         written=options.snippet,
+        deadline=options.deadline,
+        load_deadline=options.load_deadline or LOAD_SECONDS,
+        in_process=options.in_process,
         say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
         show=Terminal(console, verbose=options.verbose, printed=True).counterexample,
     )

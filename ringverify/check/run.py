@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import shlex
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,7 +42,7 @@ from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property
-from ringverify.reports.jsonl import SCHEMA, Event, ReportError
+from ringverify.reports.jsonl import SCHEMA, Event, ReportError, replay_line
 from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
@@ -449,9 +448,7 @@ class ImplementationRun:
             "first_margin": found.margin,
             "same_as": None if repeated is None else repeated.id,
             **({} if path is None else {"file": str(path)}),
-            "replay": "its case could not be saved"
-            if path is None
-            else shlex.join(["ringverify", "replay", str(path)]),
+            "replay": "its case could not be saved" if path is None else replay_line({"file": str(path)}),
         }
 
 
@@ -486,6 +483,8 @@ def told(shown: Counterexample) -> dict[str, Any]:
     if shown.declaration is not None:
         words = in_words(shown.declaration, shown.case.problem.dtype)
         fields |= {"declaration": shown.declaration, "declare": words}
+    if violation.failure is not None:
+        fields["failure"] = {"kind": violation.failure.kind, "exception": violation.failure.exception}
     if shown.refused is not None:
         case, refusal = shown.refused
         fields["refused"] = {"summary": refusal.summary, "case": case.to_json(), "case_text": case.describe()}

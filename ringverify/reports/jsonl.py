@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +54,19 @@ def legible(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [legible(item) for item in value]
     return value
+
+
+def replay_line(event: Event) -> str:
+    """The command that shows a failure again; "" if there is none.
+
+    It is made here of the case file's name, or of the words for the vectors: a line that a report holds is never shown
+    as something to type.
+    """
+    if "file" in event:
+        file = str(event["file"])
+        return shlex.join(["ringverify", "replay", f"./{file}" if file.startswith("-") else file])
+    words = [str(word) for word in event.get("vectors", ())]
+    return shlex.join(["ringverify", "vectors", "check", *words]) if words else ""
 
 
 def write_whole(path: Path, text: str) -> None:

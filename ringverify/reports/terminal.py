@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ringverify.reports.jsonl import Event
+from ringverify.reports.jsonl import Event, replay_line
 from ringverify.reports.results import where_text
 
 STYLES = {
@@ -203,14 +203,14 @@ def story(event: Event) -> list[tuple[str, str]]:
         rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
     if "note" in event:
         rows.append(("note", event["note"]))
-    if "replay" in event:
-        rows.append(("replay", event["replay"]))
+    if again := replay_line(event):
+        rows.append(("replay", again))
     return rows
 
 
 def repeated(event: Event) -> str:
     """In one line, a failure that is another one once more."""
-    return f"{event['same_as']}: {event.get('summary', '')}; {event.get('replay', '')}"
+    return f"{event['same_as']}: {event.get('summary', '')}; {replay_line(event)}"
 
 
 def unknown(event: Event) -> str:

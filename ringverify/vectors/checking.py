@@ -111,8 +111,8 @@ def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_th
         told.append(Told(name, "none", [], [event], 0, 0.0))
         record(event)
         if violation is not None:
-            again = f"ringverify vectors check {found.folder} --only {story.id}"
-            record(counterexample_event(name, story, story.layouts[0], violation, replay=again))
+            again = [str(found.folder), "--only", story.id]
+            record(counterexample_event(name, story, story.layouts[0], violation, vectors=again))
     record(implementation_event(told, implementation=name, asked=len(told), seconds=time.monotonic() - started))
     footer = footer_event([Outcome.of([one.verdict for one in told])], baseline=False)
     record(footer if wrong is None else {**footer, "exit_code": wrong.exit_code})

@@ -6,7 +6,7 @@ So whatever reads a report reads this one: JUnit has a test a vector, `ringverif
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ringverify.check.options import Options
 from ringverify.check.run import header
 from ringverify.properties.property import Violation
 from ringverify.reports.command import Outputs
-from ringverify.reports.jsonl import Event, ReportWriter, finite
+from ringverify.reports.jsonl import Event, ReportWriter, finite, replay_line
 from ringverify.reports.results import results_of
 from ringverify.vectors.story import Layout, Story, trial_name
 
@@ -68,7 +68,9 @@ def vector_event(implementation: str, story: Story, verdict: str, **fields: Any)
     }
 
 
-def counterexample_event(implementation: str, story: Story, layout: Layout, wrong: Violation, *, replay: str) -> Event:
+def counterexample_event(
+    implementation: str, story: Story, layout: Layout, wrong: Violation, *, vectors: Sequence[str]
+) -> Event:
     """The event that tells how a vector fails.
 
     Args:
@@ -76,7 +78,7 @@ def counterexample_event(implementation: str, story: Story, layout: Layout, wron
         story: the vector.
         layout: the sharding and the number of ranks on which it does.
         wrong: what is wrong.
-        replay: the command that shows it again.
+        vectors: the arguments of `ringverify vectors check` that show it again.
     """
     event: Event = {
         "event": "counterexample",
@@ -89,7 +91,8 @@ def counterexample_event(implementation: str, story: Story, layout: Layout, wron
         **dict.fromkeys(("hop", "tensor", "index", "error", "allowed", "diagnosis")),
         "rank": wrong.rank,
         "detail": wrong.detail,
-        "replay": replay,
+        "vectors": list(vectors),
+        "replay": replay_line({"vectors": vectors}),
     }
     if wrong.finding is not None:
         names = ("tensor", "position", "actual", "expected", "error", "allowed", "index")

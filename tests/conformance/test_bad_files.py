@@ -92,8 +92,10 @@ def recorded(tmp_path_factory):
     """The text of a case file, as `check` writes it."""
     folder = tmp_path_factory.mktemp("cases")
     target = miniature("faulty_rings:wrong_scale")
-    assert main(["check", target, "--only", "forward", "--max-examples", "5", "--cases", str(folder)]) == 1
-    (path,) = folder.iterdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["check", target, "--only", "forward", "--max-examples", "5"]) == 1
+    (path,) = (folder / ".ringverify").glob("*.json")
     return path.read_text()
 
 
@@ -140,7 +142,7 @@ def test_a_damaged_case_file_is_refused_in_one_line(damage, ringverify, recorded
 def test_an_edited_case_file_runs_when_that_is_asked_for(ringverify, recorded):
     """The edit decides what runs: other inputs, other bits."""
     Path("case.json").write_text(with_another_seed(recorded))
-    outcome = ringverify("replay", "case.json", "--edited")
+    outcome = ringverify("replay", "case.json", "--edited", "--trust")
     assert outcome.code == 1
     assert "other bits than recorded" in outcome.out
 
@@ -150,7 +152,7 @@ def test_an_edited_case_that_its_target_does_not_declare_is_refused(ringverify, 
     content = json.loads(recorded)
     content["case"]["sharding"] = "zigzag"
     Path("case.json").write_text(json.dumps(content))
-    outcome = ringverify("replay", "case.json", "--edited")
+    outcome = ringverify("replay", "case.json", "--edited", "--trust")
     assert outcome.code == USAGE
     assert_one_line(outcome.err, ["case.json", "sharding zigzag is not declared"])
 
