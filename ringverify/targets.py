@@ -18,6 +18,7 @@ from typing import Any, cast
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.worlds.exceptions import exit_call, one_line, trace_of
+from ringverify.worlds.limits import limit_of, sentence
 
 _loading: list[str] = []
 """Files and modules that are being loaded as targets, the innermost last."""
@@ -323,6 +324,8 @@ def _not_importable(name: str, error: BaseException) -> BaseException:
             f"{name} does not import: it calls {exit_call(cast(SystemExit, error))}{_place(error)}; "
             'keep that under if __name__ == "__main__"'
         )
+    if (limit := limit_of(error)) is not None:
+        return Inconclusive(f"{name} was not imported, {sentence(limit)}: {one_line(error)}{_place(error)}")
     hint = "; is it installed, or on PYTHONPATH?" if issubclass(kind, ModuleNotFoundError) else ""
     return UsageError(f"{name} does not import: {one_line(error)}{_place(error)}{hint}")
 

@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             "see ringverify check --help"
         )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
-    subjects = _subjects(options.targets, console)
+    subjects = _subjects(options.targets, options.load_deadline, console)
 
     from ringverify.check.baseline import read_baseline
     from ringverify.check.planning import device_for
@@ -157,7 +157,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return with_missing(code, missing)
 
 
-def _subjects(wanted: Sequence[str], console: Console) -> list[Subject | Unavailable]:
+def _subjects(wanted: Sequence[str], seconds: float | None, console: Console) -> list[Subject | Unavailable]:
     """What is to be checked; what cannot be checked here is told of, if there is something else to check.
 
     The targets are imported elsewhere, one after the other, and on a terminal the one whose turn it is is shown.
@@ -173,8 +173,8 @@ def _subjects(wanted: Sequence[str], console: Console) -> list[Subject | Unavail
         if target in wanted[:place]:
             raise UsageError(f"the target {target!r} is asked for twice: once is enough")
         try:
-            with console.status(Text(f"importing {target}")):
-                subjects.append(Subject(target, describe(target)))
+            with console.status(Text(f"loading {target}")):
+                subjects.append(Subject(target, describe(target, seconds=seconds)))
         except Inconclusive as error:
             subjects.append(Unavailable(target, str(error)))
     reasons = [subject.reason for subject in subjects if isinstance(subject, Unavailable)]

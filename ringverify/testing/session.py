@@ -76,7 +76,7 @@ class RingVerifySession:
     def _prepare(self, names: list[str]) -> list[Prepared]:
         """The targets, each looked at as far as that is possible before anything runs."""
         # Before torch is imported, which takes seconds: a target is easily mistyped.
-        loaded = [(name, _described(name)) for name in names]
+        loaded = [(name, _described(name, self._wish.load_deadline)) for name in names]
 
         from ringverify.check.run import named_apart
         from ringverify.testing.checks import Checked, plan_for
@@ -357,11 +357,11 @@ def _function_of(item: pytest.Item) -> str:
     return f"{function}[{own}]" if own else function
 
 
-def _described(target: str) -> Implementation | Inconclusive:
+def _described(target: str, seconds: float | None) -> Implementation | Inconclusive:
     from ringverify.describing import describe
 
     try:
-        return describe(target)
+        return describe(target, seconds=seconds)
     except Inconclusive as error:
         return error
 
