@@ -26,6 +26,7 @@ from ringverify.reports.command import add_options as add_report_options
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.terminal import Terminal
 from ringverify.vectors.command import add_options as add_vectors_options
+from ringverify.worlds.standard_files import keep_standard_streams
 
 INTERRUPTED = 130
 """Exit status of a command ended by Ctrl-C, as shells have it."""
@@ -39,6 +40,7 @@ EXIT_CODES = "Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclus
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
+    keep_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What an implementation says may hold what the terminal's encoding lacks; that must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -20,6 +20,7 @@ OPTIONS = {
     "max_examples": ("N", "examples of each property, at most"),
     "time_budget": ("SECONDS", "time for all properties together (with -n: of each worker)"),
     "deadline": ("SECONDS", "time for one run of a case (default: 10, gloo 30)"),
+    "load_deadline": ("SECONDS", "time to import an implementation in a process (default: 120)"),
     "cases": ("DIR", "folder for counterexamples (default: .ringverify)"),
     "baseline": ("FILE.toml", "violations that are known: xfailed, and failed if they are gone"),
 }

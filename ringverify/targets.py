@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -9,7 +10,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -75,26 +76,52 @@ MUTANT = "mutant:"
 """Prefix of the names of mutants, `mutant:A1`, which live in a catalogue of their own."""
 
 
-def load(target: str) -> Implementation:
-    """The implementation that `target` names.
+def located(target: str) -> tuple[str, str | None]:
+    """The module or file of a target and what it is called there, as far as nothing has to be imported for it.
+
+    A target without an attribute has none here either.
 
     Raises:
-        UsageError: the target has no such form, does not import, or is not an implementation.
-        Inconclusive: the target is a peer whose package is not installed.
+        UsageError: the target has no such form, or there is no such file or package.
     """
     location = BUILT_IN.get(target, target)
     if target.startswith(MUTANT):
         location = f"ringverify.mutants.catalogue:{target.removeprefix(MUTANT)}"
     module_name, separator, attribute = location.rpartition(":")
     if not separator and _is_module(location):
-        raise UsageError(_which(location, _module(location)))
-    if not separator or not module_name or not attribute or location.startswith("peer:"):
+        module_name = location
+    elif not separator or not module_name or not attribute or location.startswith("peer:"):
         close = difflib.get_close_matches(target, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"built in are {', '.join(BUILT_IN)}"
         raise UsageError(
             f"unknown target {target!r}: expected a built-in name, module:attribute or path/to/file.py:attribute; "
             f"{hint}"
         )
+    if module_name.endswith(".py"):
+        if not Path(module_name).is_file():
+            raise UsageError(f"no file {module_name!r} in {Path.cwd()}: give the path from there, or the whole path")
+    elif not _is_there(package := module_name.partition(".")[0]):
+        raise UsageError(f"no module named {package!r}: is it installed, or on PYTHONPATH?")
+    return module_name, attribute if separator else None
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is part of the tool, and imports nothing of anybody else's."""
+    return module.startswith("ringverify.") and not module.startswith("ringverify.peers.")
+
+
+def load(target: str) -> Implementation:
+    """The implementation that `target` names, imported into this process: a rank's, or one that can be spared.
+
+    The tool's own process asks `ringverify.describing.describe`.
+
+    Raises:
+        UsageError: the target has no such form, does not import, or is not an implementation.
+        Inconclusive: the target is a peer whose package is not installed.
+    """
+    module_name, attribute = located(target)
+    if attribute is None:
+        raise UsageError(_which(module_name, _module(module_name)))
     try:
         module = _module(module_name)
     except Inconclusive as error:
@@ -128,8 +155,17 @@ def _is_module(name: str) -> bool:
         return True
     if name in BUILT_IN or not all(part.isidentifier() for part in name.split(".")):
         return False
-    _look_here()
-    return _origin(name) is not None
+    with _looking_here():
+        return _origin(name) is not None
+
+
+def _is_there(package: str) -> bool:
+    """Whether there is something to import under a name without dots; nothing is imported for the answer."""
+    with _looking_here():
+        try:
+            return importlib.util.find_spec(package) is not None
+        except ValueError:  # it was imported, and does not say from where
+            return True
 
 
 def _which(name: str, module: ModuleType) -> str:
@@ -208,6 +244,17 @@ def _look_here() -> None:
         sys.path.insert(0, str(Path.cwd()))
 
 
+@contextlib.contextmanager
+def _looking_here() -> Iterator[None]:
+    """The user's directory on the module path for a moment: what this process imports later is not to come from it."""
+    before = list(sys.path)
+    _look_here()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def _load_module(name: str) -> ModuleType:
     _look_here()
     try:
@@ -223,10 +270,10 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(path: str) -> ModuleType:
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"no file {path!r} in {Path.cwd()}: give the path from there, or the whole path")
-    resolved = file.resolve()
+    resolved = Path(path).resolve()
+    # A file's own directory is importable while it runs as a script; the same is expected here.
+    if str(resolved.parent) not in sys.path:
+        sys.path.insert(0, str(resolved.parent))
     # Two files of one name are two modules; `ringverify.implementation.FROM_FILE` hides what tells them apart.
     name = f"_ringverify_file_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}.{resolved.stem}"
     if name in sys.modules:
@@ -236,9 +283,6 @@ def _load_file(path: str) -> ModuleType:
         raise UsageError(f"{path!r} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # A file's own directory is importable while it runs as a script; the same is expected here.
-    if str(resolved.parent) not in sys.path:
-        sys.path.insert(0, str(resolved.parent))
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

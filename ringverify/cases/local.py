@@ -21,11 +21,12 @@ from ringverify.implementation import AttentionCall, Capabilities, Implementatio
 from ringverify.worlds import torch_settings
 from ringverify.worlds.hazards import only_group
 from ringverify.worlds.memory import measured
+from ringverify.worlds.whose import Charge, theirs
 
 Array = NDArray[np.float64]
 
 
-class ContractError(Exception):
+class ContractError(Charge):
     """What a rank returned is not what the plug-in contract asks for; the message says what and what was expected."""
 
 
@@ -129,17 +130,18 @@ def forward(implementation: Implementation, local: Local) -> tuple[torch.Tensor,
         ContractError: it returned something else than the contract asks for.
     """
     problem, capabilities = local.told.problem, implementation.capabilities
-    with _noting_settings(local), only_group(local.told.group), measured():
+    with _noting_settings(local), theirs(), only_group(local.told.group), measured():
         returned = implementation(*local.leaves, local.call)
-    out, lse = _unpack(returned, capabilities)
     rows = len(local.told.positions)
     shape = (problem.batch, rows, problem.heads, problem.dv)
     swapped = (shape[0], shape[2], shape[1], shape[3])
     dtype = DTYPE[problem.dtype]
-    _check_tensor("out", out, swapped if capabilities.tensor_layout == "bhsd" else shape, (dtype,), local.device)
-    if lse is not None:
-        wide = (dtype,) if dtype is torch.float64 else (torch.float32, torch.float64)
-        _check_tensor("lse", lse, (problem.batch, problem.heads, rows), wide, local.device)
+    wide = (dtype,) if dtype is torch.float64 else (torch.float32, torch.float64)
+    with theirs():  # tensors of its own kind run its code
+        out, lse = _unpack(returned, capabilities)
+        _check_tensor("out", out, swapped if capabilities.tensor_layout == "bhsd" else shape, (dtype,), local.device)
+        if lse is not None:
+            _check_tensor("lse", lse, (problem.batch, problem.heads, rows), wide, local.device)
     return out, lse
 
 
@@ -171,7 +173,7 @@ def backward(
         results.append(lse)
         cotangents.append(dlse.to(lse.dtype))
     wanted = tuple(leaf for leaf in local.leaves if leaf.requires_grad)
-    with _noting_settings(local), only_group(local.told.group), measured():
+    with _noting_settings(local), theirs(), only_group(local.told.group), measured():
         found = iter(_gradients(results, wanted, cotangents, keep))
     return tuple(next(found) if leaf.requires_grad else None for leaf in local.leaves)
 
@@ -186,15 +188,16 @@ def result_of(
 ) -> RankResult:
     """Copies of what a rank returned, and what has become of its inputs."""
     swap = capabilities.tensor_layout == "bhsd"
-    changed = [name for name, buffer in local.buffers.items() if not _same_bits(buffer, local.before[name])]
-    for field in dataclasses.fields(AttentionCall):
-        if not _same(getattr(local.call, field.name), getattr(local.told, field.name)):
-            changed.append(f"call.{field.name}")
-    dq, dk, dv = (_copy(gradient, swap) for gradient in gradients)
-    copied = _copy(out, swap)
+    with theirs():  # tensors of its own kind run its code, and a GPU says only now what went wrong on it
+        changed = [name for name, buffer in local.buffers.items() if not _same_bits(buffer, local.before[name])]
+        for field in dataclasses.fields(AttentionCall):
+            if not _same(getattr(local.call, field.name), getattr(local.told, field.name)):
+                changed.append(f"call.{field.name}")
+        dq, dk, dv = (_copy(gradient, swap) for gradient in gradients)
+        copied, copied_lse = _copy(out, swap), _copy(lse, False)
     assert copied is not None
     lse_name = "" if lse is None else str(lse.dtype).removeprefix("torch.")
-    return RankResult(copied, _copy(lse, False), dq, dk, dv, lse_name, tuple(changed), dict(local.left), seconds)
+    return RankResult(copied, copied_lse, dq, dk, dv, lse_name, tuple(changed), dict(local.left), seconds)
 
 
 @contextlib.contextmanager

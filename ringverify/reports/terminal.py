@@ -115,6 +115,8 @@ class Terminal:
                 numbers += f"   in the {event['world']} world"
         shown, style = ("known fail", "yellow") if "known" in event else (verdict, STYLES[verdict])
         self._print("  ", (f"{shown:<13}", style), f"{event['property']:<23}{numbers}")
+        for line in event.get("traceback", "").splitlines() if self.verbose else ():
+            self._line(f"        | {line}", "dim")
         for line in event.get("passed_over", ()):
             self._print(("        note    ", "dim"), line)
         if "known" in event:
@@ -272,18 +274,26 @@ class ProgressBar:
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._title = ""
 
     def start(self, implementation: str, property: str, examples: int) -> None:
         """Show a bar."""
         if self._progress.disable:
             return  # older versions of rich end even a bar that they never showed with an empty line
         self._progress.start()
-        self._task = self._progress.add_task(f"{implementation} {property}", total=examples)
+        self._title = f"{implementation} {property}"
+        self._task = self._progress.add_task(self._title, total=examples)
 
     def step(self, done: int) -> None:
         """Move it."""
         if self._task is not None:
             self._progress.update(self._task, completed=done, refresh=not self._live)
+
+    def loading(self, what: str | None) -> None:
+        """Say what is being loaded, while it is."""
+        if self._task is not None:
+            title = self._title if what is None else f"loading {what}"
+            self._progress.update(self._task, description=title, refresh=not self._live)
 
     def stop(self) -> None:
         """Take it away."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ringverify import targets
 from ringverify.check.options import Subject
+from ringverify.describing import Elsewhere, describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.reports.jsonl import Event
@@ -56,6 +57,7 @@ def run_conformance(
     max_examples: int | None = None,
     time_budget: float | None = None,
     deadline: float | None = None,
+    load_deadline: float | None = None,
     cases: str | Path | None = None,
     baseline: str | Path | None = None,
 ) -> ConformanceResult:
@@ -73,6 +75,7 @@ def run_conformance(
         max_examples: of each property, at most.
         time_budget: seconds for the whole run.
         deadline: seconds for one run of a case.
+        load_deadline: seconds that a process may take to import the function's file.
         cases: folder for counterexamples, `.ringverify` by default.
         baseline: TOML file of the violations that are known and do not count.
 
@@ -145,6 +148,7 @@ def conformance(
     seed: int | None = None,
     max_examples: int | None = None,
     deadline: float | None = None,
+    load_deadline: float | None = None,
     cases: str | Path | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """Make one test a property of a function in a test file.
@@ -164,6 +168,7 @@ def conformance(
         seed: decides which cases are tried.
         max_examples: of each property, at most.
         deadline: seconds for one run of a case.
+        load_deadline: seconds that a process may take to import the function's file.
         cases: folder for counterexamples.
 
     Raises:
@@ -224,10 +229,10 @@ def _implementation(attend: Implementation | str) -> Implementation:
 
     Raises:
         UsageError: it is none.
-        Inconclusive: the target is a peer whose package is not installed.
+        Inconclusive: the target cannot be checked here.
     """
     if isinstance(attend, str):
-        attend = targets.load(attend)
+        attend = describe(attend)
     if not isinstance(attend, Implementation):
         raise UsageError(
             f"{attend!r} is a {type(attend).__name__}, not an implementation: decorate the function with "
@@ -239,11 +244,14 @@ def _implementation(attend: Implementation | str) -> Implementation:
 def reached(implementation: Implementation) -> str:
     """The target under which other processes find an implementation.
 
-    It is loaded here first: there, a file that does not import would look like the implementation's own failure.
+    One that is at hand is looked at there first: a file that does not import would look like its own failure.
 
     Raises:
         UsageError: no process could find it.
+        Inconclusive: none could be asked.
     """
+    if isinstance(implementation.function, Elsewhere):
+        return implementation.function.target
     target = targets.address_of(implementation)
-    targets.load(target)
+    describe(target)
     return target

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ringverify
-from ringverify import targets
 from ringverify.check.options import MOST_DRAWN, Options, Subject
 from ringverify.check.outcome import LOADS
+from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.reports.jsonl import Event
@@ -76,7 +76,7 @@ class RingVerifySession:
     def _prepare(self, names: list[str]) -> list[Prepared]:
         """The targets, each looked at as far as that is possible before anything runs."""
         # Before torch is imported, which takes seconds: a target is easily mistyped.
-        loaded = [(name, _load(name)) for name in names]
+        loaded = [(name, _described(name)) for name in names]
 
         from ringverify.check.run import named_apart
         from ringverify.testing.checks import Checked, plan_for
@@ -357,9 +357,9 @@ def _function_of(item: pytest.Item) -> str:
     return f"{function}[{own}]" if own else function
 
 
-def _load(target: str) -> Implementation | Inconclusive:
+def _described(target: str) -> Implementation | Inconclusive:
     try:
-        return targets.load(target)
+        return describe(target)
     except Inconclusive as error:
         return error
 

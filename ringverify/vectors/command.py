@@ -62,7 +62,7 @@ def _brought_along() -> Path:
 
 
 def _check(options: argparse.Namespace, console: Console) -> int:
-    from ringverify import targets
+    from ringverify.describing import describe
 
     if not options.target:
         for name in ("world", "device"):
@@ -72,7 +72,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     if options.world == "nccl" and options.device not in (None, "cuda"):
         raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
     # Before torch is imported, which takes seconds: a target is easily mistyped.
-    implementations = [targets.load(target) for target in options.target]
+    implementations = [describe(target) for target in options.target]
 
     from ringverify.check.options import Subject
     from ringverify.vectors import index

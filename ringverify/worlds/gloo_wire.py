@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from ringverify.worlds.limits import Limit
+
 MessageKey = tuple[str, int | None, int, int]
 """(name of the group, source or `None` for any, destination, tag); ranks are those within the group."""
 
@@ -110,6 +112,8 @@ class Raised:
         consequence: it looks like what a rank meets when another has gone, and is rarely the cause.
         exception: as in `Failure`.
         refusal: as in `Failure`.
+        limit: as in `Failure`.
+        ours: it is an error of ours, and `detail` its whole traceback.
     """
 
     what: str
@@ -118,25 +122,38 @@ class Raised:
     consequence: bool
     exception: str | None = None
     refusal: str | None = None
+    limit: Limit | None = None
+    ours: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Died:
-    """A rank's process ended: `exit_code` as `multiprocessing` has it, negative for a signal; `at` as in `Raised`."""
+    """A rank's process ended.
+
+    Attributes:
+        exit_code: as `multiprocessing` has it, negative for a signal.
+        at: as in `Raised`.
+        ours: no code of the program's user was running in it.
+    """
 
     exit_code: int
     at: float
+    ours: bool = False
 
     @property
     def what(self) -> str:
         """How it ended, to stand after "rank 1's process"."""
         if self.exit_code >= 0:
             return f"ended with exit code {self.exit_code}"
-        try:
-            name = signal.Signals(-self.exit_code).name
-        except ValueError:
-            name = str(-self.exit_code)
-        return f"was ended by signal {name}"
+        return f"was ended by signal {signal_name(-self.exit_code)}"
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV, or the number of a signal that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +161,21 @@ class Printed:
     """What a rank wrote to its standard output or standard error."""
 
     text: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Whereabouts:
+    """Where a rank is that was asked.
+
+    Attributes:
+        stack: of the thread that runs programs, innermost frame first.
+        ours: no code of the program's user is running in it.
+        importing: it is in the middle of an import.
+    """
+
+    stack: str
+    ours: bool
+    importing: bool
 
 
 Report = Ready | NotReady | Returned | Raised

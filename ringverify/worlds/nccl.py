@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.gloo_rank import ThisMachine
-from ringverify.worlds.world import Conditions, Run, WorldUnavailable
+from ringverify.worlds.world import Conditions, Load, Run, WorldUnavailable
 
 
 class NcclWorld:
@@ -39,6 +39,7 @@ class NcclWorld:
         deadline: float,
         conditions: Conditions | None = None,
         watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1, each with its GPU as the current CUDA device.
 
@@ -49,7 +50,7 @@ class NcclWorld:
         """
         if world_size > len(self.devices):
             raise WorldUnavailable(too_few(world_size, len(self.devices)))
-        return self._world.run(program, argument, world_size=world_size, seed=seed, deadline=deadline)
+        return self._world.run(program, argument, world_size=world_size, seed=seed, deadline=deadline, load=load)
 
     def close(self) -> None:
         """End all processes."""

@@ -26,6 +26,7 @@ FLOORS = {
     "ringverify.mutants": 3,
     "ringverify.peers": 3,
     "ringverify": 2,
+    "ringverify.describing": 2,
     "ringverify.implementation": 2,
     "ringverify.targets": 2,
     "ringverify.ring": 2,
