@@ -150,6 +150,7 @@ def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "tests").mkdir()
     shutil.copy(ROOT / "tests/conftest.py", tmp_path / "tests")
+    (tmp_path / "tests/reports").symlink_to(ROOT / "tests/reports")
     (tmp_path / "tests/test_random.py").write_text(RANDOM_TEST)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     for name, words in {"python": "", "ringverify": "-m ringverify"}.items():
@@ -157,10 +158,17 @@ def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
         (tmp_path / ".venv/bin" / name).chmod(0o755)
     steps = [step for _, step in steps_of(".github/workflows/nightly.yml") if step.get("run") not in NOT_RUN_HERE]
     known = {"env.SEED": "41", "github.run_id": "41", "inputs.seed": ""}
-    environment = {"SEED": "41", "OPTIONS": "--max-examples 2 --only forward", "TESTS": "tests/test_random.py"}
+    environment = {
+        "SEED": "41",
+        "OPTIONS": "--max-examples 2 --only forward",
+        "TESTS": "tests/test_random.py",
+        "MUTATED": "26",
+    }
     assert set(environment) == set(content["env"])
     ran = run(steps, known, tmp_path, environment=environment)
-    assert ran.codes == {"The seed": 0, "Our ring": 0, "The tests on random examples": 1}, ran.out
+    mutated, tests = "Mutated files, each read or refused", "The tests on random examples"
+    assert ran.codes == {"The seed": 0, "Our ring": 0, mutated: 0, tests: 1}, ran.out
+    assert "| report | 3 |" in ran.summary
     assert "41" in ran.summary
     assert "conformant" in ran.summary
     assert '"seed": 41' in (tmp_path / ".ringverify/nightly.jsonl").read_text(encoding="utf-8")
