@@ -19,6 +19,7 @@ from ringverify import targets
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.worlds.contained import OF_A_RANK
+from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.gloo_wire import signal_name
 from ringverify.worlds.world import LOAD_SECONDS, Failure, TooEarly, WorldUnavailable
@@ -261,7 +262,7 @@ def _looked_at(target: str) -> dict[str, Any]:
     except KeyboardInterrupt:  # nobody's but its own: what a terminal sends does not come here
         return {"wrong": f"{target} does not import: KeyboardInterrupt"}
     except BaseException as error:  # whatever it is, it is the target's
-        return {"wrong": f"{target} cannot be looked at: {targets.one_line(error)}"}
+        return {"wrong": f"{target} cannot be looked at: {one_line(error)}"}
 
 
 def _told(implementation: Implementation) -> dict[str, Any]:
@@ -292,5 +293,5 @@ def _shard(asked: tuple[str, int, int, int]) -> str:
         assert callable(sharding)
         told = json.dumps([np.asarray(shard).reshape(-1).tolist() for shard in sharding(length, world_size)])
     except BaseException as error:  # whatever it is, it is the target's
-        told = json.dumps(f"raised {targets.one_line(error)}")
+        told = json.dumps(f"raised {one_line(error)}")
     return told

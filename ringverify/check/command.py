@@ -16,7 +16,7 @@ from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, Subject, Unavailable, seed_for
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.suites import SUITES
-from ringverify.reports.command import Outputs, add_outputs
+from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.jsonl import Event, ReportWriter, finite
 from ringverify.reports.results import results_of
 from ringverify.reports.terminal import Terminal
@@ -151,8 +151,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             Progress(console, stack.enter_context(interrupts())),
             crew,
         )
-    outputs.write(results_of(events))
-    return code
+    missing = outputs.write(results_of(events))[1]
+    if writer is not None and writer.failure is not None:
+        missing.append(writer.failure)
+    return with_missing(code, missing)
 
 
 def _subjects(wanted: Sequence[str], seconds: float | None, console: Console) -> list[Subject | Unavailable]:

@@ -25,6 +25,7 @@ from ringverify.testing.items import CannotBeChecked, Implementations, Prepared,
 from ringverify.testing.ledger import UNLEARNED, Entry, Ledger, name_with
 from ringverify.testing.results import ConformanceError, PropertyResult
 from ringverify.testing.wish import Wish
+from ringverify.words import legible
 
 if TYPE_CHECKING:
     from ringverify.check.baseline import Baseline
@@ -312,7 +313,7 @@ class RingVerifySession:
         if lines:
             terminalreporter.write_sep("=", "ringverify")
             for verdict, line in lines:
-                terminalreporter.write_line(line, **_COLOURS.get(verdict, {}))
+                terminalreporter.write_line(legible(line), **_COLOURS.get(verdict, {}))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
