@@ -193,7 +193,8 @@ def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
             return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
     except BaseException as error:
         _only_in(process)
-        return _raised(error)
+        with whose.theirs():  # an exception of its own runs its code when it is asked what it is
+            return _raised(error)
 
 
 def _only_in(process: int) -> None:

@@ -9,7 +9,7 @@ import errno
 import os
 import resource
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from ringverify.worlds.exceptions import name_of, text_of
 
@@ -38,7 +38,7 @@ def limit_of(error: BaseException, *, starting: bool = False) -> Limit | None:
     if issubclass(kind, MemoryError) or name_of(error) == "OutOfMemoryError":  # torch's own
         return "memory"
     if issubclass(kind, OSError):
-        number = cast(OSError, error).errno
+        number: int | None = OSError.__dict__["errno"].__get__(error)
         return "processes" if starting and number == errno.EAGAIN else _OF_ERRNO.get(number or 0)
     if starting and issubclass(kind, RuntimeError) and not issubclass(kind, NotImplementedError):
         return "threads"  # threading has no other reason

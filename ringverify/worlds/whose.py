@@ -118,5 +118,5 @@ class ours(_Running):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         raised, _RAISED.error = getattr(_RAISED, "error", None), None
         super().__exit__(kind, error, trace)
-        if isinstance(error, Exception) and error is not raised and not isinstance(error, (Charge, OurError)):
+        if error is not raised and isinstance(error, Exception) and not isinstance(error, (Charge, OurError)):
             raise OurError.of(error, limit_of(error)) from error

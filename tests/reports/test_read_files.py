@@ -1,8 +1,10 @@
 """What is read: regular files within limits. Everything else is refused at once, in one line, with exit code 2."""
 
 import argparse
+import hashlib
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,9 @@ from ringverify.errors import UsageError
 from ringverify.reports import published
 from ringverify.reports.jsonl import ReportError, read_report
 from ringverify.vectors import checking, index
+from ringverify.words import TEXT
+from ringverify.worlds.gloo_wire import Frames, NotAReport, NotReady, Ready, packed, unpacked
+from ringverify.worlds.gloo_worker import _raised
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -176,3 +181,60 @@ def test_an_index_of_another_length_than_its_tensor_has_axes_is_refused(tensor, 
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert "counterexample field index: " in line
+
+
+# -- what workers send -------------------------------------------------------------------------------------------------
+
+
+def test_a_length_whose_bytes_never_come_is_not_waited_for():
+    """A program wrote to a descriptor that is not its own: the tool goes on, and has its deadline."""
+    frames = Frames()
+    assert frames.messages(b"\x00\x10\x00\x00abc") == []
+    assert frames.messages(b"") == []
+    with pytest.raises(NotAReport, match="a message of 1,633,837,924 bytes"):
+        Frames().messages(b"abcd")
+    with pytest.raises(NotAReport, match="bytes"):
+        Frames().messages(b"\xff\xff\xff\xff" + b"\x7f" * 8)
+
+
+def test_messages_come_whole_however_they_are_cut():
+    """As `multiprocessing` frames them, short ones and those with a long length."""
+    said = (Ready(), NotReady("no"))
+    data = b"".join(len(body).to_bytes(4, "big") + body for body in map(packed, said))
+    frames = Frames()
+    found = [message for at in range(len(data)) for message in frames.messages(data[at : at + 1])]
+    assert tuple(map(unpacked, found)) == said
+    body = packed(Ready())
+    assert Frames().messages(b"\xff\xff\xff\xff" + len(body).to_bytes(8, "big") + body) == [body]
+
+
+class Harm:
+    """What a forged message would run."""
+
+    def __reduce__(self):
+        return os.mkdir, ("harm",)
+
+
+@pytest.mark.parametrize("forged", [pickle.dumps(Harm()), pickle.dumps({"a": 1}), b"", b"\x80\x05."])
+def test_a_forged_message_runs_nothing(forged, tmp_path, monkeypatch):
+    """Its digest fits, and what it names is no report."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotAReport):
+        unpacked(hashlib.blake2b(forged, digest_size=16).digest() + forged)
+    with pytest.raises(NotAReport, match="another digest"):
+        unpacked(b"0" * 16 + forged)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_of_megabytes_is_cut_before_it_is_sent():
+    """By the rank; its beginning and its end are kept, in its message and in its traceback."""
+    try:
+        raise ValueError("begin" + "x" * (64 << 20) + "end")
+    except ValueError as error:
+        raised = _raised(error)
+    assert raised.what.startswith("raised ValueError: beginx")
+    assert raised.what.endswith("xend")
+    assert raised.detail.startswith("Traceback")
+    assert raised.detail.endswith("xend")
+    assert "characters left out" in raised.what
+    assert len(packed(raised)) < 2 * TEXT
