@@ -13,10 +13,12 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
+from ringverify.worlds.exceptions import exit_call, one_line, trace_of
+from ringverify.worlds.limits import limit_of, sentence
 
 _loading: list[str] = []
 """Files and modules that are being loaded as targets, the innermost last."""
@@ -314,15 +316,17 @@ def _load_file(path: str) -> ModuleType:
 
 
 def _not_importable(name: str, error: BaseException) -> BaseException:
-    if isinstance(error, KeyboardInterrupt):
+    kind = type(error)  # `isinstance` asks the exception, which may have something else to say
+    if issubclass(kind, KeyboardInterrupt):
         return error
-    if isinstance(error, SystemExit):
-        code = "" if error.code is None else repr(error.code)
+    if issubclass(kind, SystemExit):
         return UsageError(
-            f"{name} does not import: it calls sys.exit({code}){_place(error)}; "
+            f"{name} does not import: it calls {exit_call(cast(SystemExit, error))}{_place(error)}; "
             'keep that under if __name__ == "__main__"'
         )
-    hint = "; is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+    if (limit := limit_of(error)) is not None:
+        return Inconclusive(f"{name} was not imported, {sentence(limit)}: {one_line(error)}{_place(error)}")
+    hint = "; is it installed, or on PYTHONPATH?" if issubclass(kind, ModuleNotFoundError) else ""
     return UsageError(f"{name} does not import: {one_line(error)}{_place(error)}{hint}")
 
 
@@ -330,16 +334,7 @@ def _place(error: BaseException) -> str:
     """Where an import failed: the innermost line that is neither Python's importing nor ours."""
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
+        for frame in traceback.extract_tb(trace_of(error))
         if not frame.filename.startswith(("<", *_NOT_THE_USERS))
     ]
     return f" (at {frames[-1]})" if frames else ""
-
-
-def one_line(error: BaseException) -> str:
-    """The type of an exception and the first line of what it says, if it can say something."""
-    try:
-        lines = str(error).strip().splitlines()
-    except BaseException:  # its own code runs
-        lines = []
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

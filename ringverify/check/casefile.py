@@ -23,9 +23,13 @@ from ringverify.cases.case import Case
 from ringverify.check import trusting
 from ringverify.check.hunting import Counterexample
 from ringverify.errors import UsageError
-from ringverify.reports.jsonl import finite, write_whole
+from ringverify.files import parsed, read_text, write_whole
+from ringverify.reports.jsonl import finite
+from ringverify.words import cut
 
 SCHEMA = 1
+MOST = 1 << 20
+"""Bytes of a case file, at most."""
 MOST_REMEMBERED = 10
 """Cases of earlier runs that are tried first, of each property."""
 
@@ -96,12 +100,12 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
         "case": counterexample.case.to_json(),
         "after": [case.to_json() for case in counterexample.after],
         "digest": counterexample.digest,
-        "summary": counterexample.violation.summary,
+        "summary": cut(counterexample.violation.summary),
     }
     if (finding := counterexample.violation.finding) is not None:
         content["finding"] = finite({k: v for k, v in dataclasses.asdict(finding).items() if k != "wrong"})
     if counterexample.diagnosis is not None:
-        content["diagnosis"] = counterexample.diagnosis
+        content["diagnosis"] = cut(counterexample.diagnosis)
     if (signed := trusting.signature(content, make_key=True)) is not None:
         content["signature"] = signed
     content["seal"] = _seal(content)
@@ -125,16 +129,16 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
         UsageError: there is no such file, or it is truncated, edited, from a newer schema or not a case.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MOST)
     except OSError as error:
         raise UsageError(f"cannot read case {path}: {error.strerror}; name a file that check wrote") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a case file: it is not UTF-8 text") from None
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = parsed(text)
+    except ValueError as error:
         raise UsageError(
-            f"case {path} is truncated or not JSON (line {error.lineno}): get the whole file, or run check again"
+            f"case {path} is truncated or not JSON ({error}): get the whole file, or run check again"
         ) from None
     if not isinstance(content, Mapping) or "schema" not in content:
         raise UsageError(f"{path} is not a case file: it names no schema")

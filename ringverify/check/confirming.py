@@ -29,9 +29,10 @@ from ringverify.check.snippet import Script, snippet
 from ringverify.check.trusting import agree
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import read_json, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.reports.command import look_at_file
-from ringverify.reports.jsonl import Event, finite, read_report, replay_line, write_whole
+from ringverify.reports.jsonl import Event, finite, read_report, replay_line
 
 Outcome = Literal["shown", "not shown"]
 
@@ -131,7 +132,7 @@ def read(path: Path) -> list[Confirmation]:
         UsageError: the file is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["schema"] != SCHEMA:
             raise UsageError(f"{path} has schema {content['schema']!r}, this reads {SCHEMA}: run confirm again")
         return [Confirmation(**{**one, "said": tuple(one["said"])}) for one in content["confirmations"]]
@@ -172,7 +173,8 @@ class Scripts:
         """What the script of a counterexample shows; of several cases that are compared, each has one."""
         if recorded is None:
             again = replay_line(event)
-            return _not_shown(event, "a golden vector has no script" + (again and f"; this shows it again: {again}"))
+            told = "there is no case file to make a script of"
+            return _not_shown(event, told + (again and f"; this shows it again: {again}"))
         try:
             capabilities = describe(recorded.target).capabilities
         except Inconclusive as error:

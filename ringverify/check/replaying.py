@@ -21,9 +21,11 @@ from ringverify.check.run import DEADLINES, told
 from ringverify.check.snippet import snippet
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
-from ringverify.reports.jsonl import Event, legible, write_whole
+from ringverify.reports.jsonl import Event
+from ringverify.words import legible_lines
 from ringverify.worlds import reproducible
 from ringverify.worlds.printing import Labelled
 from ringverify.worlds.simulated import SimulatedWorld
@@ -47,7 +49,7 @@ class _Heard:
     def __call__(self, rank: int, printed: bytes) -> None:
         """Show a part of what a rank prints."""
         decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
-        text = legible(decoder.decode(printed))
+        text = legible_lines(decoder.decode(printed))
         if self._labels is None:
             sys.stdout.write(text)
         else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import shlex
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -412,18 +412,24 @@ class ImplementationRun:
         return usable, passed_over
 
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample, runner: Runner) -> Event:
-        def saved() -> Path:
-            return casefile.save(
-                self.options.cases,
-                target=self.target,
-                property=property.id,
-                world=runner.world.name,
-                device=self.options.device,
-                counterexample=shown,
-            )
+        def saved() -> dict[str, str]:
+            try:
+                path = casefile.save(
+                    self.options.cases,
+                    target=self.target,
+                    property=property.id,
+                    world=runner.world.name,
+                    device=self.options.device,
+                    counterexample=shown,
+                )
+            except UsageError as error:  # a violation is one, whether or not there is room for its file
+                return {"note": str(error)}
+            return {"file": str(path)}
 
         mishaps, story = found.mishaps, Story(property, shown)
-        path = attempt(mishaps, "saving the case", saved, None)
+        nothing: dict[str, str] = {}
+        kept = attempt(mishaps, "saving the case", saved, nothing)
+        again = ["ringverify", "check", self.target, "--only", property.id, "--seed", str(self.options.seed)]
         repeated = attempt(
             mishaps, "comparing it with others", lambda: same_as(self._stories, story, self._runner_for), None
         )
@@ -447,8 +453,8 @@ class ImplementationRun:
             "repeats": shown.repeats,
             "first_margin": found.margin,
             "same_as": None if repeated is None else repeated.id,
-            **({} if path is None else {"file": str(path)}),
-            "replay": "its case could not be saved" if path is None else replay_line({"file": str(path)}),
+            **kept,
+            "replay": replay_line(kept) or shlex.join(again),
         }
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringverify import targets
 from ringverify.errors import UsageError
-from ringverify.reports.jsonl import write_whole
+from ringverify.files import write_whole
 
 if TYPE_CHECKING:
     from ringverify.check.casefile import CaseFile

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -27,13 +27,15 @@ import torch.distributed as dist
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
 import torch.distributed._functional_collectives
 
+from ringverify.words import TEXT, cut
 from ringverify.worlds import reproducible, whose
+from ringverify.worlds.exceptions import exit_call, name_of, one_line
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
-from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
+from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat, packed
 from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.refusals import refusal_of
-from ringverify.worlds.stacks import one_line, traceback_of_user
+from ringverify.worlds.stacks import traceback_of_user
 from ringverify.worlds.world import WorldUnavailable
 
 FOREVER = datetime.timedelta(days=1)
@@ -73,7 +75,7 @@ def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, life
             _join(seat, directory)
         except Exception as error:
             limit = limit_of(error)
-            send(NotReady(_said(error) if limit is None else f"{sentence(limit)}: {_said(error)}"))
+            send(NotReady(one_line(error) if limit is None else f"{sentence(limit)}: {one_line(error)}"))
             os._exit(0)
         send(Ready())
         while True:
@@ -191,7 +193,8 @@ def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
             return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
     except BaseException as error:
         _only_in(process)
-        return _raised(error)
+        with whose.theirs():  # an exception of its own runs its code when it is asked what it is
+            return _raised(error)
 
 
 def _only_in(process: int) -> None:
@@ -202,30 +205,21 @@ def _only_in(process: int) -> None:
 
 def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
-    said = _said(error)
-    if isinstance(error, WorldUnavailable):
-        return Raised(str(error), error.detail, at, consequence=False, ours=True)
-    what, exception = f"raised {said}", type(error).__name__ if isinstance(error, Exception) else None
-    if isinstance(error, SystemExit):
-        what = f"called sys.exit({'' if error.code is None else repr(error.code)})"
-    try:
-        detail = traceback_of_user(error)
-    except Exception:
-        detail = what
-    gone = isinstance(error, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
-    limit = limit_of(error)
-    return Raised(what, detail, at, consequence=gone, exception=exception, refusal=refusal_of(error), limit=limit)
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return one_line(error)
-    except Exception:
-        return f"{type(error).__name__} (which cannot be printed)"
+    said, kind = one_line(error), type(error)  # asked of the type: `isinstance` asks the exception too
+    if issubclass(kind, WorldUnavailable):
+        ours = cast(WorldUnavailable, error)
+        return Raised(cut(str(ours)), cut(ours.detail, TEXT), at, consequence=False, ours=True)
+    what = f"raised {said}"
+    if issubclass(kind, SystemExit):
+        what = f"called {exit_call(cast(SystemExit, error))}"
+    gone = issubclass(kind, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
+    exception = name_of(error) if issubclass(kind, Exception) else None
+    told, limit = cut(traceback_of_user(error), TEXT), limit_of(error)
+    return Raised(cut(what), told, at, consequence=gone, exception=exception, refusal=refusal_of(error), limit=limit)
 
 
 def _send(jobs: Connection, directory: str, rank: int, report: Report) -> None:
     try:
-        jobs.send_bytes(pickle.dumps(report, protocol=5))
+        jobs.send_bytes(packed(report))
     except (OSError, ValueError):
         _leave(directory, rank)

@@ -11,6 +11,8 @@ import resource
 from pathlib import Path
 from typing import Literal
 
+from ringverify.worlds.exceptions import name_of, text_of
+
 Limit = Literal["memory", "processes", "threads", "file descriptors", "disk"]
 """What a machine may have too little of."""
 
@@ -32,18 +34,20 @@ def limit_of(error: BaseException, *, starting: bool = False) -> Limit | None:
         error: the exception.
         starting: it was raised where a process or a thread was started, and nowhere else could EAGAIN come from.
     """
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own
+    kind = type(error)  # `isinstance` asks the exception, which may have something else to say
+    if issubclass(kind, MemoryError) or name_of(error) == "OutOfMemoryError":  # torch's own
         return "memory"
-    if isinstance(error, OSError):
-        return "processes" if starting and error.errno == errno.EAGAIN else _OF_ERRNO.get(error.errno or 0)
-    if starting and isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError):
+    if issubclass(kind, OSError):
+        number: int | None = OSError.__dict__["errno"].__get__(error)
+        return "processes" if starting and number == errno.EAGAIN else _OF_ERRNO.get(number or 0)
+    if starting and issubclass(kind, RuntimeError) and not issubclass(kind, NotImplementedError):
         return "threads"  # threading has no other reason
-    return _said_by_the_system(error) if isinstance(error, RuntimeError) else None
+    return _said_by_the_system(text_of(error) or "") if issubclass(kind, RuntimeError) else None
 
 
-def _said_by_the_system(error: RuntimeError) -> Limit | None:
+def _said_by_the_system(text: str) -> Limit | None:
     """Torch makes a `RuntimeError` of the system's errors, of which only their words are left to know them by."""
-    said = str(error).lower()
+    said = text.lower()
     if "can't allocate memory" in said:
         return "memory"
     return next((limit for number, limit in _OF_ERRNO.items() if os.strerror(number).lower() in said), None)

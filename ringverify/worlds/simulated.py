@@ -4,7 +4,8 @@ Ranks take turns at communication only, and the seed decides whose turn it is, s
 rank can go on, that is known at once, and who waits for whom is said.
 
 What ranks share as threads of one process, and would not share as processes: torch's random generator (which a run
-leaves as its ranks leave it), its default dtype (restored after a run), and all module state of the packages they use.
+leaves as its ranks leave it) and all module state of the packages they use. Torch's settings, its default dtype above
+all, are each rank's own during a run, and restored after it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
-import torch
-
-from ringverify.worlds import whose
+from ringverify.worlds import torch_settings, whose
 from ringverify.worlds.baton import Baton, Unwound
+from ringverify.worlds.exceptions import exit_call, name_of, one_line, trace_of
 from ringverify.worlds.exchange import Event, Exchange
 from ringverify.worlds.gloo_blame import is_importing
 from ringverify.worlds.limits import limit_of, sentence, too_many
@@ -32,7 +32,7 @@ from ringverify.worlds.patience import Patience
 from ringverify.worlds.printing import RankOutput, Show, as_rank, listening
 from ringverify.worlds.process_group import SimulatedGroup
 from ringverify.worlds.refusals import refusal_of
-from ringverify.worlds.stacks import one_line, traceback_of_user
+from ringverify.worlds.stacks import traceback_of_user
 from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watching import Watch
 from ringverify.worlds.world import Conditions, Failure, Load, Run, TooEarly, WorldUnavailable
@@ -180,7 +180,7 @@ class _Ranks:
     def run(self, deadline: float) -> Failure | None:
         """Start the ranks, wait for them, and put everything back."""
         patience = Patience(deadline, [os.getpid()])
-        dtype = torch.get_default_dtype()
+        settings = torch_settings.values(torch_settings.OF_PROCESS)
         filters, show = warnings.filters, warnings.showwarning
         _RANK_THREADS.install()
         _intercept_exit()
@@ -202,7 +202,7 @@ class _Ranks:
                 self._unavailable = self._too_early(deadline)
         finally:
             self._end(patient=in_time)
-            torch.set_default_dtype(dtype)
+            torch_settings.put_back(torch_settings.OF_PROCESS, settings)
             if warnings.filters is not filters:
                 # Ranks that leave `catch_warnings` in another order than they entered put back one another's filters.
                 warnings.filters = filters
@@ -251,13 +251,12 @@ class _Ranks:
             self._unavailable = error
             self._baton.stop(None)
         except SystemExit as error:
-            code = "" if error.code is None else repr(error.code)
-            message = f"rank {rank} called sys.exit({code})"
+            message = f"rank {rank} called {exit_call(error)}"
             self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
         except BaseException as error:
             self._foreign_group |= self._met_foreign_group(rank, error)
             message = f"rank {rank} raised {one_line(error)}"
-            told, exception = traceback_of_user(error), type(error).__name__
+            told, exception = traceback_of_user(error), name_of(error)
             self._baton.fail(Failure("raised", rank, message, told, exception, refusal_of(error), limit_of(error)))
         finally:
             if self._watch is not None:
@@ -266,8 +265,9 @@ class _Ranks:
 
     def _met_foreign_group(self, rank: int, error: BaseException) -> bool:
         """Whether an error was raised where a group was at hand that is not this rank's, or not of this run."""
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        groups = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, SimulatedGroup)]
+        frames = [frame for frame, _ in traceback.walk_tb(trace_of(error))]
+        values = [value for frame in frames for value in frame.f_locals.values()]
+        groups = [value for value in values if issubclass(type(value), SimulatedGroup)]  # `isinstance` asks the value
         return any(not group.belongs_to(self.exchange, rank) for group in groups)
 
     def notes(self) -> tuple[str, ...]:

@@ -170,6 +170,9 @@ class Silent:
     def step(self, done):
         pass
 
+    def loading(self, what):
+        pass
+
     def stop(self):
         pass
 
