@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,10 +22,8 @@ from ringverify.worlds.contained import OF_A_RANK
 from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.gloo_wire import signal_name
-from ringverify.worlds.world import Failure, WorldUnavailable
+from ringverify.worlds.world import LOAD_SECONDS, Failure, TooEarly, WorldUnavailable
 
-LOADING_SECONDS = 120.0
-"""Seconds that a target may take to be imported."""
 SHARDING_SECONDS = 10.0
 """Seconds that one call of a declared sharding may take, in a process that has imported it."""
 
@@ -91,7 +88,7 @@ def describe(target: str, *, seconds: float | None = None) -> Implementation:
 
     Args:
         target: a built-in name, `module:attribute` or `path/to/file.py:attribute`.
-        seconds: how long it may take to be imported; `LOADING_SECONDS` by default.
+        seconds: how long it may take to be imported; `LOAD_SECONDS` by default.
 
     Raises:
         UsageError: the target has no such form, does not import, ends its process, or is not an implementation.
@@ -101,7 +98,7 @@ def describe(target: str, *, seconds: float | None = None) -> Implementation:
     # What is being imported as a target is in a process that can be spared already.
     if targets.is_ours(module) or targets.being_loaded() is not None:
         return targets.load(target)
-    place = _Place(target, LOADING_SECONDS if seconds is None else seconds)
+    place = _Place(target, LOAD_SECONDS if seconds is None else seconds)
     try:
         return place.implementation()
     finally:
@@ -114,9 +111,9 @@ def lacking(names: Sequence[str]) -> dict[str, str]:
     Raises:
         Inconclusive: importing them ends the process, or takes too long, or no process can be started.
     """
-    place = _Place("what is built in", LOADING_SECONDS)
+    place = _Place("what is built in", LOAD_SECONDS)
     try:
-        told = place.ask(_reasons, tuple(names), LOADING_SECONDS)
+        told = place.ask(_reasons, tuple(names), LOAD_SECONDS)
     finally:
         place.rest()
     if isinstance(told, Failure):
@@ -180,12 +177,12 @@ class _Place:
 
     def ask(self, program: Callable[[Any], str], argument: Any, seconds: float) -> Any:
         """What a program of this module returned there, or how it ended."""
-        began = time.monotonic()
         try:
             run = self._world.run(program, argument, world_size=1, seed=0, deadline=seconds)
+        except TooEarly as error:  # in the middle of an import
+            return Failure("deadline", 0, error.detail.partition("\n")[0], error.detail)
         except WorldUnavailable as error:
-            within = f" within {seconds:g} s" if time.monotonic() - began >= seconds else ""
-            raise Inconclusive(f"{self._target} was not looked at{within}: {error}") from None
+            raise Inconclusive(f"{self._target} was not looked at: {error}") from None
         return json.loads(run.results[0]) if run.failure is None else run.failure
 
     def _not_imported(self, failure: Failure) -> UsageError | Inconclusive:
@@ -196,9 +193,9 @@ class _Place:
             case "died":
                 return UsageError(f"{self._target} {_ends(failure)} while it is imported{_code(failure)}")
             case "deadline":
-                where = failure.message.partition(": ")[2].removeprefix("rank 0 ")
-                why = f"was not imported within {self._seconds:g} s ({where})"
-                return Inconclusive(f"{self._target} {why}, so nothing was learned about it")
+                where = failure.message.removeprefix("rank 0 ")
+                why = f"was not imported within {self._seconds:g} s: {where}; allow more with --load-deadline"
+                return Inconclusive(f"{self._target} {why}")
         return Inconclusive(f"{self._target} was not looked at: {failure.message}")
 
     def _read(self, told: dict[str, Any]) -> Implementation:

@@ -52,9 +52,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     from ringverify.reports.jsonl import ReportError
     from ringverify.testing.asked import in_our_words
     from ringverify.testing.session import RingVerifySession
+    from ringverify.words import LINE, cut, legible
 
     try:
         plugin = RingVerifySession(session.config)
     except (UsageError, ReportError) as error:
-        raise pytest.UsageError(f"ringverify: {in_our_words(str(error))}") from None
+        raise pytest.UsageError(f"ringverify: {legible(cut(in_our_words(str(error)), 2 * LINE))}") from None
     session.config.pluginmanager.register(plugin, "ringverify-session")

@@ -18,6 +18,7 @@ from typing import Any, cast
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.worlds.exceptions import exit_call, one_line, trace_of
+from ringverify.worlds.limits import limit_of, sentence
 
 _loading: list[str] = []
 """Files and modules that are being loaded as targets, the innermost last."""
@@ -84,9 +85,7 @@ def located(target: str) -> tuple[str, str | None]:
     Raises:
         UsageError: the target has no such form, or there is no such file or package.
     """
-    location = BUILT_IN.get(target, target)
-    if target.startswith(MUTANT):
-        location = f"ringverify.mutants.catalogue:{target.removeprefix(MUTANT)}"
+    location = location_of(target)
     module_name, separator, attribute = location.rpartition(":")
     if not separator and _is_module(location):
         module_name = location
@@ -180,6 +179,31 @@ def _which(name: str, module: ModuleType) -> str:
         case [one]:
             return f"{name} holds one implementation: name it, {one}"
     return f"{name} holds {len(found)} implementations: name one or several of {' '.join(found)}"
+
+
+def is_built_in(target: str) -> bool:
+    """Whether a target is the tool's own: a built-in name or a mutant."""
+    return target in BUILT_IN or target.startswith(MUTANT)
+
+
+def whence(target: str) -> str:
+    """What loading a target would import, and from where, found out without importing anything."""
+    location = location_of(target)
+    module, _, attribute = location.rpartition(":") if ":" in location else (location, "", "no attribute")
+    if module.endswith(".py"):
+        file = Path(module)
+        return f"{attribute} of {file.resolve() if file.is_file() else f'{module}, which is no file here'}"
+    if not all(part.isidentifier() for part in module.split(".")):
+        return f"{target}, which is no target"
+    with _looking_here():
+        return f"{attribute} of {module} ({_origin(module) or 'which is not found'})"
+
+
+def location_of(target: str) -> str:
+    """Where a target lives, as `module:attribute` or `path/to/file.py:attribute`."""
+    if target.startswith(MUTANT):
+        return f"ringverify.mutants.catalogue:{target.removeprefix(MUTANT)}"
+    return BUILT_IN.get(target, target)
 
 
 def being_loaded() -> str | None:
@@ -300,6 +324,8 @@ def _not_importable(name: str, error: BaseException) -> BaseException:
             f"{name} does not import: it calls {exit_call(cast(SystemExit, error))}{_place(error)}; "
             'keep that under if __name__ == "__main__"'
         )
+    if (limit := limit_of(error)) is not None:
+        return Inconclusive(f"{name} was not imported, {sentence(limit)}: {one_line(error)}{_place(error)}")
     hint = "; is it installed, or on PYTHONPATH?" if issubclass(kind, ModuleNotFoundError) else ""
     return UsageError(f"{name} does not import: {one_line(error)}{_place(error)}{hint}")
 

@@ -16,7 +16,7 @@ from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, Subject, Unavailable, seed_for
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.suites import SUITES
-from ringverify.reports.command import Outputs, add_outputs
+from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.jsonl import Event, ReportWriter, finite
 from ringverify.reports.results import results_of
 from ringverify.reports.terminal import Terminal
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             "see ringverify check --help"
         )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
-    subjects = _subjects(options.targets, console)
+    subjects = _subjects(options.targets, options.load_deadline, console)
 
     from ringverify.check.baseline import read_baseline
     from ringverify.check.planning import device_for
@@ -151,11 +151,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
             Progress(console, stack.enter_context(interrupts())),
             crew,
         )
-    outputs.write(results_of(events))
-    return code
+    missing = outputs.write(results_of(events))[1]
+    if writer is not None and writer.failure is not None:
+        missing.append(writer.failure)
+    return with_missing(code, missing)
 
 
-def _subjects(wanted: Sequence[str], console: Console) -> list[Subject | Unavailable]:
+def _subjects(wanted: Sequence[str], seconds: float | None, console: Console) -> list[Subject | Unavailable]:
     """What is to be checked; what cannot be checked here is told of, if there is something else to check.
 
     The targets are imported elsewhere, one after the other, and on a terminal the one whose turn it is is shown.
@@ -171,8 +173,8 @@ def _subjects(wanted: Sequence[str], console: Console) -> list[Subject | Unavail
         if target in wanted[:place]:
             raise UsageError(f"the target {target!r} is asked for twice: once is enough")
         try:
-            with console.status(Text(f"importing {target}")):
-                subjects.append(Subject(target, describe(target)))
+            with console.status(Text(f"loading {target}")):
+                subjects.append(Subject(target, describe(target, seconds=seconds)))
         except Inconclusive as error:
             subjects.append(Unavailable(target, str(error)))
     reasons = [subject.reason for subject in subjects if isinstance(subject, Unavailable)]

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property
-from ringverify.reports.jsonl import SCHEMA, Event, ReportError
+from ringverify.reports.jsonl import SCHEMA, Event, ReportError, replay_line
 from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
@@ -413,18 +412,24 @@ class ImplementationRun:
         return usable, passed_over
 
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample, runner: Runner) -> Event:
-        def saved() -> Path:
-            return casefile.save(
-                self.options.cases,
-                target=self.target,
-                property=property.id,
-                world=runner.world.name,
-                device=self.options.device,
-                counterexample=shown,
-            )
+        def saved() -> dict[str, str]:
+            try:
+                path = casefile.save(
+                    self.options.cases,
+                    target=self.target,
+                    property=property.id,
+                    world=runner.world.name,
+                    device=self.options.device,
+                    counterexample=shown,
+                )
+            except UsageError as error:  # a violation is one, whether or not there is room for its file
+                return {"note": str(error)}
+            return {"file": str(path)}
 
         mishaps, story = found.mishaps, Story(property, shown)
-        path = attempt(mishaps, "saving the case", saved, None)
+        nothing: dict[str, str] = {}
+        kept = attempt(mishaps, "saving the case", saved, nothing)
+        again = ["ringverify", "check", self.target, "--only", property.id, "--seed", str(self.options.seed)]
         repeated = attempt(
             mishaps, "comparing it with others", lambda: same_as(self._stories, story, self._runner_for), None
         )
@@ -448,10 +453,8 @@ class ImplementationRun:
             "repeats": shown.repeats,
             "first_margin": found.margin,
             "same_as": None if repeated is None else repeated.id,
-            **({} if path is None else {"file": str(path)}),
-            "replay": "its case could not be saved"
-            if path is None
-            else shlex.join(["ringverify", "replay", str(path)]),
+            **kept,
+            "replay": replay_line(kept) or shlex.join(again),
         }
 
 
@@ -486,6 +489,8 @@ def told(shown: Counterexample) -> dict[str, Any]:
     if shown.declaration is not None:
         words = in_words(shown.declaration, shown.case.problem.dtype)
         fields |= {"declaration": shown.declaration, "declare": words}
+    if violation.failure is not None:
+        fields["failure"] = {"kind": violation.failure.kind, "exception": violation.failure.exception}
     if shown.refused is not None:
         case, refusal = shown.refused
         fields["refused"] = {"summary": refusal.summary, "case": case.to_json(), "case_text": case.describe()}

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ringverify.reports.jsonl import Event
+from ringverify.reports.jsonl import Event, presentable, replay_line
 from ringverify.reports.results import where_text
+from ringverify.words import legible
 
 STYLES = {
     "pass": "green",
@@ -53,6 +54,7 @@ class Terminal:
 
     def tell(self, event: Event) -> None:
         """Print what one event says."""
+        event = presentable(event)
         match event["event"]:
             case "header" if not self.quiet:
                 self._line(
@@ -75,6 +77,7 @@ class Terminal:
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""
+        event = presentable(event)
         if event.get("same_as") is not None and not self.verbose:
             self._print(("        the same as ", "dim"), repeated(event))
             return
@@ -203,14 +206,14 @@ def story(event: Event) -> list[tuple[str, str]]:
         rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
     if "note" in event:
         rows.append(("note", event["note"]))
-    if "replay" in event:
-        rows.append(("replay", event["replay"]))
+    if again := replay_line(event):
+        rows.append(("replay", again))
     return rows
 
 
 def repeated(event: Event) -> str:
     """In one line, a failure that is another one once more."""
-    return f"{event['same_as']}: {event.get('summary', '')}; {event.get('replay', '')}"
+    return f"{event['same_as']}: {event.get('summary', '')}; {replay_line(event)}"
 
 
 def unknown(event: Event) -> str:
@@ -281,7 +284,7 @@ class ProgressBar:
         if self._progress.disable:
             return  # older versions of rich end even a bar that they never showed with an empty line
         self._progress.start()
-        self._title = f"{implementation} {property}"
+        self._title = legible(f"{implementation} {property}")
         self._task = self._progress.add_task(self._title, total=examples)
 
     def step(self, done: int) -> None:

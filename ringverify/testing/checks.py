@@ -79,7 +79,7 @@ class Checks:
         """
         with undisturbed(self._folder):
             if key not in self._targets:
-                self._targets[key] = reached(implementation)
+                self._targets[key] = reached(implementation, options.load_deadline)
             target = self._targets[key]
             return Checked(f"{key} {target}", plan_for(Subject(target, implementation), options), options, asked)
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from ringverify import targets
 from ringverify.check.options import Subject
-from ringverify.describing import Elsewhere, describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.reports.jsonl import Event
@@ -102,7 +101,8 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
         attend: a function or a target.
         said: its other arguments, by name.
     """
-    wish, implementation = Wish.of(said, _argument), _implementation(attend)
+    wish = Wish.of(said, _argument)
+    implementation = _implementation(attend, wish.load_deadline)
     if (file := targets.being_loaded()) is not None:
         raise UsageError(
             f"run_conformance is called as {file} is imported, which every rank does: call it in a test, or under "
@@ -112,7 +112,7 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
     from ringverify.check.run import check
     from ringverify.testing.undisturbed import undisturbed
 
-    target = attend if isinstance(attend, str) else reached(implementation)
+    target = attend if isinstance(attend, str) else reached(implementation, wish.load_deadline)
     events: list[Event] = []
     try:
         with undisturbed(Path.cwd()), interrupts() as look:
@@ -175,7 +175,8 @@ def conformance(
         UsageError: an argument is wrong. A target that is wrong, or cannot be checked here, is an error of the test.
     """
     said = {name: value for name, value in locals().items() if name in Wish.__dataclass_fields__}
-    about = Conformance(_or_why_not(attend), Wish.of(said, _argument))
+    wish = Wish.of(said, _argument)
+    about = Conformance(_or_why_not(attend, wish.load_deadline), wish)
 
     def decorate(function: Decorated) -> Decorated:
         parameters = inspect.signature(function).parameters
@@ -209,14 +210,14 @@ def _argument(name: str) -> str:
     return f"{name}:"
 
 
-def _or_why_not(attend: Implementation | str) -> Implementation | UsageError | Inconclusive:
+def _or_why_not(attend: Implementation | str, seconds: float | None) -> Implementation | UsageError | Inconclusive:
     """The implementation; of a target that is none here, what is to be said of that in its own test.
 
     Raises:
         UsageError: it is neither an implementation nor a target.
     """
     try:
-        return _implementation(attend)
+        return _implementation(attend, seconds)
     except (UsageError, Inconclusive) as error:
         if not isinstance(attend, str):
             raise
@@ -224,7 +225,7 @@ def _or_why_not(attend: Implementation | str) -> Implementation | UsageError | I
         return type(error)(told if attend in told else f"{attend}: {told}")
 
 
-def _implementation(attend: Implementation | str) -> Implementation:
+def _implementation(attend: Implementation | str, seconds: float | None) -> Implementation:
     """The implementation that an argument is.
 
     Raises:
@@ -232,7 +233,9 @@ def _implementation(attend: Implementation | str) -> Implementation:
         Inconclusive: the target cannot be checked here.
     """
     if isinstance(attend, str):
-        attend = describe(attend)
+        from ringverify.describing import describe
+
+        attend = describe(attend, seconds=seconds)
     if not isinstance(attend, Implementation):
         raise UsageError(
             f"{attend!r} is a {type(attend).__name__}, not an implementation: decorate the function with "
@@ -241,7 +244,7 @@ def _implementation(attend: Implementation | str) -> Implementation:
     return attend
 
 
-def reached(implementation: Implementation) -> str:
+def reached(implementation: Implementation, seconds: float | None) -> str:
     """The target under which other processes find an implementation.
 
     One that is at hand is looked at there first: a file that does not import would look like its own failure.
@@ -250,8 +253,10 @@ def reached(implementation: Implementation) -> str:
         UsageError: no process could find it.
         Inconclusive: none could be asked.
     """
+    from ringverify.describing import Elsewhere, describe
+
     if isinstance(implementation.function, Elsewhere):
         return implementation.function.target
     target = targets.address_of(implementation)
-    describe(target)
+    describe(target, seconds=seconds)
     return target

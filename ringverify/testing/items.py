@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringverify.check.outcome import LOADS
-from ringverify.describing import place_of
 from ringverify.errors import Inconclusive
 
 if TYPE_CHECKING:
@@ -97,6 +96,8 @@ class PropertyItem(pytest.Item):
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Where the implementation is written, and what is tried."""
         implementation = self.checked.plan.implementation
+        from ringverify.describing import place_of
+
         file, line = place_of(implementation)
         return self.path if file is None else file, (line or 1) - 1, f"{implementation.name}: {self.property.id}"
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ringverify.worlds import whose
 from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.printing import Show
 from ringverify.worlds.world import Conditions, Failure, Load, Run, WorldUnavailable
 
 UNWINDING = 5.0
@@ -30,15 +31,21 @@ class _Simulation:
     program: Callable[[Any], Any]
     argument: Any
     options: dict[str, Any]
+    show: Show
 
 
 class ContainedWorld:
-    """A `World` of threads in another process. What `SimulatedWorld` says of a run, this one says too."""
+    """A `World` of threads in another process. What `SimulatedWorld` says of a run, this one says too.
+
+    Args:
+        heard: is told what ranks print as they print it, as bytes, each line with its rank.
+    """
 
     name = "simulated"
 
-    def __init__(self) -> None:
-        self._process = GlooWorld()
+    def __init__(self, heard: Callable[[int, bytes], None] | None = None) -> None:
+        self._process = GlooWorld(heard=heard)
+        self._show: Show = "kept" if heard is None else "labelled"
 
     def run(
         self,
@@ -70,7 +77,7 @@ class ContainedWorld:
             ValueError: an impossible world size or deadline.
         """
         options = {"world_size": world_size, "seed": seed, "deadline": deadline}
-        simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch})
+        simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch}, self._show)
         try:
             run = self._process.run(
                 simulate,
@@ -93,6 +100,8 @@ class ContainedWorld:
         simulated: Run = outcome
         if simulated.failure is not None and simulated.failure.kind == "deadline":
             self.close()  # what was interrupted may have been an import, and half a module would be left behind
+        if self._show == "labelled":  # and has been heard, with what C code printed
+            return simulated
         beside = tuple((None, text) for _, text in run.printed)  # by C code
         return dataclasses.replace(simulated, printed=(*simulated.printed, *beside)) if beside else simulated
 
@@ -120,7 +129,8 @@ def simulate(simulation: _Simulation) -> Run | BaseException:
         os.environ.pop(name, None)
     with whose.ours():
         try:
-            return SimulatedWorld(show="kept").run(simulation.program, simulation.argument, **simulation.options)
+            world = SimulatedWorld(show=simulation.show)
+            return world.run(simulation.program, simulation.argument, **simulation.options)
         except Exception as error:
             return error
 

@@ -13,7 +13,7 @@ import pickle
 import selectors
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ringverify.worlds.gloo_blame import doubt, first_cause, out_of_time
 from ringverify.worlds.gloo_rank import Place, Rank
@@ -54,14 +54,22 @@ class Pool:
         place: where they are started.
         world_size: how many.
         program_module: the module of the first program.
+        heard: is told what each rank prints as it comes, as bytes.
 
     Raises:
         WorldUnavailable: they could not be started or could not meet.
     """
 
-    def __init__(self, place: Place, world_size: int, program_module: str) -> None:
+    def __init__(
+        self,
+        place: Place,
+        world_size: int,
+        program_module: str,
+        heard: Callable[[int, bytes], None] | None = None,
+    ) -> None:
         self.world_size = world_size
         self.usable = True
+        self._heard = heard
         self._loaded: set[tuple[str, str]] = set()
         self._until = time.monotonic() + START_SECONDS
         self._world = f"the {place.name} world"
@@ -201,6 +209,8 @@ class Pool:
             for event in events:
                 match event:
                     case Printed(text=text):
+                        if self._heard is not None:
+                            self._heard(number, text)
                         self._printed[number] += text
                         del self._printed[number][:-OUTPUT_BYTES]
                     case _:

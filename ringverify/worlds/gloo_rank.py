@@ -11,9 +11,9 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
-import pickle
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from ringverify.worlds import reproducible, whose
 from ringverify.worlds.gloo_blame import is_importing, main_thread
-from ringverify.worlds.gloo_wire import Died, Event, Printed, Ready, Seat, Whereabouts
+from ringverify.worlds.gloo_wire import Died, Event, Frames, NotAReport, Printed, Ready, Seat, Whereabouts, unpacked
 from ringverify.worlds.limits import too_many
 from ringverify.worlds.standard_files import keep_standard_files
 from ringverify.worlds.world import WorldUnavailable
@@ -160,6 +160,7 @@ class LocalRank:
         self._directory = directory
         self._stacks, self._whose = (file(directory, seat.rank) for file in (stacks_file, whose_file))
         self._jobs, theirs = context.Pipe()
+        self._wire, self._frames = socket.socket(fileno=os.dup(self._jobs.fileno())), Frames()
         self._output, printing = context.Pipe(duplex=False)
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self._worker: int | None = None
@@ -188,15 +189,20 @@ class LocalRank:
 
     def _reported(self) -> Sequence[Event]:
         try:
-            report = pickle.loads(self._jobs.recv_bytes())
-        except (EOFError, OSError):
-            raise  # how it ended comes from the fork server
-        except Exception:  # the program wrote to a file descriptor that is not its own
+            data = self._wire.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError  # how it ended comes from the fork server
+        try:
+            reports = [unpacked(message) for message in self._frames.messages(data)]
+        except NotAReport:  # the program wrote to a file descriptor that is not its own
             self.kill()
             raise EOFError from None
-        if isinstance(report, Ready):
-            self._worker = report.process
-        return [*self._all_printed(), report]
+        for report in reports:
+            if isinstance(report, Ready):
+                self._worker = report.process
+        return [*self._all_printed(), *reports] if reports else []
 
     def _died(self) -> Sequence[Event]:
         self._process.join()
@@ -246,7 +252,7 @@ class LocalRank:
         """Wait for its end, close the pipes and remove the directory."""
         self._process.join(GRACE_SECONDS)
         self._process.kill()  # the keeper, should it not have come to its end; the rank ends with it
-        for connection in (self._jobs, self._output, self._lifeline):
+        for connection in (self._jobs, self._wire, self._output, self._lifeline):
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

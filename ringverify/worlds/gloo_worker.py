@@ -25,11 +25,12 @@ import torch.distributed as dist
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
 import torch.distributed._functional_collectives
 
+from ringverify.words import TEXT, cut
 from ringverify.worlds import reproducible, whose
 from ringverify.worlds.exceptions import exit_call, name_of, one_line
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
-from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
+from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat, packed
 from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.refusals import refusal_of
 from ringverify.worlds.stacks import traceback_of_user
@@ -177,16 +178,19 @@ def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
     said, kind = one_line(error), type(error)  # asked of the type: `isinstance` asks the exception too
     if issubclass(kind, WorldUnavailable):
-        return Raised(str(error), cast(WorldUnavailable, error).detail, at, consequence=False, ours=True)
-    what = f"called {exit_call(cast(SystemExit, error))}" if issubclass(kind, SystemExit) else f"raised {said}"
+        ours = cast(WorldUnavailable, error)
+        return Raised(cut(str(ours)), cut(ours.detail, TEXT), at, consequence=False, ours=True)
+    what = f"raised {said}"
+    if issubclass(kind, SystemExit):
+        what = f"called {exit_call(cast(SystemExit, error))}"
     gone = issubclass(kind, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
-    exception, refusal = name_of(error) if issubclass(kind, Exception) else None, refusal_of(error)
-    told, limit = traceback_of_user(error), limit_of(error)
-    return Raised(what, told, at, consequence=gone, exception=exception, refusal=refusal, limit=limit)
+    exception = name_of(error) if issubclass(kind, Exception) else None
+    told, limit = cut(traceback_of_user(error), TEXT), limit_of(error)
+    return Raised(cut(what), told, at, consequence=gone, exception=exception, refusal=refusal_of(error), limit=limit)
 
 
 def _send(jobs: Connection, report: Report) -> None:
     try:
-        jobs.send_bytes(pickle.dumps(report, protocol=5))
+        jobs.send_bytes(packed(report))
     except (OSError, ValueError):
         _leave()

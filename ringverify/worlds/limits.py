@@ -34,7 +34,7 @@ def limit_of(error: BaseException, *, starting: bool = False) -> Limit | None:
         error: the exception.
         starting: it was raised where a process or a thread was started, and nowhere else could EAGAIN come from.
     """
-    kind = type(error)  # `isinstance` asks the exception too, which may be one of a user's
+    kind = type(error)  # `isinstance` asks the exception, which may have something else to say
     if issubclass(kind, MemoryError) or name_of(error) == "OutOfMemoryError":  # torch's own
         return "memory"
     if issubclass(kind, OSError):
@@ -42,12 +42,12 @@ def limit_of(error: BaseException, *, starting: bool = False) -> Limit | None:
         return "processes" if starting and number == errno.EAGAIN else _OF_ERRNO.get(number or 0)
     if starting and issubclass(kind, RuntimeError) and not issubclass(kind, NotImplementedError):
         return "threads"  # threading has no other reason
-    return _said_by_the_system(error) if issubclass(kind, RuntimeError) else None
+    return _said_by_the_system(text_of(error) or "") if issubclass(kind, RuntimeError) else None
 
 
-def _said_by_the_system(error: BaseException) -> Limit | None:
+def _said_by_the_system(text: str) -> Limit | None:
     """Torch makes a `RuntimeError` of the system's errors, of which only their words are left to know them by."""
-    said = (text_of(error) or "").lower()
+    said = text.lower()
     if "can't allocate memory" in said:
         return "memory"
     return next((limit for number, limit in _OF_ERRNO.items() if os.strerror(number).lower() in said), None)

@@ -21,13 +21,21 @@ class NcclWorld:
     Args:
         devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them; by default `my_devices()`.
         backend: another than NCCL runs the same ranks without GPUs.
+        heard: is told what each rank prints as it comes, as bytes.
     """
 
     name = "nccl"
 
-    def __init__(self, devices: Sequence[str] | None = None, *, backend: str = "nccl") -> None:
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        backend: str = "nccl",
+        heard: Callable[[int, bytes], None] | None = None,
+    ) -> None:
         self.devices = my_devices() if devices is None else tuple(devices)
-        self._world = GlooWorld(ThisMachine(self.name, backend, self.devices if backend == "nccl" else None))
+        place = ThisMachine(self.name, backend, self.devices if backend == "nccl" else None)
+        self._world = GlooWorld(place, heard)
 
     def run(
         self,

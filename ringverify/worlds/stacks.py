@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ringverify.words import TEXT, cut
 from ringverify.worlds.exceptions import one_line, trace_of
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -65,7 +66,7 @@ def place_of_caller(frame: FrameType | None) -> Place | None:
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """A traceback, chained causes included, without frames of worlds or threads.
+    """A traceback, chained causes included, without frames of worlds or threads; cut if it is too long.
 
     Of an exception that cannot be asked for its text or its causes, it is the frames and the type.
     """
@@ -84,7 +85,7 @@ def _with_causes(error: BaseException) -> str:
         if entry is not None:
             entry.stack[:] = [frame for frame in entry.stack if not _ours(frame.filename)]
             pending += [entry.__cause__, entry.__context__]
-    return "".join(summary.format()).rstrip()
+    return cut("".join(summary.format()).rstrip(), TEXT)
 
 
 def _lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:

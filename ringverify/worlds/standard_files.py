@@ -1,4 +1,4 @@
-"""Standard input, output and error of this process, which some daemons, CI services and `<&-` in a shell leave closed."""
+"""Standard input, output and error, which some daemons, CI services and `<&-` in a shell leave closed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ def keep_standard_files() -> None:
 def keep_standard_streams() -> None:
     """The same for a command, which can write then what nobody reads; Python leaves such streams out."""
     keep_standard_files()
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

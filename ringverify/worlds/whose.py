@@ -9,6 +9,7 @@ not import torch.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from types import TracebackType
 from typing import Any
@@ -36,6 +37,11 @@ class _Threads:
             file.write(_OURS)
             file.flush()  # a hole in a file of a full disk could not be filled later
             self._file = mmap.mmap(file.fileno(), 1)
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def _let_go(self) -> None:
+        """A child that the implementation forks keeps no file of its parent's."""
+        self._file = None
 
     def is_theirs(self, thread: int) -> bool:
         return thread in self._theirs

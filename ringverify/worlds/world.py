@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from ringverify.words import TEXT, cut
 from ringverify.worlds.hazards import Hazard
 from ringverify.worlds.limits import Limit, sentence
 from ringverify.worlds.memory import Memory
@@ -21,7 +22,7 @@ FailureKind = Literal["raised", "deadlock", "deadline", "died"]
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a run ended without a result on every rank.
+    """Why a run ended without a result on every rank. Texts that are too long are cut.
 
     Attributes:
         kind: "raised": a rank raised (`SystemExit` included); "deadlock": no rank can go on; "deadline": time ran out
@@ -43,6 +44,10 @@ class Failure:
     refusal: str | None = None
     limit: Limit | None = None
     exit_code: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", cut(self.message))
+        object.__setattr__(self, "detail", cut(self.detail, TEXT))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,7 @@ def test_a_right_ring_leaves_reports_for_people_and_for_machines(project):
 
 
 def test_a_wrong_ring_fails_the_job_and_its_case_is_kept_for_replay(project, tmp_path_factory):
-    """The summary tells of the failure, and the line it shows works where the artifact is unpacked."""
+    """The summary tells of the failure, and the line it shows works where the artifact is unpacked and trusted."""
     ran = used(project, target="faulty_rings.py:wrong_scale my_ring.py:attend", only="forward")
     assert ran.codes == {"Check": 1}, ran.out
     assert ran.outputs == {"exit-code": "1"}
@@ -70,7 +70,7 @@ def test_a_wrong_ring_fails_the_job_and_its_case_is_kept_for_replay(project, tmp
     for name in ("faulty_rings.py", "right.py"):
         shutil.copy(project / name, elsewhere)
     shutil.copytree(project / RESULTS, elsewhere / RESULTS)
-    command = [sys.executable, "-m", *failure["replay"].split()]
+    command = [sys.executable, "-m", *failure["replay"].split(), "--trust"]
     replayed = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=100, check=False)
     assert replayed.returncode == 1
     assert "the same bits as recorded" in replayed.stdout

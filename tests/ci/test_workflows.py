@@ -185,6 +185,8 @@ def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
     for name in ("docs", "ringref", "ringverify", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "tests").mkdir()
+    for name in ("miniatures", "misbehaviour", "reports", "unit"):
+        (tmp_path / "tests" / name).symlink_to(ROOT / "tests" / name)
     shutil.copy(ROOT / "tests/conftest.py", tmp_path / "tests")
     (tmp_path / "tests/test_random.py").write_text(RANDOM_TEST)
     (tmp_path / ".venv/bin").mkdir(parents=True)
@@ -193,10 +195,26 @@ def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
         (tmp_path / ".venv/bin" / name).chmod(0o755)
     steps = [step for _, step in steps_of(".github/workflows/nightly.yml") if step.get("run") not in NOT_RUN_HERE]
     known = {"env.SEED": "41", "github.run_id": "41", "inputs.seed": ""}
-    environment = {"SEED": "41", "OPTIONS": "--max-examples 2 --only forward", "TESTS": "tests/test_random.py"}
+    environment = {
+        "SEED": "41",
+        "OPTIONS": "--max-examples 2 --only forward",
+        "TESTS": "tests/test_random.py",
+        "WAYS": "--only raises --place simulated",
+        "MUTATED": "26",
+        "EMULATED": "--examples 2",
+    }
     assert set(environment) == set(content["env"])
     ran = run(steps, known, tmp_path, environment=environment)
-    assert ran.codes == {"The seed": 0, "Our ring": 0, "The tests on random examples": 1}, ran.out
+    assert ran.codes == {
+        "The seed": 0,
+        "Our ring": 0,
+        "The table of misbehaviour": 0,
+        "Mutated files, each read or refused": 0,
+        "What error is allowed, on emulated right pipelines of every declaration": 0,
+        "The tests on random examples": 1,
+    }, ran.out
+    assert "| in forward | 1 of 1 |" in ran.summary
+    assert "| report | 3 |" in ran.summary
     assert "41" in ran.summary
     assert "conformant" in ran.summary
     assert '"seed": 41' in (tmp_path / ".ringverify/nightly.jsonl").read_text(encoding="utf-8")

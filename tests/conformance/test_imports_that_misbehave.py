@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import assert_one_line, miniature
+from command_line import another_version_of, assert_one_line, miniature
 
-from ringverify import describing
-from ringverify.describing import describe
+from ringverify.describing import describe, lacking
 from ringverify.errors import Inconclusive, UsageError
 
 pytestmark = pytest.mark.timeout(60)
@@ -50,7 +49,7 @@ MISBEHAVING = {
     "aborts": ("import os; os.abort()", USAGE, "by signal SIGABRT while it is imported"),
     "ends itself": ("import os; os.kill(os.getpid(), 15)", USAGE, "by signal SIGTERM while it is imported"),
     "is killed": ("import os; os.kill(os.getpid(), 9)", INCONCLUSIVE, "SIGKILL while it was imported, as the kernel"),
-    "closes every file": ("import os; os.closerange(0, 256)", USAGE, "it.py:attend ends its process"),
+    "asks for too much": ("raise MemoryError", INCONCLUSIVE, "it.py was not imported, this machine has no more memory"),
     "leaves it to its child": ("import os\nif os.fork(): os._exit(0)", USAGE, "(exit code 0)"),
     "is no module": ("import sys; sys.modules[__name__] = 3; raise ImportError('odd')", USAGE, "ImportError: odd"),
     "has no attributes": ("def __getattr__(name): raise ValueError(name)", USAGE, "cannot be looked at: ValueError"),
@@ -69,6 +68,14 @@ def test_an_import_that_misbehaves_is_one_line_and_never_a_verdict(how, ringveri
     assert_one_line(outcome.err, ["it.py", words])
     assert outcome.out == ""
     assert [one.name for one in ringverify.folder.iterdir() if one.name != "__pycache__"] == ["it.py"]
+
+
+def test_an_import_that_closes_every_file_is_never_a_verdict(ringverify):
+    """The process may end while it is imported or, once that is done, when it answers."""
+    outcome = ringverify("check", written("import os; os.closerange(0, 256)"))
+    assert outcome.code in (USAGE, INCONCLUSIVE)
+    assert_one_line(outcome.err, ["it.py:attend"])
+    assert outcome.out == ""
 
 
 HARMLESS = {
@@ -103,17 +110,17 @@ def test_nothing_of_a_target_is_imported_here(ringverify):
     assert sys.path == path
 
 
-def test_an_import_that_never_ends_is_inconclusive_and_the_next_target_is_checked(ringverify, monkeypatch):
+def test_an_import_that_never_ends_is_inconclusive_and_the_next_target_is_checked(ringverify):
     """With the place where it was; the time for it is not that of a case."""
-    monkeypatch.setattr(describing, "LOADING_SECONDS", 1.0)
     target = written("import time", "time.sleep(100)")
-    outcome = ringverify.check(target, miniature("right:attend"), "--only", "forward", "--max-examples", "2")
+    few = ("--only", "forward", "--max-examples", "2")
+    outcome = ringverify.check(target, miniature("right:attend"), *few, "--load-deadline", "3")
     assert outcome.code == INCONCLUSIVE
     first, second = outcome.told("implementation")
     assert (first["implementation"], first["verdict"]) == (target, "inconclusive")
     assert second["verdict"] == "conformant"
     (why,) = outcome.told("property", implementation=target)
-    assert "within 1 s" in why["reason"]
+    assert "within 3 s: at it.py:2 in <module>; allow more with --load-deadline" in why["reason"]
 
 
 def test_two_names_of_one_function_are_one_implementation(ringverify):
@@ -183,3 +190,11 @@ def test_a_process_that_cannot_be_started_is_inconclusive(ringverify, monkeypatc
     monkeypatch.setattr("ringverify.worlds.gloo_rank.LocalRank.__init__", refused)
     with pytest.raises(Inconclusive, match=r"was not looked at.*no more processes"):
         describe(written())
+
+
+def test_what_is_built_in_and_lacks_its_package_is_known_with_the_reason(tmp_path_factory, monkeypatch):
+    """What is ours lacks nothing."""
+    another_version_of("yunchang", tmp_path_factory.mktemp("path"), monkeypatch)
+    (reason,) = lacking(("ring", "peer:yunchang-ring", "allgather")).values()
+    assert reason.startswith("peer:yunchang-ring cannot be checked here: ")
+    assert "found 0.0.0" in reason

@@ -34,6 +34,8 @@ FLOORS = {
     "ringverify.reports": 1,
     "ringref": 1,
     "ringverify.errors": 0,
+    "ringverify.files": 0,
+    "ringverify.words": 0,
 }
 GROUND = 1
 """The floor whose rooms know nothing of one another."""
