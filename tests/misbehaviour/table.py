@@ -137,6 +137,7 @@ def ended(arguments: Sequence[str], *, folder: Path, limit: float, plugin: bool 
         os.setsid()
         tool = os.fork()
         if tool == 0:
+            os.close(writing)
             _become_the_tool(arguments, folder, temporary, plugin)
         os.write(writing, f"{tool}\n".encode())
         _, status = os.waitpid(tool, 0)
@@ -157,11 +158,7 @@ def ended(arguments: Sequence[str], *, folder: Path, limit: float, plugin: bool 
     code = int(lines[1]) if len(lines) == 2 else None
     left = _processes_left(killed_at_once=code is None)
     left += [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith(OWN_FILE)]
-    for name in sorted(set(os.listdir(SHARED_MEMORY)) - before):
-        if not name.startswith(OWN_FILE):
-            left.append(f"shared memory {name}")
-        with contextlib.suppress(OSError):
-            (SHARED_MEMORY / name).unlink()
+    left += [f"shared memory {name}" for name in _unused(set(os.listdir(SHARED_MEMORY)) - before)]
     shutil.rmtree(temporary, ignore_errors=True)
     return Ended(code, (folder / "errors").read_text(errors="replace"), seconds, left)
 
@@ -231,6 +228,17 @@ def _processes_left(*, killed_at_once: bool) -> list[str]:
         time.sleep(0.02)
         _bury()
     return left
+
+
+def _unused(names: set[str]) -> list[str]:
+    """Those pieces of shared memory that no process uses: others on this machine may have made some meanwhile."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            names -= {name for name in names if str(SHARED_MEMORY / name) in maps.read_text(errors="replace")}
+    for name in [name for name in names if name.startswith(OWN_FILE)]:
+        names.remove(name)
+        (SHARED_MEMORY / name).unlink(missing_ok=True)
+    return sorted(names)
 
 
 def _bury() -> None:
