@@ -7,9 +7,9 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from rich.console import Console
 
@@ -19,13 +19,16 @@ from ringverify.check.adapter import add_options as add_init_options
 from ringverify.check.command import add_options as add_check_options
 from ringverify.check.confirm_options import RULE as CONFIRM_RULE
 from ringverify.check.confirm_options import add_options as add_confirm_options
-from ringverify.check.option_types import Renamed, count, names, positive
+from ringverify.check.option_types import Renamed, count, names, positive, seconds
 from ringverify.check.plan_options import add_options as add_plan_options
-from ringverify.errors import Inconclusive, UsageError
+from ringverify.errors import Inconclusive, UsageError, complain
 from ringverify.reports.command import add_options as add_report_options
+from ringverify.reports.command import with_missing
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.terminal import Terminal
 from ringverify.vectors.command import add_options as add_vectors_options
+from ringverify.words import TEXT, cut, legible, legible_lines
+from ringverify.worlds.standard_files import keep_standard_streams
 
 INTERRUPTED = 130
 """Exit status of a command ended by Ctrl-C, as shells have it."""
@@ -39,29 +42,29 @@ EXIT_CODES = "Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclus
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
+    keep_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What an implementation says may hold what the terminal's encoding lacks; that must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
     except (UsageError, Inconclusive) as error:
-        print(f"ringverify: {error}", file=sys.stderr)
+        complain(error)
         return error.exit_code
     except ReportError as error:
-        print(f"ringverify: {error}", file=sys.stderr)
+        complain(error)
         return UsageError.exit_code
     except KeyboardInterrupt:
-        print("ringverify: interrupted", file=sys.stderr)
+        complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at its end
         return NOBODY_READS
     except Exception:
-        traceback.print_exc()
-        print(
-            "ringverify: this is an error of ringverify itself, nothing was learned about the implementation; "
-            "please report it with the lines above",
-            file=sys.stderr,
+        print(legible_lines(cut(traceback.format_exc(), TEXT)), file=sys.stderr, end="")
+        complain(
+            "this is an error of ringverify itself, nothing was learned about the implementation; "
+            "please report it with the lines above"
         )
         return Inconclusive.exit_code
 
@@ -74,12 +77,55 @@ def _run(arguments: Sequence[str] | None) -> int:
     except SystemExit:  # of --help and --version
         sys.stdout.flush()
         raise
-    sys.stdout.flush()
-    return code
+    output = _Stdout()
+    output.flush()
+    if _Stdout.lost is None:
+        return code
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more at its end
+    lost, _Stdout.lost = _Stdout.lost, None
+    return with_missing(code, [f"cannot write to standard output: {lost}"])
+
+
+class _Stdout:
+    """Standard output, for people: a disk that is full there takes no verdict away, and is told of at the end.
+
+    Attributes:
+        lost: why it could not be written to.
+    """
+
+    lost: str | None = None
+
+    def write(self, text: str) -> int:
+        """Write a text, unless an earlier one could not be written."""
+        self._unless_lost(lambda: sys.stdout.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write all that waits."""
+        self._unless_lost(sys.stdout.flush)
+
+    def _unless_lost(self, act: Callable[[], object]) -> None:
+        if _Stdout.lost is None:
+            try:
+                act()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                _Stdout.lost = error.strerror
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+
+def _say(text: str) -> None:
+    print(legible(text), file=cast(TextIO, _Stdout()), flush=True)
 
 
 class _Output(Console):
     """Standard output, for people."""
+
+    def __init__(self) -> None:
+        super().__init__(file=cast(TextIO, _Stdout()))
 
     def on_broken_pipe(self) -> None:
         """Leave it to `main`: rich would exit with 1, which is a verdict."""
@@ -113,13 +159,30 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser(
         "replay",
         help="run a recorded counterexample again",
-        description="Runs the case of a file once more, shows what is wrong, and says whether the bits are the same.",
+        description="Runs the case of a file once more, in processes of their own as check does, shows what ranks "
+        "print and what is wrong, and says whether the bits are the same. A case that no run in this folder wrote is "
+        "asked about before what it names is imported.",
         epilog="Exit codes: 0 the property holds now, 1 it is violated, 2 wrong usage, 3 inconclusive.",
     )
     replay.add_argument("case", type=Path, metavar="CASE", help="a file that check wrote")
     replay.add_argument("--edited", action="store_true", help="accept a file that was changed by hand")
+    replay.add_argument(
+        "--trust", action="store_true", help="import and run what the case names without asking, whoever wrote it"
+    )
     replay.add_argument("--target", help="run the case on another implementation")
     replay.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write a script that shows it by itself")
+    replay.add_argument(
+        "--deadline", type=seconds, metavar="SECONDS", help="time for one run (default: 10, gloo 30, nccl 60)"
+    )
+    replay.add_argument(
+        "--load-deadline", type=seconds, metavar="SECONDS", help="time to import the target in a process (default: 120)"
+    )
+    replay.add_argument(
+        "--in-process",
+        action="store_true",
+        help="for debuggers: run simulated ranks in this very process, as long as they take. A breakpoint() works; a "
+        "rank that crashes or ends its process ends the replay with it, and that exit code is no verdict",
+    )
     replay.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
     replay.set_defaults(command=_replay)
     confirm = commands.add_parser(
@@ -202,7 +265,7 @@ def _mutants(options: argparse.Namespace) -> int:
         most=options.max_examples,
         jobs=options.jobs,
     )
-    return run(wish, lambda text: print(text, flush=True))
+    return run(wish, lambda text: print(legible_lines(text), flush=True))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -213,14 +276,19 @@ def _check(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     from ringverify.check.replaying import replay
+    from ringverify.worlds.world import LOAD_SECONDS
 
     console = _Output()
     return replay(
         options.case,
         edited=options.edited,
+        trust=options.trust,
         target=options.target,
         written=options.snippet,
-        say=lambda text: console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True),
+        deadline=options.deadline,
+        load_deadline=options.load_deadline or LOAD_SECONDS,
+        in_process=options.in_process,
+        say=lambda text: console.print(legible(text), highlight=False, markup=False, emoji=False, soft_wrap=True),
         show=Terminal(console, verbose=options.verbose, printed=True).counterexample,
     )
 
@@ -228,13 +296,13 @@ def _replay(options: argparse.Namespace) -> int:
 def _confirm(options: argparse.Namespace) -> int:
     from ringverify.check.confirming import confirm
 
-    return confirm(options, lambda text: print(text, flush=True))
+    return confirm(options, _say)
 
 
 def _init(options: argparse.Namespace) -> int:
     from ringverify.check.adapter import write
 
-    return write(options, lambda text: print(text, flush=True))
+    return write(options, _say)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -270,7 +338,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from ringverify.reports.command import report
 
-    return report(options, lambda text: print(text, flush=True))
+    return report(options, _say)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ OPTIONS = {
     "max_examples": ("N", "examples of each property, at most"),
     "time_budget": ("SECONDS", "time for all properties together (with -n: of each worker)"),
     "deadline": ("SECONDS", "time for one run of a case (default: 10, gloo 30)"),
+    "load_deadline": ("SECONDS", "time to import an implementation in a process (default: 120)"),
     "cases": ("DIR", "folder for counterexamples (default: .ringverify)"),
     "baseline": ("FILE.toml", "violations that are known: xfailed, and failed if they are gone"),
 }
@@ -51,9 +52,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     from ringverify.reports.jsonl import ReportError
     from ringverify.testing.asked import in_our_words
     from ringverify.testing.session import RingVerifySession
+    from ringverify.words import LINE, cut, legible
 
     try:
         plugin = RingVerifySession(session.config)
     except (UsageError, ReportError) as error:
-        raise pytest.UsageError(f"ringverify: {in_our_words(str(error))}") from None
+        raise pytest.UsageError(f"ringverify: {legible(cut(in_our_words(str(error)), 2 * LINE))}") from None
     session.config.pluginmanager.register(plugin, "ringverify-session")

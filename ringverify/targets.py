@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -9,13 +10,15 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
+from ringverify.worlds.exceptions import exit_call, one_line, trace_of
+from ringverify.worlds.limits import limit_of, sentence
 
 _loading: list[str] = []
 """Files and modules that are being loaded as targets, the innermost last."""
@@ -74,26 +77,50 @@ MUTANT = "mutant:"
 """Prefix of the names of mutants, `mutant:A1`, which live in a catalogue of their own."""
 
 
-def load(target: str) -> Implementation:
-    """The implementation that `target` names.
+def located(target: str) -> tuple[str, str | None]:
+    """The module or file of a target and what it is called there, as far as nothing has to be imported for it.
+
+    A target without an attribute has none here either.
 
     Raises:
-        UsageError: the target has no such form, does not import, or is not an implementation.
-        Inconclusive: the target is a peer whose package is not installed.
+        UsageError: the target has no such form, or there is no such file or package.
     """
-    location = BUILT_IN.get(target, target)
-    if target.startswith(MUTANT):
-        location = f"ringverify.mutants.catalogue:{target.removeprefix(MUTANT)}"
+    location = location_of(target)
     module_name, separator, attribute = location.rpartition(":")
     if not separator and _is_module(location):
-        raise UsageError(_which(location, _module(location)))
-    if not separator or not module_name or not attribute or location.startswith("peer:"):
+        module_name = location
+    elif not separator or not module_name or not attribute or location.startswith("peer:"):
         close = difflib.get_close_matches(target, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"built in are {', '.join(BUILT_IN)}"
         raise UsageError(
             f"unknown target {target!r}: expected a built-in name, module:attribute or path/to/file.py:attribute; "
             f"{hint}"
         )
+    if module_name.endswith(".py"):
+        if not Path(module_name).is_file():
+            raise UsageError(f"no file {module_name!r} in {Path.cwd()}: give the path from there, or the whole path")
+    elif not _is_there(package := module_name.partition(".")[0]):
+        raise UsageError(f"no module named {package!r}: is it installed, or on PYTHONPATH?")
+    return module_name, attribute if separator else None
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is part of the tool, and imports nothing of anybody else's."""
+    return module.startswith("ringverify.") and not module.startswith("ringverify.peers.")
+
+
+def load(target: str) -> Implementation:
+    """The implementation that `target` names, imported into this process: a rank's, or one that can be spared.
+
+    The tool's own process asks `ringverify.describing.describe`.
+
+    Raises:
+        UsageError: the target has no such form, does not import, or is not an implementation.
+        Inconclusive: the target is a peer whose package is not installed.
+    """
+    module_name, attribute = located(target)
+    if attribute is None:
+        raise UsageError(_which(module_name, _module(module_name)))
     try:
         module = _module(module_name)
     except Inconclusive as error:
@@ -127,8 +154,17 @@ def _is_module(name: str) -> bool:
         return True
     if name in BUILT_IN or not all(part.isidentifier() for part in name.split(".")):
         return False
-    _look_here()
-    return _origin(name) is not None
+    with _looking_here():
+        return _origin(name) is not None
+
+
+def _is_there(package: str) -> bool:
+    """Whether there is something to import under a name without dots; nothing is imported for the answer."""
+    with _looking_here():
+        try:
+            return importlib.util.find_spec(package) is not None
+        except ValueError:  # it was imported, and does not say from where
+            return True
 
 
 def _which(name: str, module: ModuleType) -> str:
@@ -143,6 +179,31 @@ def _which(name: str, module: ModuleType) -> str:
         case [one]:
             return f"{name} holds one implementation: name it, {one}"
     return f"{name} holds {len(found)} implementations: name one or several of {' '.join(found)}"
+
+
+def is_built_in(target: str) -> bool:
+    """Whether a target is the tool's own: a built-in name or a mutant."""
+    return target in BUILT_IN or target.startswith(MUTANT)
+
+
+def whence(target: str) -> str:
+    """What loading a target would import, and from where, found out without importing anything."""
+    location = location_of(target)
+    module, _, attribute = location.rpartition(":") if ":" in location else (location, "", "no attribute")
+    if module.endswith(".py"):
+        file = Path(module)
+        return f"{attribute} of {file.resolve() if file.is_file() else f'{module}, which is no file here'}"
+    if not all(part.isidentifier() for part in module.split(".")):
+        return f"{target}, which is no target"
+    with _looking_here():
+        return f"{attribute} of {module} ({_origin(module) or 'which is not found'})"
+
+
+def location_of(target: str) -> str:
+    """Where a target lives, as `module:attribute` or `path/to/file.py:attribute`."""
+    if target.startswith(MUTANT):
+        return f"ringverify.mutants.catalogue:{target.removeprefix(MUTANT)}"
+    return BUILT_IN.get(target, target)
 
 
 def being_loaded() -> str | None:
@@ -207,6 +268,17 @@ def _look_here() -> None:
         sys.path.insert(0, str(Path.cwd()))
 
 
+@contextlib.contextmanager
+def _looking_here() -> Iterator[None]:
+    """The user's directory on the module path for a moment: what this process imports later is not to come from it."""
+    before = list(sys.path)
+    _look_here()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def _load_module(name: str) -> ModuleType:
     _look_here()
     try:
@@ -222,10 +294,10 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(path: str) -> ModuleType:
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"no file {path!r} in {Path.cwd()}: give the path from there, or the whole path")
-    resolved = file.resolve()
+    resolved = Path(path).resolve()
+    # A file's own directory is importable while it runs as a script; the same is expected here.
+    if str(resolved.parent) not in sys.path:
+        sys.path.insert(0, str(resolved.parent))
     # Two files of one name are two modules; `ringverify.implementation.FROM_FILE` hides what tells them apart.
     name = f"_ringverify_file_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}.{resolved.stem}"
     if name in sys.modules:
@@ -235,9 +307,6 @@ def _load_file(path: str) -> ModuleType:
         raise UsageError(f"{path!r} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # A file's own directory is importable while it runs as a script; the same is expected here.
-    if str(resolved.parent) not in sys.path:
-        sys.path.insert(0, str(resolved.parent))
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -247,28 +316,25 @@ def _load_file(path: str) -> ModuleType:
 
 
 def _not_importable(name: str, error: BaseException) -> BaseException:
-    if isinstance(error, KeyboardInterrupt):
+    kind = type(error)  # `isinstance` asks the exception, which may have something else to say
+    if issubclass(kind, KeyboardInterrupt):
         return error
-    if isinstance(error, SystemExit):
-        code = "" if error.code is None else repr(error.code)
+    if issubclass(kind, SystemExit):
         return UsageError(
-            f"{name} does not import: it calls sys.exit({code}){_place(error)}; "
+            f"{name} does not import: it calls {exit_call(cast(SystemExit, error))}{_place(error)}; "
             'keep that under if __name__ == "__main__"'
         )
-    hint = "; is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
-    return UsageError(f"{name} does not import: {_one_line(error)}{_place(error)}{hint}")
+    if (limit := limit_of(error)) is not None:
+        return Inconclusive(f"{name} was not imported, {sentence(limit)}: {one_line(error)}{_place(error)}")
+    hint = "; is it installed, or on PYTHONPATH?" if issubclass(kind, ModuleNotFoundError) else ""
+    return UsageError(f"{name} does not import: {one_line(error)}{_place(error)}{hint}")
 
 
 def _place(error: BaseException) -> str:
     """Where an import failed: the innermost line that is neither Python's importing nor ours."""
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
+        for frame in traceback.extract_tb(trace_of(error))
         if not frame.filename.startswith(("<", *_NOT_THE_USERS))
     ]
     return f" (at {frames[-1]})" if frames else ""
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

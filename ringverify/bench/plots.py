@@ -6,12 +6,14 @@ Lines where there are several lengths or ranks; where there is one, bars, of whi
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +44,9 @@ def look_at(path: Path) -> None:
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
     """Write the plot of a report."""
-    figure(report).savefig(path)
+    drawn = io.BytesIO()
+    figure(report).savefig(drawn, format=path.suffix[1:])
+    write_whole(path, drawn.getvalue())
 
 
 def figure(report: Mapping[str, Any]) -> Figure:

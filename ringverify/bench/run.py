@@ -14,7 +14,8 @@ from ringverify.bench.sides import Side, chosen_sides, side
 from ringverify.bench.table import Tables
 from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
 from ringverify.errors import Inconclusive, UsageError
-from ringverify.reports.jsonl import finite, write_whole
+from ringverify.files import look_at_place, read_json, write_whole
+from ringverify.reports.jsonl import finite, presentable
 from ringverify.worlds.contained import ContainedWorld
 from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
 from ringverify.worlds.gloo_rank import ThisMachine
@@ -210,12 +211,15 @@ def read(path: Path) -> Report:
         UsageError: it cannot be read, or is something else.
     """
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        report = read_json(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     if not isinstance(report, dict) or report.get("bench") != SCHEMA:
         raise UsageError(f"{path} is no report of ringverify bench with schema {SCHEMA}; --json FILE.json writes one")
-    return report
+    shown: Report = presentable(report)
+    return shown
 
 
 def writable(path: Path) -> None:
@@ -224,10 +228,8 @@ def writable(path: Path) -> None:
     Raises:
         UsageError: it is a folder, or its folder is not there.
     """
-    if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder; name a file")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    if (reason := look_at_place(path)) is not None:
+        raise UsageError(f"cannot write {path}{reason}")
 
 
 def write(path: Path, text: str) -> None:

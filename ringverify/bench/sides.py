@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
 from ringverify.bench.workload import Workload
 from ringverify.cases.case import Case, why_unsupported
+from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.targets import load
 
 Kind = Literal["ranks", "alone", "local", "plain", "floor", "dense"]
 
@@ -105,16 +106,27 @@ def side(name: str) -> Side:
     if name in OURS:
         return Side(name, *OURS[name])
     try:
-        load(name)
+        declared(name)
     except UsageError as error:
         raise UsageError(f"--sides {name}: {error}; sides of our own are {', '.join(OURS)}") from None
     return Side(name, "ranks", name)
 
 
-def sharding_of(side: Side, workload: Workload) -> str:
-    """The workload's sharding if the implementation declares it, else the first that it does."""
-    declared = [sharding_name(one) for one in load(side.target).capabilities.shardings]
-    return workload.sharding if workload.sharding in declared else declared[0]
+@functools.cache
+def declared(target: str) -> Capabilities:
+    """What an implementation declares, which a process that can be spared has imported; asked for once.
+
+    Raises:
+        UsageError: there is no such implementation.
+        Inconclusive: it is a peer whose package is not installed.
+    """
+    return describe(target).capabilities
+
+
+def sharding_of(capabilities: Capabilities, workload: Workload) -> str:
+    """The workload's sharding if an implementation declares it, else the first that it does."""
+    names = [sharding_name(one) for one in capabilities.shardings]
+    return workload.sharding if workload.sharding in names else names[0]
 
 
 def why_not(side: Side, workload: Workload) -> str | None:
@@ -127,8 +139,10 @@ def why_not(side: Side, workload: Workload) -> str | None:
         return None
     if side.kind == "dense":
         return "there is no dilation to leave out" if problem.dilation is None else None
-    capabilities: Capabilities = load(side.target).capabilities
+    capabilities = declared(side.target)
     if not capabilities.gradients:
         return "gradients=False is declared"
-    case = Case(problem=problem, sharding=sharding_of(side, workload), world_size=side.processes(workload), seed=0)
+    case = Case(
+        problem=problem, sharding=sharding_of(capabilities, workload), world_size=side.processes(workload), seed=0
+    )
     return why_unsupported(case, capabilities)

@@ -173,9 +173,10 @@ def _prepare(side: Side, workload: Workload) -> Prepared:
         return plain.Plain(workload) if workload.problem.dilation is None else gathered.Gathered(workload.problem)
     if side.kind == "dense":
         workload = dataclasses.replace(workload, problem=workload.problem.replace(dilation=None))
+    implementation = load(side.target)
     attending = Attending(
-        load(side.target),
-        sharding_of(side, workload),
+        implementation,
+        sharding_of(implementation.capabilities, workload),
         workload,
         dist.get_world_size(),
         dist.get_rank(),

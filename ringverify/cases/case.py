@@ -49,6 +49,15 @@ MEMORY: tuple[Memory, ...] = get_args(Memory)
 COTANGENTS: tuple[Cotangent, ...] = get_args(Cotangent)
 GROUPS: tuple[Group, ...] = get_args(Group)
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+RANKS = 1024
+"""Ranks of a world that a file may ask for, at most."""
+
+PAIRS = 2**24
+"""Scores that a problem of a file may have, at most, and elements of a tensor: 128 MiB in float64."""
+
+LARGEST = 2**63 - 1
+"""The largest whole number that tensors hold."""
+
 SEEDS = 2**16
 """Seeds are drawn below this: plenty of inputs, and short enough to be read."""
 
@@ -126,12 +135,17 @@ class Case:
         """The case that `to_json` wrote.
 
         Raises:
-            ValueError: a field is unknown, missing or out of range.
+            ValueError: a field is unknown, missing or out of range, or the case is larger than any that is run.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(data, Mapping) or not {"problem"} <= set(data) <= known:
             raise ValueError(f"a case has a problem, and no other fields than {', '.join(sorted(known))}")
-        return cls(**{**data, "problem": Problem.from_json(data["problem"])})
+        case = cls(**{**data, "problem": Problem.from_json(data["problem"])})
+        look_at_size(case.problem, case.world_size)
+        for name, value in (("seed", case.seed), ("schedule", case.schedule)):
+            if value > LARGEST:
+                raise ValueError(f"{name}={value}: at most 2**63 - 1")
+        return case
 
     @property
     def ring_ranks(self) -> tuple[int, ...]:
@@ -189,6 +203,29 @@ class Case:
         if self.delayed:
             words.append("delayed=" + ("some" if self.delayed == "some" else ",".join(map(str, self.delayed))))
         return " ".join([*words, f"seed={self.seed}", f"schedule={self.schedule}"])
+
+
+def look_at_size(problem: Problem, world_size: int) -> None:
+    """Refuse what a file asks for and no run could give: more ranks, scores or elements than there are for one case.
+
+    Raises:
+        ValueError: it is larger.
+    """
+    p = problem
+    if world_size > RANKS:
+        raise ValueError(f"world_size={world_size}: at most {RANKS} ranks are run")
+    sizes = {
+        "scores": p.batch * p.heads * max(p.nq, 1) * max(p.nk, 1),
+        "elements of q": p.batch * max(p.nq, 1) * p.heads * p.head_dim,
+        "elements of k": p.batch * max(p.nk, 1) * p.hk * p.head_dim,
+        "elements of v": p.batch * max(p.nk, 1) * p.hk * p.dv,
+    }
+    for what, number in sizes.items():
+        if number > PAIRS:
+            raise ValueError(f"query_length={p.nq} and key_length={p.nk} are {number} {what}: at most {PAIRS} are run")
+    for name, numbers in (("window", p.window or ()), ("dilation", sum(p.dilation.branches, ()) if p.dilation else ())):
+        if any(number is not None and number > LARGEST for number in numbers):
+            raise ValueError(f"{name}={list(numbers)}: at most 2**63 - 1")
 
 
 def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,17 +13,20 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from ringref.problem import Problem
 from ringref.sharding import Positions
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE, Inputs, lay_out
 from ringverify.implementation import AttentionCall, Capabilities, Implementation
+from ringverify.worlds import torch_settings
 from ringverify.worlds.hazards import only_group
 from ringverify.worlds.memory import measured
+from ringverify.worlds.whose import Charge, theirs
 
 Array = NDArray[np.float64]
 
 
-class ContractError(Exception):
+class ContractError(Charge):
     """What a rank returned is not what the plug-in contract asks for; the message says what and what was expected."""
 
 
@@ -35,7 +41,8 @@ class RankResult:
         dk: `(B, m_local, Hk, D)`, or `None`.
         dv: `(B, m_local, Hk, Dv)`, or `None`.
         lse_dtype: name of the dtype in which lse came back.
-        changed: names of inputs whose buffers the implementation changed.
+        changed: names of inputs whose buffers the implementation changed, and of fields of the call.
+        left: settings of torch that it did not put back, by name, and from what to what.
         seconds: processor time of this rank inside the implementation, forward and backward.
     """
 
@@ -46,6 +53,7 @@ class RankResult:
     dv: Array | None
     lse_dtype: str
     changed: tuple[str, ...]
+    left: dict[str, str]
     seconds: float
 
 
@@ -59,7 +67,9 @@ class Local:
         cotangents: of out and of lse.
         buffers: the memory that each of them is a view of, by name.
         before: copies of that memory.
+        told: the call once more, with nothing that the implementation has its hands on.
         device: where all of it is.
+        left: as in `RankResult`, so far.
     """
 
     call: AttentionCall
@@ -67,7 +77,9 @@ class Local:
     cotangents: tuple[torch.Tensor, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     before: dict[str, torch.Tensor]
+    told: AttentionCall
     device: str
+    left: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def local_part(
@@ -96,7 +108,7 @@ def local_part(
     buffers = {"q": q_buffer, "k": k_buffer, "v": v_buffer, "dout": dout_buffer, "dlse": dlse_buffer}
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     positions, key_pos = (torch.from_numpy(rows.copy()).to(device) for rows in (queries, keys))
-    call = AttentionCall(
+    told = AttentionCall(
         group=group,
         rank=rank,
         world_size=case.world_size,
@@ -105,7 +117,10 @@ def local_part(
         positions=positions,
         key_positions=key_pos,
     )
-    return Local(call, (q, k, v), (dout, dlse), buffers, before, device)
+    call = dataclasses.replace(
+        told, problem=copy.deepcopy(case.problem), positions=positions.clone(), key_positions=key_pos.clone()
+    )
+    return Local(call, (q, k, v), (dout, dlse), buffers, before, told, device)
 
 
 def forward(implementation: Implementation, local: Local) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -114,18 +129,19 @@ def forward(implementation: Implementation, local: Local) -> tuple[torch.Tensor,
     Raises:
         ContractError: it returned something else than the contract asks for.
     """
-    problem, capabilities = local.call.problem, implementation.capabilities
-    with only_group(local.call.group), measured():
+    problem, capabilities = local.told.problem, implementation.capabilities
+    with _noting_settings(local), theirs(), only_group(local.told.group), measured():
         returned = implementation(*local.leaves, local.call)
-    out, lse = _unpack(returned, capabilities)
-    rows = len(local.call.positions)
+    rows = len(local.told.positions)
     shape = (problem.batch, rows, problem.heads, problem.dv)
     swapped = (shape[0], shape[2], shape[1], shape[3])
     dtype = DTYPE[problem.dtype]
-    _check_tensor("out", out, swapped if capabilities.tensor_layout == "bhsd" else shape, (dtype,), local.device)
-    if lse is not None:
-        wide = (dtype,) if dtype is torch.float64 else (torch.float32, torch.float64)
-        _check_tensor("lse", lse, (problem.batch, problem.heads, rows), wide, local.device)
+    wide = (dtype,) if dtype is torch.float64 else (torch.float32, torch.float64)
+    with theirs():  # tensors of its own kind run its code
+        out, lse = _unpack(returned, capabilities)
+        _check_tensor("out", out, swapped if capabilities.tensor_layout == "bhsd" else shape, (dtype,), local.device)
+        if lse is not None:
+            _check_tensor("lse", lse, (problem.batch, problem.heads, rows), wide, local.device)
     return out, lse
 
 
@@ -157,7 +173,7 @@ def backward(
         results.append(lse)
         cotangents.append(dlse.to(lse.dtype))
     wanted = tuple(leaf for leaf in local.leaves if leaf.requires_grad)
-    with only_group(local.call.group), measured():
+    with _noting_settings(local), theirs(), only_group(local.told.group), measured():
         found = iter(_gradients(results, wanted, cotangents, keep))
     return tuple(next(found) if leaf.requires_grad else None for leaf in local.leaves)
 
@@ -172,12 +188,27 @@ def result_of(
 ) -> RankResult:
     """Copies of what a rank returned, and what has become of its inputs."""
     swap = capabilities.tensor_layout == "bhsd"
-    changed = tuple(name for name, buffer in local.buffers.items() if not _same_bits(buffer, local.before[name]))
-    dq, dk, dv = (_copy(gradient, swap) for gradient in gradients)
-    copied = _copy(out, swap)
+    with theirs():  # tensors of its own kind run its code, and a GPU says only now what went wrong on it
+        changed = [name for name, buffer in local.buffers.items() if not _same_bits(buffer, local.before[name])]
+        for field in dataclasses.fields(AttentionCall):
+            if not _same(getattr(local.call, field.name), getattr(local.told, field.name)):
+                changed.append(f"call.{field.name}")
+        dq, dk, dv = (_copy(gradient, swap) for gradient in gradients)
+        copied, copied_lse = _copy(out, swap), _copy(lse, False)
     assert copied is not None
     lse_name = "" if lse is None else str(lse.dtype).removeprefix("torch.")
-    return RankResult(copied, _copy(lse, False), dq, dk, dv, lse_name, changed, seconds)
+    return RankResult(copied, copied_lse, dq, dk, dv, lse_name, tuple(changed), dict(local.left), seconds)
+
+
+@contextlib.contextmanager
+def _noting_settings(local: Local) -> Iterator[None]:
+    """Note the settings of torch that the implementation does not put back, and put them back for it.
+
+    So that no other call is judged by what this one has left.
+    """
+    before = torch_settings.values(torch_settings.EVERY)
+    yield
+    local.left.update(torch_settings.put_back(torch_settings.EVERY, before))
 
 
 def _unpack(returned: Any, capabilities: Capabilities) -> tuple[Any, Any]:
@@ -238,6 +269,13 @@ def _copy(tensor: torch.Tensor | None, swap: bool) -> Array | None:
     exact = tensor.detach().to(device="cpu", dtype=torch.float64)
     copied: Array = np.array((exact.transpose(1, 2) if swap else exact).numpy())
     return copied
+
+
+def _same(now: Any, told: Any) -> bool:
+    """Whether a field of the call is what it was: an object that compares as it likes has to be the same one."""
+    if isinstance(told, torch.Tensor):
+        return isinstance(now, torch.Tensor) and now.dtype is told.dtype and torch.equal(now, told)
+    return now is told or (type(now) is type(told) and isinstance(told, (int, str, Problem)) and bool(now == told))
 
 
 def _same_bits(now: torch.Tensor, before: torch.Tensor) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
+import time
+import weakref
 from typing import Literal
 
 import torch
@@ -14,11 +17,18 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.cases.local import Local, RankResult, backward, forward, local_part, result_of
 from ringverify.cases.running import Observation, Runner, Task, rows_of
 from ringverify.targets import load
+from ringverify.worlds import torch_groups
+from ringverify.worlds.whose import ours
 
 Step = Literal[
     "first", "second", "first_later", "again", "without_grad", "only_q", "only_kv"
 ]  # fmt: skip
 """Results of one call, in the order in which they are looked at; see `Reentered`."""
+
+LATE_SECONDS = 0.25
+"""How long a thread that a call has left behind is watched; a thread of a pool waits for work as long as it lives."""
+_IDLE: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that have been watched."""
 
 _REFUSAL = re.compile(r"second time|twice|retain_graph|freed|once|more than one backward|double backward")
 """What a clear refusal of a second backward speaks of."""
@@ -34,10 +44,14 @@ class Reentered:
             "again": the gradients of a second backward of the first call. "without_grad": the second call under
             `no_grad`, as recomputation has it; "only_q", "only_kv": then with gradients of some inputs only.
         refused: what the second backward was refused with, if it was.
+        groups: how many process groups there were before the first call, and after each that followed.
+        late: whether a thread that a call left behind communicated when the call had returned.
     """
 
     steps: dict[Step, RankResult]
     refused: str | None = None
+    groups: tuple[int, ...] = ()
+    late: bool = False
 
 
 def second_of(case: Case) -> Case:
@@ -51,6 +65,12 @@ def run_rank(task: Task) -> Reentered:
     Raises:
         ContractError: the implementation returned something else than the contract asks for.
     """
+    with ours():
+        return _reentered(task)
+
+
+def _reentered(task: Task) -> Reentered:
+    """The same, in code that is known to be ours but for the calls."""
     implementation = load(task.implementation) if isinstance(task.implementation, str) else task.implementation
     case, capabilities = task.case, implementation.capabilities
     group, rank = dist.group.WORLD, dist.get_rank()
@@ -63,12 +83,19 @@ def run_rank(task: Task) -> Reentered:
             local.leaves[leaf].requires_grad_()
         return local
 
+    def called(local: Local) -> tuple[torch.Tensor, torch.Tensor | None]:
+        results = forward(implementation, local)
+        groups.append(torch_groups.groups())
+        late.append(_communicate(set(threading.enumerate()) - threads))
+        return results
+
+    groups, late, threads = [torch_groups.groups()], [False], set(threading.enumerate())
     other = second_of(case)
     one, two = part(case, 0, 1, 2), part(other, 0, 1, 2)
-    out, lse = forward(implementation, one)
+    out, lse = called(one)
     returned = result_of(one, capabilities, out, lse)
     steps: dict[Step, RankResult] = {}
-    out_of_two, lse_of_two = forward(implementation, two)
+    out_of_two, lse_of_two = called(two)
     steps["second"] = result_of(two, capabilities, out_of_two, lse_of_two)
     refused = None
     if task.gradients:
@@ -80,17 +107,27 @@ def run_rank(task: Task) -> Reentered:
         steps["second"] = result_of(two, capabilities, out_of_two, lse_of_two, found)
         with torch.no_grad():
             local = part(other)
-            steps["without_grad"] = result_of(local, capabilities, *forward(implementation, local))
+            steps["without_grad"] = result_of(local, capabilities, *called(local))
         for name, wanted in (("only_q", (0,)), ("only_kv", (1, 2))):
             local = part(other, *wanted)
-            results = forward(implementation, local)
+            results = called(local)
             steps[name] = result_of(local, capabilities, *results, backward(local, other, *results))  # type: ignore[index]
         once_more, refused = _again(one, case, out, lse)
         if once_more is not None:
             steps["again"] = result_of(one, capabilities, out, lse, once_more)
     steps["first"] = returned
     steps["first_later"] = result_of(one, capabilities, out, lse)
-    return Reentered(steps, refused)
+    return Reentered(steps, refused, tuple(groups), any(late))
+
+
+def _communicate(threads: set[threading.Thread]) -> bool:
+    """Whether threads that calls have left behind communicate; those that are idle are given a moment, once."""
+    before, until = torch_groups.operations(), time.monotonic() + LATE_SECONDS
+    for thread in threads - set(_IDLE):
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            _IDLE.add(thread)
+    return torch_groups.operations() > before
 
 
 def _again(
@@ -108,8 +145,10 @@ def _again(
         return None, str(error)
 
 
-def reenter(runner: Runner, case: Case, *, gradients: bool) -> tuple[dict[Step, Observation], Observation, bool]:
-    """Calls that overlap, step by step; how the run ended; and whether a second backward was refused.
+def reenter(
+    runner: Runner, case: Case, *, gradients: bool
+) -> tuple[dict[Step, Observation], Observation, tuple[Reentered, ...]]:
+    """Calls that overlap, step by step; how the run ended; and what else each rank saw.
 
     Raises:
         WorldUnavailable: the world could not be set up; nothing was learned.
@@ -118,11 +157,11 @@ def reenter(runner: Runner, case: Case, *, gradients: bool) -> tuple[dict[Step, 
     make_inputs(second_of(case))
     ranks, failure, run = runner.launch(run_rank, task)
     if failure is not None:
-        return {}, Observation((), failure, run), False
+        return {}, Observation((), failure, run), ()
     seen: tuple[Reentered, ...] = ranks
     steps: dict[Step, Observation] = {
         name: Observation(tuple(one.steps[name] for one in seen), None, run)
         for name in seen[0].steps
         if all(name in one.steps for one in seen)
     }
-    return steps, steps["first"], any(one.refused is not None for one in seen)
+    return steps, steps["first"], seen

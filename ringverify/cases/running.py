@@ -8,7 +8,7 @@ import functools
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,9 @@ from ringverify.cases.local import ContractError, RankResult, backward, forward,
 from ringverify.cases.unwritten import Unwritten
 from ringverify.implementation import Capabilities, Implementation, TensorLayout
 from ringverify.targets import load
-from ringverify.worlds.world import Conditions, Failure, Run, World
+from ringverify.worlds.limits import sentence
+from ringverify.worlds.whose import ours, theirs
+from ringverify.worlds.world import LOAD_SECONDS, Conditions, Failure, Load, LoadTooLong, OurError, Run, World
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Runner:
         device: device of the tensors.
         most_ranks: how many ranks the world can have; `None` is any number.
         deadline: seconds that one run may take.
-        hangs: whether a run is known to pass its deadline however long it is given.
+        load_deadline: seconds that a process may take to load the target, which is no part of a run.
+        loading: called with the target when a process begins to load it, and with `None` at the end.
         findings: what worked in a simulated world and gloo refuses, by name, with an example of each.
         runs: how many runs there were.
         seconds_inside: processor time spent inside the implementation, all ranks and runs together.
@@ -103,13 +106,15 @@ class Runner:
     device: str = "cpu"
     most_ranks: int | None = None
     deadline: float = 30.0
-    hangs: bool = False
+    load_deadline: float = LOAD_SECONDS
+    loading: Callable[[str | None], None] = lambda what: None
     findings: dict[str, str] = dataclasses.field(default_factory=dict)
     runs: int = 0
     seconds_inside: float = 0.0
     history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=50))
     printed: tuple[tuple[int | None, str], ...] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
+    _too_long: str | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -137,7 +142,8 @@ class Runner:
             layout: another tensor layout than the declared one.
 
         Raises:
-            WorldUnavailable: the world could not be set up; nothing was learned.
+            WorldUnavailable: nothing was learned: the world could not be set up, the target not be loaded, a limit of
+                the machine was met, or code of ours ended the run.
         """
         task = Task(self.named, case, gradients, self.device, inputs, unwritten, layout)
         results, failure, run = self.launch(run_rank, task, watch=watch)
@@ -155,21 +161,28 @@ class Runner:
         """Run a program of ranks: what each rank of the ring returned, or nothing and why.
 
         Raises:
-            WorldUnavailable: the world could not be set up; nothing was learned.
+            WorldUnavailable: as in `run`.
         """
         case = task.case
+        if self._too_long is not None:
+            raise LoadTooLong(self._too_long)  # it would be so again, after as long
         make_inputs(case)  # drawn once here, not once a rank
         if task.gradients and self.target is None:
             _import_for_gradients()
-        run = self.world.run(
-            program,
-            task,
-            world_size=case.ranks,
-            seed=case.schedule,
-            deadline=self.deadline,
-            conditions=Conditions(case.transport, case.delayed),
-            watch=watch,
-        )
+        try:
+            run = self.world.run(
+                program,
+                task,
+                world_size=case.ranks,
+                seed=case.schedule,
+                deadline=self.deadline,
+                conditions=Conditions(case.transport, case.delayed),
+                watch=watch,
+                load=None if self.target is None else Load(self.target, load, self.load_deadline, self.loading),
+            )
+        except LoadTooLong as error:
+            self._too_long = str(error)
+            raise
         self.runs += 1
         self.history.append(case)
         for name, example in run.findings:
@@ -177,8 +190,20 @@ class Runner:
         self.printed = run.printed
         self.notes += [note for note in run.notes if note not in self.notes]
         if run.failure is not None:
+            if run.failure.limit is not None:
+                met = f"{sentence(run.failure.limit)}: {run.failure.message}, on {case.describe()}"
+                raise OurError(met, run.failure.detail)
             return (), _told_briefly(run.failure), run
         return tuple(run.results[rank] for rank in case.ring_ranks), None, run
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Give each run this long, if that is shorter, until this ends."""
+        before, self.deadline = self.deadline, min(self.deadline, seconds)
+        try:
+            yield
+        finally:
+            self.deadline = before
 
 
 @functools.cache
@@ -222,20 +247,23 @@ def run_rank(task: Task) -> RankResult | None:
         ContractError: the implementation returned something other than the contract asks for, or disturbed the ranks
             outside its group.
     """
-    case = task.case
-    if case.group == "world":
-        assert dist.group.WORLD is not None
-        return _run_in_ring(task, dist.group.WORLD, dist.get_rank())
-    ring, rank = case.ring_ranks, dist.get_rank()
-    outside = tuple(other for other in range(case.ranks) if other not in ring)
-    groups = [dist.new_group(list(ranks)) for ranks in (ring, outside)]
-    if rank in ring:
-        result = _run_in_ring(task, groups[0], ring.index(rank))
-    else:
-        result = None
-        _run_outside(groups[1], outside, task.device)
-    dist.destroy_process_group(groups[0 if rank in ring else 1])
-    return result
+    with ours():
+        case = task.case
+        if case.group == "world":
+            assert dist.group.WORLD is not None
+            return _run_in_ring(task, dist.group.WORLD, dist.get_rank())
+        ring, rank = case.ring_ranks, dist.get_rank()
+        outside = tuple(other for other in range(case.ranks) if other not in ring)
+        groups = [dist.new_group(list(ranks)) for ranks in (ring, outside)]
+        if rank in ring:
+            result = _run_in_ring(task, groups[0], ring.index(rank))
+        else:
+            result = None
+            with theirs():  # what goes wrong here, the ring has done
+                _run_outside(groups[1], outside, task.device)
+        with theirs():
+            dist.destroy_process_group(groups[0 if rank in ring else 1])
+        return result
 
 
 def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) -> None:

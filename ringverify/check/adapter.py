@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 from ringverify.errors import UsageError
+from ringverify.files import write_whole
 
 FOLDER = Path(__file__).parent / "adapters"
 KINDS = ("function", "module", "ulysses")
@@ -41,10 +43,9 @@ def write(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     text = (FOLDER / f"{options.kind}.py").read_text(encoding="utf-8")
     target = shlex.quote(f"{file}:attend")
     try:
-        with file.open("x", encoding="utf-8") as opened:
-            opened.write(text.replace(f"{WRITTEN}:attend", target))
-    except FileExistsError:
-        raise UsageError(f"{file} is there already, and is left as it is: name another file") from None
+        if os.path.lexists(file):
+            raise UsageError(f"{file} is there already, and is left as it is: name another file")
+        write_whole(file, text.replace(f"{WRITTEN}:attend", target))
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}; name another file") from None
     say(f"{file} is written, and right as it is: put a call of your own in it. To try it:")

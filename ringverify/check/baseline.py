@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ringverify.errors import UsageError
+from ringverify.files import read_toml
 from ringverify.properties.catalogue import PROPERTIES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TABLE = "violation"
 REQUIRED = ("implementation", "property", "reason", "link")
@@ -80,12 +75,12 @@ def read_baseline(path: Path) -> Baseline:
         UsageError: the file is missing, is no TOML, or says something that is not understood.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = read_toml(path)
     except OSError as error:
         raise UsageError(f"cannot read baseline {path}: {error.strerror}; name another file") from None
     except UnicodeDecodeError:
         raise UsageError(f"baseline {path} is not TOML: it is not UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise UsageError(f"baseline {path} is not TOML: {error}") from None
     for key in content:
         if key != TABLE:

@@ -63,8 +63,7 @@ def beside(property: Property, runner: Runner, watched: Runner | None, case: Cas
     with contextlib.ExitStack() as stack:
         for there in (runner, watched):
             if there is not None:
-                stack.callback(setattr, there, "deadline", there.deadline)
-                there.deadline = min(there.deadline, SECONDS)
+                stack.enter_context(there.within(SECONDS))
         return [*_layout(runner, case, violation), *_neighbours(property, runner, watched, case, violation, until)]
 
 
@@ -79,7 +78,7 @@ def _neighbours(
         if neighbour is property or there is None or neighbour.unsupported(runner.capabilities) is not None:
             continue
         for variant in _unfriendly(case) if neighbour is HAZARDS else (case,):
-            if time.monotonic() > until or there.hangs:
+            if time.monotonic() > until:
                 return
             seen = _judged(neighbour, variant, there)
             if seen is None or seen.violation is None or seen.violation.reason in known:

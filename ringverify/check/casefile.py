@@ -1,7 +1,7 @@
 """A counterexample as a file: JSON, sealed, enough to show the same failure again.
 
 The seal is the SHA-256 of the file's other fields. It does not protect against malice; it tells a person that what
-they replay is not what was recorded.
+they replay is not what was recorded. Who recorded it, the signature tells; see `ringverify.check.trusting`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 
 import ringverify
 from ringverify.cases.case import Case
+from ringverify.check import trusting
 from ringverify.check.hunting import Counterexample
 from ringverify.errors import UsageError
-from ringverify.reports.jsonl import finite, write_whole
+from ringverify.files import parsed, read_text, write_whole
+from ringverify.reports.jsonl import finite
+from ringverify.words import cut
 
 SCHEMA = 1
-
-OURS = ".ringverify"
-"""The folder of cases where none is named. It is the tool's own: git is told to leave it out."""
-
-
+MOST = 1 << 20
+"""Bytes of a case file, at most."""
 MOST_REMEMBERED = 10
 """Cases of earlier runs that are tried first, of each property."""
 
@@ -48,6 +48,7 @@ class CaseFile:
         digest: SHA-256 of the bits that were seen.
         summary: what was wrong, in one line.
         made_with: versions and platform of the recording.
+        ours: whether a run in this folder wrote the file as it is.
     """
 
     target: str
@@ -59,6 +60,7 @@ class CaseFile:
     digest: str
     summary: str
     made_with: str
+    ours: bool = False
 
 
 def environment() -> str:
@@ -98,33 +100,22 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
         "case": counterexample.case.to_json(),
         "after": [case.to_json() for case in counterexample.after],
         "digest": counterexample.digest,
-        "summary": counterexample.violation.summary,
+        "summary": cut(counterexample.violation.summary),
     }
     if (finding := counterexample.violation.finding) is not None:
         content["finding"] = finite({k: v for k, v in dataclasses.asdict(finding).items() if k != "wrong"})
     if counterexample.diagnosis is not None:
-        content["diagnosis"] = counterexample.diagnosis
+        content["diagnosis"] = cut(counterexample.diagnosis)
+    if (signed := trusting.signature(content, make_key=True)) is not None:
+        content["signature"] = signed
     content["seal"] = _seal(content)
     path = folder / f"{_stem(target, property)}-{counterexample.case.identity}.json"
     try:
-        _made(folder)
+        trusting.make_folder(folder)
         write_whole(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write case {path}: {error.strerror}; name another folder with --cases") from None
     return path
-
-
-def _made(folder: Path) -> None:
-    """Make the folder of cases if it is not there; git ignores it where it is the tool's own, not one that was named.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    if folder.is_dir():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.name == OURS:
-        write_whole(folder / ".gitignore", "# Made by ringverify: cases that failed, for ringverify replay.\n*\n")
 
 
 def read(path: Path, *, edited: bool = False) -> CaseFile:
@@ -138,16 +129,16 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
         UsageError: there is no such file, or it is truncated, edited, from a newer schema or not a case.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MOST)
     except OSError as error:
         raise UsageError(f"cannot read case {path}: {error.strerror}; name a file that check wrote") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a case file: it is not UTF-8 text") from None
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = parsed(text)
+    except ValueError as error:
         raise UsageError(
-            f"case {path} is truncated or not JSON (line {error.lineno}): get the whole file, or run check again"
+            f"case {path} is truncated or not JSON ({error}): get the whole file, or run check again"
         ) from None
     if not isinstance(content, Mapping) or "schema" not in content:
         raise UsageError(f"{path} is not a case file: it names no schema")
@@ -159,6 +150,8 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
     content = dict(content)
     if content.pop("seal", None) != _seal(content) and not edited:
         raise UsageError(f"case {path} was edited after it was recorded: pass --edited to run it as it is now")
+    signed = content.pop("signature", None)
+    ours = trusting.is_signed(content, signed)
     try:
         case = Case.from_json(content["case"])
         after = tuple(Case.from_json(earlier) for earlier in content["after"])
@@ -171,7 +164,7 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
     for name, value in texts.items():
         if not isinstance(value, str):
             raise UsageError(f"case {path}: {name}={value!r}, expected text")
-    return CaseFile(case=case, after=after, made_with=str(made_with), **texts)
+    return CaseFile(case=case, after=after, made_with=str(made_with), ours=ours, **texts)
 
 
 def remembered(folder: Path, *, target: str, property: str) -> tuple[list[tuple[Path, CaseFile]], list[str]]:

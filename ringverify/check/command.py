@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ringverify.check.configuration import TABLE, configured
 from ringverify.check.interrupts import Progress, interrupts
@@ -15,7 +16,7 @@ from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, Subject, Unavailable, seed_for
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.properties.suites import SUITES
-from ringverify.reports.command import Outputs, add_outputs
+from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.jsonl import Event, ReportWriter, finite
 from ringverify.reports.results import results_of
 from ringverify.reports.terminal import Terminal
@@ -52,6 +53,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deadline", type=seconds, metavar="SECONDS", help="time for one run of a case (default: 10, gloo 30)"
+    )
+    parser.add_argument(
+        "--load-deadline", type=seconds, metavar="SECONDS", help="time to import the target in a process (default: 120)"
     )
     parser.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write events as JSON lines")
     add_outputs(parser)
@@ -90,7 +94,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             "see ringverify check --help"
         )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
-    subjects = _subjects(options.targets)
+    subjects = _subjects(options.targets, options.load_deadline, console)
 
     from ringverify.check.baseline import read_baseline
     from ringverify.check.planning import device_for
@@ -113,9 +117,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
         def tell(event: Event) -> None:
             terminal.tell(event)
-            events.append(finite(event))
             if writer is not None:
                 writer.write(event)
+            events.append(finite(event))
 
         crew = None
         if here is not None and options.world != "simulated":
@@ -137,6 +141,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 max_examples=options.max_examples,
                 time_budget=options.time_budget,
                 deadline=options.deadline,
+                load_deadline=options.load_deadline or default.load_deadline,
                 cases=options.cases or default.cases,
                 stop_early=options.exitfirst,
                 verbose=options.verbose,
@@ -146,25 +151,30 @@ def run(options: argparse.Namespace, console: Console) -> int:
             Progress(console, stack.enter_context(interrupts())),
             crew,
         )
-    outputs.write(results_of(events))
-    return code
+    missing = outputs.write(results_of(events))[1]
+    if writer is not None and writer.failure is not None:
+        missing.append(writer.failure)
+    return with_missing(code, missing)
 
 
-def _subjects(wanted: Sequence[str]) -> list[Subject | Unavailable]:
+def _subjects(wanted: Sequence[str], seconds: float | None, console: Console) -> list[Subject | Unavailable]:
     """What is to be checked; what cannot be checked here is told of, if there is something else to check.
+
+    The targets are imported elsewhere, one after the other, and on a terminal the one whose turn it is is shown.
 
     Raises:
         UsageError: a target is wrong.
         Inconclusive: nothing can be checked here.
     """
-    from ringverify import targets
+    from ringverify.describing import describe
 
     subjects: list[Subject | Unavailable] = []
     for place, target in enumerate(wanted):
         if target in wanted[:place]:
             raise UsageError(f"the target {target!r} is asked for twice: once is enough")
         try:
-            subjects.append(Subject(target, targets.load(target)))
+            with console.status(Text(f"loading {target}")):
+                subjects.append(Subject(target, describe(target, seconds=seconds)))
         except Inconclusive as error:
             subjects.append(Unavailable(target, str(error)))
     reasons = [subject.reason for subject in subjects if isinstance(subject, Unavailable)]

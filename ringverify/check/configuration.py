@@ -16,11 +16,12 @@ from typing import Any
 
 from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.errors import UsageError
+from ringverify.files import read_toml
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 FILE = "pyproject.toml"
 TABLE = "tool.ringverify"
@@ -80,12 +81,14 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
     """The nearest file that has the table, as it is called from that folder, and the table."""
     for place in (folder, *folder.parents):
         file = place / FILE
-        if not file.is_file():
+        if not file.exists() or file.is_dir():
             continue
         shown = file.relative_to(folder) if place == folder else file
         try:
-            content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            content = read_toml(file)
+        except OSError as error:
+            raise UsageError(f"{shown} cannot be read as TOML: {error.strerror}") from None
+        except ValueError as error:
             raise UsageError(f"{shown} cannot be read as TOML: {error}") from None
         tool = content.get("tool")
         if isinstance(tool, Mapping) and "ringverify" in tool:

@@ -20,9 +20,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the parser of the command."""
     parser.add_argument("reports", nargs="+", type=Path, metavar="FILE.jsonl", help="what check --report wrote")
     parser.add_argument("--scripts", type=Path, metavar="DIR", help="keep the scripts there")
+    parser.add_argument(
+        "--trust", action="store_true", help="import and run what the cases name without asking, whoever wrote them"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what was seen as JSON")
     parser.add_argument("--report", action=Renamed, now="--json")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only what is not shown, and the last line")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print only what is imported, what is not shown, and the last line"
+    )
     parser.add_argument(
         "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
     )

@@ -12,37 +12,54 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from ringverify import targets
+from ringverify.cases.case import why_unsupported
 from ringverify.check import casefile
 from ringverify.check.casefile import CaseFile
-from ringverify.check.snippet import snippet
+from ringverify.check.snippet import Script, snippet
+from ringverify.check.trusting import agree
+from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import read_json, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.reports.command import look_at_file
-from ringverify.reports.jsonl import Event, finite, read_report, write_whole
+from ringverify.reports.jsonl import Event, finite, read_report, replay_line
 
 Outcome = Literal["shown", "not shown"]
-Ran = tuple[list[str], list[str]] | None
-"""The lines that a script printed, to both outputs; `None` if it did not end."""
 
 SCHEMA = 1
-RAISED = re.compile(r"[A-Za-z_.]*(Error|Exception|Interrupt|Exit)\b")
-"""The last line of a traceback."""
 SAID = 8
 """Lines that are kept of what a script says."""
 LETTERS = 200
 """Of each of them."""
+OUTPUT = 65_536
+"""Bytes that are kept of the end of each output of a script, ranks' included."""
+STARTING = 30.0
+"""Seconds that a script is given past its deadline, to start and to end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """The last line of a script.
+
+    Attributes:
+        wrong: the results that are wrong, if all ranks gave results.
+        failures: kind and exception of each rank's failure.
+        lines: the same in words.
+    """
+
+    wrong: tuple[str, ...]
+    failures: tuple[tuple[str, str | None], ...]
+    lines: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +97,9 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     found = [event for path in options.reports for event in read_report(path) if event["event"] == "counterexample"]
     if not found:
         raise Inconclusive("there is no violation in these reports, so there is nothing to confirm")
-    for event in found:
-        if "file" in event and not Path(event["file"]).is_file():
-            raise UsageError(f"no case {event['file']}: run this from the folder that check was run in")
+    recorded = [_recorded(event) for event in found]
+    files = [(Path(event["file"]), one) for event, one in zip(found, recorded, strict=True) if one is not None]
+    agree(files, trust=options.trust, say=say)
     seen: list[Confirmation] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if options.scripts is None else options.scripts
@@ -92,7 +109,7 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
             raise UsageError(f"cannot write scripts to {folder}: {error.strerror}; name another --scripts") from None
         scripts = Scripts(folder, options.deadline)
         with ThreadPoolExecutor(options.jobs) as pool:
-            for one in pool.map(scripts.confirmed, found):
+            for one in pool.map(scripts.confirmed, found, recorded):
                 seen.append(one)
                 if options.quiet and one.outcome == "shown":
                     continue
@@ -115,7 +132,7 @@ def read(path: Path) -> list[Confirmation]:
         UsageError: the file is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["schema"] != SCHEMA:
             raise UsageError(f"{path} has schema {content['schema']!r}, this reads {SCHEMA}: run confirm again")
         return [Confirmation(**{**one, "said": tuple(one["said"])}) for one in content["confirmations"]]
@@ -123,6 +140,19 @@ def read(path: Path) -> list[Confirmation]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{path} is not what ringverify confirm --json writes") from None
+
+
+def _recorded(event: Event) -> CaseFile | None:
+    """The case of a violation; golden vectors have none.
+
+    Raises:
+        UsageError: the case file is gone, or it is none.
+    """
+    if "file" not in event:
+        return None
+    if not Path(event["file"]).is_file():
+        raise UsageError(f"no case {event['file']}: run this from the folder that check was run in")
+    return casefile.read(Path(event["file"]))
 
 
 class Scripts:
@@ -136,60 +166,67 @@ class Scripts:
     def __init__(self, folder: Path, deadline: float) -> None:
         self._folder = folder
         self._deadline = deadline
-        self._ran: dict[str, Future[Ran]] = {}
+        self._ran: dict[str, Future[Said | str]] = {}
         self._lock = threading.Lock()
 
-    def confirmed(self, event: Event) -> Confirmation:
+    def confirmed(self, event: Event, recorded: CaseFile | None) -> Confirmation:
         """What the script of a counterexample shows; of several cases that are compared, each has one."""
-        if "file" not in event:
-            return _not_shown(event, f"a golden vector has no script; this shows it again: {event['replay']}")
-        recorded = casefile.read(Path(event["file"]))
+        if recorded is None:
+            again = replay_line(event)
+            told = "there is no case file to make a script of"
+            return _not_shown(event, told + (again and f"; this shows it again: {again}"))
         try:
-            capabilities = targets.load(recorded.target).capabilities
+            capabilities = describe(recorded.target).capabilities
         except Inconclusive as error:
             return _not_shown(event, str(error))
         (property,) = select((recorded.property,), ())
+        if (reason := why_unsupported(recorded.case, capabilities)) is not None:
+            return _not_shown(event, f"{recorded.target} does not declare what the case needs: {reason}")
         seen = None
         for number, case in enumerate(property.compared(recorded.case, capabilities)):
             script = self._folder / f"{Path(event['file']).stem}{f'-{number}' if number else ''}.py"
-            outcome, said = self._shown(event, dataclasses.replace(recorded, case=case), script)
-            lines = tuple(line.rstrip()[:LETTERS] for line in said[:SAID])
-            if seen is None or outcome == "shown":
-                seen = Confirmation(event["implementation"], event["property"], event["file"], outcome, lines)
-            if outcome == "shown":
+            said = self._run(snippet(dataclasses.replace(recorded, case=case), capabilities), script)
+            shown = not isinstance(said, str) and shows(said, event)
+            if seen is None or shown:
+                lines = (said,) if isinstance(said, str) else said.lines or ("nothing is wrong here",)
+                kept = tuple(line.rstrip()[:LETTERS] for line in lines[:SAID])
+                outcome: Outcome = "shown" if shown else "not shown"
+                seen = Confirmation(event["implementation"], event["property"], event["file"], outcome, kept)
+            if shown:
                 break
         assert seen is not None
         return seen
 
-    def _shown(self, event: Event, recorded: CaseFile, script: Path) -> tuple[Outcome, Sequence[str]]:
-        ran = self._run(snippet(recorded, recorded.target, targets.load(recorded.target)), script)
-        if ran is None:
-            return "shown" if ends_never(event) else "not shown", [f"the script did not end in {self._deadline:g} s"]
-        out, err = ran
-        raised = [line for line in err if RAISED.match(line)]
-        if ended_early(event):
-            if raised and raises(event, raised[-1]):
-                return "shown", raised[-1:]
-        elif lines := [line for line in out if tells(line)]:
-            return "shown", sorted(lines, key=lambda line: not line.startswith("wrong: "))
-        return "not shown", raised[-1:] or out[-1:] or ["the script said nothing"]
-
-    def _run(self, text: str, script: Path) -> Ran:
-        """The lines of both outputs, or `None` if it did not end; for another title of the same program, the same."""
-        program = text.split('"""', 2)[2]
+    def _run(self, script: Script, path: Path) -> Said | str:
+        """What a script says, or why it said nothing; for another title of the same program, the same."""
         with self._lock:
-            mine = program not in self._ran
-            future = self._ran.setdefault(program, Future())
+            mine = script.program not in self._ran
+            future = self._ran.setdefault(script.program, Future())
         try:
-            write_whole(script, text)
+            write_whole(path, script.text)
         except OSError as error:
-            raise UsageError(f"cannot write {script}: {error.strerror}; name another --scripts") from None
+            raise UsageError(f"cannot write {path}: {error.strerror}; name another --scripts") from None
         if mine:
             try:
-                future.set_result(_ran(script, self._deadline))
+                future.set_result(_ran(path, self._deadline))
             except BaseException as error:
                 future.set_exception(error)
         return future.result()
+
+
+def shows(said: Said, event: Event) -> bool:
+    """Whether what a script says is of the kind that a counterexample tells of: a wrong result, or the same failure."""
+    failure = event.get("failure")
+    if failure is None:
+        return bool(said.wrong)
+    kinds = {kind for kind, _ in said.failures}
+    match failure["kind"]:
+        case "raised" if failure["exception"] is not None:
+            return ("raised", failure["exception"]) in said.failures
+        case "raised" | "died":  # simulated ranks that end their process are stopped before they do
+            return bool(kinds & {"exited", "died"})
+        case _:
+            return "deadline" in kinds
 
 
 def _not_shown(event: Event, reason: str) -> Confirmation:
@@ -197,45 +234,51 @@ def _not_shown(event: Event, reason: str) -> Confirmation:
     return Confirmation(event["implementation"], event["property"], event.get("file", ""), "not shown", (reason,))
 
 
-def _ran(script: Path, deadline: float) -> Ran:
-    """Run it in a process group of its own, which is ended with all its ranks if it does not end by itself."""
+def _ran(script: Path, deadline: float) -> Said | str:
+    """Run it in a process group of its own, which is ended with all its ranks: what it says, or why it said nothing."""
     process = subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), str(deadline)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-        errors="backslashreplace",
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
+    ends = [bytearray(), bytearray()]
+    # What a rank leaves behind may hold the outputs open: they are read beside, and not to their end.
+    readers = [
+        threading.Thread(target=_keep_end, args=(stream, end), daemon=True)
+        for stream, end in zip((process.stdout, process.stderr), ends, strict=True)
+    ]
+    for reader in readers:
+        reader.start()
     try:
-        out, err = process.communicate(timeout=deadline)
+        process.wait(deadline + STARTING)
     except subprocess.TimeoutExpired:
-        return None
+        return f"the script did not end in {deadline + STARTING:g} s"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return out.splitlines(), err.splitlines()
+        for reader in readers:
+            reader.join(1.0)
+    out, err = (end.decode(errors="backslashreplace").splitlines() for end in ends)
+    said = _said(out[-1]) if out else None
+    return said or next(iter([*err[-1:], *out[-1:]]), "the script said nothing")
 
 
-def tells(line: str) -> bool:
-    """Whether a line that a script printed tells of something wrong."""
-    return line.startswith("wrong: ") or re.search(r"beyond what is allowed in [1-9]", line) is not None
+def _keep_end(stream: IO[bytes], end: bytearray) -> None:
+    """Read a stream, and keep the end of it."""
+    while part := os.read(stream.fileno(), OUTPUT):
+        end += part
+        del end[:-OUTPUT]
 
 
-def ended_early(event: Event) -> bool:
-    """Whether a counterexample tells of a run that gave no results."""
-    return event["tensor"] is None and re.search(r"\braised \w|^deadlock", str(event["summary"])) is not None
-
-
-def raises(event: Event, line: str) -> bool:
-    """Whether an exception's line, as Python prints it, is of the kind that the counterexample tells of."""
-    kind = line.split(":")[0].rpartition(".")[2]
-    return re.search(rf"\b{re.escape(kind)}\b", str(event["summary"])) is not None
-
-
-def ends_never(event: Event) -> bool:
-    """Whether a counterexample tells of a run that did not end."""
-    return ended_early(event) and str(event["summary"]).startswith("deadlock")
+def _said(line: str) -> Said | None:
+    """What the last line of a script says; `None` if that is no such line."""
+    try:
+        told = json.loads(line)
+        failures = tuple((str(one["kind"]), one["exception"]) for one in told["failures"])
+        return Said(tuple(map(str, told["wrong"])), failures, tuple(map(str, told["lines"])))
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from ringverify.check.casefile import environment
 from ringverify.check.planning import WorldName, open_world
-from ringverify.errors import Inconclusive, UsageError
+from ringverify.describing import lacking
+from ringverify.errors import Inconclusive
 from ringverify.ring.kernels.choose import KERNELS
 from ringverify.ring.kernels.kernel import Kernel, Setting
-from ringverify.targets import BUILT_IN, load
+from ringverify.targets import BUILT_IN
 from ringverify.worlds.world import Conditions, World, WorldUnavailable
 
 DEADLINE = 30.0
@@ -42,9 +43,12 @@ def examine(say: Callable[[str], None], *, verbose: bool = False) -> int:
     else:
         problems["nccl"] = "no GPU"
     say(f"worlds: {', '.join(f'{name} {problem or WORKS}' for name, problem in problems.items())}")
-    lacking = {target: reason for target in BUILT_IN if (reason := _cannot_be_checked(target)) is not None}
+    try:
+        missing = lacking(tuple(BUILT_IN))
+    except Inconclusive as error:
+        missing = dict.fromkeys(BUILT_IN, str(error))
     summary = "checks can run here" if works else "checks cannot run here"
-    peers = f"; {len(lacking)} of {len(BUILT_IN)} built-in implementations lack a package" if lacking else ""
+    peers = f"; {len(missing)} of {len(BUILT_IN)} built-in implementations lack a package" if missing else ""
     say(f"{summary}{peers}{'' if verbose else ' (more: ringverify doctor -v)'}")
     if verbose:
         say(f"processors      {os.cpu_count()}, torch uses {torch.get_num_threads()} threads")
@@ -55,17 +59,8 @@ def examine(say: Callable[[str], None], *, verbose: bool = False) -> int:
         for kernel in KERNELS:
             say(f"kernel {kernel.name:<15}{_kernel(kernel, bool(devices)) or 'can be used by the ring'}")
         for target in BUILT_IN:
-            say(f"{target}: {lacking.get(target, 'can be checked')}")
+            say(f"{target}: {missing.get(target, 'can be checked')}")
     return 0 if works else Inconclusive.exit_code
-
-
-def _cannot_be_checked(target: str) -> str | None:
-    """Why a built-in implementation cannot be checked on this machine, or `None` if it can."""
-    try:
-        load(target)
-    except (Inconclusive, UsageError) as error:
-        return str(error)
-    return None
 
 
 def _kernel(kernel: Kernel, cuda: bool) -> str | None:

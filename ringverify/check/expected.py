@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ringverify.errors import UsageError
+from ringverify.files import read_json, write_whole
 from ringverify.mutants.catalogue import MUTANTS
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.reports.jsonl import write_whole
 
 PATIENCE = 3
 """What once killed within n examples is given this many times as many, and `GRACE` more: strategies change a little."""
@@ -47,8 +47,10 @@ def read(path: Path, mutants: Collection[str] = MUTANTS.keys()) -> list[Expected
         UsageError: the file cannot be read, a mutant is missing from it, or a mutant or property in it is unknown.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         found = [Expected(id, one["property"], one["seed"], one["examples"]) for id, one in content.items()]
+        if not all(isinstance(one.property, str) and type(one.seed) is type(one.examples) is int for one in found):
+            raise ValueError("a field of another type")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):

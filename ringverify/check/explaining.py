@@ -10,9 +10,6 @@ from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.properties.property import Violation
 from ringverify.worlds.world import WorldUnavailable
 
-BROKEN = "the diagnosis ended with"
-"""How a diagnosis begins that raised an exception of ours."""
-
 
 def takes(case: Case) -> list[str]:
     """What a case has that the simplest case has not; of a smallest case, what it takes to fail."""
@@ -47,7 +44,7 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
         smallest: the case to explain.
         first: the case from which it was shrunk, which the same has to explain.
     """
-    if violation.finding is None or runner.hangs:
+    if violation.finding is None:
         return None
     # Where out or lse is wrong, gradients are too, and how depends on more than the fault: they are left out.
     gradients = violation.finding.tensor in GRADIENTS
@@ -72,10 +69,3 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
         )
     except WorldUnavailable:
         return None
-    except Exception as error:  # what is wrong was found all the same: the verdict stands
-        return Diagnosis(broken(error))
-
-
-def broken(error: Exception) -> str:
-    """What is said where a cause would be, after an exception of ours."""
-    return f"{BROKEN} {type(error).__name__} ({error}): a bug of ringverify, please report it with the case"

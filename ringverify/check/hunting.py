@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.cases.shrinking import shrink
+from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.beside import SHARED_STATE, Hint, beside
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
-from ringverify.check.explaining import broken, explained
+from ringverify.check.explaining import explained
+from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
@@ -28,13 +30,10 @@ from ringverify.worlds.world import WorldUnavailable
 if TYPE_CHECKING:
     from ringverify.check.casefile import CaseFile
 
-SECOND_CHANCE = 2.0
-"""A run that passes its deadline is given this many times as long once more: the first may have been importing."""
+HUNG_DEADLINE = 1.0
+"""Seconds a simulated run may take while a case that hangs is shrunk: a small case takes milliseconds."""
 
-HUNG_DEADLINE = 2.0
-"""Seconds a simulated run may take once one is known to hang: a small case takes milliseconds in a warm process."""
-
-HUNG_SHRINKING = 6.0
+HUNG_SHRINKING = 1.0
 """Seconds for shrinking a case that hangs, where every attempt may cost the deadline."""
 
 MOST_REFUSED = 40
@@ -102,6 +101,7 @@ class Hunt:
         out_of_time: whether the time budget ended the search.
         remembered: how many of the examples are cases of earlier runs.
         unfinished: what the time budget left undone of a counterexample, in words.
+        mishaps: what could not be done with a counterexample, by an error of ours or for want of a world.
     """
 
     examples: int = 0
@@ -111,6 +111,7 @@ class Hunt:
     out_of_time: bool = False
     remembered: int = 0
     unfinished: str | None = None
+    mishaps: list[Mishap] = dataclasses.field(default_factory=list)
 
 
 class _Stop(BaseException):
@@ -148,14 +149,15 @@ def hunt(
         watched: the implementation in a simulated world, where the runner's is another one.
 
     Raises:
-        WorldUnavailable: the world could not be set up.
-        Inconclusive: the machine, not the implementation, gave up (out of memory).
+        WorldUnavailable: the world could not be set up, or the machine, not the implementation, gave up.
+        Exception: an error of ours, before a violation was found; what follows one costs it nothing.
     """
     started = time.monotonic()
     hunt = Hunt()
     runner.notes.clear()
     found: list[tuple[Case, Judgement]] = []
     refused: list[tuple[Case, Judgement]] = []
+    ended: list[Exception] = []
 
     def visit(case: Case) -> None:
         if time.monotonic() > (share.until if hunt.examples else share.end):
@@ -163,7 +165,11 @@ def hunt(
             raise _Stop
         if runner.most_ranks is not None and case.ranks > runner.most_ranks:
             return
-        judgement = judged(property, case, runner)
+        try:
+            judgement = judged(property, case, runner)
+        except Exception as error:  # Hypothesis is not to draw the case again
+            ended.append(error)
+            raise _Stop from None
         if not judgement.applies:
             return
         hunt.examples += 1
@@ -188,11 +194,16 @@ def hunt(
         visit_cases(property, runner.capabilities, examples, seed, visit, suite)
     except _Stop:
         pass
+    except Exception as error:
+        ended.append(error)
+    if ended and not found and not refused:
+        raise ended[0]
+    hunt.mishaps += [Mishap.of(error, "trying further cases") for error in ended]
     if found or refused:
         case, judgement = (found or refused)[0]
         shown = _as_found(case, judgement)
         if shrinking:
-            shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share, watched)
+            shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share, watched, hunt.mishaps)
         hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
         hunt.margin = max(hunt.margin, judgement.margin)
     hunt.seconds = time.monotonic() - started
@@ -223,36 +234,14 @@ def _needed(property: Property, runner: Runner, case: Case, violation: Violation
 
 
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
-    """Judge one case; a run past its deadline gets a second chance, with more time.
-
-    A case that cannot put the property to the test is not run.
+    """Judge one case. A case that cannot put the property to the test is not run.
 
     Raises:
-        Inconclusive: the machine, not the implementation, gave up (out of memory).
-        WorldUnavailable: the world could not be set up.
+        WorldUnavailable: the world could not be set up, or the machine, not the implementation, gave up.
     """
     if not property.applies(case, runner.capabilities):
         return Judgement(0.0, None, applies=False)
-    judgement = property.judge(case, runner)
-    if judgement.violation is not None and judgement.violation.reason[0] == "deadline" and not runner.hangs:
-        runner.deadline *= SECOND_CHANCE
-        judgement = property.judge(case, runner)
-    violation = judgement.violation
-    if violation is not None and _out_of_memory(violation):
-        raise Inconclusive(f"out of memory ({violation.summary}) on {case.describe()}")
-    return judgement
-
-
-def _out_of_memory(violation: Violation) -> bool:
-    """Whether the machine gave up rather than the implementation; the kernel ends whom it picks by SIGKILL."""
-    match violation.reason:
-        case ("raised", "MemoryError" | "OutOfMemoryError"):
-            return True
-        case ("raised", "RuntimeError"):
-            return "can't allocate memory" in violation.summary
-        case ("died", _):
-            return violation.summary.endswith("SIGKILL")
-    return False
+    return property.judge(case, runner)
 
 
 def _as_found(case: Case, judgement: Judgement) -> Counterexample:
@@ -270,16 +259,19 @@ def _smallest(
     refused: list[tuple[Case, Judgement]],
     share: Share,
     watched: Callable[[], Runner | None],
+    mishaps: list[Mishap],
 ) -> tuple[Counterexample, str | None]:
-    """The smallest case, explained, and what there was no time for; smaller ones refused are added to `refused`."""
+    """The smallest case, explained, and what there was no time for.
+
+    Smaller cases that are refused are added to `refused`, and to `mishaps` what could not be done: that a violation was
+    found stays.
+    """
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
-    if violation.reason[0] == "deadline":
-        # A hung world of processes is replaced by a cold one, which imports again: too slow for a short deadline.
-        runner.hangs, warm = True, runner.world.name == "simulated"
-        runner.deadline = min(runner.deadline, HUNG_DEADLINE) if warm else runner.deadline / SECOND_CHANCE
-        seconds = HUNG_SHRINKING if warm else 0.0
+    hangs = reason[0] == "deadline"
+    if hangs:  # processes that are ranks are slow to start again: there each attempt would cost too much
+        seconds = HUNG_SHRINKING if runner.world.name == "simulated" else 0.0
     best = (first, judgement)
 
     def still_fails(case: Case) -> bool:
@@ -298,61 +290,80 @@ def _smallest(
     # Half of what is left of the share, so that there is time to explain what was found.
     allowed = max(0.0, share.until - time.monotonic()) / 2
     ran_before = tuple(dict.fromkeys(reversed(runner.history)))
-    start = first
-    if first.delayed == "some" and judgement.delayed:
-        # The messages that were held back, by number: so it can be found out which of them it takes.
-        explicit = first.replace(delayed=judgement.delayed)
-        start = explicit if still_fails(explicit) else first
     capabilities = runner.capabilities
-    shrunk = shrink(
-        start,
-        still_fails,
-        capabilities,
-        seconds=min(seconds, allowed),
-        applies=lambda case: property.applies(case, capabilities),
-    )
-    unfinished = "before the smallest case was found" if not shrunk.complete and allowed < seconds else None
+
+    def smaller() -> Shrunk:
+        start = first
+        if first.delayed == "some" and judgement.delayed:
+            # The messages that were held back, by number: so it can be found out which of them it takes.
+            explicit = first.replace(delayed=judgement.delayed)
+            start = explicit if still_fails(explicit) else first
+        with runner.within(HUNG_DEADLINE) if hangs else contextlib.nullcontext():
+            return shrink(
+                start,
+                still_fails,
+                capabilities,
+                seconds=min(seconds, allowed),
+                applies=lambda case: property.applies(case, capabilities),
+            )
+
+    shrunk = attempt(mishaps, "shrinking the case", smaller, None)
+    complete = shrunk is not None and shrunk.complete
+    unfinished = "before the smallest case was found" if shrunk and not complete and allowed < seconds else None
     case, judgement = best
     after: tuple[Case, ...] = ()
     repeats = True
-    if not runner.hangs:
+
+    def confirmed() -> tuple[tuple[Case, ...], Judgement]:
         again = _afresh(property, runner, [case])
-        if again.violation is None:
-            after, again = _what_it_follows(property, runner, case, ran_before, share)
-        repeats = bool(after) or same_failure(again, judgement)
-        judgement = again if again.violation is not None else judgement
-    assert judgement.violation is not None
+        if again.violation is not None:
+            return (), again
+        return _what_it_follows(property, runner, case, ran_before, share)
+
+    if not hangs and (again := attempt(mishaps, "running the case afresh", confirmed, None)) is not None:
+        after, afresh = again
+        repeats = bool(after) or same_failure(afresh, judgement)
+        judgement = afresh if afresh.violation is not None else judgement
+    violation = judgement.violation
+    assert violation is not None
     printed = runner.printed
     # What depends on earlier cases, or on chance, is not to be explained by a case.
     steady = repeats and not after
     in_time = time.monotonic() <= share.late
-    diagnosis = explained(runner, judgement.violation, case, first) if steady and in_time else None
-    text, declaration = None if diagnosis is None else diagnosis.text, None
-    try:
-        declaration = would_pass(property, runner, judgement.violation, (case, first)) if steady and in_time else None
-    except Exception as error:  # the verdict stands
-        text = broken(error)
+    diagnosis, declaration = None, None
+    if steady and in_time:
+        diagnosis = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
+        declaration = attempt(
+            mishaps,
+            "looking for a declaration",
+            lambda: would_pass(property, runner, violation, (case, first)),
+            None,
+        )
     if steady and not in_time:
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
     hints = [Hint(note) for note in runner.notes]
     if runner.world.name == "simulated" and after and not hints:
         hints.append(Hint(SHARED_STATE))
     unexplained = declaration is None and (diagnosis is None or not diagnosis.causes)
-    if steady and in_time and unexplained and not runner.hangs:
-        hints += _needed(property, runner, case, judgement.violation)
-    if in_time and not hints and not runner.hangs and unexplained:
-        there = runner if runner.world.name == "simulated" else watched()
-        hints = beside(property, runner, there, case, judgement.violation)
+    if steady and in_time and unexplained and not hangs:
+        hints += attempt(mishaps, "looking for hints", lambda: _needed(property, runner, case, violation), [])
+    if in_time and not hints and not hangs and unexplained:
+
+        def around() -> list[Hint]:
+            there = runner if runner.world.name == "simulated" else watched()
+            return beside(property, runner, there, case, violation)
+
+        hints = attempt(mishaps, "looking for hints", around, [])
     counterexample = Counterexample(
         case=case,
-        violation=judgement.violation,
+        violation=violation,
         digest=judgement.digest,
         first=first,
-        tried=shrunk.tried,
-        smallest=shrunk.complete,
+        tried=0 if shrunk is None else shrunk.tried,
+        smallest=complete,
         repeats=repeats,
         after=after,
-        diagnosis=text,
+        diagnosis=None if diagnosis is None else diagnosis.text,
         hop=None if diagnosis is None else diagnosis.hop,
         where=None if diagnosis is None else diagnosis.where,
         region=None if diagnosis is None else diagnosis.region,

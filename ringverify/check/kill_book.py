@@ -19,9 +19,10 @@ import ringverify
 from ringverify.check.false_alarms import Acquittal
 from ringverify.check.killing import Effort, Kill, as_json
 from ringverify.errors import UsageError
+from ringverify.files import read_json, write_whole
 from ringverify.mutants.catalogue import MUTANTS
 from ringverify.mutants.mutant import Kind
-from ringverify.reports.jsonl import finite, write_whole
+from ringverify.reports.jsonl import finite
 
 SCHEMA = 2
 Section = Literal["first", "matrix", "variants"]
@@ -106,7 +107,7 @@ def read(path: Path) -> Book:
         UsageError: the file cannot be read, or is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         return {"schema": SCHEMA}
     except OSError as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ringverify.errors import complain
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -71,5 +72,5 @@ class Renamed(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Take the value, with a line on standard error."""
-        print(f"ringverify: {option_string} is called {self._now} here now: please write that", file=sys.stderr)
+        complain(f"{option_string} is called {self._now} here now: please write that")
         setattr(namespace, self.dest, values)

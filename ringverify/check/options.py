@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ringverify.implementation import Implementation
 from ringverify.properties.suites import Suite
+from ringverify.worlds.world import LOAD_SECONDS
 
 if TYPE_CHECKING:
     from ringverify.check.baseline import Baseline
@@ -31,6 +32,7 @@ class Options:
         max_examples: examples of each property at most.
         time_budget: seconds for the whole run, shared among its properties, or `None`.
         deadline: seconds for one run of one case; `None` is what suits the world.
+        load_deadline: seconds that a process may take to load the target.
         cases: folder for counterexamples; those of earlier runs are tried first.
         stop_early: stop at the first violation.
         verbose: also tell what is exchanged and what memory peaks at.
@@ -45,6 +47,7 @@ class Options:
     max_examples: int | None = None
     time_budget: float | None = None
     deadline: float | None = None
+    load_deadline: float = LOAD_SECONDS
     cases: Path = Path(".ringverify")
     stop_early: bool = False
     verbose: bool = False
@@ -76,6 +79,10 @@ class Watch(Protocol):
 
     def step(self, done: int) -> None:
         """So many of its cases have been tried."""
+        ...
+
+    def loading(self, what: str | None) -> None:
+        """A process is loading that; `None`: it is no more."""
         ...
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from ringverify.errors import Inconclusive
 from ringverify.reports.jsonl import Event, finite
 
 CODES = (1, 2, 3)
@@ -83,6 +84,12 @@ class Outcome:
         if any(is_new_violation(event) for event in properties):
             code = 1
         return cls(verdict, code, sum("known" in event for event in properties), unexpected)
+
+    def without_a_word(self) -> Outcome:
+        """The same where something could not be told that was to be: a violation stays one, and nothing else does."""
+        if self.exit_code == 1:
+            return self
+        return dataclasses.replace(self, verdict="inconclusive", exit_code=Inconclusive.exit_code)
 
 
 def is_new_violation(event: Event) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -99,19 +100,19 @@ def _world(implementation: Implementation, asked: WorldName | None, crew: torchr
     return asked
 
 
-def open_world(name: WorldName) -> World:
-    """The world of that name."""
+def open_world(name: WorldName, heard: Callable[[int, bytes], None] | None = None) -> World:
+    """The world of that name; `heard`, if given, is told what each rank prints as it comes."""
     match name:
         case "simulated":
             from ringverify.worlds.contained import ContainedWorld
 
-            return ContainedWorld()
+            return ContainedWorld(heard)
         case "gloo":
             from ringverify.worlds.gloo import GlooWorld
 
-            return GlooWorld()
+            return GlooWorld(heard=heard)
         case "nccl":
-            return nccl.NcclWorld()
+            return nccl.NcclWorld(heard=heard)
 
 
 def device_for(asked: str | None, world: WorldName | None, *, on_gpus: bool = False) -> str:

@@ -24,7 +24,8 @@ from typing import Any
 from ringverify import targets
 from ringverify.check import confirming
 from ringverify.errors import Inconclusive, UsageError
-from ringverify.reports.jsonl import ReportError, finite, write_whole
+from ringverify.files import read_text, write_whole
+from ringverify.reports.jsonl import ReportError, finite
 from ringverify.reports.published import (
     SCHEMA,
     Facts,
@@ -97,7 +98,7 @@ def gather(survey: Path, facts: Facts) -> Verdicts:
         if path.name not in kept:
             path.unlink()
     for name, path in kept.items():
-        write_whole(CASES / name, path.read_text(encoding="utf-8"))
+        write_whole(CASES / name, read_text(path))
     header: dict[str, Any] = results.headers[0]
     made = {name: header[name] for name in ("ringverify", "torch", "python", "platform", "suite", "seed")}
     made["date"] = max(str(one["started"]) for one in results.headers)[:10]

@@ -1,8 +1,10 @@
-"""Running a recorded counterexample again."""
+"""Running a recorded counterexample again, in worlds and under rules that are those of `check`."""
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,34 +13,63 @@ import torch
 from ringverify import targets
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
-from ringverify.check import casefile
+from ringverify.check import casefile, trusting
 from ringverify.check.beside import Hint
 from ringverify.check.hunting import Counterexample, judged
-from ringverify.check.planning import find_device, open_world
-from ringverify.check.run import told
-from ringverify.check.snippet import needs_the_tool, snippet
+from ringverify.check.planning import WorldName, find_device, open_world
+from ringverify.check.run import DEADLINES, told
+from ringverify.check.snippet import snippet
+from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
-from ringverify.reports.jsonl import Event, write_whole
+from ringverify.reports.jsonl import Event
+from ringverify.words import legible_lines
 from ringverify.worlds import reproducible
+from ringverify.worlds.printing import Labelled
 from ringverify.worlds.simulated import SimulatedWorld
-from ringverify.worlds.world import World, WorldUnavailable
+from ringverify.worlds.world import LOAD_SECONDS, World, WorldUnavailable
+
+A_DAY = 86400.0
+"""Seconds that a run in this process may take: there may be somebody at a breakpoint."""
 
 
-def _world(name: str, path: Path) -> World:
-    """The recorded world. Simulated ranks are threads of this very process: what they print is seen, debuggers work.
+class _Heard:
+    """Shows what ranks print while they print it, each line with its rank.
 
-    What they print is shown as they print it, each line with its rank.
+    Args:
+        labelled: whether what comes has the ranks before its lines already.
     """
-    match name:
+
+    def __init__(self, *, labelled: bool) -> None:
+        self._labels = None if labelled else Labelled()
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+
+    def __call__(self, rank: int, printed: bytes) -> None:
+        """Show a part of what a rank prints."""
+        decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
+        text = legible_lines(decoder.decode(printed))
+        if self._labels is None:
+            sys.stdout.write(text)
+        else:
+            self._labels.write(rank, text, sys.stdout)
+        sys.stdout.flush()
+
+
+def _world_name(recorded: str, path: Path, *, in_process: bool) -> WorldName:
+    """The recorded world, if there is such a one, and if it can be had in this process where that is asked for."""
+    match recorded:
         case "simulated":
-            torch.set_num_threads(1)  # as in the process that check runs them in, for the same bits
-            return SimulatedWorld(show="labelled")
-        case "gloo" | "nccl" as processes:
-            return open_world(processes)
-        case other:
-            raise UsageError(f"case {path} names the unknown world {other!r}")
+            return recorded
+        case "gloo" | "nccl" if in_process:
+            raise UsageError(
+                f"--in-process: case {path} was recorded in the {recorded} world, where every rank is a process of its "
+                "own; leave it out"
+            )
+        case "gloo" | "nccl":
+            return recorded
+    raise UsageError(f"case {path} names the unknown world {recorded!r}")
 
 
 def _wrong_alone(property: Property, case: Case, runner: Runner) -> Case:
@@ -53,19 +84,30 @@ def _wrong_alone(property: Property, case: Case, runner: Runner) -> Case:
 def replay(
     path: Path,
     *,
-    edited: bool,
-    target: str | None,
+    edited: bool = False,
+    trust: bool = False,
+    target: str | None = None,
     written: Path | None = None,
+    deadline: float | None = None,
+    load_deadline: float = LOAD_SECONDS,
+    in_process: bool = False,
     say: Callable[[str], None],
     show: Callable[[Event], None],
 ) -> int:
     """Run the case of a file, show what is wrong, and say whether it is the same, bit for bit.
 
+    What ranks print is shown as they print it, each line with its rank.
+
     Args:
         path: a case file.
         edited: accept a file that was changed after it was written.
+        trust: import what the file names without asking, whoever wrote it.
         target: another implementation than the recorded one.
         written: where to write the case as a stand-alone script too, if anywhere.
+        deadline: seconds for one run; by default those of `check`, and in this process a day.
+        load_deadline: seconds that a process may take to import the target.
+        in_process: run simulated ranks in this process, where debuggers see them, and where a rank that ends its
+            process ends this one.
         say: takes a line of text.
         show: takes a counterexample event.
 
@@ -73,29 +115,44 @@ def replay(
         1 if the property is violated, 0 if it holds now.
 
     Raises:
-        UsageError: the file or the target is wrong.
+        UsageError: the file or the target is wrong, or nobody agrees to import what the file names.
         Inconclusive: the world could not be set up.
     """
     recorded = casefile.read(path, edited=edited)
     find_device(recorded.device)
+    world_name = _world_name(recorded.world, path, in_process=in_process)
     (property,) = select((recorded.property,), ())
-    name = recorded.target if target is None else target
-    implementation = targets.load(name)
+    if target is not None:
+        recorded = dataclasses.replace(recorded, target=target)
+    trusting.agree([(path, recorded)], trust=trust or target is not None, say=say)
+    name = recorded.target
+    implementation = targets.load(name) if in_process else describe(name, seconds=load_deadline)
     if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
         raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
-    world = _world(recorded.world, path)
+    world: World
+    if in_process:
+        torch.set_num_threads(1)  # as in the process that check runs them in, for the same bits
+        world = SimulatedWorld(show="labelled")
+        seconds = A_DAY if deadline is None else deadline
+    else:
+        world = open_world(world_name, _Heard(labelled=world_name == "simulated"))
+        seconds = DEADLINES[world_name] if deadline is None else deadline
+    sent = None if in_process else name
+    runner = Runner(
+        implementation, world, target=sent, device=recorded.device, deadline=seconds, load_deadline=load_deadline
+    )
     try:
-        sent = None if world.name == "simulated" else name
-        runner = Runner(implementation, world, target=sent, device=recorded.device)
         if written is not None:
             alone = dataclasses.replace(recorded, case=_wrong_alone(property, recorded.case, runner))
             try:
-                write_whole(written, snippet(alone, name, implementation))
+                write_whole(written, snippet(alone, implementation.capabilities).text)
             except OSError as error:
                 raise UsageError(
                     f"cannot write {written}: {error.strerror}; name another file with --snippet"
                 ) from None
-            without = f"with ringverify installed, where {name} lives" if needs_the_tool(name) else "without ringverify"
+            without = (
+                f"with ringverify installed, where {name} lives" if targets.is_built_in(name) else "without ringverify"
+            )
             say(f"written to {written}: python {written} shows it {without}")
         if not property.applies(recorded.case, implementation.capabilities):
             say(f"the case does not put {property.id} to the test: its results are held to what is right, and no more")
@@ -120,7 +177,6 @@ def replay(
         smallest=False,
         repeats=True,
         hints=tuple(Hint(note) for note in runner.notes),
-        printed=() if world.name == "simulated" else runner.printed,  # simulated ranks' lines have been seen
     )
     shown = told(again)
     del shown["takes"]

@@ -6,6 +6,7 @@ import contextlib
 import platform
 import shlex
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -25,6 +26,7 @@ from ringverify.check.casefile import CaseFile
 from ringverify.check.declaring import in_words
 from ringverify.check.explaining import takes
 from ringverify.check.hunting import Counterexample, Hunt, hunt
+from ringverify.check.mishap import Mishap, attempt, with_mishaps
 from ringverify.check.options import Options, Subject, Unavailable, Watch
 from ringverify.check.outcome import (
     Outcome,
@@ -40,10 +42,10 @@ from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property
-from ringverify.reports.jsonl import SCHEMA, Event
+from ringverify.reports.jsonl import SCHEMA, Event, ReportError, replay_line
 from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.torchrun import Crew
-from ringverify.worlds.world import World, WorldUnavailable
+from ringverify.worlds.world import OurError, World, WorldUnavailable
 
 DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}
 """Seconds for one run of one case. Processes are slower: the first run in each may import half of torch."""
@@ -106,9 +108,25 @@ def check(
             break
     elsewhere = [] if options.baseline is None else options.baseline.elsewhere(named)
     footer = footer_event(outcomes, baseline=options.baseline is not None, elsewhere=elsewhere)
-    tell(footer)
     code: int = footer["exit_code"]
-    return code
+    return code if tells(tell, footer) else code or Inconclusive.exit_code
+
+
+def tells(tell: Callable[[Event], None], event: Event) -> bool:
+    """Tell an event that is no property's; whether that was possible. What was found before stays found.
+
+    Raises:
+        ReportError: it cannot be written, nor can any other.
+        OSError: the same.
+    """
+    try:
+        tell(event)
+    except (ReportError, OSError):
+        raise
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _unavailable(one: Unavailable, tell: Callable[[Event], None]) -> Outcome:
@@ -127,7 +145,7 @@ def named_apart(implementations: Iterable[Implementation]) -> list[str]:
     """
     seen: dict[str, Implementation] = {}
     for one in implementations:
-        if seen.get(one.name) is one:
+        if seen.get(one.name) == one:
             raise UsageError(f"the implementation {one.name!r} is asked for twice: once is enough")
         if one.name in seen:
             raise UsageError(f"two implementations are named {one.name!r}: give one of them another name=")
@@ -206,6 +224,8 @@ class ImplementationRun:
             device=self.options.device,
             most_ranks=most_ranks,
             deadline=DEADLINES[world.name] if self.options.deadline is None else self.options.deadline,
+            load_deadline=self.options.load_deadline,
+            loading=lambda what: self.watch.loading(what),  # whoever watches then
         )
 
     def _runner_for(self, property: Property) -> Runner:
@@ -234,24 +254,44 @@ class ImplementationRun:
             told.append(self.try_property(property))
             if self.options.stop_early and is_new_violation(told[-1].verdict):
                 break
-        self.tell(
-            implementation_event(
-                told,
-                implementation=self.implementation.name,
-                asked=len(properties),
-                seconds=time.monotonic() - started,
-            )
+        event = implementation_event(
+            told,
+            implementation=self.implementation.name,
+            asked=len(properties),
+            seconds=time.monotonic() - started,
         )
-        self._exchange(self._runner)
-        return Outcome.of([one.verdict for one in told])
+        tellable = tells(self.tell, event)
+        try:
+            self._exchange(self._runner)
+        except Exception:
+            traceback.print_exc()
+            tellable = False
+        outcome = Outcome.of([one.verdict for one in told])
+        return outcome if tellable else outcome.without_a_word()
 
     def try_property(self, property: Property) -> Told:
-        """Try one property; tell what came of it, and give that back."""
+        """Try one property; tell what came of it, and give that back.
+
+        An error of ours costs this property its verdict, unless a violation was found, and no other property anything.
+        """
         runner = self._runner_for(property)
-        runs, inside, events = runner.runs, runner.seconds_inside, []
-        for event in self._property(property, runner):
-            self.tell(event)
-            events.append(event)
+        runs, inside = runner.runs, runner.seconds_inside
+        try:
+            events = self._property(property, runner)
+        except Exception as error:
+            events = [with_mishaps(self._untried(property), [Mishap.of(error, f"trying {property.id}")])]
+        for place, event in enumerate(events):
+            try:
+                self.tell(event)
+            except (ReportError, OSError):  # it cannot be told to anybody any more
+                raise
+            except Exception as error:
+                if place > 0:  # that there is a violation is told, and how it looks cannot be
+                    traceback.print_exc()
+                    continue
+                events[0] = with_mishaps(event, [Mishap.of(error, f"telling of {property.id}")])
+                with contextlib.suppress(Exception):
+                    self.tell(events[0])
         return Told(
             implementation=self.implementation.name,
             world=self.world.name,
@@ -266,7 +306,10 @@ class ImplementationRun:
         case = ordinary_case(self.implementation.capabilities)
         if not self.options.verbose or self.world.name != "simulated" or case is None:
             return
-        run = runner.run(case, gradients=self.implementation.capabilities.gradients, watch="memory").watched
+        try:
+            run = runner.run(case, gradients=self.implementation.capabilities.gradients, watch="memory").watched
+        except WorldUnavailable:
+            return
         if run is None or run.traffic is None:
             return
         memory = [line for rank in run.memory for line in rank.describe()]
@@ -281,10 +324,9 @@ class ImplementationRun:
             }
         )
 
-    def _property(self, property: Property, runner: Runner) -> Iterator[Event]:
-        """Try one property: the event that tells of it, and that of its counterexample."""
-        options = self.options
-        event: Event = {
+    def _untried(self, property: Property) -> Event:
+        """The event of a property of which nothing is known yet."""
+        return {
             "event": "property",
             "implementation": self.implementation.name,
             "property": property.id,
@@ -294,9 +336,12 @@ class ImplementationRun:
             "seconds": 0.0,
             "margin": None,
         }
+
+    def _property(self, property: Property, runner: Runner) -> list[Event]:
+        """Try one property: the event that tells of it, and that of its counterexample."""
+        options, event = self.options, self._untried(property)
         if (reason := why_not(property, self._plan, options.device)) is not None:
-            yield {**event, "reason": reason}
-            return
+            return [{**event, "reason": reason}]
         examples = affordable_examples(runner.capabilities, property.examples_in(options.suite))
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
@@ -317,12 +362,11 @@ class ImplementationRun:
                 first=earlier,
                 watched=self._simulated,
             )
-        except (WorldUnavailable, Inconclusive) as error:
-            if beside and isinstance(error, WorldUnavailable):  # nobody asked for it
-                yield {**event, "reason": f"needs the simulated world: {error}"}
-            else:
-                yield {**event, "verdict": "inconclusive", "reason": str(error)}
-            return
+        except Exception as error:
+            unavailable = isinstance(error, WorldUnavailable) and not isinstance(error, OurError)
+            if beside and unavailable:  # nobody asked for it
+                return [{**event, "reason": f"needs the simulated world: {error}"}]
+            return [with_mishaps(event, [Mishap.of(error, f"trying {property.id}")])]
         finally:
             self.watch.stop()
         if beside:
@@ -347,9 +391,10 @@ class ImplementationRun:
             event["reason"] = f"the time budget ended {found.unfinished}"
         if options.baseline is not None:
             event |= _expected(event, options.baseline, whole=not found.out_of_time)
-        yield event
-        if found.counterexample is not None:
-            yield self._counterexample(property, found, found.counterexample, runner)
+        if found.counterexample is None:
+            return [event]
+        shown = self._counterexample(property, found, found.counterexample, runner)
+        return [with_mishaps(event, found.mishaps), shown]
 
     def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
         """The cases that failed in earlier runs, which are tried first; and those that cannot be tried, and why not."""
@@ -367,20 +412,33 @@ class ImplementationRun:
         return usable, passed_over
 
     def _counterexample(self, property: Property, found: Hunt, shown: Counterexample, runner: Runner) -> Event:
-        path = casefile.save(
-            self.options.cases,
-            target=self.target,
-            property=property.id,
-            world=runner.world.name,
-            device=self.options.device,
-            counterexample=shown,
+        def saved() -> dict[str, str]:
+            try:
+                path = casefile.save(
+                    self.options.cases,
+                    target=self.target,
+                    property=property.id,
+                    world=runner.world.name,
+                    device=self.options.device,
+                    counterexample=shown,
+                )
+            except UsageError as error:  # a violation is one, whether or not there is room for its file
+                return {"note": str(error)}
+            return {"file": str(path)}
+
+        mishaps, story = found.mishaps, Story(property, shown)
+        nothing: dict[str, str] = {}
+        kept = attempt(mishaps, "saving the case", saved, nothing)
+        again = ["ringverify", "check", self.target, "--only", property.id, "--seed", str(self.options.seed)]
+        repeated = attempt(
+            mishaps, "comparing it with others", lambda: same_as(self._stories, story, self._runner_for), None
         )
-        story = Story(property, shown)
-        repeated = same_as(self._stories, story, self._runner_for)
         if repeated is None:
             self._stories.append(story)
         # Of a run that returned nothing, who holds what can still be drawn.
-        region = shown.region or outline(shown.case, runner.capabilities)
+        region = attempt(
+            mishaps, "drawing where", lambda: shown.region or outline(shown.case, runner.capabilities), None
+        )
         return {
             "event": "counterexample",
             "implementation": self.implementation.name,
@@ -395,8 +453,8 @@ class ImplementationRun:
             "repeats": shown.repeats,
             "first_margin": found.margin,
             "same_as": None if repeated is None else repeated.id,
-            "file": str(path),
-            "replay": shlex.join(["ringverify", "replay", str(path)]),
+            **kept,
+            "replay": replay_line(kept) or shlex.join(again),
         }
 
 
@@ -431,6 +489,8 @@ def told(shown: Counterexample) -> dict[str, Any]:
     if shown.declaration is not None:
         words = in_words(shown.declaration, shown.case.problem.dtype)
         fields |= {"declaration": shown.declaration, "declare": words}
+    if violation.failure is not None:
+        fields["failure"] = {"kind": violation.failure.kind, "exception": violation.failure.exception}
     if shown.refused is not None:
         case, refusal = shown.refused
         fields["refused"] = {"summary": refusal.summary, "case": case.to_json(), "case_text": case.describe()}

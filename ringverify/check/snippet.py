@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import re
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import shards
 from ringverify.check.casefile import CaseFile
 from ringverify.check.snippet_template import TEMPLATE
-from ringverify.implementation import Implementation
+from ringverify.implementation import Capabilities
 from ringverify.properties.precision import PRECISION, rms_limits
 from ringverify.properties.values import FORWARD, LSE
 
@@ -35,15 +35,27 @@ READABLE = 400
 """Numbers of an array that are written out; longer arrays are packed."""
 
 
-def snippet(recorded: CaseFile, target: str, implementation: Implementation) -> str:
-    """The text of the file.
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A failing case as a script.
+
+    Attributes:
+        text: the script.
+        program: the same without what it is about: one text for all files that would do the same.
+    """
+
+    text: str
+    program: str
+
+
+def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
+    """The script of a case. What the case says stands in it as literals, and nowhere else.
 
     Args:
         recorded: the case.
-        target: what the user types to get the implementation.
-        implementation: it.
+        capabilities: what its target declares.
     """
-    case, capabilities = recorded.case, implementation.capabilities
+    case = recorded.case
     p, x = case.problem, make_inputs(case)
     queries, keys = shards(case, capabilities)
     lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
@@ -63,44 +75,48 @@ def snippet(recorded: CaseFile, target: str, implementation: Implementation) -> 
         for result, most in rms_limits(case, capabilities, pipeline).items():
             kept = rows_of_rms(getattr(answer(case), result), limits[result])
             rms[result] = _Source(f"({most!r}, {_array(kept)})")
+    about = {"target": recorded.target, "property": recorded.property, "case": case.describe()}
+    about |= {"wrong": recorded.summary, "recorded by": recorded.made_with}
     values = {
-        "summary": recorded.summary,
-        "case": case.describe(),
-        "import": _import(target),
-        "world": repr(case.ranks),
-        "ring": repr(case.ring_ranks),
-        "sharding": repr(case.sharding),
-        "layout": repr(capabilities.tensor_layout),
-        "returns_lse": repr(capabilities.lse),
-        "gradients": repr(capabilities.gradients and recorded.property not in FORWARD_ONLY),
-        "cotangent": repr(case.cotangent),
-        "dtype": repr(p.dtype),
-        "memory": repr(case.memory),
+        "implementation": _dict(_place(recorded.target)),
+        "world": _literal(case.ranks),
+        "ring": _literal(case.ring_ranks),
+        "sharding": _literal(case.sharding),
+        "layout": _literal(capabilities.tensor_layout),
+        "returns_lse": _literal(capabilities.lse),
+        "gradients": _literal(capabilities.gradients and recorded.property not in FORWARD_ONLY),
+        "cotangent": _literal(case.cotangent),
+        "dtype": _literal(p.dtype),
+        "memory": _literal(case.memory),
         "problem": _dict(_fields(p)),
-        "queries": repr([rows.tolist() for rows in queries]),
-        "keys": repr([rows.tolist() for rows in keys]),
+        "queries": _literal([rows.tolist() for rows in queries]),
+        "keys": _literal([rows.tolist() for rows in keys]),
         "inputs": _dict({name: _Source(_array(array)) for name, array in arrays.items()}),
         "multiplicity": _array(multiplicity(p)),
-        "unit": repr(UNIT_ROUNDOFF[p.dtype]),
+        "unit": _literal(UNIT_ROUNDOFF[p.dtype]),
         "rms": _dict(rms),
         "allowed": _dict({name: _Source(_array(array)) for name, array in limits.items()}),
     }
-    text = TEMPLATE
-    for name, value in values.items():
-        text = text.replace(f"<<{name}>>", value)
-    return text
+    return Script(_filled({**values, "about": _dict(about)}), _filled({**values, "about": "None"}))
+
+
+def _filled(values: dict[str, str]) -> str:
+    """The template with values in the place of their names; what a value holds is looked at no more."""
+    return re.sub(r"<<(\w+)>>", lambda found: values[found[1]], TEMPLATE)
 
 
 class _Source(str):
-    """Text that is Python already."""
+    """Text that is Python already: made of numbers here, never of what a file says."""
 
-    def __repr__(self) -> str:
-        return str(self)
+
+def _literal(value: Any) -> str:
+    """A value as Python writes it, in ASCII: no text ends its quotes or the line, whatever it holds."""
+    return value if isinstance(value, _Source) else ascii(value)
 
 
 def _dict(values: dict[str, Any]) -> str:
     """A dictionary, an entry a line."""
-    return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}"
+    return "{\n" + "".join(f"    {name!r}: {_literal(value)},\n" for name, value in values.items()) + "}"
 
 
 def _array(array: NDArray[Any]) -> str:
@@ -119,26 +135,13 @@ def _fields(p: Problem) -> dict[str, Any]:
     if p.dilation is not None:
         d = p.dilation
         arguments = f"branches={d.branches!r}, heads={d.heads!r}, head_offset={d.head_offset!r}"
-        fields["dilation"] = _Source(f"SimpleNamespace({arguments})")
+        fields["dilation"] = _Source(f"Fields({arguments})")
     fields |= {name: getattr(p, name) for name in ("nq", "nk", "hk", "dv", "group_size", "scale_value", "diagonal")}
     return fields
 
 
-def needs_the_tool(target: str) -> bool:
-    """Whether the implementation itself lives in ringverify: a built-in one, an adapter of a peer, or a mutant."""
-    return target in targets.BUILT_IN or target.startswith(targets.MUTANT)
-
-
-def _import(target: str) -> str:
-    """Statements that make `target` the user's function."""
-    location = targets.BUILT_IN.get(target, target)
-    if target.startswith(targets.MUTANT):
-        location = f"ringverify.mutants.catalogue:{target.removeprefix(targets.MUTANT)}"
-    module, _, attribute = location.rpartition(":")
-    lines = []
-    if module.endswith(".py"):
-        lines.append(f"sys.path.insert(0, {str(Path(module).parent)!r})")
-        module = Path(module).stem
-    first, *rest = attribute.split(".")
-    lines += [f"from {module} import {first} as target  # noqa: E402", *[f"target = target.{name}" for name in rest]]
-    return "\n".join(lines)
+def _place(target: str) -> dict[str, str | None]:
+    """Where the script finds a target: in a file or a module, and under which name there."""
+    place, _, attribute = targets.location_of(target).rpartition(":")
+    is_file = place.endswith(".py")
+    return {"file": place if is_file else None, "module": None if is_file else place, "attribute": attribute}

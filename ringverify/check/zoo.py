@@ -14,9 +14,9 @@ from ringverify.check.false_alarms import CORRECT, acquittals
 from ringverify.check.kill_tables import markdown
 from ringverify.check.killing import Effort, Kill, expected_kills, first_kills, line, matrix
 from ringverify.errors import UsageError
+from ringverify.files import write_whole
 from ringverify.mutants.catalogue import MUTANTS
 from ringverify.properties.catalogue import select
-from ringverify.reports.jsonl import write_whole
 
 Say = Callable[[str], None]
 

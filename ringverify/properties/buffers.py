@@ -1,4 +1,8 @@
-"""`inputs_untouched`, `strided_inputs`: inputs are read where they lie, and only read."""
+"""`inputs_untouched`, `strided_inputs`: inputs are read where they lie, and only read.
+
+What an implementation finds, others find after it: the tensors, the fields of the call, and torch's settings, of the
+process and of the thread (`ringverify.worlds.torch_settings`). Whoever changes a setting for a while puts it back.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,13 @@ def _judge_untouched(case: Case, runner: Runner) -> Judgement:
         observation = runner.run(case, gradients=gradients)
         if observation.failure is not None:
             return Judgement(0.0, violation_of(observation), observation.digest)
+        during = "forward and backward" if gradients else "forward"
         for rank, result in enumerate(observation.ranks):
+            if result.left:
+                settings = "; ".join(f"{name} is {values}" for name, values in result.left.items())
+                summary = f"rank {rank} did not put back torch's settings after {during}: {settings}"
+                return Judgement(0.0, Violation(("left", *result.left), rank, summary), observation.digest)
             if result.changed:
-                during = "forward and backward" if gradients else "forward"
                 summary = f"rank {rank} changed its input {', '.join(result.changed)} during {during}"
                 return Judgement(0.0, Violation(("changed", *result.changed), rank, summary), observation.digest)
     return Judgement(0.0, None, observation.digest)
@@ -38,7 +46,7 @@ def _strided(c: Capabilities) -> Scope:
 
 INPUTS_UNTOUCHED = Property(
     id="inputs_untouched",
-    meaning="q, k, v and the cotangents keep every bit, and so does the memory around them",
+    meaning="inputs, the memory around them, the call and torch's settings are as before",
     examples=80,
     cases=lambda c: cases(c, _untouched(c)),
     judge=_judge_untouched,

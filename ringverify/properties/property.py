@@ -32,6 +32,7 @@ class Violation:
         detail: further lines, such as a rank's traceback; may be empty.
         finding: the worst element, where values are wrong.
         also: further reasons for which the same case fails, such as other tensors that are wrong but less so.
+        failure: how the run ended, where it ended without results.
     """
 
     reason: Reason
@@ -40,6 +41,7 @@ class Violation:
     detail: str = ""
     finding: Finding | None = None
     also: tuple[Reason, ...] = ()
+    failure: Failure | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +133,7 @@ def violation_of(observation: Observation) -> Violation:
     failure = observation.failure
     assert failure is not None
     reason = (failure.kind, _coarsely(failure)) if failure.refusal is None else (REFUSED, failure.refusal)
-    return Violation(reason, failure.rank, failure.message, failure.detail)
+    return Violation(reason, failure.rank, failure.message, failure.detail, failure=failure)
 
 
 def _coarsely(failure: Failure) -> str:

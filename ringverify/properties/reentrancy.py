@@ -7,14 +7,21 @@ of q, k and v have gradients. Each of these gives what a call gives that is alon
 A second backward may be refused: some backwards use up what was saved, and training rarely needs a second. But it has
 to be refused in words, by a `RuntimeError` that speaks of a second backward, as autograd's own does. Wrong gradients,
 or any other exception, break the property.
+
+And a call that has returned is over: no thread of it communicates any more, for its messages would be taken for those
+of the next; and it does not leave one process group more behind each time. A group that is made once and kept is fine,
+and so are threads that wait for work.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 
 from ringverify.cases.case import Case
-from ringverify.cases.reentering import Step, reenter, second_of
+from ringverify.cases.reentering import Reentered, Step, reenter, second_of
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
@@ -33,10 +40,12 @@ _WHEN: dict[Step, str] = {
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
-    steps, ended, _ = reenter(runner, case, gradients=c.gradients)
+    steps, ended, seen = reenter(runner, case, gradients=c.gradients)
     if ended.failure is not None:
         return Judgement(0.0, violation_of(ended), ended.digest)
     largest = 0.0
+    if (violation := _goes_on(seen)) is not None:
+        return Judgement(0.0, violation, ended.digest)
     for step, when in _WHEN.items():
         if step in steps:
             of = case if step in ("first", "again") else second_of(case)
@@ -44,7 +53,26 @@ def _judge(case: Case, runner: Runner) -> Judgement:
             if judgement.violation is not None:
                 return judgement
             largest = max(largest, judgement.margin)
-    return Judgement(largest, _overwritten(steps["first"], steps["first_later"]), ended.digest)
+    violation = _overwritten(steps["first"], steps["first_later"]) or _leaks(seen)
+    return Judgement(largest, violation, ended.digest)
+
+
+def _goes_on(seen: Sequence[Reentered]) -> Violation | None:
+    """Whether a thread communicates after the last call has returned."""
+    late = [rank for rank, one in enumerate(seen) if one.late]
+    if not late:
+        return None
+    return Violation(("late",), late[0], f"a thread of rank {late[0]} communicates after its call has returned")
+
+
+def _leaks(seen: Sequence[Reentered]) -> Violation | None:
+    """Whether every call leaves process groups behind, the first as much as the last."""
+    for rank, one in enumerate(seen):
+        grown = [later - earlier for earlier, later in itertools.pairwise(one.groups)]
+        if min(grown) > 0:
+            summary = f"each call on rank {rank} leaves a process group behind: {sum(grown)} after {len(grown)} calls"
+            return Violation(("leaked", "groups"), rank, summary)
+    return None
 
 
 def _overwritten(first: Observation, later: Observation) -> Violation | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ringverify import files
+from ringverify.errors import UsageError, complain
 from ringverify.reports.badge import badges
-from ringverify.reports.jsonl import ReportError, write_whole
+from ringverify.reports.jsonl import ReportError
 from ringverify.reports.junit import junit
 from ringverify.reports.markdown import markdown
 from ringverify.reports.page import page
@@ -43,6 +45,8 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Run the command and return its exit code, which is 0 whatever the verdicts are: they were given before.
 
+    It is 2 if something could not be written; the rest is.
+
     Raises:
         ReportError: a report or an output cannot be used; nothing is written then.
     """
@@ -52,9 +56,10 @@ def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     sources = [Source.of(text) for text in options.reports]
     outputs.look(read=[source.path for source in sources])
     results = read_results(sources)
-    for path in outputs.write(results):
-        say(f"{path}  {path.stat().st_size / 1000:.1f} kB")
-    return 0
+    written, missing = outputs.write(results)
+    for path, size in written.items():
+        say(f"{path}  {size / 1000:.1f} kB")
+    return with_missing(0, missing)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,11 +88,11 @@ class Outputs:
         """
         paths = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(cls)}
         page = paths["html"]
-        if page is not None and page.suffix.lower() not in (".html", ".htm") and paths["site"] is None:
-            print(
-                f"ringverify: --html {page} names no page FILE.html, so it is taken for --site {page}, as a folder is "
-                "called now: please write that",
-                file=sys.stderr,
+        named_so = page is None or page.suffix.lower() in (".html", ".htm") or files.is_stream(page)
+        if not named_so and paths["site"] is None:
+            complain(
+                f"--html {page} names no page FILE.html, so it is taken for --site {page}, as a folder is called now: "
+                "please write that"
             )
             paths |= {"html": None, "site": page}
         return cls(**paths)
@@ -116,6 +121,8 @@ class Outputs:
         taken |= {path.resolve(): "is named by --report too" for path in written}
         for option, path in self.named.items():
             for place in (path, path / INDEX) if self.is_folder(option) else (path,):
+                if files.is_stream(place):
+                    continue
                 if place.resolve() in taken:
                     raise ReportError(f"{option} {path} {taken[place.resolve()]}: name another")
                 taken[place.resolve()] = f"is named by {option} too"
@@ -126,32 +133,52 @@ class Outputs:
             else:
                 look_at_file(option, path)
 
-    def write(self, results: Results) -> list[Path]:
+    def write(self, results: Results) -> tuple[dict[Path, int], list[str]]:
         """Write all of it, each file whole or not at all, and the page after what lies beside it.
 
-        Raises:
-            ReportError: the disk is full, or went away.
+        Returns:
+            The sizes of the files that were written, and a line on each that could not be.
         """
-        files: dict[Path, str] = {}
+        wanted: dict[Path, Callable[[], str]] = {}
+        missing: list[str] = []
         folders = [self.badges] if self.badges is not None else []
         if self.site is not None:
             folders.append(self.site / BADGES)
         for folder in folders:
-            files |= {folder / name: text for name, text in badges(results).items()}
+            wanted |= {folder / name: functools.partial(str, text) for name, text in badges(results).items()}
         if self.junit is not None:
-            files[self.junit] = junit(results)
+            wanted[self.junit] = functools.partial(junit, results)
         if self.markdown is not None:
-            files[self.markdown] = markdown(results)
+            wanted[self.markdown] = functools.partial(markdown, results)
         for path in (self.html, None if self.site is None else self.site / INDEX):
             if path is not None:
-                files[path] = page(results)
-        for path, text in files.items():
+                wanted[path] = functools.partial(page, results)
+        written: dict[Path, int] = {}
+        for path, text in wanted.items():
             try:
+                data = text().encode(errors="backslashreplace")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, text)
+                files.write_whole(path, data)
+                written[path] = len(data)
             except OSError as error:
-                raise ReportError(f"cannot write {path}: {error.strerror}; name another place") from None
-        return list(files)
+                missing.append(f"cannot write {path}: {error.strerror}; name another place")
+            except Exception as error:
+                missing.append(f"cannot write {path}: {type(error).__name__}: {error}, an error of ringverify itself")
+        return written, missing
+
+
+def with_missing(code: int, missing: Sequence[str]) -> int:
+    """The exit code of a run whose outputs are not all written: a verdict of 1 or 3 stays, and 0 becomes 2.
+
+    0 says that all that was asked for was done.
+
+    Args:
+        code: of the verdict.
+        missing: a line on each output, which people are told.
+    """
+    for line in missing:
+        complain(line)
+    return code or (UsageError.exit_code if missing else 0)
 
 
 def look_at_file(option: str, path: Path) -> None:
@@ -160,9 +187,8 @@ def look_at_file(option: str, path: Path) -> None:
     Raises:
         ReportError: it is a folder, has no parent or may not be written to.
     """
-    if path.is_dir():
-        raise ReportError(f"{option} {path} is a folder: name a file")
-    _look_at_parent(option, path)
+    if (reason := files.look_at_place(path)) is not None:
+        raise ReportError(f"{option} {path}{reason}")
 
 
 def _look_at_folder(option: str, path: Path) -> None:
@@ -172,12 +198,4 @@ def _look_at_folder(option: str, path: Path) -> None:
         if not os.access(path, os.W_OK | os.X_OK):
             raise ReportError(f"{option} {path}: no permission to write there; name another folder")
     else:
-        _look_at_parent(option, path)
-
-
-def _look_at_parent(option: str, path: Path) -> None:
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise ReportError(f"{option} {path}: there is no folder {path.parent}; make it first, or name another place")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ReportError(f"{option} {path}: no permission to write in {path.parent}; name another place")
+        look_at_file(option, path)

@@ -11,22 +11,24 @@ import hashlib
 import json
 import math
 import os
-import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
+
+from ringverify import files, words
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
 Event = dict[str, Any]
 SCHEMA = 1
-ILLEGIBLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Signs that XML has no way to write, not even escaped, and that do as they please on a terminal or a page."""
-
 MESSAGE = 160
 """Characters of a message about one event, at most."""
+
+LINES = ("detail", "printed")
+"""Fields whose texts have lines; every other text is one line."""
 
 
 class ReportError(Exception):
@@ -44,98 +46,110 @@ def finite(value: Any) -> Any:
     return value
 
 
-def legible(value: Any) -> Any:
-    """The value with control characters in its text, and what no file format has, written as Python would."""
+def presentable(value: Any, *, lines: bool = False) -> Any:
+    """What an event says as it may be shown, escaped and cut as in `ringverify.words`; all presenters show no other."""
     if isinstance(value, str):
-        return ILLEGIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+        return (words.legible_lines if lines else words.legible)(words.cut(value, words.TEXT))
     if isinstance(value, Mapping):
-        return {key: legible(item) for key, item in value.items()}
+        return {
+            words.legible(words.cut(key)): presentable(item, lines=lines or key in LINES) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [legible(item) for item in value]
+        return [presentable(item, lines=lines) for item in value]
     return value
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is seen whole or not at all.
+def replay_line(event: Mapping[str, Any]) -> str:
+    """The command that shows a failure again; "" if there is none.
 
-    Raises:
-        OSError: it cannot be written; a file that was there is as it was.
+    It is made here of the case file's name, or of the words for the vectors: a line that a report holds is never shown
+    as something to type.
     """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    if "file" in event:
+        file = str(event["file"])
+        return shlex.join(["ringverify", "replay", f"./{file}" if file.startswith("-") else file])
+    given = [str(word) for word in event.get("vectors", ())]
+    return shlex.join(["ringverify", "vectors", "check", *given]) if given else ""
 
 
 def _line(event: Event) -> str:
-    """An event as a line of a report."""
-    return json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n"
+    """An event as a line of a report: texts that are too long are cut, and what cannot be seen is JSON's escape."""
+    text = json.dumps(_cut(finite(event)), ensure_ascii=False, allow_nan=False)
+    return words.UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n"
 
 
-def _bytes(text: str) -> bytes:
-    """A text as a report holds it: half a surrogate pair, which UTF-8 lacks, becomes JSON's escape for it."""
-    return text.encode(errors="backslashreplace")
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return words.cut(value, words.TEXT)
+    if isinstance(value, dict):
+        return {words.cut(key): _cut(item) for key, item in value.items()}
+    return [_cut(item) for item in value] if isinstance(value, list) else value
 
 
 class ReportWriter:
     """Writes events as they come to `<path>.partial`, and gives the file its name with the footer.
 
     A run that is cut off leaves the partial file with all that was known, and an older report of that name untouched.
+    What is no regular file is written to as it is.
+
+    Attributes:
+        path: as it was named.
+        failure: why the report is not whole: the disk is full, or went away. A run goes on without it.
 
     Raises:
-        ReportError: the path cannot be written; found out before any work is done.
+        ReportError: the path cannot be written, or another run is writing it; found out before any work is done.
     """
 
     def __init__(self, path: Path) -> None:
-        if path.is_dir():
-            raise ReportError(f"cannot write report {path}: it is a folder; name a file")
         self.path = path
-        self.partial = path.with_name(path.name + ".partial")
+        self.failure: str | None = None
+        self._place = files.destination(path)
+        self.partial = partial_of(self._place)
         self._begun = False
         self._digest = hashlib.sha256()
         try:
+            stream = files.open_stream(path)
             # What an earlier run left is kept until this one has something to say.
-            # Half a surrogate pair, which UTF-8 lacks, becomes the escape that JSON has for it.
-            self._file: TextIO = self.partial.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+            self._file = files.claim(self.partial) if stream is None else stream
+        except files.Taken:
+            raise ReportError(f"report {path} is being written by another run: name another file") from None
         except OSError as error:
             raise ReportError(f"cannot write report {path}: {error.strerror}; name another file") from None
+        self._is_stream = stream is not None
 
     def __enter__(self) -> ReportWriter:
         return self
 
     def write(self, event: Event) -> None:
-        """Add an event; the footer completes the report.
-
-        Raises:
-            ReportError: the disk is full, or went away.
-        """
+        """Add an event; the footer completes the report."""
+        if self.failure is not None:
+            return
         try:
-            if not self._begun:
-                self._begun = True
-                self._file.truncate(0)
+            if not self._begun and not self._is_stream:
+                os.ftruncate(self._file, 0)
+            self._begun = True
             line = _line(event)
-            self._digest.update(_bytes(line))
+            self._digest.update(line.encode())
             if event["event"] == "footer":
                 line = _line({**event, "seal": self._digest.hexdigest()})
-            self._file.write(line)
-            self._file.flush()
-            if event["event"] == "footer":
-                self._file.close()
-                os.replace(self.partial, self.path)
+            files.write_all(self._file, line.encode())
+            if event["event"] == "footer" and not self._is_stream:
+                os.replace(self.partial, self._place)
         except OSError as error:
-            raise ReportError(
-                f"cannot go on with report {self.path}: {error.strerror}; what was told is in it"
-            ) from None
+            kept = "" if self._is_stream else f"; what was told before is in {self.partial}"
+            self.failure = f"cannot go on with report {self.path}: {error.strerror}{kept}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if not self._begun and not self.partial.stat().st_size:
-            self.partial.unlink()
+        if not self._begun and not self._is_stream and not os.fstat(self._file).st_size:
+            self.partial.unlink(missing_ok=True)
+        os.close(self._file)
+
+
+def partial_of(path: Path) -> Path:
+    """Where a report is before it is whole."""
+    return path.with_name(path.name + ".partial")
 
 
 def read_report(path: Path) -> list[Event]:
@@ -148,16 +162,16 @@ def read_report(path: Path) -> list[Event]:
     events: list[Event] = []
     for number, line in enumerate(lines, 1):
         try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
+            event = files.parsed(line)
+        except ValueError:
             raise ReportError(f"report {path} is cut off or damaged at line {number}: run check again") from None
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise ReportError(f"report {path}, line {number}: not an event")
         if not events and event["event"] == "header" and event.get("schema") != SCHEMA:
             # Before anything else of it is looked at: it may be written in another way.
             raise ReportError(
-                f"report {path} has schema {event.get('schema')!r}, this reads {SCHEMA}: upgrade ringverify, or make "
-                "all reports with one version of it"
+                f"report {path} has schema {event.get('schema')!r}, this reads {SCHEMA}: upgrade ringverify, or "
+                "make all reports with one version of it"
             )
         events.append(event)
     if not events or events[0]["event"] != "header":
@@ -167,8 +181,10 @@ def read_report(path: Path) -> list[Event]:
     if events[-1]["event"] != "footer":
         raise ReportError(f"report {path} is incomplete: it has no footer, so the run was cut off; run check again")
     footer = {name: value for name, value in events[-1].items() if name != "seal"}
-    whole = "".join(f"{line}\n" for line in lines[:-1]) + _line(footer)
-    if events[-1].get("seal") != hashlib.sha256(_bytes(whole)).hexdigest():
+    digest = hashlib.sha256()
+    for line in (*(f"{line}\n" for line in lines[:-1]), _line(footer)):
+        digest.update(line.encode())
+    if events[-1].get("seal") != digest.hexdigest():
         raise ReportError(f"report {path} was edited after it was written: run check again, or get the file as it was")
     for number, event in enumerate(events, 1):
         if event["event"] in _validators() and (wrong := _breach(event)) is not None:
@@ -179,9 +195,10 @@ def read_report(path: Path) -> list[Event]:
 def _lines(path: Path) -> list[str]:
     """The lines of a file, whatever they end with."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = files.read_text(path)
+        files.look_at_values(text)
     except FileNotFoundError:
-        partial = path.with_name(path.name + ".partial")
+        partial = partial_of(files.destination(path))
         if partial.is_file():
             raise ReportError(
                 f"no report {path}, only {partial}: the run was cut off before its end; run check again"
@@ -191,6 +208,8 @@ def _lines(path: Path) -> list[str]:
         raise ReportError(f"cannot read report {path}: {error.strerror}; name a file that check wrote") from None
     except UnicodeDecodeError:
         raise ReportError(f"{path} is not a report: it is not UTF-8 text") from None
+    except ValueError as error:
+        raise ReportError(f"cannot read report {path}: {error}") from None
     # Not splitlines(): messages may hold separators that JSON leaves as they are.
     return text.rstrip("\n").split("\n") if text.strip() else []
 

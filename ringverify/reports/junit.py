@@ -54,7 +54,8 @@ def _case(suite: ElementTree.Element, one: Checked, outcome: Outcome) -> None:
         case "unsupported":
             ElementTree.SubElement(case, "skipped", message=told.get("reason", ""), type="unsupported")
         case "inconclusive":
-            ElementTree.SubElement(case, "error", message=told.get("reason", ""), type="inconclusive")
+            what = ElementTree.SubElement(case, "error", message=told.get("reason", ""), type="inconclusive")
+            what.text = told.get("traceback")
         case "pass" if "unexpected" in told:
             ElementTree.SubElement(case, "failure", message=told["unexpected"], type="unexpected pass")
     if what is not None and outcome.counterexample is not None:

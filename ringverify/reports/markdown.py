@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from ringverify.reports.jsonl import Event
+from ringverify.reports.jsonl import Event, replay_line
 from ringverify.reports.results import Checked, Outcome, Results
 from ringverify.reports.terminal import margin_text, story
 
@@ -99,7 +99,7 @@ def _lines(event: Event) -> list[str]:
 
 def _code(event: Event) -> str:
     """The line that runs a failure again."""
-    return f"<code>{_html(event.get('replay', ''))}</code>"
+    return f"<code>{_html(replay_line(event))}</code>"
 
 
 def _text(text: object) -> str:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringverify.reports.jsonl import Event
+from ringverify.reports.jsonl import Event, replay_line
 from ringverify.reports.picture import Picture, picture
 from ringverify.reports.results import Checked, Outcome, Results
 from ringverify.reports.terminal import margin_text, story
@@ -71,6 +71,7 @@ def _page(results: Results, effort: Effort) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"margin": margin_text, "count": lambda number: f"{number:,}", "seconds": _seconds}
+    environment.filters["replay_line"] = replay_line
     environment.globals |= {"SIGNS": SIGNS, "WORDS": WORDS}
     return environment.get_template("page.html").render(
         results=results,

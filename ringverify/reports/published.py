@@ -8,20 +8,14 @@ nor a finding that nothing shows.
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringverify.reports.jsonl import Event, ReportError
+from ringverify.files import read_json, read_toml
+from ringverify.reports.jsonl import Event, ReportError, presentable
 from ringverify.reports.results import Checked
 from ringverify.reports.terminal import story
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SCHEMA = 1
 Verdicts = dict[str, Any]
@@ -117,10 +111,10 @@ def read_facts(path: Path) -> Facts:
         ReportError: it cannot be read, or a field is missing, unknown or of another type.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ReportError(f"{path} is not TOML: {error}") from None
     kinds = {"package": Package, "finding": Finding, "script": Script, "elsewhere": Elsewhere}
     if unknown := content.keys() - kinds:
@@ -189,14 +183,48 @@ def read_verdicts(path: Path) -> Verdicts:
         ReportError: the file cannot be read, or is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
         raise ReportError(f"{path} is not JSON") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ReportError(f"{path} does not hold verdicts of schema {SCHEMA}: gather them again")
-    return content
+    if not _are_verdicts(content):
+        raise ReportError(f"{path} lacks a field of its verdicts, or has one of another type: gather them again")
+    shown: Verdicts = presentable(content)
+    return shown
+
+
+def _are_verdicts(content: dict[str, Any]) -> bool:
+    """Whether all is there that the page tells, as far as their types say."""
+    made = ("date", "ringverify", "torch", "python", "platform", "suite", "seed")
+    told = {"verdict": str, "examples": int, "properties": dict, "violations": dict}
+    property = {"verdict": str, "margin": (float, int, str, type(None)), "reason": (str, type(None))}
+    violation = {"summary": str, "case": str, "file": str, "outcome": str, "story": list, "said": list}
+    if not _has(content, {"made": dict, "targets": dict, "scripts": dict}) or not _has(
+        content["made"], dict.fromkeys(made, (str, int))
+    ):
+        return False
+    return (
+        all(_has(one, told) for one in content["targets"].values())
+        and all(_has(of, property) for one in content["targets"].values() for of in one["properties"].values())
+        and all(_has(of, violation) for one in content["targets"].values() for of in one["violations"].values())
+        and all(_are_texts(said) for said in content["scripts"].values())
+        and all(
+            _are_texts(of["said"]) and all(isinstance(row, list) and len(row) == 2 for row in of["story"])
+            for one in content["targets"].values()
+            for of in one["violations"].values()
+        )
+    )
+
+
+def _has(content: Any, fields: Mapping[str, Any]) -> bool:
+    return isinstance(content, dict) and all(isinstance(content.get(name, ...), kind) for name, kind in fields.items())
+
+
+def _are_texts(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(line, str) for line in content)
 
 
 def violations(verdicts: Verdicts, outcome: str) -> list[tuple[str, str]]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from ringverify.reports.jsonl import Event, ReportError, legible, read_report
+from ringverify.reports.jsonl import Event, ReportError, presentable, read_report
+from ringverify.words import legible
 
 Kind = Literal["pass", "fail", "known", "unsupported", "inconclusive"]
 """What became of a property; `known` is a `fail` that a baseline knows."""
@@ -169,7 +170,7 @@ def results_of(events: Sequence[Event], source: Source | None = None) -> Results
     Raises:
         ReportError: they do not fit together.
     """
-    events = [legible(event) for event in events]
+    events = [presentable(event) for event in events]
     where, label = ("the events", None) if source is None else (f"report {source.path}", source.label)
     outcomes: dict[str, dict[str, Outcome]] = {}
     verdicts: dict[str, Event] = {}
@@ -221,7 +222,7 @@ def _joined(results: Sequence[Results]) -> Results:
 
 def _named(told: Event, label: str | None) -> str:
     name = told["implementation"] if label is None else f"{told['implementation']} ({label})"
-    return str(legible(name))
+    return legible(name)
 
 
 def _merged(orders: Sequence[Sequence[str]]) -> tuple[str, ...]:

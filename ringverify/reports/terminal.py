@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ringverify.reports.jsonl import Event
+from ringverify.reports.jsonl import Event, presentable, replay_line
 from ringverify.reports.results import where_text
+from ringverify.words import legible
 
 STYLES = {
     "pass": "green",
@@ -53,6 +54,7 @@ class Terminal:
 
     def tell(self, event: Event) -> None:
         """Print what one event says."""
+        event = presentable(event)
         match event["event"]:
             case "header" if not self.quiet:
                 self._line(
@@ -75,6 +77,7 @@ class Terminal:
 
     def counterexample(self, event: Event) -> None:
         """Print a violation: what, the case, the worst element, how to see it again."""
+        event = presentable(event)
         if event.get("same_as") is not None and not self.verbose:
             self._print(("        the same as ", "dim"), repeated(event))
             return
@@ -115,6 +118,8 @@ class Terminal:
                 numbers += f"   in the {event['world']} world"
         shown, style = ("known fail", "yellow") if "known" in event else (verdict, STYLES[verdict])
         self._print("  ", (f"{shown:<13}", style), f"{event['property']:<23}{numbers}")
+        for line in event.get("traceback", "").splitlines() if self.verbose else ():
+            self._line(f"        | {line}", "dim")
         for line in event.get("passed_over", ()):
             self._print(("        note    ", "dim"), line)
         if "known" in event:
@@ -201,14 +206,14 @@ def story(event: Event) -> list[tuple[str, str]]:
         rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
     if "note" in event:
         rows.append(("note", event["note"]))
-    if "replay" in event:
-        rows.append(("replay", event["replay"]))
+    if again := replay_line(event):
+        rows.append(("replay", again))
     return rows
 
 
 def repeated(event: Event) -> str:
     """In one line, a failure that is another one once more."""
-    return f"{event['same_as']}: {event.get('summary', '')}; {event.get('replay', '')}"
+    return f"{event['same_as']}: {event.get('summary', '')}; {replay_line(event)}"
 
 
 def unknown(event: Event) -> str:
@@ -272,18 +277,26 @@ class ProgressBar:
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._title = ""
 
     def start(self, implementation: str, property: str, examples: int) -> None:
         """Show a bar."""
         if self._progress.disable:
             return  # older versions of rich end even a bar that they never showed with an empty line
         self._progress.start()
-        self._task = self._progress.add_task(f"{implementation} {property}", total=examples)
+        self._title = legible(f"{implementation} {property}")
+        self._task = self._progress.add_task(self._title, total=examples)
 
     def step(self, done: int) -> None:
         """Move it."""
         if self._task is not None:
             self._progress.update(self._task, completed=done, refresh=not self._live)
+
+    def loading(self, what: str | None) -> None:
+        """Say what is being loaded, while it is."""
+        if self._task is not None:
+            title = self._title if what is None else f"loading {what}"
+            self._progress.update(self._task, description=title, refresh=not self._live)
 
     def stop(self) -> None:
         """Take it away."""

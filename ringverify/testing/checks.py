@@ -66,6 +66,7 @@ class Checks:
         self._folder = folder
         self._expected = expected
         self._budgets: dict[float | None, Budget] = {}
+        self._targets: dict[str, str] = {}
         self._runs: dict[str, ImplementationRun] = {}
         self._warm: list[str] = []
 
@@ -74,10 +75,12 @@ class Checks:
 
         Raises:
             UsageError: no other process could find it, or it declares something else than is asked for.
-            Inconclusive: the device or the world asked for does not exist here.
+            Inconclusive: no other process could be asked for it, or what it is to run on does not exist here.
         """
         with undisturbed(self._folder):
-            target = reached(implementation)
+            if key not in self._targets:
+                self._targets[key] = reached(implementation, options.load_deadline)
+            target = self._targets[key]
             return Checked(f"{key} {target}", plan_for(Subject(target, implementation), options), options, asked)
 
     def try_property(self, one: Checked, property: Property) -> Told:

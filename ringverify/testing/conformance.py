@@ -56,6 +56,7 @@ def run_conformance(
     max_examples: int | None = None,
     time_budget: float | None = None,
     deadline: float | None = None,
+    load_deadline: float | None = None,
     cases: str | Path | None = None,
     baseline: str | Path | None = None,
 ) -> ConformanceResult:
@@ -73,6 +74,7 @@ def run_conformance(
         max_examples: of each property, at most.
         time_budget: seconds for the whole run.
         deadline: seconds for one run of a case.
+        load_deadline: seconds that a process may take to import the function's file.
         cases: folder for counterexamples, `.ringverify` by default.
         baseline: TOML file of the violations that are known and do not count.
 
@@ -99,7 +101,8 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
         attend: a function or a target.
         said: its other arguments, by name.
     """
-    wish, implementation = Wish.of(said, _argument), _implementation(attend)
+    wish = Wish.of(said, _argument)
+    implementation = _implementation(attend, wish.load_deadline)
     if (file := targets.being_loaded()) is not None:
         raise UsageError(
             f"run_conformance is called as {file} is imported, which every rank does: call it in a test, or under "
@@ -109,7 +112,7 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
     from ringverify.check.run import check
     from ringverify.testing.undisturbed import undisturbed
 
-    target = attend if isinstance(attend, str) else reached(implementation)
+    target = attend if isinstance(attend, str) else reached(implementation, wish.load_deadline)
     events: list[Event] = []
     try:
         with undisturbed(Path.cwd()), interrupts() as look:
@@ -145,6 +148,7 @@ def conformance(
     seed: int | None = None,
     max_examples: int | None = None,
     deadline: float | None = None,
+    load_deadline: float | None = None,
     cases: str | Path | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """Make one test a property of a function in a test file.
@@ -164,13 +168,15 @@ def conformance(
         seed: decides which cases are tried.
         max_examples: of each property, at most.
         deadline: seconds for one run of a case.
+        load_deadline: seconds that a process may take to import the function's file.
         cases: folder for counterexamples.
 
     Raises:
         UsageError: an argument is wrong. A target that is wrong, or cannot be checked here, is an error of the test.
     """
     said = {name: value for name, value in locals().items() if name in Wish.__dataclass_fields__}
-    about = Conformance(_or_why_not(attend), Wish.of(said, _argument))
+    wish = Wish.of(said, _argument)
+    about = Conformance(_or_why_not(attend, wish.load_deadline), wish)
 
     def decorate(function: Decorated) -> Decorated:
         parameters = inspect.signature(function).parameters
@@ -204,14 +210,14 @@ def _argument(name: str) -> str:
     return f"{name}:"
 
 
-def _or_why_not(attend: Implementation | str) -> Implementation | UsageError | Inconclusive:
+def _or_why_not(attend: Implementation | str, seconds: float | None) -> Implementation | UsageError | Inconclusive:
     """The implementation; of a target that is none here, what is to be said of that in its own test.
 
     Raises:
         UsageError: it is neither an implementation nor a target.
     """
     try:
-        return _implementation(attend)
+        return _implementation(attend, seconds)
     except (UsageError, Inconclusive) as error:
         if not isinstance(attend, str):
             raise
@@ -219,15 +225,17 @@ def _or_why_not(attend: Implementation | str) -> Implementation | UsageError | I
         return type(error)(told if attend in told else f"{attend}: {told}")
 
 
-def _implementation(attend: Implementation | str) -> Implementation:
+def _implementation(attend: Implementation | str, seconds: float | None) -> Implementation:
     """The implementation that an argument is.
 
     Raises:
         UsageError: it is none.
-        Inconclusive: the target is a peer whose package is not installed.
+        Inconclusive: the target cannot be checked here.
     """
     if isinstance(attend, str):
-        attend = targets.load(attend)
+        from ringverify.describing import describe
+
+        attend = describe(attend, seconds=seconds)
     if not isinstance(attend, Implementation):
         raise UsageError(
             f"{attend!r} is a {type(attend).__name__}, not an implementation: decorate the function with "
@@ -236,14 +244,19 @@ def _implementation(attend: Implementation | str) -> Implementation:
     return attend
 
 
-def reached(implementation: Implementation) -> str:
+def reached(implementation: Implementation, seconds: float | None) -> str:
     """The target under which other processes find an implementation.
 
-    It is loaded here first: there, a file that does not import would look like the implementation's own failure.
+    One that is at hand is looked at there first: a file that does not import would look like its own failure.
 
     Raises:
         UsageError: no process could find it.
+        Inconclusive: none could be asked.
     """
+    from ringverify.describing import Elsewhere, describe
+
+    if isinstance(implementation.function, Elsewhere):
+        return implementation.function.target
     target = targets.address_of(implementation)
-    targets.load(target)
+    describe(target, seconds=seconds)
     return target

@@ -6,7 +6,6 @@ Ids are `ringverify::TARGET::PROPERTY`, as the target was typed. Importing this 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -97,10 +96,10 @@ class PropertyItem(pytest.Item):
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Where the implementation is written, and what is tried."""
         implementation = self.checked.plan.implementation
-        place = inspect.unwrap(implementation.function)
-        code = getattr(place, "__code__", None)
-        said = f"{implementation.name}: {self.property.id}"
-        return (self.path, 0, said) if code is None else (code.co_filename, code.co_firstlineno - 1, said)
+        from ringverify.describing import place_of
+
+        file, line = place_of(implementation)
+        return self.path if file is None else file, (line or 1) - 1, f"{implementation.name}: {self.property.id}"
 
 
 class CannotBeChecked(pytest.Item):

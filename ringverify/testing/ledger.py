@@ -108,7 +108,10 @@ class Ledger:
         nothing_else = status == pytest.ExitCode.TESTS_FAILED and failed == self._unlearned
         ours = (self._outcome(all_of) for all_of in self._entries.values() if not all_of[0].called)
         nothing_applied = any(outcome.exit_code == INCONCLUSIVE for outcome in ours) or self._nothing_to_report()
-        return INCONCLUSIVE if nothing_else or (status == pytest.ExitCode.OK and nothing_applied) else status
+        if nothing_else or (status == pytest.ExitCode.OK and nothing_applied):
+            return INCONCLUSIVE
+        unwritten = self._writer is not None and self._writer.failure is not None
+        return pytest.ExitCode.USAGE_ERROR if unwritten and status == pytest.ExitCode.OK else status
 
     def _nothing_to_report(self) -> bool:
         return self._writer is not None and not self._begun
@@ -146,6 +149,8 @@ class Ledger:
 
     def remarks(self) -> Iterator[str]:
         """What nobody may miss, however quiet the session is: passes of less than was asked for, and seeds drawn."""
+        if self._writer is not None and self._writer.failure is not None:
+            yield self._writer.failure
         headers = [entry.header for all_of in self._entries.values() for entry in all_of]
         for seed in dict.fromkeys(header["seed"] for header in headers if header["suite"] == "nightly"):
             yield f"suite nightly, seed {seed}: --ringverify-seed {seed}, or seed={seed} in a call, tries it again"

@@ -8,6 +8,7 @@ from typing import Any
 
 from ringverify.reports.jsonl import Event
 from ringverify.reports.results import where_text
+from ringverify.words import legible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +59,13 @@ class PropertyResult:
         """What is to be said of it: of a violation all that `ringverify check` says, of the rest a line."""
         name = f"{self.implementation}: {self.property}"
         if self.unexpected is not None:
-            return f"{name}: {self.unexpected}"
+            return legible(f"{name}: {self.unexpected}")
         if self.counterexample is None:
-            return f"{name}: {self.verdict}: {self.reason or f'{self.examples} examples'}"
+            return legible(f"{name}: {self.verdict}: {self.reason or f'{self.examples} examples'}")
         from ringverify.reports.terminal import counterexample_text
 
         summary, *rest = counterexample_text(self.counterexample, verbose=verbose).splitlines()
-        return "\n".join([f"{name}: {summary.strip()}", *rest])
+        return "\n".join([f"{legible(name)}: {summary.strip()}", *rest])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +123,11 @@ class ConformanceResult:
         counts: dict[str, int] = {}
         for one in self.properties.values():
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
-        lines = [
+        first = (
             f"{self.implementation}: {self.verdict}: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())} "
             f"({self.world} world{self.elsewhere}, {self.device}, suite {self.suite}, seed {self.seed})"
-        ]
+        )
+        lines = [legible(first)]
         for one in self.properties.values():
             cut_short = one.verdict == "pass" and one.reason is not None
             nothing_else = one.verdict == "unsupported" and self.verdict == "inconclusive"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ringverify
-from ringverify import targets
 from ringverify.check.options import MOST_DRAWN, Options, Subject
 from ringverify.check.outcome import LOADS
 from ringverify.errors import Inconclusive, UsageError
@@ -26,6 +25,7 @@ from ringverify.testing.items import CannotBeChecked, Implementations, Prepared,
 from ringverify.testing.ledger import UNLEARNED, Entry, Ledger, name_with
 from ringverify.testing.results import ConformanceError, PropertyResult
 from ringverify.testing.wish import Wish
+from ringverify.words import legible
 
 if TYPE_CHECKING:
     from ringverify.check.baseline import Baseline
@@ -76,7 +76,7 @@ class RingVerifySession:
     def _prepare(self, names: list[str]) -> list[Prepared]:
         """The targets, each looked at as far as that is possible before anything runs."""
         # Before torch is imported, which takes seconds: a target is easily mistyped.
-        loaded = [(name, _load(name)) for name in names]
+        loaded = [(name, _described(name, self._wish.load_deadline)) for name in names]
 
         from ringverify.check.run import named_apart
         from ringverify.testing.checks import Checked, plan_for
@@ -313,7 +313,7 @@ class RingVerifySession:
         if lines:
             terminalreporter.write_sep("=", "ringverify")
             for verdict, line in lines:
-                terminalreporter.write_line(line, **_COLOURS.get(verdict, {}))
+                terminalreporter.write_line(legible(line), **_COLOURS.get(verdict, {}))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -357,9 +357,11 @@ def _function_of(item: pytest.Item) -> str:
     return f"{function}[{own}]" if own else function
 
 
-def _load(target: str) -> Implementation | Inconclusive:
+def _described(target: str, seconds: float | None) -> Implementation | Inconclusive:
+    from ringverify.describing import describe
+
     try:
-        return targets.load(target)
+        return describe(target, seconds=seconds)
     except Inconclusive as error:
         return error
 

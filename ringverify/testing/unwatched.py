@@ -22,5 +22,8 @@ class Unwatched:
         """So many of its cases have been tried."""
         self._look()
 
+    def loading(self, what: str | None) -> None:
+        """A process is loading that, or no more."""
+
     def stop(self) -> None:
         """It is done."""

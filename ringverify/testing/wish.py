@@ -36,6 +36,7 @@ class Wish:
         max_examples: of each property, at most.
         time_budget: seconds for the whole run.
         deadline: seconds for one run of a case.
+        load_deadline: seconds that a process may take to load an implementation.
         cases: folder for counterexamples.
         baseline: file of the violations that are known.
     """
@@ -50,6 +51,7 @@ class Wish:
     max_examples: int | None = None
     time_budget: float | None = None
     deadline: float | None = None
+    load_deadline: float | None = None
     cases: Path | None = None
     baseline: Path | None = None
 
@@ -123,6 +125,7 @@ class Wish:
             max_examples=self.max_examples,
             time_budget=self.time_budget,
             deadline=self.deadline,
+            load_deadline=self.load_deadline or default.load_deadline,
             cases=default.cases if self.cases is None else self.cases,
             baseline=None if self.baseline is None else read_baseline(self.baseline),
         )
@@ -150,6 +153,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "max_examples": positive,
     "time_budget": seconds,
     "deadline": seconds,
+    "load_deadline": seconds,
     "cases": Path,
     "baseline": Path,
 }

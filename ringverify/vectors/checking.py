@@ -14,6 +14,7 @@ from ringref.rounding import Allowed, Pipeline, allowed_error, margins
 from ringverify.cases.inputs import Inputs
 from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event
 from ringverify.errors import UsageError
+from ringverify.files import read_bytes, read_text
 from ringverify.properties.property import Violation
 from ringverify.vectors import index, making, tensorfile
 from ringverify.vectors.index import Index
@@ -38,7 +39,7 @@ def look_at_files(found: Index) -> None:
         raise UsageError(f"{found.folder / index.NAME} does not name {unnamed[0]}, which lies beside it: {again}")
     schema = found.folder / index.SCHEMA_NAME
     try:
-        whole = schema.read_text(encoding="utf-8") == index.SCHEMA_FILE.read_text(encoding="utf-8")
+        whole = read_text(schema) == index.SCHEMA_FILE.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read {schema}: {error.strerror}; {again}") from None
     except UnicodeDecodeError:
@@ -56,7 +57,7 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
     path, described = found.folder / index.file_name(story.id), found.entries[story.id]
     again = index.again(found.folder)
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; {again}") from None
     if isinstance(described.get("bytes"), int) and len(data) < described["bytes"]:
@@ -111,8 +112,8 @@ def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_th
         told.append(Told(name, "none", [], [event], 0, 0.0))
         record(event)
         if violation is not None:
-            again = f"ringverify vectors check {found.folder} --only {story.id}"
-            record(counterexample_event(name, story, story.layouts[0], violation, replay=again))
+            again = [str(found.folder), "--only", story.id]
+            record(counterexample_event(name, story, story.layouts[0], violation, vectors=again))
     record(implementation_event(told, implementation=name, asked=len(told), seconds=time.monotonic() - started))
     footer = footer_event([Outcome.of([one.verdict for one in told])], baseline=False)
     record(footer if wrong is None else {**footer, "exit_code": wrong.exit_code})

@@ -11,8 +11,9 @@ from rich.console import Console
 from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_types import names
 from ringverify.errors import UsageError
-from ringverify.reports.command import Outputs, add_outputs
+from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.terminal import Terminal
+from ringverify.words import legible
 
 FOLDER = Path("fixtures")
 """Where vectors are made, and looked for first."""
@@ -62,7 +63,7 @@ def _brought_along() -> Path:
 
 
 def _check(options: argparse.Namespace, console: Console) -> int:
-    from ringverify import targets
+    from ringverify.describing import describe
 
     if not options.target:
         for name in ("world", "device"):
@@ -72,11 +73,11 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     if options.world == "nccl" and options.device not in (None, "cuda"):
         raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
     # Before torch is imported, which takes seconds: a target is easily mistyped.
-    implementations = [targets.load(target) for target in options.target]
+    implementations = [describe(target) for target in options.target]
 
     from ringverify.check.options import Subject
     from ringverify.vectors import index
-    from ringverify.vectors.recording import recorded
+    from ringverify.vectors.recording import Recorded
     from ringverify.vectors.running import Wish
     from ringverify.vectors.running import run as try_on
 
@@ -88,29 +89,39 @@ def _check(options: argparse.Namespace, console: Console) -> int:
         device=options.device or ("cuda" if options.world == "nccl" else "cpu"),
     )
     subjects = [Subject(*pair) for pair in zip(options.target, implementations, strict=True)]
-    with recorded(options.report, Outputs.of(options)) as record, interrupts() as look:
-        return try_on(found, subjects, wish, terminal.tell, Progress(console, look), record)
+    record = Recorded(options.report, Outputs.of(options))
+    code = 0
+    try:
+        with interrupts() as look:
+            code = try_on(found, subjects, wish, terminal.tell, Progress(console, look), record)
+    finally:
+        code = with_missing(code, record.close())
+    return code
 
 
 def _look(options: argparse.Namespace, console: Console) -> int:
     """Files, checksums, and the oracle."""
     from ringverify.vectors import checking, index
-    from ringverify.vectors.recording import recorded
+    from ringverify.vectors.recording import Recorded
 
     started = time.monotonic()
     outputs = Outputs.of(options)
-    with recorded(options.report, outputs) as record:
+    record = Recorded(options.report, outputs)
+    code = 0
+    try:
         found = index.read(options.folder or _brought_along())
         checking.look_at_files(found)
         stories = found.chosen(options.ids)
         # What somebody is to read is told of all vectors; else the first one that is wrong is enough.
         checking.look_into(found, stories, record, all_of_them=bool(options.report or outputs.named))
+    finally:
+        code = with_missing(code, record.close())
     _say(
         console,
         f"{len(stories)} vectors in {found.folder}: whole, and the oracle gives what is in them "
         f"({time.monotonic() - started:.1f} s)",
     )
-    return 0
+    return code
 
 
 def _generate(options: argparse.Namespace, console: Console) -> int:
@@ -120,4 +131,4 @@ def _generate(options: argparse.Namespace, console: Console) -> int:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console.print(legible(text), highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ringverify.errors import UsageError
+from ringverify.files import read_bytes
 from ringverify.vectors import index, making, tensorfile
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.story import Story, written_out
@@ -38,7 +39,10 @@ def generate(
     wanted = dict(STORIES if stories is None else stories)
     _look_at(folder)
     files = contents(wanted)
-    there = _present(folder)
+    try:
+        there = _present(folder)
+    except OSError as error:
+        raise UsageError(f"cannot read a file in {folder}: {error.strerror}; name another folder") from None
     known = {index.file_name(id) for id in wanted}
     if not force:
         _refuse_changes(folder, files, there, known)
@@ -109,7 +113,7 @@ def _present(folder: Path) -> dict[str, bytes]:
     """The files that lie there, by name."""
     if not folder.is_dir():
         return {}
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    return {path.name: read_bytes(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def _vectors(there: Mapping[str, bytes]) -> list[str]:

@@ -17,8 +17,9 @@ from typing import Any
 import ringverify
 from ringref.problem import Problem
 from ringref.sharding import SHARDINGS, key_positions, query_positions
-from ringverify.cases.case import COTANGENTS
+from ringverify.cases.case import COTANGENTS, look_at_size
 from ringverify.errors import UsageError
+from ringverify.files import read_json
 from ringverify.vectors.story import ID, Layout, Story, by_id, flags, layout_flags, written_out
 
 SCHEMA = 1
@@ -107,7 +108,7 @@ def read(folder: Path) -> Index:
     """
     path = folder / NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}; name a folder of vectors, or make one with "
@@ -159,16 +160,18 @@ def _story(described: Any) -> Story:
         raise TypeError(f"bugs={bugs!r}, expected a list of ids")
     if not isinstance(layouts, list) or not layouts:
         raise TypeError(f"layouts={layouts!r}, expected a list that is not empty")
+    problem, named = Problem.from_json(described["problem"]), tuple(_named_layout(layout) for layout in layouts)
+    look_at_size(problem, max(layout.world_size for layout in named))
     return Story(
         id=texts["id"],
         topic=texts["topic"],
         title=texts["title"],
         note=texts["note"],
         bugs=tuple(bugs),
-        problem=Problem.from_json(described["problem"]),
+        problem=problem,
         values=texts["values"],
         cotangent=texts["cotangent"],
-        layouts=tuple(_named_layout(layout) for layout in layouts),
+        layouts=named,
     )
 
 

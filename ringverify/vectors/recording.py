@@ -5,8 +5,7 @@ So whatever reads a report reads this one: JUnit has a test a vector, `ringverif
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ringverify.check.options import Options
 from ringverify.check.run import header
 from ringverify.properties.property import Violation
 from ringverify.reports.command import Outputs
-from ringverify.reports.jsonl import Event, ReportWriter, finite
+from ringverify.reports.jsonl import Event, ReportWriter, finite, replay_line
 from ringverify.reports.results import results_of
 from ringverify.vectors.story import Layout, Story, trial_name
 
@@ -24,28 +23,38 @@ SUITE = "vectors"
 Tell = Callable[[Event], None]
 
 
-@contextlib.contextmanager
-def recorded(report: Path | None, outputs: Outputs) -> Iterator[Tell]:
-    """What is told goes to a report, and when all of it is, to files that are made of it.
+class Recorded:
+    """Told events go to a report, and when all is told, to files that are made of it.
+
+    Args:
+        report: where to write a report, if anywhere.
+        outputs: what else to write.
 
     Raises:
         ReportError: something cannot be written; found out before anything is told.
     """
-    outputs.look(written=[report] if report else [])
-    events: list[Event] = []
-    with contextlib.ExitStack() as stack:
-        writer = stack.enter_context(ReportWriter(report)) if report else None
 
-        def tell(event: Event) -> None:
-            events.append(finite(event))
-            if writer is not None:
-                writer.write(event)
+    def __init__(self, report: Path | None, outputs: Outputs) -> None:
+        outputs.look(written=[report] if report else [])
+        self._outputs = outputs
+        self._writer = ReportWriter(report) if report else None
+        self._events: list[Event] = []
 
-        try:
-            yield tell
-        finally:
-            if outputs.named and events and events[-1]["event"] == "footer":
-                outputs.write(results_of(events))
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        self._events.append(finite(event))
+        if self._writer is not None:
+            self._writer.write(event)
+
+    def close(self) -> list[str]:
+        """Write what there is to write; a line on each output that could not be."""
+        missing: list[str] = []
+        if self._outputs.named and self._events and self._events[-1]["event"] == "footer":
+            missing += self._outputs.write(results_of(self._events))[1]
+        if self._writer is not None:
+            with self._writer:
+                missing += [self._writer.failure] if self._writer.failure is not None else []
+        return missing
 
 
 def begun(device: str) -> Event:
@@ -68,7 +77,9 @@ def vector_event(implementation: str, story: Story, verdict: str, **fields: Any)
     }
 
 
-def counterexample_event(implementation: str, story: Story, layout: Layout, wrong: Violation, *, replay: str) -> Event:
+def counterexample_event(
+    implementation: str, story: Story, layout: Layout, wrong: Violation, *, vectors: Sequence[str]
+) -> Event:
     """The event that tells how a vector fails.
 
     Args:
@@ -76,7 +87,7 @@ def counterexample_event(implementation: str, story: Story, layout: Layout, wron
         story: the vector.
         layout: the sharding and the number of ranks on which it does.
         wrong: what is wrong.
-        replay: the command that shows it again.
+        vectors: the arguments of `ringverify vectors check` that show it again.
     """
     event: Event = {
         "event": "counterexample",
@@ -89,7 +100,8 @@ def counterexample_event(implementation: str, story: Story, layout: Layout, wron
         **dict.fromkeys(("hop", "tensor", "index", "error", "allowed", "diagnosis")),
         "rank": wrong.rank,
         "detail": wrong.detail,
-        "replay": replay,
+        "vectors": list(vectors),
+        "replay": replay_line({"vectors": vectors}),
     }
     if wrong.finding is not None:
         names = ("tensor", "position", "actual", "expected", "error", "allowed", "index")

@@ -222,8 +222,8 @@ class _Run:
             self.record(self._counterexample(*tally.failed))
 
     def _counterexample(self, one: Trial, violation: Violation) -> Event:
-        again = f"ringverify vectors check {self.found.folder} --target {self.plan.target} --only {one.story.id}"
-        return counterexample_event(self.plan.implementation.name, one.story, one.layout, violation, replay=again)
+        again = [str(self.found.folder), "--target", self.plan.target, "--only", one.story.id]
+        return counterexample_event(self.plan.implementation.name, one.story, one.layout, violation, vectors=again)
 
 
 def _left_out(reasons: Sequence[str]) -> str:

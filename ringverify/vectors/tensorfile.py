@@ -128,4 +128,5 @@ def _values(stored: NDArray[Any], dtype: DtypeName) -> Array:
     """What lies in a file as float64."""
     if dtype == "bfloat16":
         stored = (stored.astype("<u4") << 16).view("<f4")
-    return stored.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is one
+        return stored.astype(np.float64)

@@ -1,7 +1,8 @@
 """The baton: of all ranks one runs at a time, and the seed decides which.
 
 Each rank has a lock of its own and sleeps on it; who holds the baton opens the lock of the next and goes to sleep. The
-baton moves only at communication, so a program that repeats itself between communications repeats altogether.
+baton moves only at communication, so a program that repeats itself between communications repeats altogether. Torch's
+settings of the process are handed over with it: each rank finds them as it left them, as a process would.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from ringverify.worlds import torch_settings
 from ringverify.worlds.stacks import frames_of_user
 from ringverify.worlds.world import Failure
 
@@ -72,6 +74,7 @@ class Baton:
         self._holder = 0
         self._news: queue.SimpleQueue[Literal["failed", "ended"]] = queue.SimpleQueue()
         self._failing = threading.Lock()
+        self._settings = torch_settings.values(torch_settings.OF_PROCESS)
 
     # -- called by the thread that started the run ---------------------------------------------------------------------
 
@@ -133,6 +136,7 @@ class Baton:
         seat = self._seats[rank]
         seat.thread = threading.get_ident()
         seat.turn.acquire()
+        self._put_back(self._settings)
         return not self.over
 
     def belongs(self, rank: int) -> bool:
@@ -178,8 +182,7 @@ class Baton:
             seat.awaited = awaited
             if not self._someone_is_ready():
                 self._deadlock(polling=[])
-            self._hand(self._draw())
-            seat.turn.acquire()
+            self._let(self._draw(), seat)
             seat.awaited = None
         self.check()
 
@@ -229,9 +232,19 @@ class Baton:
         chosen = int(self._random() * (len(ready) + 1))
         if chosen < len(ready):
             next_rank, ready[chosen] = ready[chosen], rank
-            self._hand(next_rank)
-            self._seats[rank].turn.acquire()
+            self._let(next_rank, self._seats[rank])
             self.check()
+
+    def _let(self, rank: int, seat: _Seat) -> None:
+        """Let another rank go on, and sleep until it is this one's turn again."""
+        settings = torch_settings.values(torch_settings.OF_PROCESS)
+        self._hand(rank)
+        seat.turn.acquire()
+        self._put_back(settings)
+
+    def _put_back(self, settings: tuple[Any, ...]) -> None:
+        if not self.over:  # a late thread would change what is no longer its own
+            torch_settings.put_back(torch_settings.OF_PROCESS, settings)
 
     def _hand(self, rank: int) -> None:
         self._holder = rank

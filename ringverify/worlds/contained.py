@@ -8,17 +8,22 @@ world's kind, warm, expendable, and fresh after `close()`.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ringverify.worlds import whose
 from ringverify.worlds.gloo import GlooWorld
-from ringverify.worlds.world import Conditions, Failure, Run, WorldUnavailable
+from ringverify.worlds.printing import Show
+from ringverify.worlds.world import Conditions, Failure, Load, Run, WorldUnavailable
 
 UNWINDING = 5.0
 """Seconds that the simulated world is given, past a run's deadline, to end the run and say so."""
 
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables of a rank's process that say which it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,15 +31,21 @@ class _Simulation:
     program: Callable[[Any], Any]
     argument: Any
     options: dict[str, Any]
+    show: Show
 
 
 class ContainedWorld:
-    """A `World` of threads in another process. What `SimulatedWorld` says of a run, this one says too."""
+    """A `World` of threads in another process. What `SimulatedWorld` says of a run, this one says too.
+
+    Args:
+        heard: is told what ranks print as they print it, as bytes, each line with its rank.
+    """
 
     name = "simulated"
 
-    def __init__(self) -> None:
-        self._process = GlooWorld()
+    def __init__(self, heard: Callable[[int, bytes], None] | None = None) -> None:
+        self._process = GlooWorld(heard=heard)
+        self._show: Show = "kept" if heard is None else "labelled"
 
     def run(
         self,
@@ -46,6 +57,7 @@ class ContainedWorld:
         deadline: float,
         conditions: Conditions | None = None,
         watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1 of a simulated world in the other process.
 
@@ -57,27 +69,39 @@ class ContainedWorld:
             deadline: seconds after which a run that has not ended is a failure of kind "deadline".
             conditions: how unfriendly the world is.
             watch: report hazards, traffic and memory.
+            load: what the process loads first.
 
         Raises:
-            WorldUnavailable: the process could not be started, or its torch lacks what simulation needs.
+            WorldUnavailable: as in `World.run`, or the process's torch lacks what simulation needs.
             TypeError: the program or its argument cannot be sent to a process.
             ValueError: an impossible world size or deadline.
         """
         options = {"world_size": world_size, "seed": seed, "deadline": deadline}
-        simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch})
+        simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch}, self._show)
         try:
-            run = self._process.run(simulate, simulation, world_size=1, seed=0, deadline=deadline + UNWINDING)
+            run = self._process.run(
+                simulate,
+                simulation,
+                world_size=1,
+                seed=0,
+                deadline=deadline + UNWINDING,
+                load=_loading_too(program, load or Load("", str)),
+            )
         except WorldUnavailable as error:
-            raise WorldUnavailable(str(error).replace("the gloo world", "the simulated world's process")) from error
+            message = str(error).replace("the gloo world", "the simulated world's process")
+            raise type(error)(message, error.detail) from error
         if run.failure is not None:
             whole = tuple((None, text) for _, text in run.printed)
             return Run((None,) * world_size, _of_the_process(run.failure, deadline), run.seconds, printed=whole)
         outcome = run.results[0]
         if isinstance(outcome, BaseException):
+            self.close()
             raise outcome
         simulated: Run = outcome
         if simulated.failure is not None and simulated.failure.kind == "deadline":
             self.close()  # what was interrupted may have been an import, and half a module would be left behind
+        if self._show == "labelled":  # and has been heard, with what C code printed
+            return simulated
         beside = tuple((None, text) for _, text in run.printed)  # by C code
         return dataclasses.replace(simulated, printed=(*simulated.printed, *beside)) if beside else simulated
 
@@ -86,17 +110,29 @@ class ContainedWorld:
         self._process.close()
 
 
+def _loading_too(program: Callable[[Any], Any], load: Load) -> Load:
+    """What is to be loaded, and the program of the simulated ranks."""
+    return dataclasses.replace(load, call=functools.partial(_load, program, load.call))
+
+
+def _load(program: Callable[[Any], Any], call: Callable[[str], Any], what: str) -> None:
+    importlib.import_module("ringverify.worlds.simulated")  # of which the tool itself has no need
+    call(what)
+
+
 def simulate(simulation: _Simulation) -> Run | BaseException:
     """Run a simulated world in this process; what its `run` raises is returned, to be raised over there."""
     # Imported here: the tool itself has no need of it.
     from ringverify.worlds.simulated import SimulatedWorld
 
-    for name in _OF_A_RANK:  # this process's, of which its threads are no part
+    for name in OF_A_RANK:  # this process's, of which its threads are no part
         os.environ.pop(name, None)
-    try:
-        return SimulatedWorld(show="kept").run(simulation.program, simulation.argument, **simulation.options)
-    except Exception as error:
-        return error
+    with whose.ours():
+        try:
+            world = SimulatedWorld(show=simulation.show)
+            return world.run(simulation.program, simulation.argument, **simulation.options)
+        except Exception as error:
+            return error
 
 
 def _of_the_process(failure: Failure, deadline: float) -> Failure:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ringverify.worlds.gloo_pool import Pool
 from ringverify.worlds.gloo_rank import Place, ThisMachine
-from ringverify.worlds.world import Conditions, Failure, Run
+from ringverify.worlds.world import Conditions, Failure, Load, Run
 
 MOST_PROCESSES = 16
 """How many ranks of all world sizes are kept warm at once, the most recently used sizes first."""
@@ -29,11 +29,13 @@ class GlooWorld:
 
     Args:
         place: where ranks are started and with what; by default on this machine, with gloo.
+        heard: is told what each rank prints as it comes, as bytes.
     """
 
-    def __init__(self, place: Place | None = None) -> None:
+    def __init__(self, place: Place | None = None, heard: Callable[[int, bytes], None] | None = None) -> None:
         self._place = place or ThisMachine()
         self.name = self._place.name
+        self._heard = heard
         self._pools: OrderedDict[int, Pool] = OrderedDict()
         self._lock = threading.Lock()
         # Also at interpreter exit, and for a world that nobody closed.
@@ -49,6 +51,7 @@ class GlooWorld:
         deadline: float,
         conditions: Conditions | None = None,
         watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1, `torch.distributed` initialised in each.
 
@@ -61,10 +64,11 @@ class GlooWorld:
             argument: anything picklable; numpy arrays travel faster than tensors.
             world_size: number of ranks, at least 1.
             seed: not used; processes run as the system schedules them. Nor are `conditions` and `watch`.
-            deadline: seconds after which a run that has not ended is a failure, starting the processes not counted.
+            deadline: seconds after which a run that has not ended is a failure, starting and loading not counted.
+            load: what every process loads first.
 
         Raises:
-            WorldUnavailable: the ranks could not be started.
+            WorldUnavailable: as in `World.run`.
             TypeError: the program or its argument cannot be sent to a process.
             ValueError: an impossible world size or deadline.
         """
@@ -74,9 +78,12 @@ class GlooWorld:
             raise ValueError(f"deadline={deadline}: expected a positive number of seconds")
         began = time.monotonic()
         body = _packed(program, argument)
+        load = load or Load("", str)  # the program's own module is loaded in any case
         with self._lock:
             pool = self._pool(world_size, program.__module__)
             try:
+                if not pool.has_loaded(name := f"{program.__module__}.{program.__qualname__}", load.what):
+                    pool.load(_packed(_load, (program, load.call, load.what)), name, load)
                 outcome = pool.run(body, deadline)
             finally:
                 if not pool.usable:
@@ -93,7 +100,7 @@ class GlooWorld:
         if world_size not in self._pools:
             while self._pools and sum(self._pools) + world_size > MOST_PROCESSES:
                 self._pools.popitem(last=False)[1].end()
-            self._pools[world_size] = Pool(self._place, world_size, program_module)
+            self._pools[world_size] = Pool(self._place, world_size, program_module, self._heard)
         self._pools.move_to_end(world_size)
         return self._pools[world_size]
 
@@ -106,6 +113,12 @@ class GlooWorld:
 def _end_all(pools: OrderedDict[int, Pool]) -> None:
     while pools:
         pools.popitem()[1].end()
+
+
+def _load(argument: tuple[Callable[[Any], Any], Callable[[str], Any], str]) -> None:
+    """Load what a rank needs; the program's module it has by now."""
+    _, call, what = argument
+    call(what)
 
 
 def _packed(program: Callable[[Any], Any], argument: Any) -> bytes:

@@ -12,12 +12,13 @@ import signal
 import sysconfig
 from collections.abc import Sequence
 
-from ringverify.worlds.gloo_wire import Died, Raised
-from ringverify.worlds.world import Failure
+from ringverify.worlds.gloo_wire import Died, Raised, Whereabouts
+from ringverify.worlds.world import Failure, OurError, TooEarly
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _WORKER = os.path.join(_HERE, "gloo_worker.py")
+_IMPORTING = "<frozen importlib._bootstrap>"
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _TORCH = importlib.util.find_spec("torch")
 _NOT_THE_USERS = tuple(
@@ -38,7 +39,11 @@ def doubt(end: Raised | Died) -> int:
 
 
 def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failure:
-    """The failure of a run in which the ranks in `ends` raised or died; `outputs` is what each rank printed."""
+    """The failure of a run in which the ranks in `ends` raised or died; `outputs` is what each rank printed.
+
+    Raises:
+        OurError: it began where no code of the program's user was running.
+    """
     rank, end = min(ends.items(), key=lambda item: (doubt(item[1]), item[1].at))
     others = [
         f"rank {other} then {end.what}" if isinstance(end, Raised) else f"rank {other}'s process then {end.what}"
@@ -46,22 +51,37 @@ def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failu
         if other != rank
     ]
     match end:
-        case Raised(what=what, detail=detail, exception=exception, refusal=refusal):
+        case Raised(ours=True, what=what, detail=detail):
+            raise OurError(f"rank {rank}: {what}", detail)
+        case Raised(what=what, detail=detail, exception=exception, refusal=refusal, limit=limit):
             told = _detail([detail, *others], rank, outputs)
-            return Failure("raised", rank, f"rank {rank} {what}", told, exception, refusal)
-        case Died(what=what):
+            return Failure("raised", rank, f"rank {rank} {what}", told, exception, refusal, limit)
+        case Died(what=what, exit_code=exit_code, ours=ours):
             message = f"rank {rank}'s process {what}"
-            return Failure("died", rank, message, _detail([message, *others], rank, outputs))
+            told = _detail([message, *others], rank, outputs)
+            killed = exit_code == -signal.SIGKILL  # whom the kernel picks when there is no memory, it ends so
+            if ours and not killed:
+                raise OurError(f"{message} while nothing of the implementation ran in it", told)
+            return Failure("died", rank, message, told, limit="memory" if killed else None, exit_code=exit_code)
 
 
 def out_of_time(
-    deadline: float, returned: Sequence[int], stacks: dict[int, str | None], outputs: Sequence[str]
+    deadline: float, returned: Sequence[int], found: dict[int, Whereabouts | None], outputs: Sequence[str]
 ) -> Failure:
-    """The failure of a run in which the ranks in `stacks` had not ended in time; a stack may not be known."""
+    """The failure of a run in which the ranks in `found` had not ended in time; where one is may not be known.
+
+    Raises:
+        TooEarly: one of them was in the middle of an import, or in code of ours, and others may wait for it.
+    """
+    stacks = {rank: None if one is None else one.stack for rank, one in found.items()}
     where = []
     for rank, stack in sorted(stacks.items()):
         place = None if stack is None else _place(stack)
         where.append(f"rank {rank} {'at an unknown place' if place is None else place}")
+    for rank, one in sorted(found.items()):
+        if one is not None and (one.importing or one.ours):
+            doing = "importing" if one.importing else "in code of ringverify itself"
+            raise TooEarly.at(deadline, rank, doing, _detail([", ".join(where)], None, outputs))
     message = f"after {deadline:g} s {_ranks(sorted(stacks))} had not returned: {', '.join(where)}"
     if returned:
         message += f"; {_ranks(sorted(returned))} had"
@@ -69,6 +89,11 @@ def out_of_time(
     parts += [f"rank {rank}:\n{stack}" for rank, stack in sorted(stacks.items()) if stack is not None]
     only = next(iter(stacks)) if len(stacks) == 1 else None
     return Failure("deadline", only, message, _detail(parts, None, outputs))
+
+
+def is_importing(stack: str) -> bool:
+    """Whether a stack goes through Python's importing."""
+    return _IMPORTING in stack
 
 
 def main_thread(dump: str) -> str | None:

@@ -7,17 +7,31 @@ broken member cannot be mended.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import selectors
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ringverify.worlds.gloo_blame import doubt, first_cause, out_of_time
 from ringverify.worlds.gloo_rank import Place, Rank
-from ringverify.worlds.gloo_wire import Died, Job, NotReady, Printed, Raised, Ready, Report, Returned, is_clean
-from ringverify.worlds.world import Failure, WorldUnavailable
+from ringverify.worlds.gloo_wire import (
+    Died,
+    Job,
+    NotReady,
+    Printed,
+    Raised,
+    Ready,
+    Report,
+    Returned,
+    Whereabouts,
+    is_clean,
+)
+from ringverify.worlds.limits import limit_of, sentence
+from ringverify.worlds.patience import Patience
+from ringverify.worlds.world import Failure, Load, LoadTooLong, OurError, TooEarly, WorldUnavailable
 
 START_SECONDS = 120.0
 """How long the ranks may take to meet; on a loaded machine importing torch alone takes many seconds."""
@@ -40,14 +54,24 @@ class Pool:
         place: where they are started.
         world_size: how many.
         program_module: the module of the first program.
+        heard: is told what each rank prints as it comes, as bytes.
 
     Raises:
         WorldUnavailable: they could not be started or could not meet.
     """
 
-    def __init__(self, place: Place, world_size: int, program_module: str) -> None:
+    def __init__(
+        self,
+        place: Place,
+        world_size: int,
+        program_module: str,
+        heard: Callable[[int, bytes], None] | None = None,
+    ) -> None:
         self.world_size = world_size
         self.usable = True
+        self._heard = heard
+        self._loaded: set[tuple[str, str]] = set()
+        self._until = time.monotonic() + START_SECONDS
         self._world = f"the {place.name} world"
         self._ranks: list[Rank] = []
         self._printed = [bytearray() for _ in range(world_size)]
@@ -55,6 +79,7 @@ class Pool:
         try:
             for number, rank in enumerate(place.start(world_size, program_module)):
                 self._ranks.append(rank)
+                self._look_at_time()
                 for source, read in rank.sources():
                     self._selector.register(source, selectors.EVENT_READ, (number, read))
             self._meet()
@@ -63,8 +88,10 @@ class Pool:
             raise
         except (OSError, EOFError, ValueError, RuntimeError) as error:
             self.end()
+            limit = limit_of(error, starting=True) if isinstance(error, OSError) else None
+            told = "" if limit is None else f"{sentence(limit)}: "
             raise WorldUnavailable(
-                f"{self._world} could not start {world_size} processes: {type(error).__name__}: {error}"
+                f"{self._world} could not start {world_size} processes: {told}{type(error).__name__}: {error}"
             ) from error
         except BaseException:
             self.end()
@@ -72,9 +99,8 @@ class Pool:
 
     def _meet(self) -> None:
         waiting = set(range(self.world_size))
-        until = time.monotonic() + START_SECONDS
         while waiting:
-            for rank, event in self._events(until):
+            for rank, event in self._events(self._until):
                 match event:
                     case Ready():
                         waiting.discard(rank)
@@ -85,31 +111,71 @@ class Pool:
                         raise WorldUnavailable(
                             f"{self._world} could not start: rank {rank}'s process {event.what}{last and f': {last}'}"
                         )
-            if time.monotonic() >= until:
-                raise WorldUnavailable(
-                    f"{self._world} could not start: its {self.world_size} ranks did not meet "
-                    f"within {START_SECONDS:g} s"
+            self._look_at_time()
+
+    def _look_at_time(self) -> None:
+        if time.monotonic() >= self._until:
+            raise WorldUnavailable(
+                f"{self._world} could not start: its {self.world_size} ranks did not meet within {START_SECONDS:g} s"
+            )
+
+    def has_loaded(self, program: str, what: str) -> bool:
+        """Whether every rank has loaded what a program needs: its module, and what it is to be run on."""
+        return (program, what) in self._loaded
+
+    def load(self, body: bytes, program: str, load: Load) -> None:
+        """Have every rank load it.
+
+        Args:
+            body: what does so, pickled as in `run`.
+            program: the program's name.
+            load: what it is to be run on.
+
+        Raises:
+            WorldUnavailable: a rank could not.
+        """
+        load.told(load.what)
+        what = load.what or program
+        try:
+            ended = self.run(body, load.deadline)
+        except TooEarly as error:
+            ended = Failure("deadline", None, str(error), error.detail)
+        finally:
+            load.told(None)
+        match ended:
+            case Failure(kind="deadline", detail=detail):
+                raise LoadTooLong(
+                    f"{what} was still loading after {load.deadline:g} s: allow more with --load-deadline", detail
                 )
+            case Failure(message=message, detail=detail):
+                raise OurError(f"{what} could not be loaded: {message}", detail)
+        self._loaded.add((program, load.what))
+        self.usable = True  # what an import leaves behind, it leaves in every process
 
     def run(self, body: bytes, deadline: float) -> list[bytes] | Failure:
         """Run a pickled (program, argument) on every rank: each rank's pickled result, or the failure.
 
         After a failure, or when a run has left something behind, `usable` is False.
+
+        Raises:
+            WorldUnavailable: the run ended in code of ours, or in the middle of an import.
         """
+
         usable, self.usable = self.usable, False
         assert usable, "a pool that failed is not run again"
         for printed in self._printed:
             printed.clear()
         job = pickle.dumps(Job(tuple(sys.path), _working_directory(), body), protocol=5)
-        until = time.monotonic() + deadline
+        patience = Patience(deadline, [one.process for one in self._ranks if one.process is not None])
+        until = math.inf
         returned: dict[int, Returned] = {}
         failed: dict[int, Raised | Died] = {}
         for rank in self._ranks:
             with contextlib.suppress(OSError):  # it has just died; its end is an event
                 rank.send(job)
         settled = False
-        while len(returned) + len(failed) < self.world_size and time.monotonic() < until:
-            for number, event in self._events(until):
+        while len(returned) + len(failed) < self.world_size and patience.left() > 0 and time.monotonic() < until:
+            for number, event in self._events(min(until, time.monotonic() + patience.slice())):
                 match event:
                     case Returned():
                         returned[number] = event
@@ -143,6 +209,8 @@ class Pool:
             for event in events:
                 match event:
                     case Printed(text=text):
+                        if self._heard is not None:
+                            self._heard(number, text)
                         self._printed[number] += text
                         del self._printed[number][:-OUTPUT_BYTES]
                     case _:
@@ -163,9 +231,9 @@ class Pool:
         """What each rank printed in the last run, of those that printed anything."""
         return tuple((rank, self._text(rank)) for rank in range(self.world_size) if self._printed[rank])
 
-    def _stacks(self, stuck: list[int]) -> dict[int, str | None]:
+    def _stacks(self, stuck: list[int]) -> dict[int, Whereabouts | None]:
         """Where each rank is, as it says itself; None where it does not answer."""
-        stacks: dict[int, str | None] = dict.fromkeys(stuck)
+        stacks: dict[int, Whereabouts | None] = dict.fromkeys(stuck)
         for rank in stuck:
             with contextlib.suppress(OSError):
                 self._ranks[rank].ask_where()

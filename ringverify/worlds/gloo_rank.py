@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
-import pickle
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -20,9 +21,11 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from ringverify.worlds import reproducible
-from ringverify.worlds.gloo_blame import main_thread
-from ringverify.worlds.gloo_wire import Died, Event, Printed, Seat
+from ringverify.worlds import reproducible, whose
+from ringverify.worlds.gloo_blame import is_importing, main_thread
+from ringverify.worlds.gloo_wire import Died, Event, Frames, NotAReport, Printed, Seat, Whereabouts, unpacked
+from ringverify.worlds.limits import too_many
+from ringverify.worlds.standard_files import keep_standard_files
 from ringverify.worlds.world import WorldUnavailable
 
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
@@ -37,6 +40,11 @@ Source = tuple[Any, Callable[[], Sequence[Event]]]
 
 class Rank(Protocol):
     """The tool's end of one rank."""
+
+    @property
+    def process(self) -> int | None:
+        """The identifier of its process, if that is on this machine."""
+        ...
 
     def sources(self) -> Sequence[Source]:
         """Where events come from. What a rank printed comes before what it reports."""
@@ -54,8 +62,8 @@ class Rank(Protocol):
         """Have it say where it is."""
         ...
 
-    def where(self) -> str | None:
-        """Its answer, once it is there: the stack of the thread that runs programs, innermost frame first."""
+    def where(self) -> Whereabouts | None:
+        """Its answer, once it is there."""
         ...
 
     def kill(self) -> None:
@@ -102,7 +110,14 @@ class ThisMachine:
     reproducible: bool = True
 
     def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
-        """Start the ranks; they meet in a directory of their own."""
+        """Start the ranks; they meet in a directory of their own.
+
+        Raises:
+            WorldUnavailable: this machine cannot hold so many.
+        """
+        if (reason := too_many(world_size, "file descriptors", "processes", "memory")) is not None:
+            raise WorldUnavailable(reason)
+        keep_standard_files()
         directory = tempfile.mkdtemp(prefix=f"ringverify-{self.name}-")
         products = reproducible.mode() if self.reproducible else None
         try:
@@ -131,17 +146,20 @@ class LocalRank:
     """
 
     def __init__(self, seat: Seat, directory: str, program_module: str) -> None:
-        # Imports torch, which a tool that only uses another world may never need.
-        from ringverify.worlds.gloo_worker import serve, stacks_file
-
         try:
             context = multiprocessing.get_context("forkserver")
         except ValueError:
             raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
         context.set_forkserver_preload([*PRELOADED, program_module])
+        with _unknown_main(), _interrupts_held_back():
+            multiprocessing.forkserver.ensure_running()
+        # Imports torch, which a tool that only uses another world may never need, and the fork server does meanwhile.
+        from ringverify.worlds.gloo_worker import serve, stacks_file, whose_file
+
         self._directory = directory
-        self._stacks = stacks_file(directory, seat.rank)
+        self._stacks, self._whose = (file(directory, seat.rank) for file in (stacks_file, whose_file))
         self._jobs, theirs = context.Pipe()
+        self._wire, self._frames = socket.socket(fileno=os.dup(self._jobs.fileno())), Frames()
         self._output, printing = context.Pipe(duplex=False)
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self._process = context.Process(
@@ -154,6 +172,11 @@ class LocalRank:
             self._process.start()
         os.set_blocking(self._output.fileno(), False)
 
+    @property
+    def process(self) -> int | None:
+        """The identifier of its process."""
+        return self._process.pid
+
     def sources(self) -> Sequence[Source]:
         """Its reports, its output, its end."""
         return ((self._jobs, self._reported), (self._output, self._printed), (self._process.sentinel, self._died))
@@ -164,17 +187,26 @@ class LocalRank:
 
     def _reported(self) -> Sequence[Event]:
         try:
-            report = pickle.loads(self._jobs.recv_bytes())
-        except (EOFError, OSError):
-            raise  # how it ended comes from the fork server
-        except Exception:  # the program wrote to a file descriptor that is not its own
+            data = self._wire.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError  # how it ended comes from the fork server
+        try:
+            reports = [unpacked(message) for message in self._frames.messages(data)]
+        except NotAReport:  # the program wrote to a file descriptor that is not its own
             self._process.kill()
             raise EOFError from None
-        return [*self._all_printed(), report]
+        return [*self._all_printed(), *reports] if reports else []
 
     def _died(self) -> Sequence[Event]:
         self._process.join()
-        return [*self._all_printed(), Died(self._process.exitcode or 0, time.monotonic())]
+        at = time.monotonic()
+        last: Sequence[Event] = []
+        with contextlib.suppress(EOFError, OSError):  # what it said before it ended came before
+            if self._jobs.poll():
+                last = self._reported()
+        return [*self._all_printed(), *last, Died(self._process.exitcode or 0, at, whose.was_ours(self._whose))]
 
     def _printed(self) -> Sequence[Event]:
         try:
@@ -200,10 +232,11 @@ class LocalRank:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, signal.SIGUSR1)
 
-    def where(self) -> str | None:
+    def where(self) -> Whereabouts | None:
         """What the file holds, once it is whole."""
         with contextlib.suppress(OSError), open(self._stacks, errors="replace") as file:
-            return main_thread(file.read())
+            stack = main_thread(file.read())
+            return None if stack is None else Whereabouts(stack, whose.was_ours(self._whose), is_importing(stack))
         return None
 
     def kill(self) -> None:
@@ -216,7 +249,7 @@ class LocalRank:
     def close(self) -> None:
         """Wait for its end, close the pipes and remove the directory."""
         self._process.join(GRACE_SECONDS)
-        for connection in (self._jobs, self._output, self._lifeline):
+        for connection in (self._jobs, self._wire, self._output, self._lifeline):
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

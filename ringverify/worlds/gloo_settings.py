@@ -57,7 +57,7 @@ class Settings:
         """Whether this process's standard streams still are what they were."""
         streams = (sys.stdin, sys.stdout, sys.stderr)
         same = all(now is before for now, before in zip(streams, self._streams, strict=True))
-        return same and not any(stream.closed for stream in streams) and _standard_files() == self._files
+        return same and not any(one and one.closed for one in streams) and _standard_files() == self._files
 
 
 def _standard_files() -> list[tuple[int, int] | None]:

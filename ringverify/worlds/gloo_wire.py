@@ -7,10 +7,16 @@ import torch.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
+import pickle
 import signal
+import struct
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
+
+from ringverify.worlds.limits import Limit
 
 MessageKey = tuple[str, int | None, int, int]
 """(name of the group, source or `None` for any, destination, tag); ranks are those within the group."""
@@ -110,6 +116,8 @@ class Raised:
         consequence: it looks like what a rank meets when another has gone, and is rarely the cause.
         exception: as in `Failure`.
         refusal: as in `Failure`.
+        limit: as in `Failure`.
+        ours: it is an error of ours, and `detail` its whole traceback.
     """
 
     what: str
@@ -118,25 +126,38 @@ class Raised:
     consequence: bool
     exception: str | None = None
     refusal: str | None = None
+    limit: Limit | None = None
+    ours: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Died:
-    """A rank's process ended: `exit_code` as `multiprocessing` has it, negative for a signal; `at` as in `Raised`."""
+    """A rank's process ended.
+
+    Attributes:
+        exit_code: as `multiprocessing` has it, negative for a signal.
+        at: as in `Raised`.
+        ours: no code of the program's user was running in it.
+    """
 
     exit_code: int
     at: float
+    ours: bool = False
 
     @property
     def what(self) -> str:
         """How it ended, to stand after "rank 1's process"."""
         if self.exit_code >= 0:
             return f"ended with exit code {self.exit_code}"
-        try:
-            name = signal.Signals(-self.exit_code).name
-        except ValueError:
-            name = str(-self.exit_code)
-        return f"was ended by signal {name}"
+        return f"was ended by signal {signal_name(-self.exit_code)}"
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV, or the number of a signal that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +167,103 @@ class Printed:
     text: bytes
 
 
+@dataclasses.dataclass(frozen=True)
+class Whereabouts:
+    """Where a rank is that was asked.
+
+    Attributes:
+        stack: of the thread that runs programs, innermost frame first.
+        ours: no code of the program's user is running in it.
+        importing: it is in the middle of an import.
+    """
+
+    stack: str
+    ours: bool
+    importing: bool
+
+
 Report = Ready | NotReady | Returned | Raised
 """What a rank itself says."""
 
 Event = Report | Died | Printed
 """What becomes known of a rank."""
+
+
+MOST = 1 << 30
+"""Bytes of a message, at most."""
+
+_DIGEST = 16
+_LENGTH, _LONG_LENGTH = struct.Struct("!i"), struct.Struct("!Q")
+
+
+class NotAReport(Exception):
+    """What came out of a rank's pipe is none of its reports: the program wrote there, or the rank died in the midst."""
+
+
+def packed(report: Report) -> bytes:
+    """A report as bytes, with a digest: what a program writes to a descriptor that is not its own is told from it."""
+    body = pickle.dumps(report, protocol=5)
+    return hashlib.blake2b(body, digest_size=_DIGEST).digest() + body
+
+
+def unpacked(message: bytes) -> Report:
+    """The report that `packed` made bytes of.
+
+    Raises:
+        NotAReport: it is something else.
+    """
+    digest, body = message[:_DIGEST], message[_DIGEST:]
+    if hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
+        raise NotAReport("it has another digest")
+    try:
+        report = _Unpickler(io.BytesIO(body)).load()
+    except Exception as error:  # whatever a forged pickle makes of its parts
+        raise NotAReport(type(error).__name__) from None
+    if not isinstance(report, Report):
+        raise NotAReport(type(report).__name__)
+    return report
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the reports and nothing else: no forged one runs anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """One of the reports, or what they hold."""
+        if module == __name__ and name in ("Ready", "NotReady", "Returned", "Raised", "Residue"):
+            return globals()[name]
+        raise NotAReport(f"it names {module}.{name}")
+
+
+class Frames:
+    """Messages out of a stream of bytes, framed as `multiprocessing.connection.Connection` does it.
+
+    A reader that waited for the bytes that a damaged length announces would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def messages(self, data: bytes) -> list[bytes]:
+        """Those that are whole, now that more bytes have come.
+
+        Raises:
+            NotAReport: no message is so long.
+        """
+        self._pending += data
+        found = []
+        while len(self._pending) >= _LENGTH.size:
+            (length,), start = _LENGTH.unpack_from(self._pending), _LENGTH.size
+            if length == -1 and len(self._pending) >= start + _LONG_LENGTH.size:
+                (length,), start = _LONG_LENGTH.unpack_from(self._pending, start), start + _LONG_LENGTH.size
+            elif length == -1:
+                break
+            if not 0 <= length <= MOST:
+                raise NotAReport(f"a message of {length:,} bytes")
+            if len(self._pending) < start + length:
+                break
+            found.append(bytes(self._pending[start : start + length]))
+            del self._pending[: start + length]
+        return found
 
 
 def is_clean(residues: Sequence[Residue], *, most_groups: int) -> bool:

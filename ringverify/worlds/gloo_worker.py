@@ -11,6 +11,7 @@ import datetime
 import faulthandler
 import functools
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -26,17 +27,22 @@ import torch.distributed as dist
 # Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
 import torch.distributed._functional_collectives
 
-from ringverify.worlds import reproducible
+from ringverify.words import TEXT, cut
+from ringverify.worlds import reproducible, whose
+from ringverify.worlds.exceptions import exit_call, name_of, one_line
 from ringverify.worlds.gloo_residue import Ledger
 from ringverify.worlds.gloo_settings import Settings
-from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat
+from ringverify.worlds.gloo_wire import Job, NotReady, Raised, Ready, Report, Returned, Seat, packed
+from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.refusals import refusal_of
-from ringverify.worlds.stacks import one_line, traceback_of_user
+from ringverify.worlds.stacks import traceback_of_user
+from ringverify.worlds.world import WorldUnavailable
 
 FOREVER = datetime.timedelta(days=1)
 """The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
 
 _STACKS = "stacks-"
+_WHOSE = "whose-"
 _MEETING = threading.Lock()
 """Held while this rank makes its store, which needs the directory, or leaves."""
 _PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
@@ -54,6 +60,8 @@ def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, life
         lifeline: closes when the tool ends, however it ends.
     """
     _settle(output)
+    multiprocessing.current_process().daemon = False  # for the tool it is; here it would forbid a rank to have children
+    whose.write_to(whose_file(directory, seat.rank))
     settings = Settings(_environment(seat), seat.device)
     # A forked child must hold no end of the pipes: the tool would take it for the rank.
     os.register_at_fork(after_in_child=jobs.close)
@@ -66,7 +74,8 @@ def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, life
         try:
             _join(seat, directory)
         except Exception as error:
-            send(NotReady(_said(error)))
+            limit = limit_of(error)
+            send(NotReady(one_line(error) if limit is None else f"{sentence(limit)}: {one_line(error)}"))
             os._exit(0)
         send(Ready())
         while True:
@@ -102,6 +111,11 @@ def _join(seat: Seat, directory: str) -> None:
 def stacks_file(directory: str, rank: int) -> str:
     """Where a rank writes the stacks of its threads when it gets SIGUSR1."""
     return os.path.join(directory, f"{_STACKS}{rank}")
+
+
+def whose_file(directory: str, rank: int) -> str:
+    """Where a rank keeps whose code it is running."""
+    return os.path.join(directory, f"{_WHOSE}{rank}")
 
 
 def _store(directory: str) -> str:
@@ -156,6 +170,7 @@ def _leave(directory: str, rank: int) -> NoReturn:
     with _MEETING:
         with contextlib.suppress(OSError):
             os.unlink(stacks_file(directory, rank))
+            os.unlink(whose_file(directory, rank))
             if not any(name.startswith(_STACKS) for name in os.listdir(directory)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(_store(directory))
@@ -165,22 +180,21 @@ def _leave(directory: str, rank: int) -> NoReturn:
 
 def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
     process = os.getpid()
-    settings.restore(job)
-    ledger.begin()
     try:
-        program, argument = pickle.loads(job.body)
-        result = program(argument)
+        with whose.ours():
+            settings.restore(job)
+            ledger.begin()
+            program, argument = pickle.loads(job.body)
+            with whose.theirs():
+                result = program(argument)
+            _only_in(process)
+            body = pickle.dumps(result, protocol=5)
+            residue = ledger.residue()
+            return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
     except BaseException as error:
         _only_in(process)
-        return _raised(error)
-    _only_in(process)
-    try:
-        body = pickle.dumps(result, protocol=5)
-    except Exception as error:
-        what = f"returned a {type(result).__name__} that cannot be pickled: {_said(error)}"
-        return Raised(what, what, time.monotonic(), consequence=False)
-    residue = ledger.residue()
-    return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
+        with whose.theirs():  # an exception of its own runs its code when it is asked what it is
+            return _raised(error)
 
 
 def _only_in(process: int) -> None:
@@ -191,27 +205,21 @@ def _only_in(process: int) -> None:
 
 def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
-    said = _said(error)
-    what, exception = f"raised {said}", type(error).__name__ if isinstance(error, Exception) else None
-    if isinstance(error, SystemExit):
-        what = f"called sys.exit({'' if error.code is None else repr(error.code)})"
-    try:
-        detail = traceback_of_user(error)
-    except Exception:
-        detail = what
-    gone = isinstance(error, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
-    return Raised(what, detail, at, consequence=gone, exception=exception, refusal=refusal_of(error))
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return one_line(error)
-    except Exception:
-        return f"{type(error).__name__} (which cannot be printed)"
+    said, kind = one_line(error), type(error)  # asked of the type: `isinstance` asks the exception too
+    if issubclass(kind, WorldUnavailable):
+        ours = cast(WorldUnavailable, error)
+        return Raised(cut(str(ours)), cut(ours.detail, TEXT), at, consequence=False, ours=True)
+    what = f"raised {said}"
+    if issubclass(kind, SystemExit):
+        what = f"called {exit_call(cast(SystemExit, error))}"
+    gone = issubclass(kind, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
+    exception = name_of(error) if issubclass(kind, Exception) else None
+    told, limit = cut(traceback_of_user(error), TEXT), limit_of(error)
+    return Raised(cut(what), told, at, consequence=gone, exception=exception, refusal=refusal_of(error), limit=limit)
 
 
 def _send(jobs: Connection, directory: str, rank: int, report: Report) -> None:
     try:
-        jobs.send_bytes(pickle.dumps(report, protocol=5))
+        jobs.send_bytes(packed(report))
     except (OSError, ValueError):
         _leave(directory, rank)

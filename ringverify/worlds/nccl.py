@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.gloo_rank import ThisMachine
-from ringverify.worlds.world import Conditions, Run, WorldUnavailable
+from ringverify.worlds.world import Conditions, Load, Run, WorldUnavailable
 
 
 class NcclWorld:
@@ -21,13 +21,21 @@ class NcclWorld:
     Args:
         devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them; by default `my_devices()`.
         backend: another than NCCL runs the same ranks without GPUs.
+        heard: is told what each rank prints as it comes, as bytes.
     """
 
     name = "nccl"
 
-    def __init__(self, devices: Sequence[str] | None = None, *, backend: str = "nccl") -> None:
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        backend: str = "nccl",
+        heard: Callable[[int, bytes], None] | None = None,
+    ) -> None:
         self.devices = my_devices() if devices is None else tuple(devices)
-        self._world = GlooWorld(ThisMachine(self.name, backend, self.devices if backend == "nccl" else None))
+        place = ThisMachine(self.name, backend, self.devices if backend == "nccl" else None)
+        self._world = GlooWorld(place, heard)
 
     def run(
         self,
@@ -39,6 +47,7 @@ class NcclWorld:
         deadline: float,
         conditions: Conditions | None = None,
         watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1, each with its GPU as the current CUDA device.
 
@@ -49,7 +58,7 @@ class NcclWorld:
         """
         if world_size > len(self.devices):
             raise WorldUnavailable(too_few(world_size, len(self.devices)))
-        return self._world.run(program, argument, world_size=world_size, seed=seed, deadline=deadline)
+        return self._world.run(program, argument, world_size=world_size, seed=seed, deadline=deadline, load=load)
 
     def close(self) -> None:
         """End all processes."""

@@ -19,6 +19,27 @@ LETTERS = 4000
 """How much of a rank's output is kept: the last letters of it."""
 
 
+class Labelled:
+    """Writes what ranks print, each line with its rank; a line that another rank breaks into is ended first."""
+
+    def __init__(self) -> None:
+        self._open: int | None = None  # the rank whose line on the screen has not ended
+
+    def write(self, rank: int, text: str, stream: Any) -> None:
+        """Write a part of what a rank prints."""
+        if self._open not in (None, rank):
+            self.end(stream)
+        for line in text.splitlines(keepends=True):
+            stream.write(line if self._open == rank else f"[rank {rank}] {line}")
+            self._open = None if line.endswith("\n") else rank
+
+    def end(self, stream: Any) -> None:
+        """End the line that is open, if one is."""
+        if self._open is not None:
+            stream.write("\n")
+            self._open = None
+
+
 class RankOutput:
     """What the ranks of one run print.
 
@@ -30,19 +51,13 @@ class RankOutput:
     def __init__(self, world_size: int, show: Show) -> None:
         self._show = show
         self._kept = [""] * world_size
-        self._open: int | None = None  # the rank whose line on the screen has not ended
+        self._labelled = Labelled()
 
     def add(self, rank: int, text: str, stream: Any) -> None:
         """Take what a rank writes to a stream."""
         self._kept[rank] = (self._kept[rank] + text)[-LETTERS:]
-        if self._show == "kept":
-            return
-        if self._open not in (None, rank):
-            stream.write("\n")
-            self._open = None
-        for line in text.splitlines(keepends=True):
-            stream.write(line if self._open == rank else f"[rank {rank}] {line}")
-            self._open = None if line.endswith("\n") else rank
+        if self._show == "labelled":
+            self._labelled.write(rank, text, stream)
 
     def printed(self) -> tuple[tuple[int | None, str], ...]:
         """What each rank printed that printed anything."""

@@ -46,8 +46,10 @@ def marked(error: RuntimeError, rule: str) -> RuntimeError:
 
 def refusal_of(error: BaseException) -> str | None:
     """The rule by which a transport refused the call that raised this error, if that is what happened."""
+    if type(error) is not RuntimeError:  # `marked` marks no other, and a class of a user's may compute attributes
+        return None
     rule = getattr(error, "refusal", None)
-    return rule if isinstance(error, RuntimeError) and isinstance(rule, str) else None
+    return rule if isinstance(rule, str) else None
 
 
 def check_tag(tag: object, *, sends: bool) -> None:

@@ -4,7 +4,8 @@ Ranks take turns at communication only, and the seed decides whose turn it is, s
 rank can go on, that is known at once, and who waits for whom is said.
 
 What ranks share as threads of one process, and would not share as processes: torch's random generator (which a run
-leaves as its ranks leave it), its default dtype (restored after a run), and all module state of the packages they use.
+leaves as its ranks leave it) and all module state of the packages they use. Torch's settings, its default dtype above
+all, are each rank's own during a run, and restored after it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import sys
 import threading
 import time
 import traceback
@@ -20,20 +22,26 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
-import torch
-
+from ringverify.worlds import torch_settings, whose
 from ringverify.worlds.baton import Baton, Unwound
+from ringverify.worlds.exceptions import exit_call, name_of, one_line, trace_of
 from ringverify.worlds.exchange import Event, Exchange
+from ringverify.worlds.gloo_blame import is_importing
+from ringverify.worlds.limits import limit_of, sentence, too_many
+from ringverify.worlds.patience import Patience
 from ringverify.worlds.printing import RankOutput, Show, as_rank, listening
 from ringverify.worlds.process_group import SimulatedGroup
 from ringverify.worlds.refusals import refusal_of
-from ringverify.worlds.stacks import one_line, traceback_of_user
+from ringverify.worlds.stacks import traceback_of_user
 from ringverify.worlds.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watching import Watch
-from ringverify.worlds.world import Conditions, Failure, Run, WorldUnavailable
+from ringverify.worlds.world import Conditions, Failure, Load, Run, TooEarly, WorldUnavailable
 
 _GRACE = 0.5
 """Seconds that ranks are given to unwind before their threads are abandoned."""
+
+MOST_RANKS = 1024
+"""Ranks take turns in one interpreter: what more of them do takes longer than anybody waits, however right it is."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """A run changes what `torch.distributed` means to the process; two at once would undo one another's changes."""
@@ -75,6 +83,7 @@ class SimulatedWorld:
         deadline: float,
         conditions: Conditions | None = None,
         watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
     ) -> Run:
         """Run `program(argument)` on `world_size` ranks, `torch.distributed` initialised in each.
 
@@ -88,10 +97,11 @@ class SimulatedWorld:
             deadline: seconds, more than 0.
             conditions: how unfriendly the transport is, by default not at all.
             watch: report hazards and traffic; "memory": memory as well, which costs more than both.
+            load: what is loaded first, in the calling thread.
 
         Raises:
             ValueError: no ranks, or no time.
-            WorldUnavailable: this version of torch lacks what is needed, or the caller is itself a rank.
+            WorldUnavailable: as in `World.run`; this version of torch lacks what is needed; the caller is a rank.
         """
         if world_size < 1:
             raise ValueError(f"world_size is {world_size}; a world has at least 1 rank")
@@ -99,6 +109,12 @@ class SimulatedWorld:
             raise ValueError(f"deadline is {deadline}; it is a number of seconds, more than 0")
         if _RANK_THREADS.mine() is not None:
             raise WorldUnavailable("a rank of a simulated world cannot start another one")
+        if world_size > MOST_RANKS:
+            raise WorldUnavailable(f"{world_size} ranks are more than a simulated world holds, which is {MOST_RANKS}")
+        if (reason := too_many(world_size, "threads")) is not None:
+            raise WorldUnavailable(reason)
+        if load is not None:
+            load.call(load.what)
         if watch:
             check_modes()
         started = time.perf_counter()
@@ -163,8 +179,8 @@ class _Ranks:
 
     def run(self, deadline: float) -> Failure | None:
         """Start the ranks, wait for them, and put everything back."""
-        until = time.perf_counter() + deadline
-        dtype = torch.get_default_dtype()
+        patience = Patience(deadline, [os.getpid()])
+        settings = torch_settings.values(torch_settings.OF_PROCESS)
         filters, show = warnings.filters, warnings.showwarning
         _RANK_THREADS.install()
         _intercept_exit()
@@ -173,15 +189,20 @@ class _Ranks:
             try:
                 for thread in self._threads:
                     thread.start()
-            except RuntimeError as error:
-                raise WorldUnavailable(f"no thread could be started for one of {self._size} ranks: {error}") from error
+            except (RuntimeError, MemoryError) as error:
+                limit = limit_of(error, starting=True) or "threads"
+                raise WorldUnavailable(
+                    f"no thread could be started for one of {self._size} ranks: {sentence(limit)}: {error}"
+                ) from error
             self._baton.start()
-            in_time = self._baton.news(until - time.perf_counter()) is not None
+            while not in_time and patience.left() > 0:
+                in_time = self._baton.news(patience.slice()) is not None
             if not in_time:
                 self._baton.stop(self._too_late(deadline))
+                self._unavailable = self._too_early(deadline)
         finally:
             self._end(patient=in_time)
-            torch.set_default_dtype(dtype)
+            torch_settings.put_back(torch_settings.OF_PROCESS, settings)
             if warnings.filters is not filters:
                 # Ranks that leave `catch_warnings` in another order than they entered put back one another's filters.
                 warnings.filters = filters
@@ -219,7 +240,7 @@ class _Ranks:
             _RANK_THREADS.enter(bookkeeping, self._store)
             if self._watch is not None:
                 self._watch.enter(rank)
-            with as_rank(rank, self._output):
+            with as_rank(rank, self._output), whose.theirs():
                 self.results[rank] = self._program(self._argument)
         except Unwound:
             if not self._baton.over:  # another run's end, met at a group of that run
@@ -230,14 +251,13 @@ class _Ranks:
             self._unavailable = error
             self._baton.stop(None)
         except SystemExit as error:
-            code = "" if error.code is None else repr(error.code)
-            message = f"rank {rank} called sys.exit({code})"
+            message = f"rank {rank} called {exit_call(error)}"
             self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
         except BaseException as error:
             self._foreign_group |= self._met_foreign_group(rank, error)
             message = f"rank {rank} raised {one_line(error)}"
-            told, exception = traceback_of_user(error), type(error).__name__
-            self._baton.fail(Failure("raised", rank, message, told, exception, refusal_of(error)))
+            told, exception = traceback_of_user(error), name_of(error)
+            self._baton.fail(Failure("raised", rank, message, told, exception, refusal_of(error), limit_of(error)))
         finally:
             if self._watch is not None:
                 self._watch.leave(rank)
@@ -245,8 +265,9 @@ class _Ranks:
 
     def _met_foreign_group(self, rank: int, error: BaseException) -> bool:
         """Whether an error was raised where a group was at hand that is not this rank's, or not of this run."""
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        groups = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, SimulatedGroup)]
+        frames = [frame for frame, _ in traceback.walk_tb(trace_of(error))]
+        values = [value for frame in frames for value in frame.f_locals.values()]
+        groups = [value for value in values if issubclass(type(value), SimulatedGroup)]  # `isinstance` asks the value
         return any(not group.belongs_to(self.exchange, rank) for group in groups)
 
     def notes(self) -> tuple[str, ...]:
@@ -297,6 +318,15 @@ class _Ranks:
         detail = "\n".join([f"rank {rank} at", *(f"  {line}" for line in places), *self._baton.waits()])
         return Failure("deadline", rank, f"rank {rank} was still at work after {deadline:g} s, at {place}", detail)
 
+    def _too_early(self, deadline: float) -> TooEarly | None:
+        """Why it is no rank's fault that time ran out, if it is none's."""
+        rank = self._baton.holder
+        thread = self._baton.thread_of(rank)
+        stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))
+        if is_importing(stack):
+            return TooEarly.at(deadline, rank, "importing", stack)
+        return None if whose.is_theirs(thread) else TooEarly.at(deadline, rank, "in code of ringverify itself", stack)
+
     def _mail(self) -> str:
         return "\n".join(one.describe() for one in self.exchange.unreceived() if one.kind == "message")
 
@@ -321,14 +351,14 @@ _OUTER: dict[str, Any] = {}
 
 def _intercept_exit() -> None:
     if os._exit is not _exit:
-        _OUTER["exit"] = os._exit
+        _OUTER["exit"], _OUTER["process"] = os._exit, os.getpid()
         os._exit = _exit
 
 
 def _exit(status: int) -> NoReturn:
-    """Stands in for `os._exit`: a rank's process would end, and its run does."""
+    """Stands in for `os._exit`: a rank's process would end, and its run does; a child that a rank forked does end."""
     bookkeeping = _RANK_THREADS.mine()
-    if bookkeeping is None:
+    if bookkeeping is None or os.getpid() != _OUTER["process"]:
         outer: Callable[[int], NoReturn] = _OUTER["exit"]
         outer(status)
     bookkeeping.exited(f"os._exit({status})")

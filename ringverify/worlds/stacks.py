@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ringverify.words import TEXT, cut
+from ringverify.worlds.exceptions import one_line, trace_of
+
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _THREADING = os.path.abspath(threading.__file__)
@@ -63,7 +66,18 @@ def place_of_caller(frame: FrameType | None) -> Place | None:
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """A traceback, chained causes included, without frames of worlds or threads."""
+    """A traceback, chained causes included, without frames of worlds or threads; cut if it is too long.
+
+    Of an exception that cannot be asked for its text or its causes, it is the frames and the type.
+    """
+    try:
+        return _with_causes(error)
+    except BaseException:  # attributes that the class of the exception computes, and computes wrongly
+        frames = [frame for frame in traceback.extract_tb(trace_of(error)) if not _ours(frame.filename)]
+        return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames), one_line(error)])
+
+
+def _with_causes(error: BaseException) -> str:
     summary = traceback.TracebackException.from_exception(error)
     pending: list[traceback.TracebackException | None] = [summary]
     while pending:
@@ -71,14 +85,7 @@ def traceback_of_user(error: BaseException) -> str:
         if entry is not None:
             entry.stack[:] = [frame for frame in entry.stack if not _ours(frame.filename)]
             pending += [entry.__cause__, entry.__context__]
-    return "".join(summary.format()).rstrip()
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's type and the first line of its text."""
-    text = str(error).strip()
-    name = type(error).__name__
-    return f"{name}: {text.splitlines()[0]}" if text else name
+    return cut("".join(summary.format()).rstrip(), TEXT)
 
 
 def _lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:

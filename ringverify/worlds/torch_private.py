@@ -23,8 +23,10 @@ recorder's hooks since 2.14, starts on each rank as it starts in torch itself.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -35,6 +37,11 @@ import torch.distributed.nn.functional
 from torch.distributed import distributed_c10d as c10d
 
 from ringverify.worlds.world import WorldUnavailable
+
+_COMMUNICATES = (
+    *("send", "recv", "isend", "irecv", "batch_", "all_", "broadcast", "reduce", "gather", "scatter", "barrier"),
+)
+"""How the functions of `torch.distributed` begin that do."""
 
 MakeGroup = Callable[[str, "tuple[int, ...]", str], dist.ProcessGroup]
 
@@ -121,14 +128,20 @@ class RankBookkeeping:
 class _BookkeepingByThread:
     """Stands in for `distributed_c10d._world`: a rank's thread sees its own bookkeeping, all others the outer one."""
 
-    def __init__(self, outer: Any, of_thread: threading.local, strange: Callable[[], None]) -> None:
+    def __init__(self, outer: Any, of_thread: threading.local, threads: RankThreads) -> None:
         object.__setattr__(self, "outer", outer)
         object.__setattr__(self, "_of_thread", of_thread)
-        object.__setattr__(self, "_strange", strange)
+        object.__setattr__(self, "_threads", threads)
+
+    @property
+    def strange_calls(self) -> int:
+        """How often a thread that is no rank's has tried to communicate since the run began."""
+        calls: int = self._threads.strange_calls
+        return calls
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(self._of_thread, "bookkeeping"):
-            self._strange()
+            self._threads.strange()
         return getattr(getattr(self._of_thread, "bookkeeping", self.outer), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -140,10 +153,11 @@ class RankThreads:
 
     Attributes:
         strangers: whether a thread that is no rank's has asked for `torch.distributed` since a run began.
+        strange_calls: how often one has tried to communicate.
     """
 
     def __init__(self) -> None:
-        self.strangers = False
+        self.strangers, self.strange_calls = False, 0
         self._known: frozenset[threading.Thread] = frozenset()
         self._of_thread = threading.local()
         self._outer_helper: Callable[..., Any] | None = None
@@ -171,15 +185,23 @@ class RankThreads:
             if not hasattr(c10d, name):
                 raise WorldUnavailable(_lacking(f"distributed_c10d.{name}"))
         isolate(True)
-        self.strangers, self._known = False, frozenset(threading.enumerate())
+        self.strangers, self.strange_calls, self._known = False, 0, frozenset(threading.enumerate())
         if not self.installed:
             self._outer_helper = c10d._new_process_group_helper
             c10d._new_process_group_helper = self._new_process_group_helper  # type: ignore[assignment] # fewer types
-            c10d._world = _BookkeepingByThread(c10d._world, self._of_thread, self._strange)  # type: ignore[assignment] # a stand-in
+            c10d._world = _BookkeepingByThread(c10d._world, self._of_thread, self)  # type: ignore[assignment] # a stand-in
 
-    def _strange(self) -> None:
-        """Note that a thread which began after the run did is no rank's."""
-        self.strangers |= threading.current_thread() not in self._known
+    def strange(self) -> None:
+        """Note what a thread that is no rank's asks for, if it began after the run did."""
+        if threading.current_thread() in self._known:
+            return
+        self.strangers = True
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename == c10d.__file__ and frame.f_code.co_name.startswith(_COMMUNICATES):
+                self.strange_calls += 1  # not somebody who only asks for a rank
+                return
+            frame = frame.f_back
 
     def remove(self, ranks: Iterable[RankBookkeeping], *, keep: bool) -> None:
         """Give the outer `torch.distributed` back.

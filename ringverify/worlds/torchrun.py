@@ -28,7 +28,7 @@ from typing import Any, Literal
 from ringverify.worlds import reproducible
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.gloo_rank import LOOPBACK, LocalRank, Rank, Source
-from ringverify.worlds.gloo_wire import Died, Event, NotReady, Raised, Seat
+from ringverify.worlds.gloo_wire import Died, Event, NotReady, Raised, Seat, Whereabouts
 from ringverify.worlds.world import WorldUnavailable
 
 MEETING_SECONDS = 300.0
@@ -102,13 +102,6 @@ class _Host:
 @dataclasses.dataclass(frozen=True)
 class _AskWhere:
     """Rank 0 asks where a rank is."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Where:
-    """There it is."""
-
-    stack: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +243,12 @@ class _RemoteRank:
     def __init__(self, connection: Connection, *, one_clock: bool) -> None:
         self._connection = connection
         self._one_clock = one_clock
-        self._where: str | None = None
+        self._where: Whereabouts | None = None
+
+    @property
+    def process(self) -> int | None:
+        """None: it may be on another machine."""
+        return None
 
     def sources(self) -> Sequence[Source]:
         return ((self._connection, self._told),)
@@ -259,10 +257,10 @@ class _RemoteRank:
         self._connection.send(job)
 
     def _told(self) -> Sequence[Event]:
-        event: Event | _Where = self._connection.recv()
+        event: Event | Whereabouts = self._connection.recv()
         match event:
-            case _Where(stack=stack):
-                self._where = stack
+            case Whereabouts():
+                self._where = event
                 return []
             case Died() | Raised() if not self._one_clock:
                 return [dataclasses.replace(event, at=time.monotonic())]
@@ -272,7 +270,7 @@ class _RemoteRank:
     def ask_where(self) -> None:
         self._connection.send(_AskWhere())
 
-    def where(self) -> str | None:
+    def where(self) -> Whereabouts | None:
         return self._where
 
     def kill(self) -> None:
@@ -337,9 +335,9 @@ def _host(rank: LocalRank, driver: Connection) -> None:
                         driver.send(event)
                         if isinstance(event, Died):
                             selector.unregister(chosen.fileobj)
-                if asking and (stack := rank.where()) is not None:
+                if asking and (found := rank.where()) is not None:
                     asking = False
-                    driver.send(_Where(stack))
+                    driver.send(found)
     rank.kill()
     rank.close()
 

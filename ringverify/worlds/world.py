@@ -7,10 +7,13 @@ returns each rank's result or the failure that ended the run.
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from ringverify.words import TEXT, cut
 from ringverify.worlds.hazards import Hazard
+from ringverify.worlds.limits import Limit, sentence
 from ringverify.worlds.memory import Memory
 from ringverify.worlds.traffic import Traffic
 
@@ -19,7 +22,7 @@ FailureKind = Literal["raised", "deadlock", "deadline", "died"]
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a run ended without a result on every rank.
+    """Why a run ended without a result on every rank. Texts that are too long are cut.
 
     Attributes:
         kind: "raised": a rank raised (`SystemExit` included); "deadlock": no rank can go on; "deadline": time ran out
@@ -29,6 +32,8 @@ class Failure:
         detail: all that is known: the rank's own traceback, who waits for whom, captured output.
         exception: type of the exception, if a rank raised one.
         refusal: the name of what the transport refused, where it is known to come and go with the number of ranks.
+        limit: the limit of the machine that the rank met, if it was one.
+        exit_code: how a process ended that did so without a word, negative for a signal.
     """
 
     kind: FailureKind
@@ -37,6 +42,12 @@ class Failure:
     detail: str
     exception: str | None = None
     refusal: str | None = None
+    limit: Limit | None = None
+    exit_code: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", cut(self.message))
+        object.__setattr__(self, "detail", cut(self.detail, TEXT))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +141,74 @@ class Run:
     notes: tuple[str, ...] = ()
 
 
+LOAD_SECONDS = 120.0
+"""How long a process may take to load what it is to run, unless something else is said."""
+
+
+def _untold(what: str | None) -> None:
+    """Nobody wants to know."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What a process has to load before a program can run in it. It is no part of the run, nor of its deadline.
+
+    Attributes:
+        what: its name, for people.
+        call: loads it, given its name; importable by name. A process that has loaded it is not asked again.
+        deadline: seconds for it.
+        told: called with its name when it begins, and with `None` at its end.
+    """
+
+    what: str
+    call: Callable[[str], Any]
+    deadline: float = LOAD_SECONDS
+    told: Callable[[str | None], None] = _untold
+
+
 class WorldUnavailable(RuntimeError):
-    """The world itself could not be set up: nothing was learned about the implementation (verdict `inconclusive`)."""
+    """The world could not be set up or kept up: nothing was learned about the implementation (verdict `inconclusive`).
+
+    Args:
+        message: one line.
+        detail: all that is known, such as the traceback of an error of ours; may be empty.
+    """
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class OurError(WorldUnavailable):
+    """A run ended, and not by anything that the implementation did: by an error of ours or a limit of the machine."""
+
+    @classmethod
+    def of(cls, error: BaseException, limit: Limit | None) -> OurError:
+        """From the exception that was raised on a rank, and the limit that it tells of."""
+        detail = "".join(traceback.format_exception(error)).rstrip()
+        said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        if limit is not None:
+            return cls(f"{sentence(limit)}: {said}", detail)
+        return cls(f"an error of ringverify itself on a rank: {said}; please report it", detail)
+
+
+class LoadTooLong(OurError):
+    """What was to be loaded was still loading at the end of the time that it has, and would be the next time."""
+
+
+class TooEarly(OurError):
+    """A deadline ended a run that was in the middle of an import, or in code of ours."""
+
+    @classmethod
+    def at(cls, deadline: float, rank: int, doing: str, detail: str) -> TooEarly:
+        """From what a rank was doing then."""
+        return cls(
+            f"after {deadline:g} s rank {rank} was still {doing}: nothing was learned; allow more with --deadline",
+            detail,
+        )
 
 
 class World(Protocol):
@@ -149,6 +226,7 @@ class World(Protocol):
         deadline: float,
         conditions: Conditions | None = None,
         watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
     ) -> Run:
         """Run `program(argument)` on ranks 0 … world_size − 1, `torch.distributed` initialised in each.
 
@@ -161,9 +239,11 @@ class World(Protocol):
             deadline: seconds after which a run that has not ended is a failure of kind "deadline".
             conditions: how unfriendly a simulated world is, by default not at all; others ignore it.
             watch: have a simulated world report hazards and traffic, or ("memory") these and memory; others ignore it.
+            load: what every process loads first.
 
         Raises:
-            WorldUnavailable: the ranks could not be started.
+            WorldUnavailable: the ranks could not be started or could not load what they need, or code of ours ended
+                the run, or an import was under way at its deadline.
         """
         ...
 

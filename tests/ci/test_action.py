@@ -50,13 +50,13 @@ def test_a_right_ring_leaves_reports_for_people_and_for_machines(project):
     assert [event["property"] for event in events if event["event"] == "property"] == ["forward", "inputs_untouched"]
     names = [case.get("name") for case in xml.etree.ElementTree.parse(folder / "junit.xml").iter("testcase")]
     assert [name for name in names if "forward" in name]
-    assert ran.used == [
-        ("actions/upload-artifact@v4", {"name": RESULTS, "path": RESULTS, "if-no-files-found": "ignore"})
-    ]
+    ((action, inputs),) = ran.used
+    assert action.startswith("actions/upload-artifact@")
+    assert inputs == {"name": RESULTS, "path": RESULTS, "if-no-files-found": "ignore"}
 
 
 def test_a_wrong_ring_fails_the_job_and_its_case_is_kept_for_replay(project, tmp_path_factory):
-    """The summary tells of the failure, and the line it shows works where the artifact is unpacked."""
+    """The summary tells of the failure, and the line it shows works where the artifact is unpacked and trusted."""
     ran = used(project, target="faulty_rings.py:wrong_scale my_ring.py:attend", only="forward")
     assert ran.codes == {"Check": 1}, ran.out
     assert ran.outputs == {"exit-code": "1"}
@@ -70,7 +70,7 @@ def test_a_wrong_ring_fails_the_job_and_its_case_is_kept_for_replay(project, tmp
     for name in ("faulty_rings.py", "right.py"):
         shutil.copy(project / name, elsewhere)
     shutil.copytree(project / RESULTS, elsewhere / RESULTS)
-    command = [sys.executable, "-m", *failure["replay"].split()]
+    command = [sys.executable, "-m", *failure["replay"].split(), "--trust"]
     replayed = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=100, check=False)
     assert replayed.returncode == 1
     assert "the same bits as recorded" in replayed.stdout
@@ -143,6 +143,6 @@ def test_python_is_set_up_only_where_a_version_is_named(project):
     """On a machine of one's own the Python that is there is used."""
     steps = [step for step in ACTION["runs"]["steps"] if step["name"] == "Set up Python"]
     assert run(steps, {"inputs.python-version": ""}, project).used == []
-    assert run(steps, {"inputs.python-version": "3.12"}, project).used == [
-        ("actions/setup-python@v5", {"python-version": "3.12"})
-    ]
+    ((action, inputs),) = run(steps, {"inputs.python-version": "3.12"}, project).used
+    assert action.startswith("actions/setup-python@")
+    assert inputs == {"python-version": "3.12"}

@@ -76,6 +76,42 @@ def test_expressions_stay_out_of_commands(path):
     assert [step for _, step in steps_of(path) if EXPRESSION.search(step.get("run", ""))] == []
 
 
+PINNED = re.compile(r"uses: (?:\./|[\w.-]+/[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+)$")
+
+
+def unpinned(text):
+    """Lines that use somebody else's action by anything but a commit with its version beside it."""
+    used = [line.strip() for line in text.splitlines() if re.match(r"\s*(?:- )?uses:", line)]
+    return [line for line in used if not PINNED.search(line)]
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_actions_of_others_are_pinned_by_commit(path):
+    """A tag may be moved to other code; a commit is what was read. The version beside it is for people."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert "uses:" in text
+    assert unpinned(text) == []
+    assert unpinned(text.replace("  # v", "  # ")) != []
+    assert unpinned("    - uses: actions/checkout@v4\n") == ["- uses: actions/checkout@v4"]
+
+
+def test_one_version_of_each_action_is_used():
+    """In all workflows and in our action."""
+    used = {step["uses"] for path in ALL for _, step in steps_of(path) if "@" in step.get("uses", "")}
+    assert len({action.partition("@")[0] for action in used}) == len(used) == 4
+
+
+@pytest.mark.parametrize("path", workflows())
+def test_a_workflow_may_read_the_repository_and_do_nothing_else(path):
+    """What is not stated is granted by the repository's settings, which may be all there is; no job asks for more."""
+    content = document(path)
+    assert content["permissions"] == {"contents": "read"}
+    assert [job for job, told in content["jobs"].items() if "permissions" in told] == []
+    for _, step in steps_of(path):
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+
+
 @pytest.mark.parametrize("path", ALL)
 def test_every_name_in_an_expression_exists(path):
     """Inputs are declared and used, steps have their ids, matrices their axes."""
@@ -149,7 +185,7 @@ def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
     for name in ("docs", "ringref", "ringverify", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "tests").mkdir()
-    for name in ("miniatures", "misbehaviour"):
+    for name in ("miniatures", "misbehaviour", "reports", "unit"):
         (tmp_path / "tests" / name).symlink_to(ROOT / "tests" / name)
     shutil.copy(ROOT / "tests/conftest.py", tmp_path / "tests")
     (tmp_path / "tests/test_random.py").write_text(RANDOM_TEST)
@@ -159,13 +195,26 @@ def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
         (tmp_path / ".venv/bin" / name).chmod(0o755)
     steps = [step for _, step in steps_of(".github/workflows/nightly.yml") if step.get("run") not in NOT_RUN_HERE]
     known = {"env.SEED": "41", "github.run_id": "41", "inputs.seed": ""}
-    environment = {"SEED": "41", "OPTIONS": "--max-examples 2 --only forward", "TESTS": "tests/test_random.py"}
-    environment["WAYS"] = "--only raises --place simulated"
+    environment = {
+        "SEED": "41",
+        "OPTIONS": "--max-examples 2 --only forward",
+        "TESTS": "tests/test_random.py",
+        "WAYS": "--only raises --place simulated",
+        "MUTATED": "26",
+        "EMULATED": "--examples 2",
+    }
     assert set(environment) == set(content["env"])
     ran = run(steps, known, tmp_path, environment=environment)
-    codes = {"The seed": 0, "Our ring": 0, "The table of misbehaviour": 0, "The tests on random examples": 1}
-    assert ran.codes == codes, ran.out
+    assert ran.codes == {
+        "The seed": 0,
+        "Our ring": 0,
+        "The table of misbehaviour": 0,
+        "Mutated files, each read or refused": 0,
+        "What error is allowed, on emulated right pipelines of every declaration": 0,
+        "The tests on random examples": 1,
+    }, ran.out
     assert "| in forward | 1 of 1 |" in ran.summary
+    assert "| report | 3 |" in ran.summary
     assert "41" in ran.summary
     assert "conformant" in ran.summary
     assert '"seed": 41' in (tmp_path / ".ringverify/nightly.jsonl").read_text(encoding="utf-8")

@@ -20,6 +20,14 @@ def miniature(name):
     return f"{MINIATURES / module}.py:{attribute}"
 
 
+def another_version_of(package, folder, monkeypatch):
+    """Put metadata of a version that no adapter was written for on the module path, before any that is installed."""
+    metadata = folder / "another" / f"{package.replace('-', '_')}-0.0.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.0.0\n")
+    monkeypatch.syspath_prepend(folder / "another")
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What a command returned, printed and reported."""

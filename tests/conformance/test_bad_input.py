@@ -1,13 +1,11 @@
 """Bad input: each gets one line that says what and how to mend it, its exit code, and nothing lost or half-written."""
 
-import importlib.metadata
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from command_line import assert_one_line, miniature
+from command_line import another_version_of, assert_one_line, miniature
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -164,34 +162,19 @@ def test_what_this_machine_lacks_is_inconclusive(lacking, ringverify, monkeypatc
     assert list(ringverify.folder.iterdir()) == []
 
 
-def test_a_missing_peer_package_is_inconclusive_and_says_what_to_install(ringverify, monkeypatch):
-    """Whether or not the package is here: its metadata is hidden."""
-    peer = "ringverify.peers.ring_attention_pytorch"
-
-    def not_there(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.delitem(sys.modules, peer, raising=False)
-    monkeypatch.setattr(importlib.metadata, "version", not_there)
+def test_a_missing_peer_package_is_inconclusive_and_says_what_to_install(ringverify, tmp_path_factory, monkeypatch):
+    """Whether or not the package is here: of two versions the first on the module path counts."""
+    another_version_of("ring-attention-pytorch", tmp_path_factory.mktemp("path"), monkeypatch)
     outcome = ringverify("check", "peer:ring-attention-pytorch")
     assert outcome.code == INCONCLUSIVE
-    assert_one_line(outcome.err, ["ring-attention-pytorch==0.5.20", "pip install 'ringverify[peers]'"])
+    assert_one_line(outcome.err, ["ring-attention-pytorch==0.5.20, found 0.0.0", "pip install 'ringverify[peers]'"])
 
 
 @pytest.mark.parametrize(("other", "code"), [("right:attend", INCONCLUSIVE), ("faulty_rings:wrong_scale", VIOLATIONS)])
-def test_what_can_be_checked_is_checked_beside_what_cannot(other, code, ringverify, monkeypatch):
+def test_what_can_be_checked_is_checked_beside_what_cannot(other, code, ringverify, tmp_path_factory, monkeypatch):
     """The target that cannot is told of as it was typed, with the reason, on the terminal and in every report."""
-
-    version = importlib.metadata.version
-
-    def not_there(name):
-        if name == "yunchang":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version(name)
-
     missing = "peer:yunchang-ring"
-    monkeypatch.delitem(sys.modules, "ringverify.peers.yunchang", raising=False)
-    monkeypatch.setattr(importlib.metadata, "version", not_there)
+    another_version_of("yunchang", tmp_path_factory.mktemp("path"), monkeypatch)
     pages = [f"--{kind}={ringverify.folder / name}" for kind, name in (("junit", "j.xml"), ("html", "p.html"))]
     outcome = ringverify.check(missing, miniature(other), "--only", "forward", "--max-examples", "4", *pages)
     assert outcome.code == outcome.events[-1]["exit_code"] == code, outcome.err
@@ -199,6 +182,6 @@ def test_what_can_be_checked_is_checked_beside_what_cannot(other, code, ringveri
     assert (first["implementation"], first["verdict"]) == (missing, "inconclusive")
     assert second["verdict"] == {INCONCLUSIVE: "conformant", VIOLATIONS: "violations"}[code]
     (why,) = outcome.told("property", implementation=missing)
-    assert re.match(rf"{missing} cannot be checked here: .*yunchang==[\d.]+: pip install", why["reason"])
+    assert re.match(rf"{missing} cannot be checked here: .*yunchang==[\d.]+, found 0\.0\.0: pip install", why["reason"])
     for told in (outcome.out, *((ringverify.folder / name).read_text("utf-8") for name in ("j.xml", "p.html"))):
         assert f"{missing} cannot be checked here" in told

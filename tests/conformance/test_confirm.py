@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from command_line import assert_one_line, miniature
 
+from ringverify.check import casefile
 from ringverify.check.confirming import Confirmation, Scripts, read
 from ringverify.errors import UsageError
+from ringverify.reports.jsonl import read_report
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -21,12 +23,19 @@ def violated(ringverify, target, property, examples=20):
     return report
 
 
+def counterexamples(report):
+    """The violations of a report."""
+    return [event for event in read_report(report) if event["event"] == "counterexample"]
+
+
 def test_a_wrong_result_is_shown_by_its_script(ringverify):
     """dk and dv change places: the script says on which ranks, is kept if asked for, and JSON tells of it."""
     report = violated(ringverify, miniature("faulty_rings:swapped_gradients"), "gradients")
     outcome = ringverify("confirm", report, "--scripts", "shown", "--json", "seen.json")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith("shown       swapped gradients  gradients: wrong: d")
+    imports, shown, _ = outcome.out.splitlines()
+    assert imports.startswith("imports swapped_gradients of ")
+    assert shown.startswith("shown       swapped gradients  gradients: wrong: d")
     assert outcome.out.endswith("1 of 1 violations are shown without ringverify\n")
     (script,) = (ringverify.folder / "shown").iterdir()
     assert script.suffix == ".py"
@@ -54,16 +63,17 @@ def test_an_exception_is_shown_if_it_is_the_same(ringverify):
     report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)
     outcome = ringverify("confirm", report)
     assert outcome.code == 0, outcome.out
-    assert "shown       raises on one rank  forward: ValueError: rank 1 cannot go on" in outcome.out
+    assert "shown       raises on one rank  forward: rank 1 raised ValueError: rank 1 cannot go on" in outcome.out
 
 
 def test_another_exception_shows_nothing(ringverify):
     """A script that ends for a reason of its own is no confirmation."""
     report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)
-    event = next(json.loads(line) for line in report.read_text().splitlines() if '"event": "counterexample"' in line)
-    event["summary"] = "rank 1 raised KeyError: 'bucket'"
-    seen = Scripts(ringverify.folder, 120).confirmed(event)
-    assert (seen.outcome, seen.said) == ("not shown", ("ValueError: rank 1 cannot go on",))
+    (event,) = counterexamples(report)
+    assert event["failure"] == {"kind": "raised", "exception": "ValueError"}
+    event["failure"]["exception"] = "KeyError"
+    seen = Scripts(ringverify.folder, 120).confirmed(event, casefile.read(Path(event["file"])))
+    assert (seen.outcome, seen.said) == ("not shown", ("rank 1 raised ValueError: rank 1 cannot go on",))
 
 
 def test_what_no_result_shows_is_told_apart(ringverify):
@@ -71,19 +81,21 @@ def test_what_no_result_shows_is_told_apart(ringverify):
     report = violated(ringverify, miniature("misbehaving:changes_its_input"), "inputs_untouched", 4)
     outcome = ringverify("confirm", report)
     assert outcome.code == 1
-    assert outcome.out.startswith("not shown   ")
+    assert outcome.out.splitlines()[1].startswith("not shown   ")
     assert outcome.out.endswith("0 of 1 violations are shown without ringverify\n")
 
 
 def test_a_script_that_does_not_end_shows_a_deadlock(ringverify, monkeypatch):
     """And nothing else."""
     report = violated(ringverify, miniature("misbehaving:leaves_a_rank_waiting"), "forward", 4)
-    event = next(json.loads(line) for line in report.read_text().splitlines() if '"event": "counterexample"' in line)
-    assert event["summary"].startswith("deadlock")
-    seen = Scripts(ringverify.folder, 12).confirmed(event)
-    assert (seen.outcome, seen.said) == ("shown", ("the script did not end in 12 s",))
-    other = event | {"summary": "rank 1 raised ValueError: no"}
-    assert Scripts(ringverify.folder, 12).confirmed(other).outcome == "not shown"
+    (event,) = counterexamples(report)
+    assert event["failure"] == {"kind": "deadlock", "exception": None}
+    recorded = casefile.read(Path(event["file"]))
+    scripts = Scripts(ringverify.folder, 12)
+    seen = scripts.confirmed(event, recorded)
+    assert (seen.outcome, seen.said) == ("shown", ("ranks 0, 1 had not ended after 12 s",))
+    other = event | {"failure": {"kind": "raised", "exception": "ValueError"}}
+    assert scripts.confirmed(other, recorded).outcome == "not shown"
 
 
 def test_bad_input_is_one_line(ringverify):

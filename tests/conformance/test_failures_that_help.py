@@ -106,11 +106,8 @@ def test_what_ranks_print_is_shown_with_v_and_in_a_replay(world, ringverify):
         assert one["text"].endswith("one line\nand another\n")
     assert "        printed by rank 1\n        | rows of rank 1: [" in outcome.out
     out, _ = ringverify.apart(*shlex.split(event["replay"])[1:]).communicate(timeout=100)
-    if world == "simulated":
-        assert "[rank 1] rows of rank 1: [" in out
-        assert "[rank 1] and another\n" in out
-    else:
-        assert "        printed by rank 1\n        | rows of rank 1: [" in out
+    assert "[rank 1] rows of rank 1: [" in out
+    assert "[rank 1] and another\n" in out
 
 
 def test_the_replay_line_works_as_pasted(ringverify):

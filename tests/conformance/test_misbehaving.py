@@ -40,7 +40,6 @@ def impatient(monkeypatch):
     """Little time for shrinking what hangs: every attempt costs its deadline."""
     monkeypatch.setattr(hunting, "HUNG_DEADLINE", 0.2)
     monkeypatch.setattr(hunting, "HUNG_SHRINKING", 0.2)
-    monkeypatch.setattr(hunting, "SECOND_CHANCE", 1.0)
 
 
 @pytest.mark.parametrize("name", MISBEHAVING)

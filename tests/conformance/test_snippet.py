@@ -57,7 +57,7 @@ def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(target, t
     assert "the same bits as recorded" in told
     run = shown(tmp_path / "shown.py", hidden=("ringverify", "ringref"))
     assert run.returncode == 1, run.stderr
-    *lines, last = run.stdout.splitlines()
+    *lines, last, _ = run.stdout.splitlines()
     off = {line.split()[2] for line in lines if "allowed in 0 of" not in line}
     assert off
     assert off <= WRONG[target]
@@ -95,7 +95,7 @@ def recorded(property, **fields):
 def test_a_snippet_holds_values_that_are_no_numbers(tmp_path):
     """Keys that nothing attends are NaN in some cases; this implementation knows no key lengths, and attends them."""
     written = tmp_path / "poisoned.py"
-    written.write_text(snippet(recorded("isolation", values="poisoned"), RIGHT, load(RIGHT)))
+    written.write_text(snippet(recorded("isolation", values="poisoned"), load(RIGHT).capabilities).text)
     assert "nan" in written.read_text().split("INPUTS = ")[1].split("M = ")[0]
     run = shown(written, hidden=())
     assert run.returncode == 1, run.stderr
@@ -105,7 +105,7 @@ def test_a_snippet_holds_values_that_are_no_numbers(tmp_path):
 def test_a_snippet_takes_gradients_where_the_property_did():
     """What only fails in backward must not hide what a forward pass shows."""
     for property, gradients in (("forward", False), ("lse", False), ("gradients", True), ("isolation", True)):
-        text = snippet(recorded(property), RIGHT, load(RIGHT))
+        text = snippet(recorded(property), load(RIGHT).capabilities).text
         assert f"RETURNS_LSE, GRADIENTS, COTANGENT = False, {gradients}, 'out'" in text
 
 

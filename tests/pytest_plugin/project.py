@@ -44,6 +44,14 @@ class Project:
             shutil.copy(MINIATURES / f"{name}.py", self.folder)
         return self
 
+    def with_another_version_of(self, package):
+        """The project, where a package is of a version that no adapter was written for, whatever is installed."""
+        metadata = self.folder / "another" / f"{package.replace('-', '_')}-0.0.0.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.0.0\n")
+        self.write(conftest="import os\nimport sys\n\nsys.path.insert(0, os.path.abspath('another'))\n")
+        return self
+
     def write(self, **files):
         """Files by their name without `.py`."""
         for name, text in files.items():

@@ -172,34 +172,30 @@ def test_a_mistake_in_a_decorator_is_an_error_of_its_file(project):
     assert "is a function, not an implementation: decorate the function with" in ran.out
 
 
-NO_SUCH_PACKAGE = """
-import importlib.metadata
-
-version = importlib.metadata.version
-
-
-def hidden(name):
-    if name == "yunchang":
-        raise importlib.metadata.PackageNotFoundError(name)
-    return version(name)
-
-
-importlib.metadata.version = hidden
-"""
-
-
 def test_a_target_that_is_none_here_is_an_error_of_its_own_test(project):
-    """One line each: a package that is missing is inconclusive, a mistyped name is not; other tests run."""
+    """One line each: a package of another version is inconclusive, a mistyped name is not; other tests run.
+
+    A file that ends its process when it is imported ends none of these.
+    """
     test = "@ringverify.conformance({!r}, only='forward', max_examples=2)\ndef test_{}():\n    pass\n\n\n"
-    targets = {"right": "right.py:attend", "missing": "peer:yunchang-ring", "mistyped": "right.py:atend"}
+    targets = {
+        "right": "right.py:attend",
+        "missing": "peer:yunchang-ring",
+        "mistyped": "right.py:atend",
+        "gone": "gone.py:it",
+    }
     tests = [test.format(target, name) for name, target in targets.items()]
-    project.write(conftest=NO_SUCH_PACKAGE, test_ring="import ringverify\n\n\n" + "".join(tests))
+    project.with_another_version_of("yunchang")
+    project.write(gone="import os\n\nos._exit(0)\n", test_ring="import ringverify\n\n\n" + "".join(tests))
     ran = project.pytest("-v")
     assert ran.code == 1, ran.out
-    assert ran.counts() == {"passed": 1, "errors": 2}
+    assert ran.counts() == {"passed": 1, "errors": 3}
     assert ran.ended("test_right[forward]") == "PASSED"
-    assert re.search(r"^peer:yunchang-ring cannot be checked here: .*yunchang==[\d.]+: pip install", ran.out, re.M)
+    assert re.search(
+        r"^peer:yunchang-ring cannot be checked here: .*yunchang==[\d.]+, found 0\.0\.0: pip install", ran.out, re.M
+    )
     assert re.search(r"^target 'right.py:atend': right.py has no attribute 'atend'", ran.out, re.M)
+    assert re.search(r"^gone.py:it ends its process while it is imported \(exit code 0\)$", ran.out, re.M)
     assert "Traceback" not in ran.out
     assert ".py:" not in ran.out.split("ERROR at")[1].split("\n", 2)[1].replace("right.py:", "")
     assert project.pytest("-k", "missing or right").code == Inconclusive.exit_code

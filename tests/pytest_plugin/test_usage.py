@@ -49,6 +49,14 @@ def test_wrong_usage_is_one_line_and_exit_status_4(mistake, project):
     assert sorted(project.folder.iterdir()) == before
 
 
+def test_a_target_that_ends_its_process_when_it_is_imported_does_not_end_pytest(project):
+    """With exit status 0 nothing would have been checked, and nobody would know."""
+    project.write(gone="import os\n\nos._exit(0)\n")
+    ran = project.pytest("--ringverify", "gone.py:attend", *RIGHT)
+    assert ran.code == USAGE
+    assert ran.err.strip() == "ERROR: ringverify: gone.py:attend ends its process while it is imported (exit code 0)"
+
+
 def test_a_mistake_in_the_project_file_is_named_with_that_file(project):
     """It is not on the command line."""
     (project.folder / "pytest.ini").write_text("[pytest]\nringverify_seed = -3\n")

@@ -26,6 +26,7 @@ FLOORS = {
     "ringverify.mutants": 3,
     "ringverify.peers": 3,
     "ringverify": 2,
+    "ringverify.describing": 2,
     "ringverify.implementation": 2,
     "ringverify.targets": 2,
     "ringverify.ring": 2,
@@ -33,6 +34,8 @@ FLOORS = {
     "ringverify.reports": 1,
     "ringref": 1,
     "ringverify.errors": 0,
+    "ringverify.files": 0,
+    "ringverify.words": 0,
 }
 GROUND = 1
 """The floor whose rooms know nothing of one another."""

@@ -84,7 +84,10 @@ def test_an_implementation_has_a_test_a_vector(fixtures, capsys) -> None:
     assert wrong["replay"] in Path("vectors.xml").read_text(encoding="utf-8")
     assert main(["report", "vectors.jsonl", "--html", "page.html", "--markdown", "page.md"]) == 0
     assert main(["confirm", "vectors.jsonl"]) == 1
-    assert "V013: a golden vector has no script; this shows it again: ringverify vectors" in capsys.readouterr().out
+    assert (
+        "V013: there is no case file to make a script of; this shows it again: ringverify vectors"
+        in capsys.readouterr().out
+    )
 
 
 def test_more_failures_are_told_than_are_shown(fixtures, capsys, monkeypatch) -> None:

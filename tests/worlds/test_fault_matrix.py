@@ -1,8 +1,8 @@
 """The fault matrix: every way to misbehave, in every world, gets its verdict and costs nobody else anything.
 
-`simulated` is what `ringverify check` runs: threads in a process of their own. `threads` is the same in this process,
-as `ringverify replay` runs it: what would end or spoil the process itself is not tried there, because nothing could
-survive it. `gloo` is a process a rank.
+`simulated` is what `ringverify check` and `replay` run: threads in a process of their own. `threads` is the same in
+this process, as `replay --in-process` runs it: what would end or spoil the process itself is not tried there, because
+nothing could survive it. `gloo` is a process a rank.
 """
 
 import ctypes
@@ -168,6 +168,9 @@ class Silent:
         pass
 
     def step(self, done):
+        pass
+
+    def loading(self, what):
         pass
 
     def stop(self):

@@ -1,11 +1,15 @@
 """What simulated ranks print is kept by rank, and shown with the rank before each line."""
 
 import io
+import os
 import sys
+import time
 
+import pytest
 import torch.distributed as dist
 
 from ringverify.worlds.contained import ContainedWorld
+from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -55,3 +59,31 @@ def test_labelled_lines_name_their_rank(monkeypatch):
 def test_a_world_in_another_process_keeps_them_too():
     """As data of its run."""
     assert run(ContainedWorld()).printed[0] == (0, "first of 0\nsecond of 0 and its end\n")
+
+
+def wait_to_be_heard(path):
+    """Rank 1 prints, and goes on when somebody who has heard it has made a file."""
+    if dist.get_rank() == 1:
+        print("is anybody there?")
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("world", "words"), [(ContainedWorld, b"[rank 1] is anybody there?\n"), (GlooWorld, b"is anybody there?\n")]
+)
+def test_what_ranks_print_is_heard_while_they_run(world, words, tmp_path):
+    """Who listens need not wait for the end of the run, or of the process."""
+    heard = []
+
+    def listen(rank, text):
+        heard.append(text)
+        (tmp_path / "heard").touch()
+
+    one = world(heard=listen)
+    try:
+        run = one.run(wait_to_be_heard, str(tmp_path / "heard"), world_size=2, seed=0, deadline=30)
+    finally:
+        one.close()
+    assert run.failure is None
+    assert b"".join(heard) == words

@@ -1,0 +1,297 @@
+"""What a target given by name is, without its code in this process: another one, which can be spared, imports it.
+
+Whatever an import does to its process (end it, crash it, never return), the tool says so in a line and goes on. What
+comes back is text that this module made there and reads here: the name, the capabilities, the place, or why there is
+none of these. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringverify import targets
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.implementation import Capabilities, Implementation, sharding_name
+from ringverify.worlds.contained import OF_A_RANK
+from ringverify.worlds.exceptions import one_line
+from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.gloo_wire import signal_name
+from ringverify.worlds.world import LOAD_SECONDS, Failure, TooEarly, WorldUnavailable
+
+SHARDING_SECONDS = 10.0
+"""Seconds that one call of a declared sharding may take, in a process that has imported it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """Stands for the function of an implementation that only other processes import; it cannot be called.
+
+    Two names of one function are equal.
+
+    Attributes:
+        target: what leads to the function.
+        file: the file that it is written in, if it is written in Python.
+        line: the line in which it begins.
+        name: its name with those of the classes and functions that it is in.
+        doc: its docstring, if it has one.
+    """
+
+    target: str = dataclasses.field(compare=False)
+    file: str | None
+    line: int | None
+    name: str
+    doc: str | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Refuse.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"{self.target} was given by name, so it is called in ranks' own processes only")
+
+
+class ShardingElsewhere:
+    """Stands for a declared sharding function: calls it in another process, once for each pair of arguments.
+
+    Args:
+        place: the other process.
+        number: which of the declared shardings it is.
+        name: how cases and reports call it.
+    """
+
+    def __init__(self, place: _Place, number: int, name: str) -> None:
+        self.__qualname__ = name
+        self._place = place
+        self._number = number
+
+    def __call__(self, length: int, world_size: int) -> list[list[int]]:
+        """The positions of each rank.
+
+        Raises:
+            ValueError: what the function did instead of returning integers.
+            Inconclusive: the other process could not be started.
+        """
+        return self._place.shards(self._number, length, world_size)
+
+
+def describe(target: str, *, seconds: float | None = None) -> Implementation:
+    """The implementation that `target` names: all but the function itself, for which an `Elsewhere` stands.
+
+    What is our own (`ring`, `allgather`, mutants) comes whole.
+
+    Args:
+        target: a built-in name, `module:attribute` or `path/to/file.py:attribute`.
+        seconds: how long it may take to be imported; `LOAD_SECONDS` by default.
+
+    Raises:
+        UsageError: the target has no such form, does not import, ends its process, or is not an implementation.
+        Inconclusive: it is a peer whose package is not installed, or it takes too long, or no process can be started.
+    """
+    module, _ = targets.located(target)
+    # What is being imported as a target is in a process that can be spared already.
+    if targets.is_ours(module) or targets.being_loaded() is not None:
+        return targets.load(target)
+    place = _Place(target, LOAD_SECONDS if seconds is None else seconds)
+    try:
+        return place.implementation()
+    finally:
+        place.rest()
+
+
+def lacking(names: Sequence[str]) -> dict[str, str]:
+    """Those built-in names that cannot be checked on this machine, each with the reason; one process imports them all.
+
+    Raises:
+        Inconclusive: importing them ends the process, or takes too long, or no process can be started.
+    """
+    place = _Place("what is built in", LOAD_SECONDS)
+    try:
+        told = place.ask(_reasons, tuple(names), LOAD_SECONDS)
+    finally:
+        place.rest()
+    if isinstance(told, Failure):
+        raise Inconclusive(f"what is built in was not looked at: {told.message}")
+    return {name: reason for name, reason in zip(names, told, strict=True) if reason is not None}
+
+
+class _Place:
+    """A process that can be spared, in which a target is imported."""
+
+    def __init__(self, target: str, seconds: float) -> None:
+        self._target = target
+        self._seconds = seconds
+        self._world = GlooWorld()
+        self._kept = False
+        self._loaded = False
+        self._shards: dict[tuple[int, int, int], list[list[int]] | str] = {}
+
+    def implementation(self) -> Implementation:
+        """What the target is."""
+        told = self.ask(_tell, self._target, self._seconds)
+        if isinstance(told, Failure):
+            raise self._not_imported(told)
+        self._loaded = True
+        match told:
+            case {"wrong": str(message)}:
+                raise UsageError(message)
+            case {"inconclusive": str(message)}:
+                raise Inconclusive(message)
+        try:
+            return self._read(told)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{self._target} is no implementation that can be checked: {error}") from None
+
+    def rest(self) -> None:
+        """End the process, unless there are shardings to ask of it."""
+        if not self._kept:
+            self._world.close()
+
+    def shards(self, number: int, length: int, world_size: int) -> list[list[int]]:
+        """What one of the declared shardings returns."""
+        key = number, length, world_size
+        if key not in self._shards:
+            self._shards[key] = self._asked(*key)
+        found = self._shards[key]
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
+
+    def _asked(self, number: int, length: int, world_size: int) -> list[list[int]] | str:
+        if not self._loaded:  # so that importing it is not part of the call's time
+            self.implementation()
+        told = self.ask(_shard, (self._target, number, length, world_size), SHARDING_SECONDS)
+        what = f"the sharding of {self._target}, called with ({length}, {world_size}),"
+        if isinstance(told, Failure):
+            self._loaded = False
+            if told.kind == "deadline":
+                return f"{what} has not returned after {SHARDING_SECONDS:g} s"
+            return f"{what} {_ends(told)}{_code(told)}" if told.kind == "died" else f"{what} {told.message}"
+        return f"{what} {told}" if isinstance(told, str) else list(told)
+
+    def ask(self, program: Callable[[Any], str], argument: Any, seconds: float) -> Any:
+        """What a program of this module returned there, or how it ended."""
+        try:
+            run = self._world.run(program, argument, world_size=1, seed=0, deadline=seconds)
+        except TooEarly as error:  # in the middle of an import
+            return Failure("deadline", 0, error.detail.partition("\n")[0], error.detail)
+        except WorldUnavailable as error:
+            raise Inconclusive(f"{self._target} was not looked at: {error}") from None
+        return json.loads(run.results[0]) if run.failure is None else run.failure
+
+    def _not_imported(self, failure: Failure) -> UsageError | Inconclusive:
+        match failure.kind:
+            case "died" if failure.exit_code == -signal.SIGKILL:
+                why = "was ended by signal SIGKILL while it was imported, as the kernel does when memory runs out"
+                return Inconclusive(f"{self._target} {why}")
+            case "died":
+                return UsageError(f"{self._target} {_ends(failure)} while it is imported{_code(failure)}")
+            case "deadline":
+                where = failure.message.removeprefix("rank 0 ")
+                why = f"was not imported within {self._seconds:g} s: {where}; allow more with --load-deadline"
+                return Inconclusive(f"{self._target} {why}")
+        return Inconclusive(f"{self._target} was not looked at: {failure.message}")
+
+    def _read(self, told: dict[str, Any]) -> Implementation:
+        """What `_tell` told, checked once more: it comes from a process in which anything may have happened."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in told["declared"].items()
+        }
+        functions = [
+            ShardingElsewhere(self, number, one["function"]) if isinstance(one, dict) else one
+            for number, one in enumerate(told["shardings"])
+        ]
+        if not isinstance(told["name"], str):
+            raise TypeError(f"its name is {told['name']!r}")
+        self._kept = any(isinstance(one, ShardingElsewhere) for one in functions)
+        sharding = tuple(functions) if told["several"] else functions[0]
+        function = Elsewhere(self._target, told["file"], told["line"], told["function"], told["doc"])
+        return Implementation(function, told["name"], Capabilities(sharding=sharding, **fields))
+
+
+def place_of(implementation: Implementation) -> tuple[str | None, int | None]:
+    """The file and the line in which the function of an implementation begins, as far as they are known."""
+    function = inspect.unwrap(implementation.function)
+    if isinstance(function, Elsewhere):
+        return function.file, function.line
+    code = getattr(function, "__code__", None)
+    return getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
+
+
+def _ends(failure: Failure) -> str:
+    """What code does that ends its process."""
+    if failure.exit_code is None or failure.exit_code >= 0:
+        return "ends its process"
+    return f"ends its process by signal {signal_name(-failure.exit_code)}"
+
+
+def _code(failure: Failure) -> str:
+    """The exit code of a process, in brackets, if it has one."""
+    return "" if failure.exit_code is None or failure.exit_code < 0 else f" (exit code {failure.exit_code})"
+
+
+# -- in the other process ----------------------------------------------------------------------------------------------
+
+
+def _tell(target: str) -> str:
+    """What a target is, or why it is nothing, as JSON."""
+    return json.dumps(_looked_at(target))
+
+
+def _reasons(names: Sequence[str]) -> str:
+    """Why each of some targets cannot be checked, or null, as JSON."""
+    told = map(_looked_at, names)
+    return json.dumps([one.get("wrong", one.get("inconclusive")) for one in told])
+
+
+def _looked_at(target: str) -> dict[str, Any]:
+    for name in OF_A_RANK:  # this process's, and it is no rank of the target's
+        os.environ.pop(name, None)
+    try:
+        return _told(targets.load(target))
+    except Inconclusive as error:
+        return {"inconclusive": str(error)}
+    except UsageError as error:
+        return {"wrong": str(error)}
+    except KeyboardInterrupt:  # nobody's but its own: what a terminal sends does not come here
+        return {"wrong": f"{target} does not import: KeyboardInterrupt"}
+    except BaseException as error:  # whatever it is, it is the target's
+        return {"wrong": f"{target} cannot be looked at: {one_line(error)}"}
+
+
+def _told(implementation: Implementation) -> dict[str, Any]:
+    """An implementation as far as JSON can hold it."""
+    capabilities, shardings = implementation.capabilities, implementation.capabilities.shardings
+    declared = {field.name: getattr(capabilities, field.name) for field in dataclasses.fields(Capabilities)}
+    several = isinstance(declared.pop("sharding"), tuple)
+    function, (file, line) = inspect.unwrap(implementation.function), place_of(implementation)
+    return {
+        "name": implementation.name,
+        "declared": declared,
+        "several": several,
+        "shardings": [one if isinstance(one, str) else {"function": sharding_name(one)} for one in shardings],
+        "file": file,
+        "line": line,
+        "function": getattr(function, "__qualname__", repr(function)),
+        "doc": function.__doc__,
+    }
+
+
+def _shard(asked: tuple[str, int, int, int]) -> str:
+    """What a declared sharding returns, as JSON: lists of positions, or in a text what it did instead."""
+    import numpy as np
+
+    target, number, length, world_size = asked
+    try:
+        sharding = targets.load(target).capabilities.shardings[number]
+        assert callable(sharding)
+        told = json.dumps([np.asarray(shard).reshape(-1).tolist() for shard in sharding(length, world_size)])
+    except BaseException as error:  # whatever it is, it is the target's
+        told = json.dumps(f"raised {one_line(error)}")
+    return told

@@ -1,0 +1,102 @@
+"""Settings of torch that outlive a call: whoever changes one has to put it back, or the next layer computes with it.
+
+A setting is either the process's or the thread's. Ranks that are threads of one process have the process's apart all
+the same, as processes have: the baton hands them over (`ringverify.worlds.baton`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Setting(NamedTuple):
+    """One setting.
+
+    Attributes:
+        name: how messages call it.
+        read: its value now.
+        write: sets it; `None` where torch has no way but to leave a context.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any] | None
+
+
+def _attention_kernels() -> tuple[bool, ...]:
+    kernels: Any = torch.backends.cuda  # its functions are not typed
+    return (
+        kernels.flash_sdp_enabled(),
+        kernels.mem_efficient_sdp_enabled(),
+        kernels.math_sdp_enabled(),
+        kernels.cudnn_sdp_enabled(),
+    )
+
+
+def _enable_attention_kernels(enabled: tuple[bool, ...]) -> None:
+    kernels: Any = torch.backends.cuda
+    kernels.enable_flash_sdp(enabled[0])
+    kernels.enable_mem_efficient_sdp(enabled[1])
+    kernels.enable_math_sdp(enabled[2])
+    kernels.enable_cudnn_sdp(enabled[3])
+
+
+def _autocast(device: str) -> Setting:
+    def read() -> tuple[bool, torch.dtype]:
+        return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def write(value: tuple[bool, torch.dtype]) -> None:
+        torch.set_autocast_enabled(device, value[0])
+        torch.set_autocast_dtype(device, value[1])
+
+    return Setting(f"autocast on {device}", read, write)
+
+
+OF_PROCESS: tuple[Setting, ...] = (
+    Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    Setting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    Setting("attention kernels", _attention_kernels, _enable_attention_kernels),
+    Setting("anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+)
+"""Those of the whole process."""
+
+EVERY: tuple[Setting, ...] = (
+    *OF_PROCESS,
+    Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    Setting("inference mode", torch.is_inference_mode_enabled, None),
+    _autocast("cpu"),
+    _autocast("cuda"),
+    Setting("default device", torch.get_default_device, torch.set_default_device),
+    Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
+)
+"""Those, and the calling thread's own."""
+
+
+def values(settings: Sequence[Setting]) -> tuple[Any, ...]:
+    """What settings are now."""
+    return tuple(setting.read() for setting in settings)
+
+
+def put_back(settings: Sequence[Setting], before: tuple[Any, ...]) -> dict[str, str]:
+    """Set what is no longer as it was, and say what that is: by name, "float64, and float32 before"."""
+    now = values(settings)
+    if now == before:
+        return {}
+    changed = {}
+    for setting, is_now, was in zip(settings, now, before, strict=True):
+        if is_now != was:
+            changed[setting.name] = f"{_shown(is_now)}, and {_shown(was)} before"
+            if setting.write is not None:
+                with contextlib.suppress(RuntimeError):  # torch may have been told to let nobody change it
+                    setting.write(was)
+    return changed
+
+
+def _shown(value: Any) -> str:
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join(str(value).removeprefix("torch.") for value in values)
