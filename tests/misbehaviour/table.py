@@ -158,7 +158,7 @@ def ended(arguments: Sequence[str], *, folder: Path, limit: float, plugin: bool 
     code = int(lines[1]) if len(lines) == 2 else None
     left = _processes_left(killed_at_once=code is None)
     left += [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith(OWN_FILE)]
-    left += [f"shared memory {name}" for name in _unused(set(os.listdir(SHARED_MEMORY)) - before)]
+    left += _shared_memory_left(before)
     shutil.rmtree(temporary, ignore_errors=True)
     return Ended(code, (folder / "errors").read_text(errors="replace"), seconds, left)
 
@@ -230,15 +230,20 @@ def _processes_left(*, killed_at_once: bool) -> list[str]:
     return left
 
 
-def _unused(names: set[str]) -> list[str]:
-    """Those pieces of shared memory that no process uses: others on this machine may have made some meanwhile."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            names -= {name for name in names if str(SHARED_MEMORY / name) in maps.read_text(errors="replace")}
-    for name in [name for name in names if name.startswith(OWN_FILE)]:
-        names.remove(name)
-        (SHARED_MEMORY / name).unlink(missing_ok=True)
-    return sorted(names)
+def _shared_memory_left(before: set[str]) -> list[str]:
+    """New pieces of shared memory that no process uses after some grace; others may have made some meanwhile."""
+    for written in SHARED_MEMORY.glob(f"{OWN_FILE}*"):
+        written.unlink(missing_ok=True)
+    until = time.monotonic() + GRACE
+    while found := set(os.listdir(SHARED_MEMORY)) - before:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                used = maps.read_text(errors="replace")
+                found -= {name for name in found if str(SHARED_MEMORY / name) in used}
+        if not found or time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    return [f"shared memory {name}" for name in sorted(found)]
 
 
 def _bury() -> None:
