@@ -288,7 +288,7 @@ def checked(ways: Sequence[Way], place: str, folder: Path) -> list[Result]:
     options = {"only": ",".join(ways[0].properties), "max-examples": EXAMPLES, "world-sizes": "2", "report": "r.jsonl"}
     options |= {"world": "simulated" if plugin else place} | ({"deadline": DEADLINE} if ways[0].hangs else {})
     targets = [f"{way.name}{which}.py:attend" for way in ways for which in ("", "-next")]
-    if ways[0].hangs and ways[0].phase == "import" and _has("check", "--load-deadline"):
+    if ways[0].hangs and ways[0].phase == "import":
         options["load-deadline"] = LOAD_DEADLINE
     arguments = [text for name, value in options.items() for text in (prefix + name, value)]
     if plugin:
@@ -372,8 +372,7 @@ def replayed(way: Way, folder: Path) -> Result:
     if (case := recorded(property, folder.parent)) is None:
         return Result(way.name, way.phase, "replay", "none", "", 0.0, ["no case could be recorded"])
     arguments = ["replay", str(case), "--target", f"{way.name}.py:attend"]
-    arguments += ["--trust"] if _has("replay", "--trust") else []
-    arguments += ["--deadline", DEADLINE] if way.hangs and _has("replay", "--deadline") else []
+    arguments += ["--trust"] if not way.hangs else ["--trust", "--deadline", DEADLINE, "--load-deadline", LOAD_DEADLINE]
     end = ended(arguments, folder=folder, limit=PATIENCE * LIMITS[way.hangs])
     verdict = None if end.code is None else CODES.get(end.code)
     wrong = _wrong(way, "replay", verdict, end, [])
@@ -381,14 +380,6 @@ def replayed(way: Way, folder: Path) -> Result:
         wrong.insert(0, _how(end.code))
     said = "".join(end.errors.strip().splitlines()[-1:])
     return Result(way.name, way.phase, "replay", verdict or "none", said[:200], round(end.seconds, 1), wrong)
-
-
-def _has(command: str, option: str) -> bool:
-    """Whether a command knows an option."""
-    from ringverify.cli import _parser
-
-    commands = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return option in commands.choices[command]._option_string_actions
 
 
 def recorded(property: str, folder: Path) -> Path | None:
