@@ -127,7 +127,7 @@ def ended(arguments: Sequence[str], *, folder: Path, limit: float, plugin: bool 
         limit: seconds after which it is ended.
         plugin: it is pytest that is run.
     """
-    temporary, before, began = folder / "tmp", set(os.listdir(SHARED_MEMORY)), time.monotonic()
+    temporary, before, began = folder / "tmp", _inodes(), time.monotonic()
     temporary.mkdir(exist_ok=True)
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -230,20 +230,25 @@ def _processes_left(*, killed_at_once: bool) -> list[str]:
     return left
 
 
-def _shared_memory_left(before: set[str]) -> list[str]:
+def _shared_memory_left(before: set[int]) -> list[str]:
     """New pieces of shared memory that no process uses after some grace; others may have made some meanwhile."""
     for written in SHARED_MEMORY.glob(f"{OWN_FILE}*"):
         written.unlink(missing_ok=True)
     until = time.monotonic() + GRACE
-    while found := set(os.listdir(SHARED_MEMORY)) - before:
+    while found := _inodes() - before:
         for maps in Path("/proc").glob("[0-9]*/maps"):
             with contextlib.suppress(OSError):
-                used = maps.read_text(errors="replace")
-                found -= {name for name in found if str(SHARED_MEMORY / name) in used}
+                lines = (line.split() for line in maps.read_text(errors="replace").splitlines() if "/dev/shm" in line)
+                found -= {int(line[4]) for line in lines}
         if not found or time.monotonic() > until:
             break
         time.sleep(0.2)
-    return [f"shared memory {name}" for name in sorted(found)]
+    return [f"shared memory {entry.name}" for entry in os.scandir(SHARED_MEMORY) if entry.inode() in found]
+
+
+def _inodes() -> set[int]:
+    """What there is of shared memory; a semaphore is mapped under another name than the one that it has."""
+    return {entry.inode() for entry in os.scandir(SHARED_MEMORY)}
 
 
 def _bury() -> None:
