@@ -58,6 +58,8 @@ TOGETHER = {True: 6, False: 12}
 """How many ways share a run of the tool, by whether they hang."""
 CODES = {0: CONFORMANT, 1: VIOLATIONS, 2: USAGE, 3: INCONCLUSIVE}
 PYTEST_USAGE = 4
+NOT_OURS = (OWN_FILE, "torchinductor_")
+"""Files that the implementation itself wrote, and the cache that torch keeps for all of a user's processes."""
 SHARED_MEMORY = Path("/dev/shm")
 SET_CHILD_SUBREAPER = 36
 
@@ -157,7 +159,7 @@ def ended(arguments: Sequence[str], *, folder: Path, limit: float, plugin: bool 
     seconds, lines = time.monotonic() - began, told.split()
     code = int(lines[1]) if len(lines) == 2 else None
     left = _processes_left(killed_at_once=code is None)
-    left += [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith(OWN_FILE)]
+    left += [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith(NOT_OURS)]
     left += _shared_memory_left(before)
     shutil.rmtree(temporary, ignore_errors=True)
     return Ended(code, (folder / "errors").read_text(errors="replace"), seconds, left)
