@@ -15,6 +15,7 @@ import pytest
 
 from ringverify.check.outcome import LOADS
 from ringverify.errors import Inconclusive
+from ringverify.words import legible
 
 if TYPE_CHECKING:
     from ringverify.properties.property import Property
@@ -58,7 +59,7 @@ class Implementations(pytest.Collector):
     def collect(self) -> Iterator[ImplementationUnderTest]:
         """A collector a target."""
         for one in self.prepared:
-            node: ImplementationUnderTest = ImplementationUnderTest.from_parent(self, name=one.target)
+            node: ImplementationUnderTest = ImplementationUnderTest.from_parent(self, name=legible(one.target))
             node.prepared, node.attempt = one, self.attempt
             yield node
 
@@ -99,7 +100,7 @@ class PropertyItem(pytest.Item):
         implementation = self.checked.plan.implementation
         place = inspect.unwrap(implementation.function)
         code = getattr(place, "__code__", None)
-        said = f"{implementation.name}: {self.property.id}"
+        said = legible(f"{implementation.name}: {self.property.id}")
         return (self.path, 0, said) if code is None else (code.co_filename, code.co_firstlineno - 1, said)
 
 
