@@ -55,19 +55,19 @@ def _said_by_the_system(text: str) -> Limit | None:
 
 def sentence(limit: Limit) -> str:
     """That a limit was met, how far it goes here, and what to do."""
-    return f"this machine has no more {limit} to give{_far(limit)}"
+    far = _far(limit)
+    return f"this machine is out of {limit}{f' ({far})' if far else ''}"
 
 
 def _far(limit: Limit) -> str:
     match limit:
-        case "file descriptors" | "processes" | "threads":
-            most = _most(limit)
-            return f" ({most} at most: ulimit -{'n' if limit == 'file descriptors' else 'u'})" if most else ""
+        case "disk":
+            return "where temporary files go: TMPDIR"
         case "memory":
             free = _available()
-            return "" if free is None else f" ({free >> 20} MiB are available)"
-        case "disk":
-            return " where temporary files go (TMPDIR)"
+            return "" if free is None else f"{free >> 20} MiB are available"
+    most = _most(limit)
+    return "" if most is None else f"{most} at most: ulimit -{'n' if limit == 'file descriptors' else 'u'}"
 
 
 def too_many(ranks: int, *limits: Limit) -> str | None:
@@ -81,7 +81,7 @@ def too_many(ranks: int, *limits: Limit) -> str | None:
         most, needed = _available() if limit == "memory" else _most(limit), ranks * _SHARES.get(limit, 1)
         if most is not None and needed > most:
             shown = f"{needed >> 20} MiB of memory" if limit == "memory" else f"{needed} {limit}"
-            return f"{ranks} ranks need at least {shown}, and {sentence(limit)}"
+            return f"{ranks} ranks need at least {shown}, and {_far(limit)}"
     return None
 
 

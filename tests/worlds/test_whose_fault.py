@@ -176,7 +176,7 @@ def test_a_process_that_cannot_be_started_is_told_with_its_limit(monkeypatch: py
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr("ringverify.worlds.gloo_rank.LocalRank", refused)
-    with pytest.raises(WorldUnavailable, match="this machine has no more processes to give"):
+    with pytest.raises(WorldUnavailable, match="this machine is out of processes"):
         GlooWorld().run(programs.load, "os", world_size=2, seed=0, deadline=1.0)
 
 
@@ -187,7 +187,7 @@ def test_a_thread_that_cannot_be_started_is_told_with_its_limit(monkeypatch: pyt
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("ringverify.worlds.simulated.threading.Thread.start", refused)
-    with pytest.raises(WorldUnavailable, match="this machine has no more threads to give"):
+    with pytest.raises(WorldUnavailable, match="this machine is out of threads"):
         SimulatedWorld().run(programs.load, "os", world_size=2, seed=0, deadline=1.0)
 
 
