@@ -32,6 +32,7 @@ Raises:
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any, Literal
 
 import torch
@@ -188,6 +189,8 @@ def usp_striped(seq_len: int, world_size: int) -> list[Tensor]:
 
 
 def _hybrid(name: str, ring: Ring, sharding: Any, *, pack_qkv: bool = False) -> Implementation:
+    modules: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
     @_with_flash_attn(
         name=f"{NAME}-{name}",
         sharding=sharding,
@@ -201,12 +204,14 @@ def _hybrid(name: str, ring: Ring, sharding: Any, *, pack_qkv: bool = False) -> 
         """This rank's output; q, k and v are this rank's shards."""
         dim = q.shape[-1]
         q, k, v = for_kernels(q, k, v)
-        # Its groups are the process's, and read when the module is made; no simulated rank runs in between.
-        _yunchang.set_seq_parallel_pg(ULYSSES_DEGREE, call.world_size // ULYSSES_DEGREE, call.rank, call.world_size)
-        module = _yunchang.LongContextAttention(
-            ring_impl_type=ring, use_pack_qkv=pack_qkv, attn_type=_kernels.AttnType.FA
-        )
-        out: Tensor = module(q, k, v, **_arguments(call))
+        if call.group not in modules:  # a training job makes its groups once, too
+            # They are the process's, and read when the module is made; no simulated rank runs in between.
+            ring_degree = call.world_size // ULYSSES_DEGREE
+            _yunchang.set_seq_parallel_pg(ULYSSES_DEGREE, ring_degree, call.rank, call.world_size)
+            modules[call.group] = _yunchang.LongContextAttention(
+                ring_impl_type=ring, use_pack_qkv=pack_qkv, attn_type=_kernels.AttnType.FA
+            )
+        out: Tensor = modules[call.group](q, k, v, **_arguments(call))
         return out[..., :dim]
 
     return attend

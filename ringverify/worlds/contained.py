@@ -148,4 +148,4 @@ def _of_the_process(failure: Failure, deadline: float) -> Failure:
             message = f"after {deadline:g} s the simulated ranks had not returned, nor could they be interrupted"
         case _:
             raise WorldUnavailable(failure.message.replace("rank 0", "the simulated world's process", 1))
-    return Failure(failure.kind, None, message, failure.detail)
+    return dataclasses.replace(failure, rank=None, message=message)

@@ -23,14 +23,14 @@ from typing import Any, Protocol
 
 from ringverify.worlds import reproducible, whose
 from ringverify.worlds.gloo_blame import is_importing, main_thread
-from ringverify.worlds.gloo_wire import Died, Event, Frames, NotAReport, Printed, Seat, Whereabouts, unpacked
+from ringverify.worlds.gloo_wire import Died, Event, Frames, NotAReport, Printed, Ready, Seat, Whereabouts, unpacked
 from ringverify.worlds.limits import too_many
 from ringverify.worlds.standard_files import keep_standard_files
 from ringverify.worlds.world import WorldUnavailable
 
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
-GRACE_SECONDS = 5.0
-"""How long the system may take to bury a process that was killed."""
+GRACE_SECONDS = 10.0
+"""How long a keeper may take to end what is left of its rank."""
 PRELOADED = ("ringverify.worlds.gloo_worker", "torch.fx.experimental.symbolic_shapes")
 """Imported once, by the fork server; the second is what torch imports in a first backward pass, for a second."""
 
@@ -154,7 +154,8 @@ class LocalRank:
         with _unknown_main(), _interrupts_held_back():
             multiprocessing.forkserver.ensure_running()
         # Imports torch, which a tool that only uses another world may never need, and the fork server does meanwhile.
-        from ringverify.worlds.gloo_worker import serve, stacks_file, whose_file
+        from ringverify.worlds.gloo_keeper import keep
+        from ringverify.worlds.gloo_worker import stacks_file, whose_file
 
         self._directory = directory
         self._stacks, self._whose = (file(directory, seat.rank) for file in (stacks_file, whose_file))
@@ -162,8 +163,9 @@ class LocalRank:
         self._wire, self._frames = socket.socket(fileno=os.dup(self._jobs.fileno())), Frames()
         self._output, printing = context.Pipe(duplex=False)
         lifeline, self._lifeline = context.Pipe(duplex=False)
+        self._worker: int | None = None
         self._process = context.Process(
-            target=serve,
+            target=keep,
             args=(seat, directory, theirs, printing, lifeline),
             name=f"ringverify {seat.backend} rank {seat.rank} of {seat.world_size}",
             daemon=True,
@@ -178,8 +180,8 @@ class LocalRank:
 
     @property
     def process(self) -> int | None:
-        """The identifier of its process."""
-        return self._process.pid
+        """The identifier of its process, once it is ready."""
+        return self._worker
 
     def sources(self) -> Sequence[Source]:
         """Its reports, its output, its end."""
@@ -199,8 +201,11 @@ class LocalRank:
         try:
             reports = [unpacked(message) for message in self._frames.messages(data)]
         except NotAReport:  # the program wrote to a file descriptor that is not its own
-            self._process.kill()
+            self.kill()
             raise EOFError from None
+        for report in reports:
+            if isinstance(report, Ready):
+                self._worker = report.process
         return [*self._all_printed(), *reports] if reports else []
 
     def _died(self) -> Sequence[Event]:
@@ -230,7 +235,7 @@ class LocalRank:
         return found
 
     def ask_where(self) -> None:
-        """Have its `faulthandler` write a file."""
+        """Have its `faulthandler` write a file; the keeper passes the signal on."""
         process = self._process
         if process.pid is not None and process.exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -244,15 +249,13 @@ class LocalRank:
         return None
 
     def kill(self) -> None:
-        """End it and its process group; a process group outlives its leader."""
-        if self._process.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()  # it may not have had the time to make its process group
+        """Have its keeper end it and all that it has started."""
+        self._lifeline.close()
 
     def close(self) -> None:
         """Wait for its end, close the pipes and remove the directory."""
         self._process.join(GRACE_SECONDS)
+        self._process.kill()  # the keeper, should it not have come to its end; the rank ends with it
         for connection in (self._jobs, self._wire, self._output, self._lifeline):
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)

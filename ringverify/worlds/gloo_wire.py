@@ -69,7 +69,9 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """The worker has joined its process group."""
+    """The worker has joined its process group; `process` is its process, which is not the one that was started."""
+
+    process: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,14 +9,12 @@ import contextlib
 import dataclasses
 import datetime
 import faulthandler
-import functools
 import gc
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, cast
@@ -43,56 +41,47 @@ FOREVER = datetime.timedelta(days=1)
 
 _STACKS = "stacks-"
 _WHOSE = "whose-"
-_MEETING = threading.Lock()
-"""Held while this rank makes its store, which needs the directory, or leaves."""
 _PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
 """How an error reads that a rank meets because another one has gone (lower case)."""
 
 
-def serve(seat: Seat, directory: str, jobs: Connection, output: Connection, lifeline: Connection) -> None:
-    """Run programs as one rank until `jobs` closes.
+def serve(seat: Seat, directory: str, jobs: Connection, output: Connection) -> NoReturn:
+    """Run programs as one rank until the keeper ends this process, which is when the tool ends.
 
     Args:
         seat: who this is, and how it meets the others.
         directory: the ranks of a machine may meet there, and stacks are written there on request.
         jobs: `Job`s come in here, one `Report` goes back for each, after a first one that says the rank is ready.
         output: what becomes standard output and standard error.
-        lifeline: closes when the tool ends, however it ends.
     """
     _settle(output)
     multiprocessing.current_process().daemon = False  # for the tool it is; here it would forbid a rank to have children
     whose.write_to(whose_file(directory, seat.rank))
     settings = Settings(_environment(seat), seat.device)
-    # A forked child must hold no end of the pipes: the tool would take it for the rank.
-    os.register_at_fork(after_in_child=jobs.close)
-    os.register_at_fork(after_in_child=lifeline.close)
+    os.register_at_fork(after_in_child=jobs.close)  # or the tool would take a forked child for the rank
     with open(stacks_file(directory, seat.rank), "w") as stacks:
-        ending = lifeline, directory, seat.rank
-        threading.Thread(target=_end_with, args=ending, name="ringverify-lifeline", daemon=True).start()
-        send = functools.partial(_send, jobs, directory, seat.rank)
         ledger = Ledger(numbers_messages=seat.backend == "gloo")
         try:
             _join(seat, directory)
         except Exception as error:
-            limit = limit_of(error)
-            send(NotReady(one_line(error) if limit is None else f"{sentence(limit)}: {one_line(error)}"))
+            limit, said = limit_of(error), one_line(error)
+            _send(jobs, NotReady(said if limit is None else f"{sentence(limit)}: {said}"))
             os._exit(0)
-        send(Ready())
+        _send(jobs, Ready(os.getpid()))
         while True:
             try:
                 job = pickle.loads(jobs.recv_bytes())
             except (EOFError, OSError):
-                _leave(directory, seat.rank)
+                _leave()
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-            send(_run(job, ledger, settings))
+            _send(jobs, _run(job, ledger, settings))
 
 
 def _join(seat: Seat, directory: str) -> None:
     """Become a member of the default group."""
     torch_distributed: Any = dist  # stores are documented there, but are not in its __all__
     if seat.store is None:
-        with _MEETING:
-            store = torch_distributed.FileStore(_store(directory), seat.world_size)
+        store = torch_distributed.FileStore(_store(directory), seat.world_size)
     else:
         address, port, prefix = seat.store
         store = torch_distributed.PrefixStore(prefix, torch_distributed.TCPStore(address, port, is_master=False))
@@ -154,28 +143,10 @@ def _settle(output: Connection) -> None:
     gc.freeze()  # pages shared with the fork server stay shared
 
 
-def _end_with(lifeline: Connection, directory: str, rank: int) -> None:
-    """End this process when the tool ends, even in the middle of a program that never does."""
-    with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()
-    _leave(directory, rank)
-
-
-def _leave(directory: str, rank: int) -> NoReturn:
-    """End this process because the tool has ended; killed, it could not tidy up.
-
-    The last rank to leave does. Without its directory, a rank that is about to make its store would look for it for
-    minutes, holding the interpreter's lock, so that nothing here could end it.
-    """
-    with _MEETING:
-        with contextlib.suppress(OSError):
-            os.unlink(stacks_file(directory, rank))
-            os.unlink(whose_file(directory, rank))
-            if not any(name.startswith(_STACKS) for name in os.listdir(directory)):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(_store(directory))
-                os.rmdir(directory)  # refused if somebody has come meanwhile
-        os._exit(0)
+def _leave() -> NoReturn:
+    """Wait for the keeper to end this process and tidy up; a pipe that a program has closed is no end of the tool."""
+    time.sleep(1.0)
+    os._exit(0)
 
 
 def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
@@ -218,8 +189,8 @@ def _raised(error: BaseException) -> Raised:
     return Raised(cut(what), told, at, consequence=gone, exception=exception, refusal=refusal_of(error), limit=limit)
 
 
-def _send(jobs: Connection, directory: str, rank: int, report: Report) -> None:
+def _send(jobs: Connection, report: Report) -> None:
     try:
         jobs.send_bytes(packed(report))
     except (OSError, ValueError):
-        _leave(directory, rank)
+        _leave()

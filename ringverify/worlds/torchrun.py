@@ -21,14 +21,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from ringverify.worlds import reproducible
 from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.gloo_rank import LOOPBACK, LocalRank, Rank, Source
 from ringverify.worlds.gloo_wire import Died, Event, NotReady, Raised, Seat, Whereabouts
+from ringverify.worlds.meeting import Meeting, meet
 from ringverify.worlds.world import WorldUnavailable
 
 MEETING_SECONDS = 300.0
@@ -132,12 +132,11 @@ class Crew:
         self._number = 0
         self._connections: dict[int, Connection] = {}
         self._members = {0: _introduction(here)}
-        self._secret = secrets.token_bytes(32)
+        secret = secrets.token_bytes(32)
         # One machine needs to be reached by nobody else.
         alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-        self._listener = socket.create_server(("127.0.0.1" if alone else "", 0), backlog=4 * self.size)
-        address = "127.0.0.1" if alone else here.address
-        self._store.set(_key(here), json.dumps([address, self._listener.getsockname()[1], self._secret.hex()]))
+        self._meeting = Meeting(None if alone else here.address, secret, 64 + 4 * self.size)
+        self._store.set(_key(here), json.dumps([self._meeting.address, self._meeting.port, secret.hex()]))
         for connection, member in self._arrivals(self.size - 1):
             self._members[member.rank], self._connections[member.rank] = member, connection
         without = [rank for rank, member in sorted(self._members.items()) if member.local_rank >= member.gpus]
@@ -204,21 +203,12 @@ class Crew:
         until = time.monotonic() + MEETING_SECONDS
         came = 0
         while came < wanted:
-            self._listener.settimeout(max(0.01, until - time.monotonic()))
-            try:
-                wire, _ = self._listener.accept()
-            except TimeoutError:
+            arrival = self._meeting.arrival(until)
+            if arrival is None:
                 raise WorldUnavailable(
                     f"of {wanted} other ranks that torchrun announced {came} came within {MEETING_SECONDS:g} s"
-                ) from None
-            wire.setblocking(True)
-            connection = _without_delay(Connection(wire.detach()))
-            try:
-                deliver_challenge(connection, self._secret)
-                answer_challenge(connection, self._secret)
-                said = connection.recv()
-            except (AuthenticationError, EOFError, OSError):
-                continue  # somebody else's
+                )
+            connection, said = arrival
             if number is None or said.number == number:  # others are late, for ranks that were given up
                 came += 1
                 yield connection, said
@@ -229,7 +219,7 @@ class Crew:
             with contextlib.suppress(OSError):
                 connection.send(_Goodbye())
             connection.close()
-        self._listener.close()
+        self._meeting.close()
 
 
 class _RemoteRank:
@@ -289,10 +279,11 @@ def serve(here: Placement) -> int:
     address, port, key = json.loads(_store(here).get(_key(here)))
 
     def connect() -> Connection:
-        return _without_delay(Client((address, port), authkey=bytes.fromhex(key)))
+        return meet(address, port, bytes.fromhex(key))
 
+    introduction = _introduction(here)  # before anybody waits for it
     with contextlib.suppress(EOFError, OSError), connect() as driver:
-        driver.send(_introduction(here))
+        driver.send(introduction)
         while isinstance(order := driver.recv(), _Host):
             connection = connect()
             connection.send(order)
@@ -365,10 +356,3 @@ def _store(here: Placement) -> Any:
 
 def _key(here: Placement) -> str:
     return f"ringverify/{here.attempt}"
-
-
-def _without_delay(connection: Connection) -> Connection:
-    """Have what is sent in two parts arrive as soon as what is sent in one."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as wire:
-        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection

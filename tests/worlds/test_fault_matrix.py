@@ -277,8 +277,8 @@ def test_ctrl_c_ends_a_run_within_seconds_and_leaves_nobody(fault, world_name, r
         start_new_session=True,
     )
     request.addfinalizer(tool.kill)
-    # Ranks are in process groups of their own; once they are there, give them the time to get to work.
-    assert becomes_true(lambda: len(ranks(of=tool.pid)) == (3 if world_name == "gloo" else 1), 50)
+    # Ranks and their keepers are in process groups of their own; once they are there, give them time to get to work.
+    assert becomes_true(lambda: len(ranks(of=tool.pid)) == (6 if world_name == "gloo" else 2), 50)
     time.sleep(0.5)
     began = time.monotonic()
     os.killpg(tool.pid, signal.SIGINT)

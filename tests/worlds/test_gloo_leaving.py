@@ -1,50 +1,88 @@
-"""Ranks of a tool that was killed tidy up behind it, and none does so while another one still starts."""
+"""What a rank has started ends with it, wherever it has hidden, and a tool that was killed leaves nothing behind."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from leaving import HIDDEN, hides, hides_and_dies
 
+from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.gloo_rank import LOOPBACK, LocalRank
 from ringverify.worlds.gloo_wire import Seat
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.platform == "win32", reason="there is no fork server"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sub-reapers are Linux's"),
 ]
 
 
-def started(directory: Path, number: int) -> LocalRank:
-    """A rank of two that waits for the other one."""
-    rank = LocalRank(Seat(number, 2, number, 2, "gloo", interface=LOOPBACK), str(directory), "gloo_programs")
+def has_ended(process: int) -> bool:
+    """Whether a process has; one that nobody has waited for yet counts."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def stays(processes: list[int]) -> list[int]:
+    """Those that have not ended within seconds."""
+    until = time.monotonic() + 20
+    while (left := [one for one in processes if not has_ended(one)]) and time.monotonic() < until:
+        time.sleep(0.01)
+    return left
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[GlooWorld]:
+    """Closed by the tests, which use it again."""
+    opened = GlooWorld()
+    yield opened
+    opened.close()
+
+
+def test_what_a_rank_has_started_ends_with_it_also_in_a_session_of_its_own(world: GlooWorld) -> None:
+    """A child, one that called setsid, and daemons that forked twice: all of them, and nobody else."""
+    bystander = os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "3600")
+    try:
+        run = world.run(hides, None, world_size=1, seed=0, deadline=60)
+        assert run.failure is None, run.failure
+        (hidden,) = run.results
+        assert len(set(hidden)) == len(HIDDEN)
+        assert not any(has_ended(process) for process in hidden)
+        world.close()
+        assert stays(hidden) == []
+        assert not has_ended(bystander)
+    finally:
+        os.kill(bystander, signal.SIGKILL)
+        os.waitpid(bystander, 0)
+
+
+def test_a_rank_that_dies_is_told_as_it_died_and_leaves_nobody(world: GlooWorld, tmp_path: Path) -> None:
+    """The keeper ends as the rank did, after all that the rank had started."""
+    run = world.run(hides_and_dies, str(tmp_path / "hidden"), world_size=1, seed=0, deadline=60)
+    assert run.failure is not None
+    assert (run.failure.kind, run.failure.message) == ("died", "rank 0's process was ended by signal SIGSEGV")
+    hidden = [int(word) for word in (tmp_path / "hidden").read_text().split()]
+    assert len(hidden) == len(HIDDEN)
+    assert stays(hidden) == []
+
+
+def test_a_rank_that_waits_for_the_others_ends_with_the_tool_and_its_directory_with_it(tmp_path: Path) -> None:
+    """Torch's `FileStore` waits minutes and lets nobody interrupt; its process can be ended all the same."""
+    directory = tmp_path / "meeting"
+    directory.mkdir()
+    rank = LocalRank(Seat(0, 2, 0, 2, "gloo", interface=LOOPBACK), str(directory), "leaving")
     until = time.monotonic() + 60
     while not (directory / "store").exists() and time.monotonic() < until:
         time.sleep(0.01)
     assert (directory / "store").exists()
-    return rank
-
-
-def left_alone(rank: LocalRank) -> None:
-    """What a rank sees of the tool's end; then wait for its own."""
-    rank._lifeline.close()
+    rank._lifeline.close()  # what its keeper sees of the tool's end
     rank._process.join(60)
-    assert rank._process.exitcode == 0
-
-
-def test_the_last_rank_to_leave_removes_the_directory(tmp_path: Path) -> None:
-    """And no earlier one: torch's `FileStore` looks minutes for a directory that is gone and lets nobody interrupt."""
-    directory = tmp_path / "meeting"
-    directory.mkdir()
-    first = started(directory, 0)
-    coming = directory / "stacks-1"
-    coming.touch()  # another rank is there and about to make its store
-    left_alone(first)
-    assert directory.exists()
-    dist.FileStore(str(directory / "store"), 2)  # type: ignore[attr-defined]  # documented, but not in __all__
-    coming.unlink()
-    left_alone(started(directory, 1))
+    assert rank._process.exitcode == -signal.SIGKILL
     assert not directory.exists()
