@@ -171,7 +171,11 @@ class LocalRank:
             daemon=True,
         )
         with theirs, printing, lifeline, _unknown_main(), _interrupts_held_back():
-            self._process.start()
+            try:
+                self._process.start()
+            except ConnectionRefusedError:  # a program has just killed the fork server, which is about to be noticed
+                time.sleep(GRACE_SECONDS / 10)
+                self._process.start()
         os.set_blocking(self._output.fileno(), False)
 
     @property

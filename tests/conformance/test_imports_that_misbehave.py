@@ -1,6 +1,7 @@
 """A target given by name is imported where it can do no harm: whatever it does there, the tool says so in a line."""
 
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,20 @@ def test_an_import_that_never_ends_is_inconclusive_and_the_next_target_is_checke
     assert second["verdict"] == "conformant"
     (why,) = outcome.told("property", implementation=target)
     assert "within 3 s: at it.py:2 in <module>; allow more with --load-deadline" in why["reason"]
+
+
+def test_the_next_process_is_started_where_an_import_has_just_killed_what_starts_them(ringverify, monkeypatch):
+    """For a moment the fork server is gone, and nobody has noticed."""
+    start, refused = forkserver.connect_to_new_process, [ConnectionRefusedError("nobody there")]
+
+    def connect(files):
+        if refused:
+            raise refused.pop()
+        return start(files)
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", connect)
+    assert describe(written()).name == "it"
+    assert not refused
 
 
 def test_two_names_of_one_function_are_one_implementation(ringverify):
