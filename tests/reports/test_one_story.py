@@ -16,7 +16,7 @@ FIRST = sample.counterexample(
     NAME, "forward", diagnosis=None, hints=[HINT], takes=["2 ranks"], printed=[{"rank": 0, "text": "hop 1\n"}],
     first_margin=3.0, same_as=None,
 )  # fmt: skip
-AGAIN = FIRST | {"property": "gradients", "same_as": "forward", "replay": "ringverify replay 'a folder/again.json'"}
+AGAIN = FIRST | {"property": "gradients", "same_as": "forward", "file": "a folder/again.json"}
 EVENTS = sample.run(
     {
         NAME: (
