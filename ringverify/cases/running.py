@@ -235,8 +235,9 @@ def shards(case: Case, capabilities: Capabilities) -> tuple[list[Positions], lis
 
 
 def rows_of(case: Case, capabilities: Capabilities, rank: int) -> tuple[Positions, Positions]:
-    """Query and key positions of one rank."""
-    queries, keys = shards(case, capabilities)
+    """Query and key positions of one rank, which calls a declared sharding function as any other code of theirs."""
+    with theirs():
+        queries, keys = shards(case, capabilities)
     return queries[rank], keys[rank]
 
 

@@ -43,8 +43,8 @@ LETTERS = 200
 """Of each of them."""
 OUTPUT = 65_536
 """Bytes that are kept of the end of each output of a script, ranks' included."""
-STARTING = 30.0
-"""Seconds that a script is given past its deadline, to start and to end."""
+STARTING = 180.0
+"""Seconds that a script is given beside its deadline: to start, to import the implementation in ranks, and to end."""
 
 
 @dataclasses.dataclass(frozen=True)

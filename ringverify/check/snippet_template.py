@@ -4,8 +4,8 @@ TEMPLATE = r'''"""A failing case of ring attention as a script of its own; what 
 
 Needs numpy, torch and the implementation. Exits with 0 if nothing is wrong, with 1 if a result is off by more than
 rounding allows, a rank fails or not all ranks end in time, and with 2 if the implementation cannot be imported. An
-argument is the time that ranks are given, in seconds (120 without). What ranks print goes to standard error. The last
-line is for programs: what is wrong as JSON.
+argument is the time that ranks are given after that, in seconds (120 without). What ranks print goes to standard error.
+The last line is for programs: what is wrong as JSON.
 """
 
 import base64
@@ -32,6 +32,7 @@ from numpy import inf, nan  # noqa: F401  # as arrays below have them
 ABOUT = <<about>>
 IMPLEMENTATION = <<implementation>>  # where it is: a file or a module, and the attribute in it
 DEADLINE = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
+LOADING = 120.0  # seconds for importing torch and the implementation
 SETTLING = 1.0  # seconds that other ranks are given to say that they failed first, and that stacks are shown early
 
 
@@ -186,8 +187,10 @@ def results_of(function, rank, group):
 
 
 def take_part(world_rank, folder):
-    """What one process does."""
+    """What one process does; it shows where it is when time is about to run out."""
+    faulthandler.dump_traceback_later(LOADING - SETTLING)
     function = imported()
+    faulthandler.dump_traceback_later(max(0.1, DEADLINE - SETTLING))
     say(folder, world_rank, kind="running")
     store = dist.FileStore(f"{folder}/meet", WORLD)
     dist.init_process_group("gloo", store=store, rank=world_rank, world_size=WORLD)
@@ -199,12 +202,11 @@ def take_part(world_rank, folder):
     dist.destroy_process_group()
 
 
-def run_rank(world_rank, folder, until):
-    """One process, which says in a file how it ended, if it can, and where it is when time is about to run out."""
+def run_rank(world_rank, folder):
+    """One process, which says in a file how it ended, if it can."""
     os.dup2(2, 1)
     threading.Thread(target=end_with_parent, daemon=True).start()
     faulthandler.enable()
-    faulthandler.dump_traceback_later(max(0.1, until - time.monotonic() - SETTLING))
     say(folder, world_rank, kind="importing")
     try:
         take_part(world_rank, folder)
@@ -259,13 +261,15 @@ def heard(folder, rank):
 def run_ranks(folder):
     """Run all ranks, and end them: how they failed, the first failure first; nothing, if all are done."""
     context = multiprocessing.get_context("spawn")
-    until, ended, failures = time.monotonic() + DEADLINE, set(), []
-    ranks = [context.Process(target=run_rank, args=(rank, folder, until)) for rank in range(WORLD)]
+    ranks = [context.Process(target=run_rank, args=(rank, folder)) for rank in range(WORLD)]
+    until, loaded, ended, failures = time.monotonic() + LOADING, False, set(), []
     try:
         for process in ranks:
             process.start()
         while len(ended) < WORLD and time.monotonic() < until:
             multiprocessing.connection.wait([ranks[rank].sentinel for rank in range(WORLD) if rank not in ended], 0.05)
+            if not loaded and all(heard(folder, rank)["kind"] != "importing" for rank in set(range(WORLD)) - ended):
+                until, loaded = time.monotonic() + (SETTLING if failures else DEADLINE), True
             for rank in set(range(WORLD)) - ended:
                 code, last = ranks[rank].exitcode, heard(folder, rank)
                 if last["kind"] in ("importing", "running"):
@@ -284,8 +288,11 @@ def run_ranks(folder):
                 process.join()
     if len(ended) < WORLD and not failures:
         late = [rank for rank in range(WORLD) if rank not in ended]
-        message = f"rank{'s' if late[1:] else ''} {', '.join(map(str, late))} had not ended after {DEADLINE:g} s"
-        failures.append({"rank": late[0], "kind": "deadline", "exception": None, "message": message})
+        kind, message = "not imported", f"not all ranks had imported it after {LOADING:g} s"
+        if loaded:
+            who = f"rank{'s' if late[1:] else ''} {', '.join(map(str, late))}"
+            kind, message = "deadline", f"{who} had not ended after {DEADLINE:g} s"
+        failures.append({"rank": late[0], "kind": kind, "exception": None, "message": message})
     failures = [one for one in failures if one["kind"] == "died"] or failures  # what others raise then is a consequence
     return sorted(failures, key=lambda failure: failure.pop("at", 0.0))
 
@@ -333,7 +340,7 @@ def in_words(failure):
     rank, message = f"rank {failure['rank']}", failure["message"]
     if failure["kind"] == "died":
         return f"{rank}'s process ended with {message}"
-    if failure["kind"] == "deadline":
+    if failure["kind"] != "died" and failure["exception"] is None:
         return message
     exception = f"{failure['exception']}: {message}" if message else failure["exception"]
     return f"{rank} {'could not import it:' if failure['kind'] == 'not imported' else 'raised'} {exception}"

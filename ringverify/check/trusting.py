@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 OURS = ".ringverify"
 """The folder of cases where none is named. It is the tool's own: git is told to leave it out."""
 
-KEY = "key"
+OWN = "own"
+"""The folder in it of what is nobody else's, which git is told to leave out even where the cases are kept in it."""
+
+KEY = Path(OURS) / OWN / "key"
 BYTES = 32
 
 
@@ -60,7 +63,7 @@ def is_signed(content: Mapping[str, Any], signed: object) -> bool:
 def _key() -> bytes | None:
     """This folder's key: a file of ours that nobody else can read, bound to where it was made."""
     try:
-        opened = os.open(Path(OURS) / KEY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        opened = os.open(KEY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     with open(opened, "rb") as file:
@@ -77,23 +80,23 @@ def _make_key() -> None:
     Raises:
         OSError: it cannot be made here.
     """
-    make_folder(Path(OURS))
-    place = Path(OURS) / KEY
-    ours = place.with_name(f"{KEY}.{secrets.token_hex(8)}")
+    for folder in (KEY.parent.parent, KEY.parent):
+        make_folder(folder)
+    ours = KEY.with_name(f"{KEY.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(ours, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(BYTES))
         try:
-            os.link(ours, place)
+            os.link(ours, KEY)
         except OSError:
             if _key() is None:  # what is there is no key, or this file system has no links
-                os.replace(ours, place)
+                os.replace(ours, KEY)
     finally:
         ours.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of cases if it is not there; git ignores it where it is the tool's own, not one that was named.
+    """Make a folder if it is not there; git ignores it where it is the tool's own, not one that was named for cases.
 
     Raises:
         OSError: it cannot be made.
@@ -101,8 +104,9 @@ def make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    if folder.name == OURS:
-        write_whole(folder / ".gitignore", "# Made by ringverify: cases that failed, for ringverify replay.\n*\n")
+    if folder.name in (OURS, OWN):
+        what = "cases that failed, for ringverify replay" if folder.name == OURS else "a key, of use only where it is"
+        write_whole(folder / ".gitignore", f"# Made by ringverify: {what}.\n*\n")
 
 
 def agree(files: Iterable[tuple[Path, CaseFile]], *, trust: bool, say: Callable[[str], None]) -> None:

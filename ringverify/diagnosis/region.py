@@ -92,8 +92,14 @@ class Region:
 
 
 def outline(case: Case, capabilities: Capabilities) -> Region | None:
-    """The map of a case of which no values are known; `None` for more ranks than can be drawn."""
-    axes = [_pieces(axis) for axis in shards(case, capabilities)]
+    """The map of a case of which no values are known; `None` for more ranks than can be drawn, or if none hold rows.
+
+    That is so if a declared sharding function gives no partition.
+    """
+    try:
+        axes = [_pieces(axis) for axis in shards(case, capabilities)]
+    except ValueError:
+        return None
     if None in axes:
         return None
     queries, keys = (axis or () for axis in axes)

@@ -14,6 +14,7 @@ import pytest
 
 from ringverify.check.outcome import LOADS
 from ringverify.errors import Inconclusive
+from ringverify.words import legible
 
 if TYPE_CHECKING:
     from ringverify.properties.property import Property
@@ -57,7 +58,7 @@ class Implementations(pytest.Collector):
     def collect(self) -> Iterator[ImplementationUnderTest]:
         """A collector a target."""
         for one in self.prepared:
-            node: ImplementationUnderTest = ImplementationUnderTest.from_parent(self, name=one.target)
+            node: ImplementationUnderTest = ImplementationUnderTest.from_parent(self, name=legible(one.target))
             node.prepared, node.attempt = one, self.attempt
             yield node
 
@@ -99,7 +100,8 @@ class PropertyItem(pytest.Item):
         from ringverify.describing import place_of
 
         file, line = place_of(implementation)
-        return self.path if file is None else file, (line or 1) - 1, f"{implementation.name}: {self.property.id}"
+        said = legible(f"{implementation.name}: {self.property.id}")
+        return self.path if file is None else file, (line or 1) - 1, said
 
 
 class CannotBeChecked(pytest.Item):

@@ -223,11 +223,11 @@ class RingVerifySession:
         item.user_properties += _for_junit(result, told.verdict.get("world", told.world), checked)
         match result.verdict:
             case "unsupported":
-                pytest.skip(str(result.reason))
+                pytest.skip(legible(result.reason))
             case "inconclusive":
                 raise Inconclusive(result.describe())
             case "fail" if result.known is not None:
-                pytest.xfail(f"{result.known['reason']} ({result.known['link']})")
+                pytest.xfail(legible(f"{result.known['reason']} ({result.known['link']})"))
         if result.verdict == "fail" or result.unexpected is not None:
             raise ConformanceError(result, verbose=self._config.get_verbosity() > 0)
         return result
@@ -267,7 +267,7 @@ class RingVerifySession:
         error = None if call.excinfo is None else call.excinfo.value
         file, line, _ = item.reportinfo()
         if entry is not None and report.skipped and entry.told.verdict["verdict"] == "unsupported":
-            report.longrepr = (str(file), (line or 0) + 1, f"Skipped: {entry.told.verdict['reason']}")
+            report.longrepr = (str(file), (line or 0) + 1, legible(f"Skipped: {entry.told.verdict['reason']}"))
         ours = isinstance(item, (PropertyItem, CannotBeChecked)) or _about(item) is not None
         if call.excinfo is not None and ours and isinstance(error, (ConformanceError, Inconclusive, UsageError)):
             shown: Any = call.excinfo.getrepr(style="value")

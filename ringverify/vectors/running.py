@@ -194,7 +194,7 @@ class _Run:
             self.watch.stop()
         failed = {id: tally.failed for id, tally in tallies.items() if tally.failed is not None}
         if ended is not None:
-            event["verdict"], reason = "inconclusive", ended
+            event["verdict"], reason = "fail" if failed else "inconclusive", ended
         elif trials:
             largest = max(tally.margin for tally in tallies.values())
             event |= {"verdict": "fail" if failed else "pass", "margin": largest if largest or not failed else None}

@@ -91,9 +91,9 @@ def test_a_script_that_does_not_end_shows_a_deadlock(ringverify, monkeypatch):
     (event,) = counterexamples(report)
     assert event["failure"] == {"kind": "deadlock", "exception": None}
     recorded = casefile.read(Path(event["file"]))
-    scripts = Scripts(ringverify.folder, 12)
+    scripts = Scripts(ringverify.folder, 3)
     seen = scripts.confirmed(event, recorded)
-    assert (seen.outcome, seen.said) == ("shown", ("ranks 0, 1 had not ended after 12 s",))
+    assert (seen.outcome, seen.said) == ("shown", ("ranks 0, 1 had not ended after 3 s",))
     other = event | {"failure": {"kind": "raised", "exception": "ValueError"}}
     assert scripts.confirmed(other, recorded).outcome == "not shown"
 

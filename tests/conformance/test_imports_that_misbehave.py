@@ -11,7 +11,7 @@ from ringverify.errors import Inconclusive, UsageError
 
 pytestmark = pytest.mark.timeout(60)
 
-CONFORMANT, USAGE, INCONCLUSIVE = 0, 2, 3
+VIOLATIONS, USAGE, INCONCLUSIVE = 1, 2, 3
 
 RIGHT = """
 from ringverify import implementation
@@ -38,8 +38,8 @@ MISBEHAVING = {
     "interrupts itself": ("raise KeyboardInterrupt", USAGE, "it.py:attend does not import: KeyboardInterrupt"),
     "raises what nobody catches": ("raise GeneratorExit('no')", USAGE, "GeneratorExit: no (at it.py:1)"),
     "recurses": ("def f(): f()\nf()", USAGE, "RecursionError: maximum recursion depth exceeded"),
-    "says nothing": ("class E(Exception):\n def __str__(self): raise self\nraise E", USAGE, "import: E (at it.py:3)"),
-    "says a number": ("class E(Exception):\n def __str__(self): return 3\nraise E", USAGE, "import: E (at it.py:3)"),
+    "says nothing": ("class E(Exception):\n def __str__(self): raise self\nraise E", USAGE, "import: E (which"),
+    "says a number": ("class E(Exception):\n def __str__(self): return 3\nraise E", USAGE, "import: E (which"),
     "exits when it speaks": (
         "import os\nclass E(Exception):\n def __str__(self): os._exit(0)\nraise E",
         USAGE,
@@ -198,3 +198,13 @@ def test_what_is_built_in_and_lacks_its_package_is_known_with_the_reason(tmp_pat
     (reason,) = lacking(("ring", "peer:yunchang-ring", "allgather")).values()
     assert reason.startswith("peer:yunchang-ring cannot be checked here: ")
     assert "found 0.0.0" in reason
+
+
+def test_a_sharding_that_is_no_partition_is_a_violation(ringverify):
+    """What is declared is wrong; that the judge cannot use it either is no error of ours."""
+    Path("sharded.py").write_text(SHARDINGS.replace('("contiguous", turned, raises, exits, half)', "half"))
+    outcome = ringverify.check("sharded.py:attend", "--only", "forward", "--max-examples", "1")
+    assert outcome.code == VIOLATIONS
+    (shown,) = outcome.told("counterexample")
+    assert "is not a partition" in shown["summary"]
+    assert "ringverify itself" not in outcome.out

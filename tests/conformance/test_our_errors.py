@@ -1,4 +1,4 @@
-"""Errors of our own: each costs the property that was under way, and no violation that was found, nor any other verdict.
+"""Errors of our own: each costs the property that was under way, no violation that was found, and no other verdict.
 
 One is injected in every phase of a run, in a world in this process, where everything else is as in a real run.
 """
@@ -26,10 +26,12 @@ WRONG_RING, RIGHT_RING = "undeclared:ALWAYS_WRONG_SCALE", "right:attend"
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
-    """A folder, a world in this process, and little to shrink."""
+    """A folder, a world in this process, and nothing said of a violation, which has its own tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "open_world", lambda name: SimulatedWorld())
     monkeypatch.setattr(hunting, "shrink", lambda case, *_, **__: Shrunk(case, 0, complete=True))
+    for explains, nothing in {"explained": None, "would_pass": None, "needed": None, "beside": []}.items():
+        monkeypatch.setattr(hunting, explains, lambda *_, nothing=nothing, **__: nothing)
 
 
 def breaks(*_, **__):
@@ -104,9 +106,8 @@ AFTER = {
 def test_an_error_after_a_violation_is_found_costs_only_what_would_have_been_said(phase, monkeypatch):
     """The violation stands with what is known of it, and the traceback is beside it."""
     monkeypatch.setattr(*AFTER[phase], breaks)
-    if phase in ("hints", "what is beside", "drawing the region"):  # which are for what has no cause
-        monkeypatch.setattr(hunting, "explained", lambda *_: None)
-        monkeypatch.setattr(hunting, "would_pass", lambda *_: None)
+    if phase == "diagnosing":
+        monkeypatch.setattr(hunting, "explained", explaining.explained)
     code, events = checked(WRONG_RING)
     (told,) = of(events, "property")
     (shown,) = of(events, "counterexample")

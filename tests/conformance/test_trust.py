@@ -65,7 +65,7 @@ def test_a_case_of_this_folder_is_ours_wherever_it_lies(ringverify):
     shutil.copy(path, "copy.json")
     for one in (path, Path("copy.json"), written(folder="kept")):
         assert casefile.read(one).ours
-    assert (Path(".ringverify") / "key").stat().st_mode & 0o777 == 0o600
+    assert trusting.KEY.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_case_from_elsewhere_is_asked_about(ringverify):
@@ -89,14 +89,14 @@ def test_a_folder_that_brings_its_key_along_is_a_foreign_one(ringverify):
     shutil.rmtree(".ringverify")
     shutil.move("sent", ".ringverify")
     (path,) = Path(".ringverify").glob("*.json")
-    assert (Path(".ringverify") / "key").is_file()
+    assert trusting.KEY.is_file()
     asked(ringverify, path)
 
 
 def test_a_key_that_others_can_read_is_none(ringverify):
     """Whoever can read it can sign."""
     path = written()
-    (Path(".ringverify") / "key").chmod(0o644)
+    trusting.KEY.chmod(0o644)
     assert not casefile.read(path).ours
     again = written()
     assert casefile.read(again).ours, "another key has taken its place"

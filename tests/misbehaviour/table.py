@@ -58,6 +58,8 @@ TOGETHER = {True: 6, False: 12}
 """How many ways share a run of the tool, by whether they hang."""
 CODES = {0: CONFORMANT, 1: VIOLATIONS, 2: USAGE, 3: INCONCLUSIVE}
 PYTEST_USAGE = 4
+NOT_OURS = (OWN_FILE, "torchinductor_")
+"""Files that the implementation itself wrote, and the cache that torch keeps for all of a user's processes."""
 SHARED_MEMORY = Path("/dev/shm")
 SET_CHILD_SUBREAPER = 36
 
@@ -127,7 +129,7 @@ def ended(arguments: Sequence[str], *, folder: Path, limit: float, plugin: bool 
         limit: seconds after which it is ended.
         plugin: it is pytest that is run.
     """
-    temporary, before, began = folder / "tmp", set(os.listdir(SHARED_MEMORY)), time.monotonic()
+    temporary, before, began = folder / "tmp", _inodes(), time.monotonic()
     temporary.mkdir(exist_ok=True)
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -137,6 +139,7 @@ def ended(arguments: Sequence[str], *, folder: Path, limit: float, plugin: bool 
         os.setsid()
         tool = os.fork()
         if tool == 0:
+            os.close(writing)
             _become_the_tool(arguments, folder, temporary, plugin)
         os.write(writing, f"{tool}\n".encode())
         _, status = os.waitpid(tool, 0)
@@ -156,12 +159,8 @@ def ended(arguments: Sequence[str], *, folder: Path, limit: float, plugin: bool 
     seconds, lines = time.monotonic() - began, told.split()
     code = int(lines[1]) if len(lines) == 2 else None
     left = _processes_left(killed_at_once=code is None)
-    left += [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith(OWN_FILE)]
-    for name in sorted(set(os.listdir(SHARED_MEMORY)) - before):
-        if not name.startswith(OWN_FILE):
-            left.append(f"shared memory {name}")
-        with contextlib.suppress(OSError):
-            (SHARED_MEMORY / name).unlink()
+    left += [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith(NOT_OURS)]
+    left += _shared_memory_left(before)
     shutil.rmtree(temporary, ignore_errors=True)
     return Ended(code, (folder / "errors").read_text(errors="replace"), seconds, left)
 
@@ -233,6 +232,27 @@ def _processes_left(*, killed_at_once: bool) -> list[str]:
     return left
 
 
+def _shared_memory_left(before: set[int]) -> list[str]:
+    """New pieces of shared memory that no process uses after some grace; others may have made some meanwhile."""
+    for written in SHARED_MEMORY.glob(f"{OWN_FILE}*"):
+        written.unlink(missing_ok=True)
+    until = time.monotonic() + GRACE
+    while found := _inodes() - before:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                lines = (line.split() for line in maps.read_text(errors="replace").splitlines() if "/dev/shm" in line)
+                found -= {int(line[4]) for line in lines}
+        if not found or time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    return [f"shared memory {entry.name}" for entry in os.scandir(SHARED_MEMORY) if entry.inode() in found]
+
+
+def _inodes() -> set[int]:
+    """What there is of shared memory; a semaphore is mapped under another name than the one that it has."""
+    return {entry.inode() for entry in os.scandir(SHARED_MEMORY)}
+
+
 def _bury() -> None:
     """Collect children that have ended."""
     with contextlib.suppress(ChildProcessError):
@@ -275,7 +295,7 @@ def checked(ways: Sequence[Way], place: str, folder: Path) -> list[Result]:
     options = {"only": ",".join(ways[0].properties), "max-examples": EXAMPLES, "world-sizes": "2", "report": "r.jsonl"}
     options |= {"world": "simulated" if plugin else place} | ({"deadline": DEADLINE} if ways[0].hangs else {})
     targets = [f"{way.name}{which}.py:attend" for way in ways for which in ("", "-next")]
-    if ways[0].hangs and ways[0].phase == "import" and _has("check", "--load-deadline"):
+    if ways[0].hangs and ways[0].phase == "import":
         options["load-deadline"] = LOAD_DEADLINE
     arguments = [text for name, value in options.items() for text in (prefix + name, value)]
     if plugin:
@@ -359,8 +379,7 @@ def replayed(way: Way, folder: Path) -> Result:
     if (case := recorded(property, folder.parent)) is None:
         return Result(way.name, way.phase, "replay", "none", "", 0.0, ["no case could be recorded"])
     arguments = ["replay", str(case), "--target", f"{way.name}.py:attend"]
-    arguments += ["--trust"] if _has("replay", "--trust") else []
-    arguments += ["--deadline", DEADLINE] if way.hangs and _has("replay", "--deadline") else []
+    arguments += ["--trust"] if not way.hangs else ["--trust", "--deadline", DEADLINE, "--load-deadline", LOAD_DEADLINE]
     end = ended(arguments, folder=folder, limit=PATIENCE * LIMITS[way.hangs])
     verdict = None if end.code is None else CODES.get(end.code)
     wrong = _wrong(way, "replay", verdict, end, [])
@@ -368,14 +387,6 @@ def replayed(way: Way, folder: Path) -> Result:
         wrong.insert(0, _how(end.code))
     said = "".join(end.errors.strip().splitlines()[-1:])
     return Result(way.name, way.phase, "replay", verdict or "none", said[:200], round(end.seconds, 1), wrong)
-
-
-def _has(command: str, option: str) -> bool:
-    """Whether a command knows an option."""
-    from ringverify.cli import _parser
-
-    commands = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return option in commands.choices[command]._option_string_actions
 
 
 def recorded(property: str, folder: Path) -> Path | None:

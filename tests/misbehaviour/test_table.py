@@ -99,7 +99,7 @@ def test_what_the_tool_leaves_is_found_and_ended(tmp_path):
         "        time.sleep(600)\n"
         "    tempfile.mkdtemp(prefix='pymp-', dir=temporary)\n"
         "    tempfile.mkdtemp(prefix='misbehaved-', dir=temporary)\n"
-        "    Path('/dev/shm', f'left-{os.getpid()}').write_text('')\n"
+        "    Path('/dev/shm', 'left-' + Path.cwd().name).write_text('')\n"
         "    (folder / 'errors').write_text('')\n"
         "    os._exit(7)\n"
         "table._become_the_tool, table.GRACE = tool, 0.1\n"
@@ -108,6 +108,8 @@ def test_what_the_tool_leaves_is_found_and_ended(tmp_path):
         "print(json.dumps([end.code, [one.split()[0] for one in end.left], len(table._descendants())]))\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    for made in Path("/dev/shm").glob(f"left-{tmp_path.name}*"):
+        made.unlink()
     assert json.loads(ran.stdout) == [7, ["process", "temporary", "shared"], 0]
 
 

@@ -3,13 +3,16 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import sample_events
 from rich.console import Console
 
+from ringverify.check.options import Options
+from ringverify.check.outcome import Told
 from ringverify.cli import main
-from ringverify.errors import complain
+from ringverify.errors import Inconclusive, complain
 from ringverify.reports.badge import badges
 from ringverify.reports.jsonl import ReportWriter, read_report
 from ringverify.reports.junit import junit
@@ -18,6 +21,7 @@ from ringverify.reports.page import page
 from ringverify.reports.results import results_of
 from ringverify.reports.terminal import Terminal, counterexample_text
 from ringverify.testing.results import ConformanceError, ConformanceResult
+from ringverify.testing.session import RingVerifySession
 from ringverify.words import LINE, TEXT, UNSEEN, cut, legible, legible_lines
 
 EVIL = "::error::a\n::error file=b::b ##[error]c ##vso[task]d \x1b[2Je \x9b31mf \u202eg\u2066h \r\u2028\u2029i \ud800"
@@ -104,6 +108,28 @@ def pytest_says():
         texts += [str(ConformanceError(result, verbose=verbose)) for verbose in (False, True)]
         texts += [one.describe(verbose=True) for one in result.properties.values()]
     return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({"verdict": "unsupported"}, pytest.skip.Exception),
+        ({"verdict": "fail", "known": {"reason": EVIL, "link": "https://example.org"}}, pytest.xfail.Exception),
+        ({"verdict": "inconclusive"}, Inconclusive),
+    ],
+)
+def test_a_test_ends_with_words_that_mean_no_harm(fields, outcome, monkeypatch):
+    """What pytest prints of a test that was skipped, or failed as it was expected to."""
+    event = {"event": "property", "implementation": EVIL, "property": "lse", "reason": EVIL, "margin": None}
+    told = Told(EVIL, "simulated", [], [{**event, "examples": 0, "seconds": 0.0, **fields}], 0, 0.0)
+    session = RingVerifySession.__new__(RingVerifySession)
+    session._mistake, checks = None, SimpleNamespace(try_property=lambda checked, property: told)
+    monkeypatch.setattr(session, "_checks_here", lambda: checks)
+    checked = SimpleNamespace(key="a", asked=1, options=Options())
+    item = SimpleNamespace(stash={}, user_properties=[])
+    with pytest.raises(outcome) as ended:
+        session._try(item, checked, None, name=EVIL)
+    assert_harmless(str(ended.value))
 
 
 def complained(capsys):
