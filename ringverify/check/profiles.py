@@ -8,8 +8,11 @@ replayed, one file a failure, and true whatever becomes of the strategies; so Hy
 from __future__ import annotations
 
 import contextlib
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, configuration, settings
 
@@ -44,11 +47,15 @@ for _suite in SUITES:
 
 @contextlib.contextmanager
 def home_of_our_own() -> Iterator[None]:
-    """Hypothesis keeps a cache under the current directory, which is the user's: here it goes to a temporary one."""
+    """Hypothesis keeps a cache under the current directory, which is the user's: here it would go to a temporary one.
+
+    Would, for the strategies here use none of it: a run that is killed leaves no folder, because there is none.
+    """
     before = getattr(configuration, "__hypothesis_home_directory", None)
-    with tempfile.TemporaryDirectory() as folder:
-        configuration.set_hypothesis_home_dir(folder)
-        try:
-            yield
-        finally:
-            configuration.set_hypothesis_home_dir(before)
+    folder = Path(tempfile.gettempdir(), f"ringverify-hypothesis-{secrets.token_hex(8)}")
+    configuration.set_hypothesis_home_dir(folder)
+    try:
+        yield
+    finally:
+        configuration.set_hypothesis_home_dir(before)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -26,6 +26,8 @@ from ringverify.worlds.gloo_wire import Seat
 BURYING_SECONDS = 5.0
 """How long the keeper tries to end what a rank has left: what sleeps in the kernel ends when it wakes."""
 
+_LISTED = "/proc/self/stat"
+"""Is there where the system lists all processes and their parents."""
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
@@ -34,7 +36,7 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
 
     Args:
         seat: who the rank is.
-        directory: where ranks meet; it is removed if the tool ends without doing so.
+        directory: where ranks meet; it is made, and removed if the tool ends without doing so.
         jobs: as `gloo_worker.serve` has it.
         output: the same.
         lifeline: closes when the tool ends, however it ends.
@@ -44,6 +46,8 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
     os.setpgid(0, 0)  # Ctrl-C is the tool's to handle
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _prctl(_SET_CHILD_SUBREAPER, 1)
+    with contextlib.suppress(OSError):  # another keeper has made it; if none could, the rank says why
+        os.mkdir(directory, 0o700)
     woken, wakes = os.pipe()
     for end in (woken, wakes):
         os.set_blocking(end, False)
@@ -52,7 +56,8 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
     keeper, rank = os.getpid(), os.fork()
     if rank == 0:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         for end in (woken, wakes):
             os.close(end)
         lifeline.close()
@@ -75,7 +80,7 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
 
 def _until_either_ends(rank: int, lifeline: Connection, woken: int) -> int | None:
     """How the rank ended, or `None` if the tool did."""
-    while (status := _reaped(rank)) is None:
+    while (status := _reaped(rank)[0]) is None:
         ready = wait([lifeline, woken])
         if lifeline in ready:
             return None
@@ -86,27 +91,25 @@ def _until_either_ends(rank: int, lifeline: Connection, woken: int) -> int | Non
 
 def _end_all(rank: int, status: int | None) -> int | None:
     """End what is left of a rank; how the rank ended."""
-    if not _knows_its_children():
+    if status is None:
+        _signal(rank, signal.SIGKILL)
+    if not os.path.exists(_LISTED):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank, signal.SIGKILL)
     until = time.monotonic() + BURYING_SECONDS
-    while time.monotonic() < until and (children := _children(None if status is not None else rank)):
-        for child in children:
+    while time.monotonic() < until:
+        ended, are_more = _reaped(rank)
+        status = status if ended is None else ended
+        if not are_more:
+            break
+        for child in _children() if status is not None else []:
             _signal(child, signal.SIGKILL)
-        if (ended := _reaped(rank)) is not None:
-            status = ended
         time.sleep(0.001)  # what their own children are given to come here
     return status
 
 
-def _knows_its_children() -> bool:
-    return os.path.exists("/proc/self/stat")
-
-
-def _children(rank: int | None) -> list[int]:
-    """This process's children; where the system does not list them, the rank, if it has not been waited for."""
-    if not _knows_its_children():
-        return [] if rank is None else [rank]
+def _children() -> list[int]:
+    """This process's children, where the system lists them."""
     found, keeper = [], str(os.getpid())
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
@@ -116,17 +119,18 @@ def _children(rank: int | None) -> list[int]:
     return found
 
 
-def _reaped(rank: int) -> int | None:
-    """Wait for every child that has ended, and say how the rank did if it is among them."""
+def _reaped(rank: int) -> tuple[int | None, bool]:
+    """Wait for every child that has ended: how the rank did, if it is among them, and whether there are others."""
     found = None
-    with contextlib.suppress(ChildProcessError):
+    try:
         while True:
             child, status = os.waitpid(-1, os.WNOHANG)
             if child == 0:
-                break
+                return found, True
             if child == rank:
                 found = status
-    return found
+    except ChildProcessError:
+        return found, False
 
 
 def _signal(process: int, number: int) -> None:

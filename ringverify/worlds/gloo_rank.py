@@ -10,7 +10,9 @@ import dataclasses
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -23,6 +25,7 @@ from typing import Any, Protocol
 
 from ringverify.worlds import reproducible, whose
 from ringverify.worlds.gloo_blame import is_importing, main_thread
+from ringverify.worlds.gloo_server import SOCKETS
 from ringverify.worlds.gloo_wire import Died, Event, Frames, NotAReport, Printed, Ready, Seat, Whereabouts, unpacked
 from ringverify.worlds.limits import too_many
 from ringverify.worlds.standard_files import keep_standard_files
@@ -31,8 +34,12 @@ from ringverify.worlds.world import WorldUnavailable
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 GRACE_SECONDS = 10.0
 """How long a keeper may take to end what is left of its rank."""
-PRELOADED = ("ringverify.worlds.gloo_worker", "torch.fx.experimental.symbolic_shapes")
-"""Imported once, by the fork server; the second is what torch imports in a first backward pass, for a second."""
+PRELOADED = (
+    "ringverify.worlds.gloo_server",
+    "ringverify.worlds.gloo_worker",
+    "torch.fx.experimental.symbolic_shapes",
+)
+"""Imported once, by the fork server, in this order; the last is slow, and torch needs it for a first backward."""
 
 Source = tuple[Any, Callable[[], Sequence[Event]]]
 """Something that `selectors` can wait for, and what to call then. `EOFError` or `OSError`: nothing will come again."""
@@ -118,18 +125,19 @@ class ThisMachine:
         if (reason := too_many(world_size, "file descriptors", "processes", "memory")) is not None:
             raise WorldUnavailable(reason)
         keep_standard_files()
-        directory = tempfile.mkdtemp(prefix=f"ringverify-{self.name}-")
+        directory = new_directory(self.name)
         products = reproducible.mode() if self.reproducible else None
-        try:
-            for rank in range(world_size):
-                seat = Seat(rank, world_size, rank, world_size, self.backend, interface=LOOPBACK, products=products)
-                if self.devices is not None:
-                    visible = ",".join(self.devices[:world_size])
-                    seat = dataclasses.replace(seat, device=rank, visible=visible)
-                yield LocalRank(seat, directory, program_module)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+        for rank in range(world_size):
+            seat = Seat(rank, world_size, rank, world_size, self.backend, interface=LOOPBACK, products=products)
+            if self.devices is not None:
+                visible = ",".join(self.devices[:world_size])
+                seat = dataclasses.replace(seat, device=rank, visible=visible)
+            yield LocalRank(seat, directory, program_module)
+
+
+def new_directory(name: str) -> str:
+    """Where ranks may meet: a directory that their keepers make and remove, so that there is none without a keeper."""
+    return os.path.join(tempfile.gettempdir(), f"ringverify-{name}-{secrets.token_hex(8)}")
 
 
 class LocalRank:
@@ -137,7 +145,8 @@ class LocalRank:
 
     Args:
         seat: who it is.
-        directory: for its stacks and, without another store, for meeting the others; removed when it closes.
+        directory: for its stacks and, without another store, for meeting the others: a `new_directory`, removed when
+            the rank ends.
         program_module: a module that a fork server which starts now should import.
 
     Raises:
@@ -151,7 +160,7 @@ class LocalRank:
         except ValueError:
             raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
         context.set_forkserver_preload([*PRELOADED, program_module])
-        with _unknown_main(), _interrupts_held_back():
+        with _unknown_main(), _interrupts_held_back(), _sockets_named():
             multiprocessing.forkserver.ensure_running()
         # Imports torch, which a tool that only uses another world may never need, and the fork server does meanwhile.
         from ringverify.worlds.gloo_keeper import keep
@@ -273,6 +282,16 @@ def _unknown_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _sockets_named() -> Iterator[None]:
+    """Tell a fork server that starts now where its socket is, so that it can be removed if this process is killed."""
+    os.environ[SOCKETS] = f"{os.getpid()}:{multiprocessing.util.get_temp_dir()}"
+    try:
+        yield
+    finally:
+        del os.environ[SOCKETS]
 
 
 @contextlib.contextmanager

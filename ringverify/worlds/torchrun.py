@@ -15,9 +15,7 @@ import json
 import os
 import secrets
 import selectors
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +24,7 @@ from typing import Any, Literal
 
 from ringverify.worlds import reproducible
 from ringverify.worlds.gloo import GlooWorld
-from ringverify.worlds.gloo_rank import LOOPBACK, LocalRank, Rank, Source
+from ringverify.worlds.gloo_rank import LOOPBACK, LocalRank, Rank, Source, new_directory
 from ringverify.worlds.gloo_wire import Died, Event, NotReady, Raised, Seat, Whereabouts
 from ringverify.worlds.meeting import Meeting, meet
 from ringverify.worlds.world import WorldUnavailable
@@ -169,12 +167,7 @@ class Crew:
         seats = [self._seat(member, members) for member in members]
         for seat in seats[1:]:
             self._connections[seat.rank].send(_Host(self._number, seat, program_module))
-        directory = tempfile.mkdtemp(prefix="ringverify-torchrun-")
-        try:
-            yield LocalRank(seats[0], directory, program_module)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+        yield LocalRank(seats[0], new_directory("torchrun"), program_module)
         arrived: dict[int, Connection] = {}
         for connection, hosting in self._arrivals(world_size - 1, self._number):
             arrived[hosting.seat.rank] = connection
@@ -288,8 +281,7 @@ def serve(here: Placement) -> int:
             connection = connect()
             connection.send(order)
             try:
-                directory = tempfile.mkdtemp(prefix="ringverify-torchrun-")
-                rank = LocalRank(order.seat, directory, order.program_module)
+                rank = LocalRank(order.seat, new_directory("torchrun"), order.program_module)
             except (OSError, EOFError, ValueError, RuntimeError) as error:
                 connection.send(NotReady(f"{type(error).__name__}: {error}"))
                 continue

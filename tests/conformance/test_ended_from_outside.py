@@ -84,15 +84,51 @@ def test_a_list_that_nobody_reads_ends_silently(arguments, ringverify):
     assert (ended.returncode, ended.stderr) == (NOBODY_READS, b"")
 
 
-@pytest.mark.parametrize("world", RUNS)
-def test_a_killed_run_leaves_an_incomplete_report_and_nobody(world, ringverify):
-    """Nothing of ours runs after SIGKILL, and still no worker stays and no reader is deceived."""
+@pytest.fixture
+def temporary(tmp_path_factory, monkeypatch):
+    """Where a tool that is started makes its temporary files."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def becomes_empty(folder):
+    """What is still in a folder after some seconds."""
+    until = time.monotonic() + 20
+    while (left := list(folder.iterdir())) and time.monotonic() < until:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.mark.parametrize(
+    ("world", "number"),
+    [("simulated", signal.SIGKILL), ("gloo", signal.SIGKILL), ("gloo", signal.SIGTERM), ("simulated", signal.SIGHUP)],
+)
+def test_a_run_that_is_ended_leaves_an_incomplete_report_and_nothing_else(world, number, ringverify, temporary):
+    """Nothing of the tool runs after the signal: no worker stays, no temporary folder, and no reader is deceived."""
+    memory = set(Path("/dev/shm").glob("*")) if Path("/dev/shm").is_dir() else set()
     process = ringverify.apart(*RUNS[world])
     under_way(process)
-    process.kill()
+    process.send_signal(number)
     process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode == -number
     assert_nobody_is_left(process)
+    assert becomes_empty(temporary) == []
+    assert [file for file in set(Path("/dev/shm").glob("*")) - memory if "torch" in file.name] == []
     assert not Path("report.jsonl").exists()
     with pytest.raises(ReportError, match=r"no footer|cut off"):
         read_report(Path("report.jsonl.partial"))
+
+
+def test_a_run_that_is_ended_while_it_starts_leaves_nothing(ringverify, temporary):
+    """While Python imports, while the fork server does, and when the first rank comes."""
+    started = [ringverify.apart(*RUNS["gloo"]) for _ in range(3)]
+    for process, seen in zip(started, (1, 2, 3), strict=True):
+        until = time.monotonic() + 60
+        while len(session(process.pid)) < seen and time.monotonic() < until:
+            time.sleep(0.005)
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGTERM
+        assert_nobody_is_left(process)
+    assert becomes_empty(temporary) == []

@@ -130,7 +130,7 @@ def test_the_action_is_shown_with_inputs_that_it_has():
     assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == set(inputs)
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_and_paths_lead_somewhere(document):
     """Links from where the document is, to headings too; paths in backticks from the top of the project."""
     text = text_of(document)
