@@ -104,6 +104,12 @@ def located(target: str) -> tuple[str, str | None]:
     return module_name, attribute if separator else None
 
 
+def from_anywhere(target: str) -> str:
+    """The same target for a process whose working directory may be changed: a file is named by its whole path."""
+    file, separator, attribute = target.rpartition(":")
+    return f"{Path(file).resolve()}:{attribute}" if separator and file.endswith(".py") else target
+
+
 def is_ours(module: str) -> bool:
     """Whether a module is part of the tool, and imports nothing of anybody else's."""
     return module.startswith("ringverify.") and not module.startswith("ringverify.peers.")

@@ -21,7 +21,7 @@ from ringverify.cases.inputs import Inputs, make_inputs
 from ringverify.cases.local import ContractError, RankResult, backward, forward, local_part, result_of
 from ringverify.cases.unwritten import Unwritten
 from ringverify.implementation import Capabilities, Implementation, TensorLayout
-from ringverify.targets import load
+from ringverify.targets import from_anywhere, load
 from ringverify.worlds.limits import sentence
 from ringverify.worlds.whose import ours, theirs
 from ringverify.worlds.world import LOAD_SECONDS, Conditions, Failure, Load, LoadTooLong, OurError, Run, World
@@ -153,7 +153,7 @@ class Runner:
     @property
     def named(self) -> Implementation | str:
         """The implementation as a rank is told of it."""
-        return self.implementation if self.target is None else self.target
+        return self.implementation if self.target is None else from_anywhere(self.target)
 
     def launch(
         self, program: Callable[[Task], Any], task: Task, *, watch: bool | Literal["memory"] = False

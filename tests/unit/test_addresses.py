@@ -76,3 +76,10 @@ def test_what_no_module_has_cannot_be_named():
     hidden = implementation(name="hidden")(lambda q, k, v, call: q)
     with pytest.raises(UsageError, match=r"hidden is no attribute of a module.*top level"):
         targets.address_of(hidden)
+
+
+def test_a_rank_is_told_of_a_file_by_its_whole_path(here):
+    """It may change its working directory, which ranks that are threads share."""
+    assert targets.from_anywhere("below/mine.py:attend") == f"{here / 'below/mine.py'}:attend"
+    for other in ("ring", "peer:diffusers-ring", "mutant:A1", "package.module:attend"):
+        assert targets.from_anywhere(other) == other
