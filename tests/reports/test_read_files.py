@@ -185,8 +185,34 @@ def test_an_index_of_another_length_than_its_tensor_has_axes_is_refused(tensor, 
 
 
 @pytest.mark.parametrize(
-    "field", ["detail", "shrunk_from", "hints", "takes", "not_run", "undeclared", "world", "meaning"]
+    ("line", "words"),
+    [
+        ('{"event":"x","a":[' + "1," * 30_000 + "1]}\n", "line 2: it has about 30,003 values, and at most 30,000"),
+        ('{"event":"x","a":1e999}\n', "line 2: the number 1e999, which JSON has not"),
+        ('{"event":"x"}\n' * 50_001, "has more than 50,000 events"),
+    ],
 )
+def test_a_report_beyond_the_limits_is_refused(line, words, tmp_path):
+    """Whatever its seal says."""
+    path = tmp_path / "report.jsonl"
+    path.write_text(sample_events.lines(sample_events.everything()[:1]) + line)
+    assert words in refusal("report", path)
+
+
+@pytest.mark.parametrize("line", ["reason." * 70 + "x = 1", "a = {" + "b." * 70 + "c = 1}", "a = " + "1" * 5_000])
+def test_toml_that_takes_the_square_of_its_length_is_refused(line, tmp_path):
+    """In time, and in memory."""
+    path = tmp_path / "known.toml"
+    path.write_text(f"[[violation]]\n{line}\n")
+    assert "line 2 has " in refusal("baseline", path)
+    path.write_text('[[violation]]\nreason = "' + "." * 3_000 + '"\n')
+    assert "implementation is missing" in refusal("baseline", path)
+
+
+NOT_ASKED_FOR = ("detail", "shrunk_from", "hints", "takes", "not_run", "undeclared", "world", "meaning")
+
+
+@pytest.mark.parametrize("field", NOT_ASKED_FOR)
 def test_a_field_that_the_schema_does_not_ask_for_may_be_missing(field, tmp_path):
     """Every presenter does without it: older reports lack some."""
     events = [{name: said for name, said in event.items() if name != field} for event in sample_events.everything()]
