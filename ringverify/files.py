@@ -27,11 +27,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MOST = 16 << 20
+MOST = 8 << 20
 """Bytes of a file that is read, at most."""
 
-VALUES = 1_000_000
-"""Values in a JSON document, at most: an empty list of two signs takes 60 bytes."""
+VALUES = 500_000
+"""Values in a JSON document, at most: an object of eight signs takes 200 bytes."""
 
 DEPTH = 64
 """Lists and objects within one another, at most."""
@@ -40,10 +40,11 @@ DIGITS = 40
 """Digits of a whole number, at most."""
 
 TOML = 1 << 19
-"""Bytes of a TOML file, at most, and no line of it has more signs than `TOML_LINE`: its reader takes time that grows
-with the square of a dotted key."""
+"""Bytes of a TOML file, at most. No line of it has more signs than `TOML_LINE`, nor more than `DEPTH` dots outside of
+quotes: its reader takes time and memory that grow with the square of a dotted key."""
 
 TOML_LINE = 4_000
+_QUOTED = re.compile(r""" "[^"]*" | '[^']*' """, re.VERBOSE)
 LINKS = 40
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -122,14 +123,14 @@ def parsed(text: str) -> Any:
     return content
 
 
-def look_at_values(text: str) -> None:
+def look_at_values(text: str, most: int = VALUES) -> None:
     """Refuse JSON of more values than are read, before it is.
 
     Raises:
         ValueError: there are more.
     """
-    if (values := text.count("[") + text.count("{") + text.count(",")) > VALUES:
-        raise ValueError(f"it has about {values:,} values, and at most {VALUES:,} are read")
+    if (values := text.count("[") + text.count("{") + text.count(",")) > most:
+        raise ValueError(f"it has about {values:,} values, and at most {most:,} are read")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -143,6 +144,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > TOML_LINE:
             raise ValueError(f"line {number} has {len(line):,} signs, and at most {TOML_LINE:,} are read")
+        if line.count(".") > DEPTH and (dots := _QUOTED.sub("", line).count(".")) > DEPTH:
+            raise ValueError(f"line {number} has {dots} dots outside of quotes, and at most {DEPTH} are read")
     try:
         content = tomllib.loads(text)
         _look_down(content)

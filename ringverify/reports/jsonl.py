@@ -12,7 +12,8 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 SCHEMA = 1
+ERRORS = 100
+"""Breaches of an event that are looked at, at most, for the one to tell of."""
+
+VALUES = 30_000
+"""Values of an event, at most: what follows a schema is looked at value by value."""
+
+EVENTS = 50_000
+"""Events of a report, at most."""
+
 MESSAGE = 160
 """Characters of a message about one event, at most."""
 
@@ -158,13 +168,18 @@ def read_report(path: Path) -> list[Event]:
     Raises:
         ReportError: the file cannot be read, is cut off, was edited, has another schema or does not follow it.
     """
-    lines = _lines(path)
     events: list[Event] = []
-    for number, line in enumerate(lines, 1):
+    digest = hashlib.sha256()
+    for number, line in enumerate(_lines(path), 1):
         try:
+            files.look_at_values(line, VALUES)
             event = files.parsed(line)
-        except ValueError:
+        except json.JSONDecodeError:
             raise ReportError(f"report {path} is cut off or damaged at line {number}: run check again") from None
+        except ValueError as error:
+            raise ReportError(f"report {path}, line {number}: {error}; name a file that check wrote") from None
+        if number > EVENTS:
+            raise ReportError(f"report {path} has more than {EVENTS:,} events: name a file that check wrote")
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise ReportError(f"report {path}, line {number}: not an event")
         if not events and event["event"] == "header" and event.get("schema") != SCHEMA:
@@ -173,6 +188,8 @@ def read_report(path: Path) -> list[Event]:
                 f"report {path} has schema {event.get('schema')!r}, this reads {SCHEMA}: upgrade ringverify, or "
                 "make all reports with one version of it"
             )
+        if event["event"] != "footer":
+            digest.update(f"{line}\n".encode())
         events.append(event)
     if not events or events[0]["event"] != "header":
         raise ReportError(f"{path} is not a report: it does not begin with a header")
@@ -181,9 +198,7 @@ def read_report(path: Path) -> list[Event]:
     if events[-1]["event"] != "footer":
         raise ReportError(f"report {path} is incomplete: it has no footer, so the run was cut off; run check again")
     footer = {name: value for name, value in events[-1].items() if name != "seal"}
-    digest = hashlib.sha256()
-    for line in (*(f"{line}\n" for line in lines[:-1]), _line(footer)):
-        digest.update(line.encode())
+    digest.update(_line(footer).encode())
     if events[-1].get("seal") != digest.hexdigest():
         raise ReportError(f"report {path} was edited after it was written: run check again, or get the file as it was")
     for number, event in enumerate(events, 1):
@@ -192,7 +207,7 @@ def read_report(path: Path) -> list[Event]:
     return [event for event in [*events[:-1], footer] if event["event"] in _validators()]
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> Iterator[str]:
     """The lines of a file, whatever they end with."""
     try:
         text = files.read_text(path)
@@ -211,7 +226,13 @@ def _lines(path: Path) -> list[str]:
     except ValueError as error:
         raise ReportError(f"cannot read report {path}: {error}") from None
     # Not splitlines(): messages may hold separators that JSON leaves as they are.
-    return text.rstrip("\n").split("\n") if text.strip() else []
+    end = len(text.rstrip("\n")) if text.strip() else 0
+    start = 0
+    while start < end:
+        stop = text.find("\n", start, end)
+        stop = end if stop < 0 else stop
+        yield text[start:stop]
+        start = stop + 1
 
 
 @functools.cache
@@ -229,7 +250,7 @@ def _breach(event: Event) -> str | None:
     """How an event breaks the schema."""
     from jsonschema.exceptions import best_match
 
-    error = best_match(_validators()[event["event"]].iter_errors(event))
+    error = best_match(islice(_validators()[event["event"]].iter_errors(event), ERRORS))
     if error is None:
         return None
     place = ".".join(str(step) for step in error.absolute_path)

@@ -88,7 +88,7 @@ class Terminal:
             self._line(f"        printed by {whose}{CUT if len(one['text']) >= PRINTED else ''}", "dim")
             for line in one["text"].rstrip("\n").splitlines():
                 self._line(f"        | {line}")
-        if event["detail"]:
+        if event.get("detail"):
             lines = event["detail"].rstrip().splitlines()
             shown = lines if self.verbose else lines[-TRACEBACK_LINES:]
             if len(shown) < len(lines):
@@ -199,7 +199,7 @@ def story(event: Event) -> list[tuple[str, str]]:
         if "first_margin" in event and event["tensor"] is not None:
             there, here = margin_text(event["first_margin"]), margin_text(event["margin"])
             margins = f"; margin {there} there, {here} in the smallest case"
-        rows.append(("shrunk", f"from {event['shrunk_from']}, {event['tried']} cases tried{margins}"))
+        rows.append(("shrunk", f"from {event.get('shrunk_from', 'another')}, {event['tried']} cases tried{margins}"))
     for earlier in event.get("after", ()):
         rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
     if not event.get("repeats", True):

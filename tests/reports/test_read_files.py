@@ -20,6 +20,7 @@ from ringverify.cli import main
 from ringverify.errors import UsageError
 from ringverify.reports import published
 from ringverify.reports.jsonl import ReportError, read_report
+from ringverify.reports.terminal import counterexample_text
 from ringverify.vectors import checking, index
 from ringverify.words import TEXT
 from ringverify.worlds.gloo_wire import Frames, NotAReport, NotReady, Ready, packed, unpacked
@@ -115,7 +116,7 @@ def test_what_is_too_deep_is_refused(reader, text, tmp_path):
         ("-1e999", "the number -1e999"),
         ("[" * 65 + "]" * 65, "deeper than 64"),
         ('{"a":' * 65 + "1" + "}" * 65, "deeper than 64"),
-        ("[" + "[]," * 600_000 + "1]", "about 1,200,001 values, and at most 1,000,000 are read"),
+        ("[" + "[]," * 600_000 + "1]", "about 1,200,001 values, and at most 500,000 are read"),
     ],
 )
 def test_json_beyond_its_limits_is_refused(text, words):
@@ -181,6 +182,46 @@ def test_an_index_of_another_length_than_its_tensor_has_axes_is_refused(tensor, 
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert "counterexample field index: " in line
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"event":"x","a":[' + "1," * 30_000 + "1]}\n", "line 2: it has about 30,003 values, and at most 30,000"),
+        ('{"event":"x","a":1e999}\n', "line 2: the number 1e999, which JSON has not"),
+        ('{"event":"x"}\n' * 50_001, "has more than 50,000 events"),
+    ],
+)
+def test_a_report_beyond_the_limits_is_refused(line, words, tmp_path):
+    """Whatever its seal says."""
+    path = tmp_path / "report.jsonl"
+    path.write_text(sample_events.lines(sample_events.everything()[:1]) + line)
+    assert words in refusal("report", path)
+
+
+@pytest.mark.parametrize("line", ["reason." * 70 + "x = 1", "a = {" + "b." * 70 + "c = 1}", "a = " + "1" * 5_000])
+def test_toml_that_takes_the_square_of_its_length_is_refused(line, tmp_path):
+    """In time, and in memory."""
+    path = tmp_path / "known.toml"
+    path.write_text(f"[[violation]]\n{line}\n")
+    assert "line 2 has " in refusal("baseline", path)
+    path.write_text('[[violation]]\nreason = "' + "." * 3_000 + '"\n')
+    assert "implementation is missing" in refusal("baseline", path)
+
+
+NOT_ASKED_FOR = ("detail", "shrunk_from", "hints", "takes", "not_run", "undeclared", "world", "meaning")
+
+
+@pytest.mark.parametrize("field", NOT_ASKED_FOR)
+def test_a_field_that_the_schema_does_not_ask_for_may_be_missing(field, tmp_path):
+    """Every presenter does without it: older reports lack some."""
+    events = [{name: said for name, said in event.items() if name != field} for event in sample_events.everything()]
+    path = tmp_path / "report.jsonl"
+    path.write_text(sample_events.sealed(events))
+    outputs = ("--markdown", tmp_path / "m.md", "--html", tmp_path / "p.html", "--junit", tmp_path / "j.xml")
+    assert main(["report", str(path), *map(str, outputs)]) == 0
+    told = [event for event in read_report(path) if event["event"] == "counterexample"]
+    assert all(counterexample_text(event, verbose=True) for event in told)
 
 
 # -- what workers send -------------------------------------------------------------------------------------------------
