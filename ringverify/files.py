@@ -237,7 +237,7 @@ def open_stream(path: Path) -> int | None:
     if stat.S_ISREG(mode):
         return None
     if stat.S_ISDIR(mode) or stat.S_ISBLK(mode):
-        raise OSError(errno.EISDIR, f"it is {_kind(mode)}")
+        raise OSError(errno.EISDIR, "it is a folder" if stat.S_ISDIR(mode) else "it is a disk")
     if stat.S_ISSOCK(mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as wire:
             wire.connect(os.fspath(path))

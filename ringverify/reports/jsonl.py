@@ -124,7 +124,8 @@ class ReportWriter:
         except files.Taken:
             raise ReportError(f"report {path} is being written by another run: name another file") from None
         except OSError as error:
-            raise ReportError(f"cannot write report {path}: {error.strerror}; name another file") from None
+            way_out = "name a file" if path.is_dir() else "name another file"
+            raise ReportError(f"cannot write report {path}: {error.strerror}; {way_out}") from None
         self._is_stream = stream is not None
 
     def __enter__(self) -> ReportWriter:
