@@ -8,15 +8,14 @@ replayed, one file a failure, and true whatever becomes of the strategies; so Hy
 from __future__ import annotations
 
 import contextlib
-import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, configuration, settings
 
 from ringverify.properties.suites import SUITES, Suite
+from ringverify.worlds.gloo_server import CACHE
 
 NAME = "ringverify-{}"
 """How Hypothesis knows a profile: apart from those that a project may have under the plain names."""
@@ -49,13 +48,12 @@ for _suite in SUITES:
 def home_of_our_own() -> Iterator[None]:
     """Hypothesis keeps a cache under the current directory, which is the user's: here it would go to a temporary one.
 
-    Would, for the strategies here use none of it: a run that is killed leaves no folder, because there is none.
+    Hypothesis makes it when it needs it; of a run that is killed the fork server removes it.
     """
     before = getattr(configuration, "__hypothesis_home_directory", None)
-    folder = Path(tempfile.gettempdir(), f"ringverify-hypothesis-{secrets.token_hex(8)}")
-    configuration.set_hypothesis_home_dir(folder)
+    configuration.set_hypothesis_home_dir(Path(CACHE))
     try:
         yield
     finally:
         configuration.set_hypothesis_home_dir(before)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(CACHE, ignore_errors=True)

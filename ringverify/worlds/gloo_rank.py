@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from ringverify.worlds import reproducible, whose
 from ringverify.worlds.gloo_blame import is_importing, main_thread
-from ringverify.worlds.gloo_server import SOCKETS
+from ringverify.worlds.gloo_server import CACHE, SOCKETS
 from ringverify.worlds.gloo_wire import Died, Event, Frames, NotAReport, Printed, Ready, Seat, Whereabouts, unpacked
 from ringverify.worlds.limits import too_many
 from ringverify.worlds.standard_files import keep_standard_files
@@ -287,7 +287,7 @@ def _unknown_main() -> Iterator[None]:
 @contextlib.contextmanager
 def _sockets_named() -> Iterator[None]:
     """Tell a fork server that starts now where its socket is, so that it can be removed if this process is killed."""
-    os.environ[SOCKETS] = f"{os.getpid()}:{multiprocessing.util.get_temp_dir()}"
+    os.environ[SOCKETS] = "\n".join([str(os.getpid()), multiprocessing.util.get_temp_dir(), CACHE])
     try:
         yield
     finally:

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
 import signal
+import tempfile
 
 SOCKETS = "RINGVERIFY_FORK_SERVER_SOCKETS"
-"""The variable that names the tool's process and that directory, for as long as the server starts."""
+"""The variable that names the tool's process and its directories, a line each, for as long as the server starts."""
+
+CACHE = os.path.join(tempfile.gettempdir(), f"ringverify-hypothesis-{secrets.token_hex(8)}")
+"""In the tool: where a library may keep what it likes to keep; made by the library."""
 
 
-def _remove(folder: str, server: int, tool: int) -> None:
-    """Remove the directory if this is the server, and the tool has ended; as long as that lives, it may need it."""
+def _remove(folders: list[str], server: int, tool: int) -> None:
+    """Remove the directories if this is the server, and the tool has ended; as long as that lives, it may need them."""
     if os.getpid() == server and os.getppid() != tool:
-        shutil.rmtree(folder, ignore_errors=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if (_named := os.environ.pop(SOCKETS, None)) is not None:
-    _tool, _, _folder = _named.partition(":")
-    atexit.register(_remove, _folder, os.getpid(), int(_tool))  # who may have ended by now
+    _tool, *_folders = _named.split("\n")
+    atexit.register(_remove, _folders, os.getpid(), int(_tool))  # who may have ended by now
     for _number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(_number, signal.SIG_IGN)  # sent to all of a group, they end the tool, and that the server
