@@ -407,7 +407,7 @@ def recorded(property: str, folder: Path) -> Path | None:
 
 def kind(way: Way) -> tuple[bool, str, bool]:
     """Ways that may share a run of the tool. What cannot be imported is alone: then no target is tried."""
-    return way.phase == "import" and CONFORMANT not in way.expected, ",".join(way.properties), way.hangs
+    return way.phase == "import" and bool({USAGE, INCONCLUSIVE} & {*way.expected}), ",".join(way.properties), way.hangs
 
 
 def batches(ways: Sequence[Way], place: str) -> Iterator[list[Way]]:

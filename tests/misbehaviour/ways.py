@@ -245,7 +245,7 @@ for _name, _code, _expected in (
     ("import-joins-a-group", "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)", ANY),
     ("import-no-implementation", "del implementation\ndef implementation(**_): return lambda function: function", USAGE),
 ):  # fmt: skip
-    _way("import", _name, _code, _expected)
+    _way("import", _name, _code, (*ANY, USAGE) if _expected == ANY else _expected)  # Python may fail as it imports
 _way("import", "import-hangs", FOR_EVER, INCONCLUSIVE, hangs=True)
 _way("import", "import-hangs-in-c", "ctypes.PyDLL(None).sleep(600)", INCONCLUSIVE, hangs=True)
 _way("import", "import-takes-seconds", "time.sleep(3)", CONFORMANT)
