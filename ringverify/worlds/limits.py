@@ -55,7 +55,7 @@ def _said_by_the_system(text: str) -> Limit | None:
 
 def sentence(limit: Limit) -> str:
     """That a limit was met, how far it goes here, and what to do."""
-    far = _far(limit)
+    far = "" if limit == "memory" else _far(limit)  # what is free now was not, or was too little, then
     return f"this machine is out of {limit}{f' ({far})' if far else ''}"
 
 

@@ -238,12 +238,15 @@ def test_an_interrupt_ends_it_and_leaves_no_process(tmp_path):
         start_new_session=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    process.stdout.readline()
-    while len(session(process.pid)) < 5:  # the command, what multiprocessing adds, and ranks
-        time.sleep(0.05)
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    try:
+        process.stdout.readline()
+        while len(session(process.pid)) < 7:  # the command, what multiprocessing adds, ranks and their keepers
+            time.sleep(0.05)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert (process.returncode, err) == (130, "ringverify: interrupted\n")
     assert_nobody_is_left(process)
 

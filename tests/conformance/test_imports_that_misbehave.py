@@ -50,7 +50,7 @@ MISBEHAVING = {
     "aborts": ("import os; os.abort()", USAGE, "by signal SIGABRT while it is imported"),
     "ends itself": ("import os; os.kill(os.getpid(), 15)", USAGE, "by signal SIGTERM while it is imported"),
     "is killed": ("import os; os.kill(os.getpid(), 9)", INCONCLUSIVE, "SIGKILL while it was imported, as the kernel"),
-    "asks for too much": ("raise MemoryError", INCONCLUSIVE, "it.py was not imported, this machine has no more memory"),
+    "asks for too much": ("raise MemoryError", INCONCLUSIVE, "it.py was not imported, this machine is out of memory"),
     "leaves it to its child": ("import os\nif os.fork(): os._exit(0)", USAGE, "(exit code 0)"),
     "is no module": ("import sys; sys.modules[__name__] = 3; raise ImportError('odd')", USAGE, "ImportError: odd"),
     "has no attributes": ("def __getattr__(name): raise ValueError(name)", USAGE, "cannot be looked at: ValueError"),
