@@ -1,5 +1,6 @@
 """What every test runs under: shapes checked at run time, examples that repeat, one thread."""
 
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -27,3 +28,7 @@ collect_ignore = ["somebody_elses_project"]
 """Its tests are its owners'; `tests/pytest_plugin/test_somebody_else.py` runs them as they would."""
 
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell's job in the background ignores Ctrl-C, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
