@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,7 @@ class CommandLine:
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which the tests may ignore, under nohup
         )
 
 
