@@ -77,7 +77,7 @@ def test_a_check_uses_the_world_sizes_that_fit(two_gpus, tmp_path):
     events = []
 
     class Silent:
-        start = step = stop = lambda self, *_: None
+        start = step = loading = stop = lambda self, *_: None
 
     options = Options(world="nccl", max_examples=4, cases=tmp_path / "cases")
     subjects = [Subject("ring", load("ring"))]
