@@ -284,10 +284,20 @@ def _unknown_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+_SOCKET_FOLDERS: set[tuple[int, str]] = set()
+"""Folders of `multiprocessing` that a process has made here, with its number: children inherit them."""
+
+
 @contextlib.contextmanager
 def _sockets_named() -> Iterator[None]:
     """Tell a fork server that starts now where its socket is, so that it can be removed if this process is killed."""
-    os.environ[SOCKETS] = "\n".join([str(os.getpid()), multiprocessing.util.get_temp_dir(), CACHE])
+    made_here = vars(multiprocessing.current_process())["_config"].get("tempdir") is None
+    folder = multiprocessing.util.get_temp_dir()
+    if made_here:
+        _SOCKET_FOLDERS.add((os.getpid(), folder))
+    # One that was inherited is the parent's, which still needs it when this process has ended.
+    own = [folder] if (os.getpid(), folder) in _SOCKET_FOLDERS else []
+    os.environ[SOCKETS] = "\n".join([str(os.getpid()), *own, CACHE])
     try:
         yield
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -86,3 +88,21 @@ def test_a_rank_that_waits_for_the_others_ends_with_the_tool_and_its_directory_w
     rank._process.join(60)
     assert rank._process.exitcode == -signal.SIGKILL
     assert not directory.exists()
+
+
+def _use_a_world():
+    world = GlooWorld()
+    assert world.run(abs, -1, world_size=1, seed=0, deadline=60.0).results == (1,)
+    world.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_child_that_uses_a_world_leaves_its_parent_the_sockets_folder():
+    """A process inherits the folder of `multiprocessing` from its parent, whose fork server starts anew in it."""
+    folder = Path(multiprocessing.util.get_temp_dir())
+    child = multiprocessing.get_context("spawn").Process(target=_use_a_world)
+    child.start()
+    child.join()
+    time.sleep(1.0)  # its fork server ends after it
+    assert child.exitcode == 0
+    assert folder.is_dir()
