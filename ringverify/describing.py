@@ -29,7 +29,7 @@ SHARDING_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Elsewhere:
+class FunctionElsewhere:
     """Stands for the function of an implementation that only other processes import; it cannot be called.
 
     Two names of one function are equal.
@@ -82,7 +82,7 @@ class ShardingElsewhere:
 
 
 def describe(target: str, *, seconds: float | None = None) -> Implementation:
-    """The implementation that `target` names: all but the function itself, for which an `Elsewhere` stands.
+    """The implementation that `target` names: all but the function itself, for which an `FunctionElsewhere` stands.
 
     What is our own (`ring`, `allgather`, mutants) comes whole.
 
@@ -211,14 +211,14 @@ class _Place:
             raise TypeError(f"its name is {told['name']!r}")
         self._kept = any(isinstance(one, ShardingElsewhere) for one in functions)
         sharding = tuple(functions) if told["several"] else functions[0]
-        function = Elsewhere(self._target, told["file"], told["line"], told["function"], told["doc"])
+        function = FunctionElsewhere(self._target, told["file"], told["line"], told["function"], told["doc"])
         return Implementation(function, told["name"], Capabilities(sharding=sharding, **fields))
 
 
 def place_of(implementation: Implementation) -> tuple[str | None, int | None]:
     """The file and the line in which the function of an implementation begins, as far as they are known."""
     function = inspect.unwrap(implementation.function)
-    if isinstance(function, Elsewhere):
+    if isinstance(function, FunctionElsewhere):
         return function.file, function.line
     code = getattr(function, "__code__", None)
     return getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)

@@ -219,10 +219,9 @@ def _import_for_gradients() -> None:
 
 def _told_briefly(failure: Failure) -> Failure:
     """A breach of the contract is told as such, not as an exception of ours."""
-    prefix = f"rank {failure.rank} raised {ContractError.__name__}: "
-    if not failure.message.startswith(prefix):
+    if failure.exception != ContractError.__name__:
         return failure
-    told = f"rank {failure.rank} {failure.message[len(prefix) :]}"
+    told = f"rank {failure.rank} {failure.message.removeprefix(f'rank {failure.rank} raised {failure.exception}: ')}"
     return dataclasses.replace(failure, message=told, detail="")  # the traceback is of this module
 
 

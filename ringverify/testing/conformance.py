@@ -253,9 +253,9 @@ def reached(implementation: Implementation, seconds: float | None) -> str:
         UsageError: no process could find it.
         Inconclusive: none could be asked.
     """
-    from ringverify.describing import Elsewhere, describe
+    from ringverify.describing import FunctionElsewhere, describe
 
-    if isinstance(implementation.function, Elsewhere):
+    if isinstance(implementation.function, FunctionElsewhere):
         return implementation.function.target
     target = targets.address_of(implementation)
     describe(target, seconds=seconds)
