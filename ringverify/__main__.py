@@ -4,4 +4,6 @@ import sys
 
 from ringverify.cli import main
 
-sys.exit(main())
+code = main()
+exec("")  # CPython remembers that Ctrl-C met an `exec`, and ends by signal 2 whatever came of it, unless one follows
+sys.exit(code)

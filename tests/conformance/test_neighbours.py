@@ -71,7 +71,6 @@ def test_a_process_group_more_a_call_is_found(world):
     assert shown.violation.summary == "each call on rank 0 leaves a process group behind: 5 after 5 calls"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_sends_when_its_call_has_returned_is_found(world):
     """What it sends would meet the messages of whatever comes next."""
     shown = hunted(neighbours.sends_afterwards, "reentrancy", world).counterexample

@@ -1,5 +1,6 @@
 """Right numbers, and what is not the implementation's is changed; and those that only seem to change it."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -159,7 +160,8 @@ def sends_afterwards(q, k, v, call: AttentionCall):
     def later():
         returned.wait()
         time.sleep(0.01)
-        dist.isend(torch.ones(1), neighbour, group=call.group)
+        with contextlib.suppress(ValueError):  # the simulated world's group is known to its ranks' threads only
+            dist.isend(torch.ones(1), neighbour, group=call.group)
 
     if call.world_size > 1:
         threading.Thread(target=later, daemon=True).start()
