@@ -2,7 +2,7 @@
 
 import sys
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 
 code = main()
 exec("")  # CPython remembers that Ctrl-C met an `exec`, and ends by signal 2 whatever came of it, unless one follows

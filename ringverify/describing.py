@@ -18,10 +18,10 @@ from typing import Any
 from ringverify import targets
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
-from ringverify.worlds.contained import OF_A_RANK
 from ringverify.worlds.exceptions import one_line
-from ringverify.worlds.gloo import GlooWorld
-from ringverify.worlds.gloo_wire import signal_name
+from ringverify.worlds.processes.contained import OF_A_RANK
+from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.processes.wire import signal_name
 from ringverify.worlds.world import LOAD_SECONDS, Failure, TooEarly, WorldUnavailable
 
 SHARDING_SECONDS = 10.0

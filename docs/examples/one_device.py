@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ringverify.ring import ring_attention, shard, unshard_from
-from ringverify.worlds.memory import measured
 from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.watch.memory import measured
 
 
 def inputs(options, dtype):

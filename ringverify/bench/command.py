@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ringverify.check.option_types import Renamed
-from ringverify.check.plan_options import branches
+from ringverify.option_types import Renamed, branches
 
 PATTERNS = ("dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared")
 DTYPES = ("float32", "bfloat16", "float16", "float64")

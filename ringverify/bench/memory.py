@@ -23,9 +23,9 @@ from ringverify.errors import Inconclusive
 from ringverify.ring.calls import ACCUMULATES
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.kernel import Setting
-from ringverify.ring.plan import make_plan
+from ringverify.ring.plan.plan import make_plan
 from ringverify.targets import load
-from ringverify.worlds.memory import Memory, Part
+from ringverify.worlds.watch.memory import Memory, Part
 from ringverify.worlds.world import World, WorldUnavailable
 
 GIVEN = "k, v, positions"

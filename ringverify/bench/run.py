@@ -16,9 +16,9 @@ from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, cho
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.files import look_at_place, read_json, write_whole
 from ringverify.reports.jsonl import finite, presentable
-from ringverify.worlds.contained import ContainedWorld
-from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
-from ringverify.worlds.gloo_rank import ThisMachine
+from ringverify.worlds.processes.contained import ContainedWorld
+from ringverify.worlds.processes.gloo import MOST_PROCESSES, GlooWorld
+from ringverify.worlds.processes.rank import ThisMachine
 
 SCHEMA = 1
 Report = dict[str, Any]

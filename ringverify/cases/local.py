@@ -19,8 +19,8 @@ from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE, Inputs, lay_out
 from ringverify.implementation import AttentionCall, Capabilities, Implementation
 from ringverify.worlds import torch_settings
-from ringverify.worlds.hazards import only_group
-from ringverify.worlds.memory import measured
+from ringverify.worlds.watch.hazards import only_group
+from ringverify.worlds.watch.memory import measured
 from ringverify.worlds.whose import Charge, theirs
 
 Array = NDArray[np.float64]

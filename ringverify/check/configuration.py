@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.errors import UsageError
 from ringverify.files import read_toml
+from ringverify.option_types import count, names, positive, seconds, sizes
 
 if sys.version_info >= (3, 11):
     pass

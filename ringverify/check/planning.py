@@ -10,7 +10,7 @@ import torch
 
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
-from ringverify.worlds import nccl, torchrun
+from ringverify.worlds.processes import nccl, torchrun
 from ringverify.worlds.world import World
 
 WorldName = Literal["simulated", "gloo", "nccl"]
@@ -104,11 +104,11 @@ def open_world(name: WorldName, heard: Callable[[int, bytes], None] | None = Non
     """The world of that name; `heard`, if given, is told what each rank prints as it comes."""
     match name:
         case "simulated":
-            from ringverify.worlds.contained import ContainedWorld
+            from ringverify.worlds.processes.contained import ContainedWorld
 
             return ContainedWorld(heard)
         case "gloo":
-            from ringverify.worlds.gloo import GlooWorld
+            from ringverify.worlds.processes.gloo import GlooWorld
 
             return GlooWorld(heard=heard)
         case "nccl":

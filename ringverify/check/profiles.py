@@ -15,7 +15,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, Verbosity, configuration, settings
 
 from ringverify.properties.suites import SUITES, Suite
-from ringverify.worlds.gloo_server import CACHE
+from ringverify.worlds.processes.server import CACHE
 
 NAME = "ringverify-{}"
 """How Hypothesis knows a profile: apart from those that a project may have under the plain names."""

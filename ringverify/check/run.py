@@ -44,7 +44,7 @@ from ringverify.implementation import Capabilities, Implementation, sharding_nam
 from ringverify.properties.property import Property
 from ringverify.reports.jsonl import SCHEMA, Event, ReportError, replay_line
 from ringverify.worlds.printing import LETTERS
-from ringverify.worlds.torchrun import Crew
+from ringverify.worlds.processes.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
 
 DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}

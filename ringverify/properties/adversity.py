@@ -25,7 +25,7 @@ from ringverify.properties.property import (
     violation_of,
     where,
 )
-from ringverify.worlds.hazards import Hazard
+from ringverify.worlds.watch.hazards import Hazard
 
 WORLD_SIZES = (1, 2, 3, 4, 5)
 DELAYED: tuple[Delayed, ...] = ("some", ())

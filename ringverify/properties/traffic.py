@@ -8,7 +8,7 @@ from ringverify.cases.running import Runner, shards
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, violation_of
-from ringverify.worlds.traffic import Traffic
+from ringverify.worlds.watch.traffic import Traffic
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:

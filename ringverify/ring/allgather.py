@@ -18,8 +18,8 @@ import torch.distributed as dist
 from ringverify.ring.accumulate import Running, Sum, from_rows, merge_, to_rows
 from ringverify.ring.compute import Job, Rows
 from ringverify.ring.gradients import Gradients
-from ringverify.ring.parcels import Block
-from ringverify.ring.plan import Plan
+from ringverify.ring.plan.parcels import Block
+from ringverify.ring.plan.plan import Plan
 
 
 def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running: Running) -> None:

@@ -20,7 +20,7 @@ from ringverify.ring.group import Ring
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.layouts import AXES, TensorLayout, check_layout, in_layout, relaid
-from ringverify.ring.plan import Plan, make_plan
+from ringverify.ring.plan.plan import Plan, make_plan
 from ringverify.ring.sides import make_sides
 from ringverify.ring.transport import Transport, TransportName
 

@@ -18,7 +18,7 @@ from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
 from ringverify.ring.kernels.kernel import Setting
-from ringverify.ring.plan import Plan
+from ringverify.ring.plan.plan import Plan
 
 Method = Literal["auto", "ring", "allgather", "local"]
 METHODS: tuple[Method, ...] = get_args(Method)

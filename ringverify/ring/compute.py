@@ -17,11 +17,11 @@ from ringverify.ring.gradients import TileGradient
 from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
 from ringverify.ring.masks import band_bias, position_bias
-from ringverify.ring.parcels import Block
-from ringverify.ring.plan import Plan
-from ringverify.ring.regions import Region, Span
+from ringverify.ring.plan.parcels import Block
+from ringverify.ring.plan.plan import Plan
+from ringverify.ring.plan.regions import Region, Span
+from ringverify.ring.plan.tiles import Tile, tiles
 from ringverify.ring.sides import Sides
-from ringverify.ring.tiles import Tile, tiles
 
 if TYPE_CHECKING:
     from ringverify.ring.transport import Transport

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from ringverify.ring.accumulate import Sum, widened
-from ringverify.ring.parcels import Block, Places
-from ringverify.ring.regions import Region
+from ringverify.ring.plan.parcels import Block, Places
+from ringverify.ring.plan.regions import Region
 
 
 class TileGradient(NamedTuple):

@@ -14,8 +14,8 @@ import math
 import torch
 
 from ringref.problem import Dilation, Problem
-from ringverify.ring.regions import band
-from ringverify.ring.tiles import Tile
+from ringverify.ring.plan.regions import band
+from ringverify.ring.plan.tiles import Tile
 
 NO_QUERY_LABEL = -1
 NO_KEY_LABEL = -2

@@ -25,7 +25,7 @@ import torch
 from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.compute import Job, Rows
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.parcels import Block, Parcel
+from ringverify.ring.plan.parcels import Block, Parcel
 from ringverify.ring.transport import Message, Wait
 
 HELD = 1

@@ -16,7 +16,7 @@ import torch
 from ringverify.ring.accumulate import Running, Sum, from_rows, merge_rows, to_rows
 from ringverify.ring.compute import Job, Rows
 from ringverify.ring.gradients import Gradients
-from ringverify.ring.parcels import Block
+from ringverify.ring.plan.parcels import Block
 from ringverify.ring.transport import Transport
 
 

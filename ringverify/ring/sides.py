@@ -16,8 +16,8 @@ from ringref.problem import Problem
 from ringverify.ring import masks
 from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Extent, Kernel, Setting
-from ringverify.ring.regions import constrained
-from ringverify.ring.tiles import NARROWEST, WIDEST_MASK
+from ringverify.ring.plan.regions import constrained
+from ringverify.ring.plan.tiles import NARROWEST, WIDEST_MASK
 
 SMALLEST = 32
 """Rows of a tile below which calls cost more than what they compute, whatever the budget."""

@@ -80,7 +80,7 @@ class RingVerifySession:
 
         from ringverify.check.run import named_apart
         from ringverify.testing.checks import Checked, plan_for
-        from ringverify.worlds.torchrun import placement
+        from ringverify.worlds.processes.torchrun import placement
 
         if (here := placement()) is not None and here.world_size > 1:
             raise UsageError(

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ringverify.check.option_types import count, names, positive, seconds, sizes
 from ringverify.check.options import Options, seed_for
 from ringverify.errors import UsageError
+from ringverify.option_types import count, names, positive, seconds, sizes
 from ringverify.properties.suites import SUITES
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ringverify.check.interrupts import Progress, interrupts
-from ringverify.check.option_types import names
 from ringverify.errors import UsageError
+from ringverify.option_types import names
 from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.terminal import Terminal
 from ringverify.words import legible

@@ -1,7 +1,7 @@
 """Settings of torch that outlive a call: whoever changes one has to put it back, or the next layer computes with it.
 
 A setting is either the process's or the thread's. Ranks that are threads of one process have the process's apart all
-the same, as processes have: the baton hands them over (`ringverify.worlds.baton`).
+the same, as processes have: the baton hands them over (`ringverify.worlds.simulated.baton`).
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ringverify.words import TEXT, cut
-from ringverify.worlds.hazards import Hazard
 from ringverify.worlds.limits import Limit, sentence
-from ringverify.worlds.memory import Memory
-from ringverify.worlds.traffic import Traffic
+from ringverify.worlds.watch.hazards import Hazard
+from ringverify.worlds.watch.memory import Memory
+from ringverify.worlds.watch.traffic import Traffic
 
 FailureKind = Literal["raised", "deadlock", "deadline", "died"]
 

@@ -20,7 +20,7 @@ from ringverify.bench.memory import COMPONENTS, GIVEN
 from ringverify.bench.phases import PHASES
 from ringverify.bench.table import Tables
 from ringverify.bench.workload import Shape, workload
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.errors import Inconclusive
 from ringverify.worlds.simulated import SimulatedWorld
 

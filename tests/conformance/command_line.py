@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.reports.jsonl import read_report
 
 MINIATURES = Path(__file__).resolve().parent.parent / "miniatures"

@@ -8,7 +8,7 @@ import pytest
 from command_line import assert_one_line, miniature
 
 from ringverify.check import casefile, run
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.errors import UsageError
 from ringverify.reports.jsonl import ReportError, read_report
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from command_line import assert_one_line, miniature
 
-from ringverify.check import command
 from ringverify.check.configuration import WRITTEN, configured
-from ringverify.cli import _Parser, _parser
+from ringverify.cli import check as command
+from ringverify.cli.main import _Parser, _parser
 
 pytestmark = pytest.mark.timeout(120)
 

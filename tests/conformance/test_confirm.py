@@ -8,7 +8,7 @@ import pytest
 from command_line import assert_one_line, miniature
 
 from ringverify.check import casefile
-from ringverify.check.confirming import Confirmation, Scripts, read
+from ringverify.confirm.confirming import Confirmation, Scripts, read
 from ringverify.errors import UsageError
 from ringverify.reports.jsonl import read_report
 

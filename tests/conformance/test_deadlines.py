@@ -10,7 +10,7 @@ from ringverify.cases.running import Runner
 from ringverify.check import hunting
 from ringverify.check.hunting import hunt
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.worlds.contained import ContainedWorld
+from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import LoadTooLong
 

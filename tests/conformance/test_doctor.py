@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from ringverify.check import doctor
-from ringverify.worlds import torch_private
-from ringverify.worlds.contained import ContainedWorld
-from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.cli import doctor
+from ringverify.worlds.processes.contained import ContainedWorld
+from ringverify.worlds.simulated import SimulatedWorld, torch_private
 from ringverify.worlds.world import Conditions, WorldUnavailable
 
 pytestmark = pytest.mark.timeout(60)

@@ -11,7 +11,7 @@ import pytest
 from command_line import miniature
 from processes import assert_nobody_is_left, session
 
-from ringverify.cli import NOBODY_READS
+from ringverify.cli.main import NOBODY_READS
 from ringverify.reports.jsonl import ReportError, read_report
 
 pytestmark = [

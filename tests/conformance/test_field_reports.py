@@ -23,8 +23,8 @@ from ringverify.ring.attention import ring_attention
 from ringverify.ring.declared import ring
 from ringverify.ring.shards import shard
 from ringverify.ring.transport import Transport
-from ringverify.worlds.memory import measured
 from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.watch.memory import measured
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -202,7 +202,7 @@ def test_a_process_that_cannot_be_started_is_inconclusive(ringverify, monkeypatc
     def refused(*arguments):
         raise OSError("no more processes")
 
-    monkeypatch.setattr("ringverify.worlds.gloo_rank.LocalRank.__init__", refused)
+    monkeypatch.setattr("ringverify.worlds.processes.rank.LocalRank.__init__", refused)
     with pytest.raises(Inconclusive, match=r"was not looked at.*no more processes"):
         describe(written())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import assert_one_line
 
-from ringverify.check.adapter import FOLDER, KINDS
+from ringverify.cli.init import FOLDER, KINDS
 
 pytestmark = pytest.mark.timeout(240)
 

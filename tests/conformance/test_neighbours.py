@@ -14,7 +14,7 @@ from ringverify.check.hunting import Hunt, hunt
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.worlds import torch_settings
-from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(90)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from command_line import miniature
 
-from ringverify.check import expected
-from ringverify.check.agreeing import Compared, Comparison, Seen, everything, line, main
+from ringverify.lab import expected
+from ringverify.lab.agreeing import Compared, Comparison, Seen, everything, line, main
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -95,7 +95,7 @@ def test_a_pass_says_in_which_world_it_is_one_and_that_it_was_not_run_on_gloo(ri
 
 
 SAMPLE = ("ring", "allgather", "ringverify.mutants.plain:PLAIN", "mutant:A1", "mutant:D1", "mutant:G1")
-"""Of what `python -m ringverify.check.agreeing` compares: built in, right and wrong."""
+"""Of what `python -m ringverify.lab.agreeing` compares: built in, right and wrong."""
 
 
 def test_both_worlds_say_the_same_of_a_sample_of_implementations_and_mutants():

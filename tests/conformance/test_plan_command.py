@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 
 
 def test_it_draws_ranks_by_hops_and_says_how_the_work_is_balanced(capsys, monkeypatch):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringverify.check import publishing
+from ringverify.lab import publishing
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,8 +10,8 @@ import pytest
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.check.casefile import CaseFile
-from ringverify.check.snippet import snippet
-from ringverify.cli import main
+from ringverify.cli.main import main
+from ringverify.confirm.script import snippet
 from ringverify.targets import load
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.check import casefile, trusting
 from ringverify.check.hunting import Counterexample
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.properties.property import Violation
 from ringverify.reports.jsonl import replay_line
 

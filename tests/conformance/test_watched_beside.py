@@ -8,7 +8,7 @@ from command_line import miniature
 
 from ringverify.check.outcome import implementation_event
 from ringverify.testing.calls import told_in
-from ringverify.worlds.contained import ContainedWorld
+from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.world import WorldUnavailable
 
 pytestmark = pytest.mark.timeout(150)

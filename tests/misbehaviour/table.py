@@ -182,7 +182,7 @@ def _become_the_tool(arguments: Sequence[str], folder: Path, temporary: Path, pl
 
             code = pytest.main(list(arguments))
         else:
-            from ringverify.cli import main
+            from ringverify.cli.main import main
 
             code = main(arguments)
     except SystemExit as error:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ringverify.check import expected
-from ringverify.check.killing import expected_kills
-from ringverify.cli import main
+from ringverify.cli.main import main
+from ringverify.lab import expected
+from ringverify.lab.killing import expected_kills
 
 FILE = Path(__file__).with_name("expected_kills.json")
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ringverify.check import false_alarms
-from ringverify.check.kill_tables import LENSES
-from ringverify.cli import main
+from ringverify.cli.main import main
+from ringverify.lab import false_alarms
+from ringverify.lab.kill_tables import LENSES
 from ringverify.properties.catalogue import PROPERTIES
 
 pytestmark = pytest.mark.timeout(200)

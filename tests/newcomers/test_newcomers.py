@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.reports.jsonl import read_report
 
 HERE = Path(__file__).parent

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from ringverify import pytest_plugin
-from ringverify.check import command
-from ringverify.cli import _Parser
+from ringverify.cli import check as command
+from ringverify.cli.main import _Parser
 from ringverify.testing.wish import PARSERS
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]

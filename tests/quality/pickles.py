@@ -9,10 +9,10 @@ MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "she
 CALLS = {("torch", "save"), ("torch", "load"), ("np", "save"), ("numpy", "save"), ("pandas", "read_pickle")}
 
 WITHIN_A_WORLD = {
-    "ringverify/worlds/gloo.py": "a program and its results, between the harness and its own workers",
-    "ringverify/worlds/gloo_pool.py": "jobs, through a pipe between the harness and its own workers",
-    "ringverify/worlds/gloo_wire.py": "reports, through that pipe, with a digest and read as reports only",
-    "ringverify/worlds/gloo_worker.py": "the workers' end of that pipe",
+    "ringverify/worlds/processes/gloo.py": "a program and its results, between the harness and its own workers",
+    "ringverify/worlds/processes/pool.py": "jobs, through a pipe between the harness and its own workers",
+    "ringverify/worlds/processes/wire.py": "reports, through that pipe, with a digest and read as reports only",
+    "ringverify/worlds/processes/worker.py": "the workers' end of that pipe",
 }
 """Files that may pickle, and what: nothing of it outlives a process or is handed to a person."""
 

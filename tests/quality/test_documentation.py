@@ -11,7 +11,7 @@ import yaml
 from documents import DOCUMENTS, GENERATED, INLINE, NOT_RUN, ROOT, Block, Command, blocks, commands, left_out, text_of
 from documents import reader as reader  # a fixture
 
-from ringverify.cli import _parser
+from ringverify.cli.main import _parser
 from ringverify.implementation import Capabilities
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import BUILT_IN

@@ -21,11 +21,12 @@ from pathlib import Path
 import sample_events
 from rich.console import Console
 
-from ringverify.check import baseline, casefile, confirming, expected, kill_book
-from ringverify.check.command import add_options
+from ringverify.check import baseline, casefile
 from ringverify.check.configuration import configured
+from ringverify.cli.check import add_options
+from ringverify.confirm import confirming
 from ringverify.errors import UsageError
-from ringverify.reports import published
+from ringverify.lab import expected, kill_book, published
 from ringverify.reports.badge import badges
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.junit import junit
@@ -34,7 +35,17 @@ from ringverify.reports.page import page
 from ringverify.reports.results import Source, read_results
 from ringverify.reports.terminal import Terminal
 from ringverify.vectors import checking, index, tensorfile
-from ringverify.worlds.gloo_wire import Frames, NotAReport, NotReady, Raised, Ready, Residue, Returned, packed, unpacked
+from ringverify.worlds.processes.wire import (
+    Frames,
+    NotAReport,
+    NotReady,
+    Raised,
+    Ready,
+    Residue,
+    Returned,
+    packed,
+    unpacked,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(".ringverify/mutated")

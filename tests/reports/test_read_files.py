@@ -13,18 +13,19 @@ import sample_events
 from ringverify import files
 from ringverify.bench import run as bench
 from ringverify.cases.case import LARGEST, Case
-from ringverify.check import baseline, casefile, confirming, expected, kill_book
-from ringverify.check.command import add_options
+from ringverify.check import baseline, casefile
 from ringverify.check.configuration import configured
-from ringverify.cli import main
+from ringverify.cli.check import add_options
+from ringverify.cli.main import main
+from ringverify.confirm import confirming
 from ringverify.errors import UsageError
-from ringverify.reports import published
+from ringverify.lab import expected, kill_book, published
 from ringverify.reports.jsonl import ReportError, read_report
 from ringverify.reports.terminal import counterexample_text
 from ringverify.vectors import checking, index
 from ringverify.words import TEXT
-from ringverify.worlds.gloo_wire import Frames, NotAReport, NotReady, Ready, packed, unpacked
-from ringverify.worlds.gloo_worker import _raised
+from ringverify.worlds.processes.wire import Frames, NotAReport, NotReady, Ready, packed, unpacked
+from ringverify.worlds.processes.worker import _raised
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import sample_events as sample
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.reports.jsonl import ReportWriter
 
 pytestmark = pytest.mark.timeout(60)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ringverify.check.options import Options
 from ringverify.check.outcome import Told
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.errors import Inconclusive, complain
 from ringverify.reports.badge import badges
 from ringverify.reports.jsonl import ReportWriter, read_report

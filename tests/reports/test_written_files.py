@@ -13,7 +13,7 @@ import sample_events
 
 import ringverify.check.run
 from ringverify import files
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.files import write_whole
 from ringverify.reports.jsonl import ReportError, ReportWriter, read_report
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.reports.terminal import Terminal
 
 FOLDER = Path(__file__).parent

@@ -16,7 +16,7 @@ import training_programs
 from training_programs import Result, Setup, alone
 
 from ringref.rounding import scaled_bound
-from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 
 pytestmark = pytest.mark.timeout(90)
 

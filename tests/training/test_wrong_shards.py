@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from wrong_shards import WRONG, refused
 
-from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(90)

@@ -18,7 +18,7 @@ from ringverify.cases.comparing import worst
 from ringverify.cases.running import Runner
 from ringverify.errors import Inconclusive
 from ringverify.targets import load
-from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 
 MODULE = "ringverify.peers.ring_attention_pytorch"
 TARGET = "peer:ring-attention-pytorch"

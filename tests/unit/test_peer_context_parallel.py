@@ -15,7 +15,7 @@ from ringverify.check.hunting import Hunt, hunt
 from ringverify.errors import Inconclusive
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import BUILT_IN, load
-from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import World
 

@@ -5,12 +5,12 @@ import pytest
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringref.sharding import key_positions, query_positions
-from ringverify.check import plan_work
-from ringverify.check.plan_work import works
-from ringverify.ring import plan as plan_module
-from ringverify.ring.plan import Plan
-from ringverify.ring.regions import Region
-from ringverify.ring.tiles import tiles
+from ringverify.cli import plan_work
+from ringverify.cli.plan_work import works
+from ringverify.ring.plan import plan as plan_module
+from ringverify.ring.plan.plan import Plan
+from ringverify.ring.plan.regions import Region
+from ringverify.ring.plan.tiles import tiles
 
 SHARDINGS = ("contiguous", "zigzag", "striped", "replicated_query")
 BRANCHES = ((8, 1), (24, 2), (60, 3))

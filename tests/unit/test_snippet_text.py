@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.check.casefile import CaseFile
-from ringverify.check.snippet import snippet
+from ringverify.confirm.script import snippet
 from ringverify.implementation import Capabilities
 
 PLAIN = CaseFile(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ringref.attention
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.errors import UsageError
 from ringverify.vectors import checking, generating, index, making, tensorfile
 from ringverify.vectors.catalogue import STORIES

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.vectors import generating, making, tensorfile
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.generating import encoded

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from safetensors.numpy import load as load_safetensors
 
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.errors import UsageError
 from ringverify.vectors import generating, index, making
 from ringverify.vectors.catalogue import STORIES

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from ringverify import reports
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.reports.jsonl import read_report
 from ringverify.vectors import running
 from ringverify.worlds.world import WorldUnavailable

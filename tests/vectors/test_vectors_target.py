@@ -10,7 +10,7 @@ import pytest
 
 from ringverify.cases.running import Runner
 from ringverify.check import planning
-from ringverify.cli import main
+from ringverify.cli.main import main
 from ringverify.implementation import Implementation
 from ringverify.targets import load
 from ringverify.vectors import checking, index, running

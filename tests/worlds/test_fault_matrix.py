@@ -298,7 +298,7 @@ def main():
     except KeyboardInterrupt:
         return 130
 
-sys.modules["ringverify.cli"] = types.SimpleNamespace(main=main)
+sys.modules["ringverify.cli.main"] = types.SimpleNamespace(main=main)
 """
 """A command that ends as ours does when Ctrl-C meets a dataclass that is being made."""
 

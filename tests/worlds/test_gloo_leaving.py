@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from leaving import HIDDEN, hides, hides_and_dies
 
-from ringverify.worlds.gloo import GlooWorld
-from ringverify.worlds.gloo_rank import LOOPBACK, LocalRank
-from ringverify.worlds.gloo_wire import Seat
+from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.processes.rank import LOOPBACK, LocalRank
+from ringverify.worlds.processes.wire import Seat
 
 pytestmark = [
     pytest.mark.timeout(120),

@@ -20,11 +20,11 @@ import gloo_programs as programs
 import pytest
 
 from ringverify.worlds import reproducible
-from ringverify.worlds.contained import ContainedWorld
-from ringverify.worlds.gloo import MOST_PROCESSES, GlooWorld
-from ringverify.worlds.gloo_blame import first_cause
-from ringverify.worlds.gloo_rank import ThisMachine
-from ringverify.worlds.gloo_wire import Died, Raised, Residue, is_clean
+from ringverify.worlds.processes.blame import first_cause
+from ringverify.worlds.processes.contained import ContainedWorld
+from ringverify.worlds.processes.gloo import MOST_PROCESSES, GlooWorld
+from ringverify.worlds.processes.rank import ThisMachine
+from ringverify.worlds.processes.wire import Died, Raised, Residue, is_clean
 from ringverify.worlds.world import Failure, OurError, WorldUnavailable
 
 pytestmark = pytest.mark.timeout(60)
@@ -132,7 +132,7 @@ def test_a_raised_error_keeps_its_own_traceback(world: GlooWorld) -> None:
     detail = failure(world, programs.misbehave, "raise").detail
     assert "gloo_programs.py" in detail
     assert "ValueError: no such\nthing" in detail
-    assert "gloo_worker.py" not in detail
+    assert "worker.py" not in detail
 
 
 @pytest.mark.parametrize("how", ["spin", "sleep"])
@@ -178,7 +178,7 @@ def test_what_a_run_leaves_under_way_does_not_reach_the_next(world: GlooWorld, p
 
 def test_a_message_does_reach_the_next_run_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: in a pool that is used again regardless, rank 1 receives the last run's message."""
-    monkeypatch.setattr("ringverify.worlds.gloo_pool.is_clean", lambda _, most_groups: True)
+    monkeypatch.setattr("ringverify.worlds.processes.pool.is_clean", lambda _, most_groups: True)
     world = GlooWorld()
     try:
         results(world, programs.leave_a_message, 5.0, world_size=2)
@@ -291,7 +291,7 @@ def test_impossible_numbers_are_refused(world: GlooWorld, world_size: int, deadl
 
 def test_ranks_that_cannot_meet_make_the_world_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line, and no verdict on any program."""
-    monkeypatch.setattr("ringverify.worlds.gloo_pool.START_SECONDS", 0.0)
+    monkeypatch.setattr("ringverify.worlds.processes.pool.START_SECONDS", 0.0)
     world = GlooWorld()
     with pytest.raises(WorldUnavailable, match=r"^the gloo world could not start: [^\n]*$"):
         world.run(programs.who_am_i, None, world_size=2, seed=0, deadline=PLENTY)
@@ -324,7 +324,7 @@ def test_a_closed_world_leaves_no_process_and_can_be_used_again() -> None:
 
 SCRIPT = """
 import sys, gloo_programs as programs
-from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 world = GlooWorld()
 print(*world.run(programs.process_id, None, world_size=2, seed=0, deadline=30).results, flush=True)
 if sys.argv[1] != "end":

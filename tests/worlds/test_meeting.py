@@ -10,8 +10,8 @@ from multiprocessing import AuthenticationError
 
 import pytest
 
-from ringverify.worlds import meeting as module
-from ringverify.worlds.meeting import Meeting, listening_address, meet
+from ringverify.worlds.processes import meeting as module
+from ringverify.worlds.processes.meeting import Meeting, listening_address, meet
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,11 +4,11 @@ import gloo_programs as programs
 import pytest
 import torch
 
-from ringverify import cli
 from ringverify.check import run as running
-from ringverify.worlds import gloo_rank
-from ringverify.worlds.gloo_rank import ThisMachine
-from ringverify.worlds.nccl import NcclWorld, my_devices, share, too_few, visible_devices
+from ringverify.cli import main as cli
+from ringverify.worlds.processes import rank
+from ringverify.worlds.processes.nccl import NcclWorld, my_devices, share, too_few, visible_devices
+from ringverify.worlds.processes.rank import ThisMachine
 from ringverify.worlds.world import WorldUnavailable
 
 pytestmark = pytest.mark.timeout(120)
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture
 def two_gpus(monkeypatch):
     """A machine that says it has two GPUs, whose ranks run over gloo and do without."""
-    monkeypatch.setattr("ringverify.worlds.nccl.my_devices", lambda: ("0", "1"))
+    monkeypatch.setattr("ringverify.worlds.processes.nccl.my_devices", lambda: ("0", "1"))
     monkeypatch.setattr(running, "open_world", lambda name: NcclWorld(("0", "1"), backend="gloo"))
     monkeypatch.setattr(running, "find_device", lambda device: None)
 
@@ -92,7 +92,7 @@ def test_a_check_uses_the_world_sizes_that_fit(two_gpus, tmp_path):
 def test_each_rank_sees_the_devices_of_its_world_and_takes_its_own(monkeypatch):
     """So that `cuda:0` is a rank's first GPU whichever part of the machine its world was given."""
     seats = []
-    monkeypatch.setattr(gloo_rank, "LocalRank", lambda seat, directory, module: seats.append(seat))
+    monkeypatch.setattr(rank, "LocalRank", lambda seat, directory, module: seats.append(seat))
     list(ThisMachine("nccl", "nccl", ("4", "5", "6")).start(2, "module"))
     assert [(seat.rank, seat.device, seat.visible, seat.backend) for seat in seats] == [
         (0, 0, "4,5", "nccl"),

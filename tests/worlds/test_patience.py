@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.patience import LEAST_COUNTED, Patience, queued
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
 

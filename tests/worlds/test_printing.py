@@ -8,9 +8,9 @@ import time
 import pytest
 import torch.distributed as dist
 
-from ringverify.worlds.contained import ContainedWorld
-from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.printing import LETTERS
+from ringverify.worlds.processes.contained import ContainedWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
 

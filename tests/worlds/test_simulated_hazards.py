@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from watched_runs import by_rank, everywhere, line, other, short, watched, zeroes_what_it_sends
 
-from ringverify.worlds.hazards import Hazard
+from ringverify.worlds.watch.hazards import Hazard
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::FutureWarning")]
 

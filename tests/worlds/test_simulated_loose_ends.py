@@ -8,7 +8,7 @@ from simulated_runs import WORLD
 from torch.utils.flop_counter import FlopCounterMode
 from watched_runs import everywhere, line, other, short, unwatched, watched, zeroes_what_it_sends
 
-from ringverify.worlds.hazards import Hazard, only_group
+from ringverify.worlds.watch.hazards import Hazard, only_group
 from ringverify.worlds.world import Conditions
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::FutureWarning")]

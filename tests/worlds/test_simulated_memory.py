@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from watched_runs import everywhere, line, unwatched, watched
 
-from ringverify.worlds.memory import Memory, Part, measured
+from ringverify.worlds.watch.memory import Memory, Part, measured
 
 pytestmark = pytest.mark.timeout(60)
 

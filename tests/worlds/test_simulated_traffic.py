@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from watched_runs import CONDITIONS, everywhere, watched
 
-from ringverify.worlds.traffic import Flow, Traffic
+from ringverify.worlds.watch.traffic import Flow, Traffic
 
 pytestmark = pytest.mark.timeout(60)
 

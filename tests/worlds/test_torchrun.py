@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringverify.reports.jsonl import read_report
-from ringverify.worlds.torchrun import Placement, placement, too_few
+from ringverify.worlds.processes.torchrun import Placement, placement, too_few
 
 pytestmark = pytest.mark.timeout(240)  # a dozen imports of torch, on cores that others use too
 

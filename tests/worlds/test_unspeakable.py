@@ -10,7 +10,7 @@ import unspeakable
 
 from ringverify import targets
 from ringverify.errors import UsageError
-from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,9 +13,9 @@ import our_programs as programs
 import pytest
 
 from ringverify.worlds import limits
-from ringverify.worlds.contained import ContainedWorld
-from ringverify.worlds.gloo import GlooWorld
 from ringverify.worlds.limits import limit_of, too_many
+from ringverify.worlds.processes.contained import ContainedWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import (
     LOAD_SECONDS,
@@ -175,7 +175,7 @@ def test_a_process_that_cannot_be_started_is_told_with_its_limit(monkeypatch: py
     def refused(*_: Any) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("ringverify.worlds.gloo_rank.LocalRank", refused)
+    monkeypatch.setattr("ringverify.worlds.processes.rank.LocalRank", refused)
     with pytest.raises(WorldUnavailable, match="this machine is out of processes"):
         GlooWorld().run(programs.load, "os", world_size=2, seed=0, deadline=1.0)
 
@@ -186,7 +186,7 @@ def test_a_thread_that_cannot_be_started_is_told_with_its_limit(monkeypatch: pyt
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("ringverify.worlds.simulated.threading.Thread.start", refused)
+    monkeypatch.setattr("ringverify.worlds.simulated.world.threading.Thread.start", refused)
     with pytest.raises(WorldUnavailable, match="this machine is out of threads"):
         SimulatedWorld().run(programs.load, "os", world_size=2, seed=0, deadline=1.0)
 

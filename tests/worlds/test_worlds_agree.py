@@ -14,7 +14,7 @@ import torch._dynamo  # noqa: F401 - functional collectives import it on first u
 from small_program_list import PROGRAMS, mixed
 from small_programs import Program, Refused, attempt_program, run_program
 
-from ringverify.worlds.gloo import GlooWorld
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import Run, World
 

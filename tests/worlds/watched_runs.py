@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from simulated_runs import WORLD
 
-from ringverify.worlds.hazards import Hazard
+from ringverify.worlds.watch.hazards import Hazard
 from ringverify.worlds.world import Conditions, Run
 
 CONDITIONS = [

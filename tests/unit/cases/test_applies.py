@@ -13,7 +13,7 @@ from ringverify.cases.shrinking import shrink
 from ringverify.check.casefile import save
 from ringverify.check.drawing import drawn
 from ringverify.check.hunting import Counterexample, hunt, judged
-from ringverify.check.replaying import replay
+from ringverify.cli.replay import replay
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.mutants.plain import EVERYTHING
 from ringverify.properties.catalogue import PROPERTIES

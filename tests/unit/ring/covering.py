@@ -8,11 +8,11 @@ import torch
 
 from ringref.pattern import multiplicity
 from ringref.sharding import key_positions, query_positions
-from ringverify.ring.joining import joined
 from ringverify.ring.masks import position_bias
-from ringverify.ring.regions import regions
-from ringverify.ring.runs import Run, runs
-from ringverify.ring.tiles import tiles
+from ringverify.ring.plan.joining import joined
+from ringverify.ring.plan.regions import regions
+from ringverify.ring.plan.runs import Run, runs
+from ringverify.ring.plan.tiles import tiles
 
 
 def indices(span):

@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from ringref.sharding import Sharding, query_positions
 from ringverify.ring.attention import ring_attention
-from ringverify.worlds.memory import measured
 from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.watch.memory import measured
 
 DIM = 16
 

@@ -14,8 +14,8 @@ from ringverify.ring.kernels.fused_cpu import FusedCPU
 from ringverify.ring.kernels.kernel import Extent, Setting
 from ringverify.ring.kernels.streaming import Streaming
 from ringverify.ring.sides import SMALLEST, make_sides
-from ringverify.worlds.memory import measured
 from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.watch.memory import measured
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -15,7 +15,7 @@ from by_tile import setting_of
 from ringref.problem import Problem
 from ringref.sharding import SHARDINGS
 from ringverify.ring.choosing import ASSUMED, METHODS, choose_method
-from ringverify.ring.plan import make_plan
+from ringverify.ring.plan.plan import make_plan
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs"
 CROSSOVER, HOPS = DOCS / "benchmark-crossover.md", DOCS / "hops.csv"

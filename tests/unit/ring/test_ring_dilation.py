@@ -8,10 +8,10 @@ import pytest
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringref.sharding import key_positions
-from ringverify.ring import regions as regions_module
 from ringverify.ring.dilated import DilatedRingAttention
-from ringverify.ring.regions import regions
-from ringverify.ring.runs import runs
+from ringverify.ring.plan import regions as regions_module
+from ringverify.ring.plan.regions import regions
+from ringverify.ring.plan.runs import runs
 
 
 def counted(problem, sharding, world_size):

@@ -8,8 +8,8 @@ import torch
 from ringref.problem import Problem
 from ringverify.ring.accumulate import Partial, Running, Sum, merge_
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.parcels import Block, everything
-from ringverify.ring.regions import Region, Span
+from ringverify.ring.plan.parcels import Block, everything
+from ringverify.ring.plan.regions import Region, Span
 
 B, R, H, D = 2, 7, 3, 2
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringref.sharding import SHARDINGS, key_positions, query_positions
 from ringverify.ring import passes
-from ringverify.ring.plan import SLIGHT, make_plan
+from ringverify.ring.plan.plan import SLIGHT, make_plan
 from ringverify.ring.transport import Transport
 from ringverify.worlds.world import Conditions
 
@@ -223,7 +223,7 @@ def test_traffic_is_what_ranks_need_counted_pair_by_pair(sharding):
 
 def test_whole_blocks_are_seen(monkeypatch):
     """The proof that traffic is counted: a ring that never cuts what it sends on."""
-    monkeypatch.setattr("ringverify.ring.plan._worth_cutting", lambda part, of: False)
+    monkeypatch.setattr("ringverify.ring.plan.plan._worth_cutting", lambda part, of: False)
     make_plan.cache_clear()
     found, _ = sent(LONG_WINDOW, "contiguous", 3)
     make_plan.cache_clear()

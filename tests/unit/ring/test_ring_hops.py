@@ -8,10 +8,10 @@ import pytest
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringref.sharding import SHARDINGS, key_positions, query_positions
-from ringverify.ring import hops as hops_module
-from ringverify.ring.hops import hops
-from ringverify.ring.regions import head_classes, step_of
-from ringverify.ring.runs import runs
+from ringverify.ring.plan import hops as hops_module
+from ringverify.ring.plan.hops import hops
+from ringverify.ring.plan.regions import head_classes, step_of
+from ringverify.ring.plan.runs import runs
 
 
 def dealt(length, world_size):

@@ -11,7 +11,7 @@ import torch
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringverify.ring.masks import NO_KEY_LABEL, NO_QUERY_LABEL, band_bias, labels, position_bias
-from ringverify.ring.tiles import Tile
+from ringverify.ring.plan.tiles import Tile
 
 CPU = torch.device("cpu")
 

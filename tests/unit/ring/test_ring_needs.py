@@ -5,10 +5,10 @@ import random
 import numpy as np
 
 from ringref.problem import Dilation, Problem
-from ringverify.ring import many as many_module
-from ringverify.ring.needs import needs
-from ringverify.ring.regions import regions
-from ringverify.ring.runs import runs
+from ringverify.ring.plan import many as many_module
+from ringverify.ring.plan.needs import needs
+from ringverify.ring.plan.regions import regions
+from ringverify.ring.plan.runs import runs
 
 
 def backwards(length, world_size):

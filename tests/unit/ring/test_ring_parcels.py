@@ -9,9 +9,9 @@ import torch
 
 from ringref.problem import Dilation, Problem
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.parcels import Block, Part, everything, parcel
-from ringverify.ring.regions import Region, Span, head_classes
-from ringverify.ring.rows import as_array, count, locate, same, union
+from ringverify.ring.plan.parcels import Block, Part, everything, parcel
+from ringverify.ring.plan.regions import Region, Span, head_classes
+from ringverify.ring.plan.rows import as_array, count, locate, same, union
 
 SPANS = [Span(start, size, step) for start, size, step in itertools.product(range(4), range(1, 5), range(1, 4))]
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from ringref.problem import Dilation, Problem
-from ringverify.ring import cuts as cuts_module
-from ringverify.ring import hops as hops_module
-from ringverify.ring import regions as regions_module
-from ringverify.ring.plan import Plan
+from ringverify.ring.plan import cuts as cuts_module
+from ringverify.ring.plan import hops as hops_module
+from ringverify.ring.plan import regions as regions_module
+from ringverify.ring.plan.plan import Plan
 
 MILLION, RANKS = 1_000_000, 64
 BRANCHES = ((2048, 1), (4096, 2), (8192, 4), (65536, 8))

@@ -8,10 +8,10 @@ import pytest
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringref.sharding import key_positions, query_positions
-from ringverify.ring import plan as plan_module
-from ringverify.ring import tiles as tiles_module
-from ringverify.ring.plan import SLIGHT, Plan
-from ringverify.ring.tiles import tiles
+from ringverify.ring.plan import plan as plan_module
+from ringverify.ring.plan import tiles as tiles_module
+from ringverify.ring.plan.plan import SLIGHT, Plan
+from ringverify.ring.plan.tiles import tiles
 
 SHARDINGS = ("contiguous", "zigzag", "striped")
 BRANCHES = [((256, 1), (1024, 4)), ((2048, 1), (4096, 2), (8192, 4)), ((1000, 1), (3001, 3)), ((512, 2), (5000, 5))]

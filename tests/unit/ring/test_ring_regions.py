@@ -9,13 +9,13 @@ from covering import mismatch, runs_of
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import SHARDINGS
-from ringverify.ring import joining
-from ringverify.ring import regions as regions_module
-from ringverify.ring import tiles as tiles_module
-from ringverify.ring.joining import joined
-from ringverify.ring.regions import Region, Span, lanes, regions
-from ringverify.ring.runs import Run
-from ringverify.ring.tiles import tiles
+from ringverify.ring.plan import joining
+from ringverify.ring.plan import regions as regions_module
+from ringverify.ring.plan import tiles as tiles_module
+from ringverify.ring.plan.joining import joined
+from ringverify.ring.plan.regions import Region, Span, lanes, regions
+from ringverify.ring.plan.runs import Run
+from ringverify.ring.plan.tiles import tiles
 
 
 def dealt(length, world_size):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringref.sharding import SHARDINGS, key_positions
-from ringverify.ring.runs import Run, progressions, runs
+from ringverify.ring.plan.runs import Run, progressions, runs
 
 
 def entries(run):

@@ -9,9 +9,9 @@ import pytest
 from ringref.pattern import multiplicity
 from ringref.problem import Problem
 from ringref.sharding import key_positions, query_positions
-from ringverify.ring import schedule as schedule_module
-from ringverify.ring.plan import make_plan
-from ringverify.ring.schedule import schedule
+from ringverify.ring.plan import schedule as schedule_module
+from ringverify.ring.plan.plan import make_plan
+from ringverify.ring.plan.schedule import schedule
 
 
 def drawn(rng, size):

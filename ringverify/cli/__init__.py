@@ -1,0 +1,1 @@
+"""The command line: a parser and a function for each command."""

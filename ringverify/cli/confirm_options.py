@@ -1,0 +1,34 @@
+"""The options of `ringverify confirm`. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ringverify.option_types import Renamed, positive, seconds
+
+DEADLINE = 120.0
+
+RULE = (
+    "Exit codes: 0 every violation of the reports is shown by its script, 1 at least one is not, whatever the reason, "
+    "2 wrong usage, 3 the reports hold no violation."
+)
+"""By what the command exits; it says nothing else of an implementation than that."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add them to the parser of the command."""
+    parser.add_argument("reports", nargs="+", type=Path, metavar="FILE.jsonl", help="what check --report wrote")
+    parser.add_argument("--scripts", type=Path, metavar="DIR", help="keep the scripts there")
+    parser.add_argument(
+        "--trust", action="store_true", help="import and run what the cases name without asking, whoever wrote them"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what was seen as JSON")
+    parser.add_argument("--report", action=Renamed, now="--json")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print only what is imported, what is not shown, and the last line"
+    )
+    parser.add_argument(
+        "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
+    )
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="scripts side by side (default: 1)")

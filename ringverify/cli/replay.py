@@ -1,0 +1,188 @@
+"""Running a recorded counterexample again, in worlds and under rules that are those of `check`."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ringverify import targets
+from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.running import Runner
+from ringverify.check import casefile, trusting
+from ringverify.check.beside import Hint
+from ringverify.check.hunting import Counterexample, judged
+from ringverify.check.planning import WorldName, find_device, open_world
+from ringverify.check.run import DEADLINES, told
+from ringverify.confirm.script import snippet
+from ringverify.describing import describe
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import write_whole
+from ringverify.properties.catalogue import select
+from ringverify.properties.property import Property, judge_everything
+from ringverify.reports.jsonl import Event
+from ringverify.words import legible_lines
+from ringverify.worlds import reproducible
+from ringverify.worlds.printing import Labelled
+from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.world import LOAD_SECONDS, World, WorldUnavailable
+
+A_DAY = 86400.0
+"""Seconds that a run in this process may take: there may be somebody at a breakpoint."""
+
+
+class _Heard:
+    """Shows what ranks print while they print it, each line with its rank.
+
+    Args:
+        labelled: whether what comes has the ranks before its lines already.
+    """
+
+    def __init__(self, *, labelled: bool) -> None:
+        self._labels = None if labelled else Labelled()
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+
+    def __call__(self, rank: int, printed: bytes) -> None:
+        """Show a part of what a rank prints."""
+        decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
+        text = legible_lines(decoder.decode(printed))
+        if self._labels is None:
+            sys.stdout.write(text)
+        else:
+            self._labels.write(rank, text, sys.stdout)
+        sys.stdout.flush()
+
+
+def _world_name(recorded: str, path: Path, *, in_process: bool) -> WorldName:
+    """The recorded world, if there is such a one, and if it can be had in this process where that is asked for."""
+    match recorded:
+        case "simulated":
+            return recorded
+        case "gloo" | "nccl" if in_process:
+            raise UsageError(
+                f"--in-process: case {path} was recorded in the {recorded} world, where every rank is a process of its "
+                "own; leave it out"
+            )
+        case "gloo" | "nccl":
+            return recorded
+    raise UsageError(f"case {path} names the unknown world {recorded!r}")
+
+
+def _wrong_alone(property: Property, case: Case, runner: Runner) -> Case:
+    """Of several cases that a property compares the first whose results are wrong by themselves, if one has such."""
+    several = property.compared(case, runner.capabilities)
+    if len(several) == 1:
+        return case
+    return next((one for one in several if judge_everything(one, runner).violation is not None), case)
+
+
+@reproducible.as_in_a_rank()
+def replay(
+    path: Path,
+    *,
+    edited: bool = False,
+    trust: bool = False,
+    target: str | None = None,
+    written: Path | None = None,
+    deadline: float | None = None,
+    load_deadline: float = LOAD_SECONDS,
+    in_process: bool = False,
+    say: Callable[[str], None],
+    show: Callable[[Event], None],
+) -> int:
+    """Run the case of a file, show what is wrong, and say whether it is the same, bit for bit.
+
+    What ranks print is shown as they print it, each line with its rank.
+
+    Args:
+        path: a case file.
+        edited: accept a file that was changed after it was written.
+        trust: import what the file names without asking, whoever wrote it.
+        target: another implementation than the recorded one.
+        written: where to write the case as a stand-alone script too, if anywhere.
+        deadline: seconds for one run; by default those of `check`, and in this process a day.
+        load_deadline: seconds that a process may take to import the target.
+        in_process: run simulated ranks in this process, where debuggers see them, and where a rank that ends its
+            process ends this one.
+        say: takes a line of text.
+        show: takes a counterexample event.
+
+    Returns:
+        1 if the property is violated, 0 if it holds now.
+
+    Raises:
+        UsageError: the file or the target is wrong, or nobody agrees to import what the file names.
+        Inconclusive: the world could not be set up.
+    """
+    recorded = casefile.read(path, edited=edited)
+    find_device(recorded.device)
+    world_name = _world_name(recorded.world, path, in_process=in_process)
+    (property,) = select((recorded.property,), ())
+    if target is not None:
+        recorded = dataclasses.replace(recorded, target=target)
+    trusting.agree([(path, recorded)], trust=trust or target is not None, say=say)
+    name = recorded.target
+    implementation = targets.load(name) if in_process else describe(name, seconds=load_deadline)
+    if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
+        raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
+    world: World
+    if in_process:
+        torch.set_num_threads(1)  # as in the process that check runs them in, for the same bits
+        world = SimulatedWorld(show="labelled")
+        seconds = A_DAY if deadline is None else deadline
+    else:
+        world = open_world(world_name, _Heard(labelled=world_name == "simulated"))
+        seconds = DEADLINES[world_name] if deadline is None else deadline
+    sent = None if in_process else name
+    runner = Runner(
+        implementation, world, target=sent, device=recorded.device, deadline=seconds, load_deadline=load_deadline
+    )
+    try:
+        if written is not None:
+            alone = dataclasses.replace(recorded, case=_wrong_alone(property, recorded.case, runner))
+            try:
+                write_whole(written, snippet(alone, implementation.capabilities).text)
+            except OSError as error:
+                raise UsageError(
+                    f"cannot write {written}: {error.strerror}; name another file with --snippet"
+                ) from None
+            without = (
+                f"with ringverify installed, where {name} lives" if targets.is_built_in(name) else "without ringverify"
+            )
+            say(f"written to {written}: python {written} shows it {without}")
+        if not property.applies(recorded.case, implementation.capabilities):
+            say(f"the case does not put {property.id} to the test: its results are held to what is right, and no more")
+            property = dataclasses.replace(property, judge=judge_everything, applies=lambda case, c: True)
+        for earlier in recorded.after:
+            judged(property, earlier, runner)
+        judgement = judged(property, recorded.case, runner)
+    except WorldUnavailable as error:
+        raise Inconclusive(str(error)) from None
+    finally:
+        world.close()
+    say(f"{name}: {property.id} on {recorded.case.describe()}")
+    if judgement.violation is None:
+        say(f"the property holds: what was recorded ({recorded.summary}) does not happen")
+        return 0
+    again = Counterexample(
+        recorded.case,
+        judgement.violation,
+        judgement.digest,
+        recorded.case,
+        tried=0,
+        smallest=False,
+        repeats=True,
+        hints=tuple(Hint(note) for note in runner.notes),
+    )
+    shown = told(again)
+    del shown["takes"]
+    show({"event": "counterexample", **shown})
+    if judgement.digest == recorded.digest:
+        say("the same bits as recorded")
+    else:
+        say(f"fails, with other bits than recorded (by {recorded.made_with}; this is {casefile.environment()})")
+    return 1

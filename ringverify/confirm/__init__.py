@@ -1,0 +1,1 @@
+"""Violations of a report, shown once more by scripts that have nothing of the suite."""

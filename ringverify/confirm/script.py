@@ -1,0 +1,147 @@
+"""A failing case as one Python file for a bug report: numpy and torch, the implementation, and nothing of this tool.
+
+The file holds the very inputs, the multiplicities and the error allowed, starts a process a rank over gloo, computes
+dense attention in float64 by autograd, and prints the worst difference of every result on every rank. It exits with 1
+where one exceeds what is allowed.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref.pattern import multiplicity
+from ringref.problem import DtypeName, Problem
+from ringref.rounding import UNIT_ROUNDOFF, Pipeline, rows_of_rms
+from ringverify import targets
+from ringverify.cases.comparing import allowed, answer
+from ringverify.cases.inputs import make_inputs
+from ringverify.cases.running import shards
+from ringverify.check.casefile import CaseFile
+from ringverify.confirm.script_template import TEMPLATE
+from ringverify.implementation import Capabilities
+from ringverify.properties.precision import PRECISION, rms_limits
+from ringverify.properties.values import FORWARD, LSE
+
+FORWARD_ONLY = (FORWARD.id, LSE.id)
+"""Properties that are judged without a backward, in which something else may go wrong."""
+READABLE = 400
+"""Numbers of an array that are written out; longer arrays are packed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A failing case as a script.
+
+    Attributes:
+        text: the script.
+        program: the same without what it is about: one text for all files that would do the same.
+    """
+
+    text: str
+    program: str
+
+
+def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
+    """The script of a case. What the case says stands in it as literals, and nowhere else.
+
+    Args:
+        recorded: the case.
+        capabilities: what its target declares.
+    """
+    case = recorded.case
+    p, x = case.problem, make_inputs(case)
+    queries, keys = shards(case, capabilities)
+    lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
+    pipeline = Pipeline(
+        dtype=p.dtype,
+        accumulates=capabilities.accumulates,
+        probabilities=capabilities.probabilities,
+        lse_dtype=lse_dtype,
+        blocks=case.world_size,
+        reduces=capabilities.reduces,
+    )
+    bound = allowed(case, pipeline)
+    arrays = {name: getattr(x, name) for name in ("q", "k", "v", "dout", "dlse")}
+    limits = {name: getattr(bound, name) for name in ("out", "lse", "dq", "dk", "dv")}
+    rms: dict[str, Any] = {}
+    if recorded.property == PRECISION.id:
+        for result, most in rms_limits(case, capabilities, pipeline).items():
+            kept = rows_of_rms(getattr(answer(case), result), limits[result])
+            rms[result] = _Source(f"({most!r}, {_array(kept)})")
+    about = {"target": recorded.target, "property": recorded.property, "case": case.describe()}
+    about |= {"wrong": recorded.summary, "recorded by": recorded.made_with}
+    values = {
+        "implementation": _dict(_place(recorded.target)),
+        "world": _literal(case.ranks),
+        "ring": _literal(case.ring_ranks),
+        "sharding": _literal(case.sharding),
+        "layout": _literal(capabilities.tensor_layout),
+        "returns_lse": _literal(capabilities.lse),
+        "gradients": _literal(capabilities.gradients and recorded.property not in FORWARD_ONLY),
+        "cotangent": _literal(case.cotangent),
+        "dtype": _literal(p.dtype),
+        "memory": _literal(case.memory),
+        "problem": _dict(_fields(p)),
+        "queries": _literal([rows.tolist() for rows in queries]),
+        "keys": _literal([rows.tolist() for rows in keys]),
+        "inputs": _dict({name: _Source(_array(array)) for name, array in arrays.items()}),
+        "multiplicity": _array(multiplicity(p)),
+        "unit": _literal(UNIT_ROUNDOFF[p.dtype]),
+        "rms": _dict(rms),
+        "allowed": _dict({name: _Source(_array(array)) for name, array in limits.items()}),
+    }
+    return Script(_filled({**values, "about": _dict(about)}), _filled({**values, "about": "None"}))
+
+
+def _filled(values: dict[str, str]) -> str:
+    """The template with values in the place of their names; what a value holds is looked at no more."""
+    return re.sub(r"<<(\w+)>>", lambda found: values[found[1]], TEMPLATE)
+
+
+class _Source(str):
+    """Text that is Python already: made of numbers here, never of what a file says."""
+
+
+def _literal(value: Any) -> str:
+    """A value as Python writes it, in ASCII: no text ends its quotes or the line, whatever it holds."""
+    return value if isinstance(value, _Source) else ascii(value)
+
+
+def _dict(values: dict[str, Any]) -> str:
+    """A dictionary, an entry a line."""
+    return "{\n" + "".join(f"    {name!r}: {_literal(value)},\n" for name, value in values.items()) + "}"
+
+
+def _array(array: NDArray[Any]) -> str:
+    """An expression for an array: its numbers, or its bytes where there are many."""
+    if array.size <= READABLE:
+        values = np.array(array).tolist()
+        shaped = "" if array.size else f".reshape({array.shape})"
+        return f"np.array({values!r}, dtype={str(array.dtype)!r}){shaped}"
+    packed = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes())).decode()
+    return f"unpacked({packed!r}, {str(array.dtype)!r}, {array.shape})"
+
+
+def _fields(p: Problem) -> dict[str, Any]:
+    """What an implementation may ask of the problem, properties included."""
+    fields: dict[str, Any] = {field.name: getattr(p, field.name) for field in dataclasses.fields(p)}
+    if p.dilation is not None:
+        d = p.dilation
+        arguments = f"branches={d.branches!r}, heads={d.heads!r}, head_offset={d.head_offset!r}"
+        fields["dilation"] = _Source(f"Fields({arguments})")
+    fields |= {name: getattr(p, name) for name in ("nq", "nk", "hk", "dv", "group_size", "scale_value", "diagonal")}
+    return fields
+
+
+def _place(target: str) -> dict[str, str | None]:
+    """Where the script finds a target: in a file or a module, and under which name there."""
+    place, _, attribute = targets.location_of(target).rpartition(":")
+    is_file = place.endswith(".py")
+    return {"file": place if is_file else None, "module": None if is_file else place, "attribute": attribute}

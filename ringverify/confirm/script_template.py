@@ -1,0 +1,366 @@
+"""The stand-alone script, but for what `ringverify.confirm.script` puts in place of its `<<names>>`: literals, all."""
+
+TEMPLATE = r'''"""A failing case of ring attention as a script of its own; what it is, ABOUT says below.
+
+Needs numpy, torch and the implementation. Exits with 0 if nothing is wrong, with 1 if a result is off by more than
+rounding allows, a rank fails or not all ranks end in time, and with 2 if the implementation cannot be imported. An
+argument is the time that ranks are given after that, in seconds (120 without). What ranks print goes to standard error.
+The last line is for programs: what is wrong as JSON.
+"""
+
+import base64
+import faulthandler
+import importlib
+import importlib.util
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import zlib
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy import inf, nan  # noqa: F401  # as arrays below have them
+
+ABOUT = <<about>>
+IMPLEMENTATION = <<implementation>>  # where it is: a file or a module, and the attribute in it
+DEADLINE = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
+LOADING = 120.0  # seconds for importing torch and the implementation
+SETTLING = 1.0  # seconds that other ranks are given to say that they failed first, and that stacks are shown early
+
+
+class Fields(SimpleNamespace):
+    """Named values; as a key of a cache they are what they hold."""
+
+    def __hash__(self):
+        return hash(tuple(sorted(vars(self).items(), key=lambda field: field[0])))
+
+
+class ContractError(Exception):
+    """What was returned is not what the contract asks for."""
+
+
+def unpacked(text, dtype, shape):
+    """An array from its bytes."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=dtype).reshape(shape)
+
+
+WORLD, RING = <<world>>, <<ring>>  # processes, and those of them that are the ring
+SHARDING, LAYOUT, MEMORY = <<sharding>>, <<layout>>, <<memory>>
+DTYPE = getattr(torch, <<dtype>>)
+RETURNS_LSE, GRADIENTS, COTANGENT = <<returns_lse>>, <<gradients>>, <<cotangent>>
+PROBLEM = Fields(**<<problem>>)
+QUERIES = <<queries>>  # positions of each rank's queries
+KEYS = <<keys>>  # and of its keys
+INPUTS = <<inputs>>  # (batch, sequence, heads, dim); dlse (batch, heads, sequence)
+M = <<multiplicity>>  # how often query i attends key j: (batch, heads, queries, keys)
+ALLOWED = <<allowed>>
+RMS, UNIT = <<rms>>, <<unit>>  # largest root mean square error, in units, and the rows (batch, sequence, heads) of it
+
+
+def imported():
+    """The function under test."""
+    try:
+        import ringverify  # noqa: F401
+    except ModuleNotFoundError:  # the implementation is declared with it, and nothing else of it is needed
+        ringverify = ModuleType("ringverify")
+        ringverify.AttentionCall = SimpleNamespace
+        ringverify.implementation = lambda **declared: lambda function: function
+        sys.modules["ringverify"] = ringverify
+    sys.path.insert(0, os.getcwd())
+    file = IMPLEMENTATION["file"]
+    if file is None:
+        found = importlib.import_module(IMPLEMENTATION["module"])
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+        spec = importlib.util.spec_from_file_location("implementation_under_test", file)
+        found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    for name in IMPLEMENTATION["attribute"].split("."):
+        found = getattr(found, name)
+    return getattr(found, "function", found)
+
+
+def lay_out(array, dtype):
+    """A tensor of these values that lies in memory as in the case; what it does not cover is NaN."""
+    source = torch.from_numpy(np.array(array)).to(dtype)
+    if MEMORY == "transposed":
+        return source.transpose(1, 2).contiguous().transpose(1, 2)
+    if MEMORY == "strided":
+        view = source.new_full((source.shape[0], 2 * source.shape[1] + 1, *source.shape[2:]), float("nan"))
+        view = view[:, 1 : 2 * source.shape[1] + 1 : 2]
+    elif MEMORY == "offset":
+        view = source.new_full((source.numel() + 12,), float("nan"))[7 : 7 + source.numel()].view(source.shape)
+    elif MEMORY == "packed":
+        view = source.new_full((*source.shape[:-1], source.shape[-1] + 3), float("nan"))[..., 1:-2]
+    elif MEMORY == "expanded":
+        for axis, size in enumerate(array.shape):
+            if size and bool((source == source.narrow(axis, 0, 1)).all()):
+                source = source.narrow(axis, 0, 1)
+        return source.contiguous().expand(array.shape)
+    else:
+        return source
+    return view.copy_(source)
+
+
+def dense():
+    """out, lse, dq, dk and dv of dense attention in float64, by autograd."""
+    q, k, v = (torch.tensor(INPUTS[name]).nan_to_num().requires_grad_() for name in "qkv")
+    m = torch.tensor(M)
+    group = PROBLEM.group_size
+    kh, vh = (x.repeat_interleave(group, dim=2) for x in (k, v))
+    s = torch.einsum("bqhd,bkhd->bhqk", q, kh) * PROBLEM.scale_value
+    if PROBLEM.softcap is not None:
+        s = PROBLEM.softcap * torch.tanh(s / PROBLEM.softcap)
+    empty = (m == 0).all(dim=-1)
+    s = torch.where(m > 0, s + torch.log(m.clamp(min=1)), -torch.inf)
+    s = torch.where(empty[..., None], 0.0, s)  # a row without keys: any finite number, for its gradient is 0
+    lse = torch.logsumexp(s, dim=-1) if s.shape[-1] else s.new_zeros(s.shape[:-1])
+    p = torch.where(empty[..., None], 0.0, torch.exp(s - lse[..., None]))
+    out = torch.einsum("bhqk,bkhd->bqhd", p, vh)
+    loss = (out * torch.tensor(INPUTS["dout"])).sum()
+    loss = loss + (torch.where(empty, 0.0, lse) * torch.tensor(INPUTS["dlse"])).sum()
+    dq, dk, dv = torch.autograd.grad(loss, (q, k, v))
+    lse = torch.where(empty, -torch.inf, lse)
+    return {name: x.detach().numpy() for name, x in (("out", out), ("lse", lse), ("dq", dq), ("dk", dk), ("dv", dv))}
+
+
+def results_of(function, rank, group):
+    """What the implementation gives on one rank of the ring, as arrays."""
+    swap = LAYOUT == "bhsd"
+    rows = {"q": QUERIES[rank], "dout": QUERIES[rank], "k": KEYS[rank], "v": KEYS[rank]}
+    local = {name: INPUTS[name][:, np.array(at, dtype=np.int64)] for name, at in rows.items()}
+    q, k, v, dout = (lay_out(local[n].swapaxes(1, 2) if swap else local[n], DTYPE) for n in ("q", "k", "v", "dout"))
+    if GRADIENTS:
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    call = SimpleNamespace(
+        group=group,
+        rank=rank,
+        world_size=len(RING),
+        problem=PROBLEM,
+        sharding=SHARDING,
+        positions=torch.tensor(QUERIES[rank], dtype=torch.int64),
+        key_positions=torch.tensor(KEYS[rank], dtype=torch.int64),
+        scale=PROBLEM.scale_value,
+        **{n: getattr(PROBLEM, n) for n in ("causal", "window", "dilation", "documents", "key_lengths", "softcap")},
+    )
+    returned = function(q, k, v, call)
+    if RETURNS_LSE and not (isinstance(returned, tuple) and len(returned) == 2):
+        raise ContractError(f"returned a {type(returned).__name__}: (out, lse) is expected")
+    out, lse = returned if RETURNS_LSE else (returned, None)
+    results = {"out": out}
+    if RETURNS_LSE:
+        results["lse"] = lse
+    for name, x in results.items():
+        if not isinstance(x, torch.Tensor):
+            raise ContractError(f"returned a {type(x).__name__} for {name}: a tensor is expected")
+    if out.shape != dout.shape or out.dtype != DTYPE:
+        raise ContractError(f"returned out as {out.dtype} {tuple(out.shape)}: {DTYPE} {tuple(dout.shape)} is expected")
+    if GRADIENTS:
+        pairs = []
+        if COTANGENT != "lse":
+            pairs.append((out, dout))
+        if COTANGENT != "out" and lse is not None:
+            dlse = INPUTS["dlse"][:, :, np.array(QUERIES[rank], dtype=np.int64)]
+            pairs.append((lse, lay_out(dlse, torch.promote_types(DTYPE, torch.float32)).to(lse.dtype)))
+        attached = [(result, cotangent) for result, cotangent in pairs if result.requires_grad]
+        if len(attached) < len(pairs) and any(x.numel() for x in (q, k, v)):
+            raise ContractError("returned a result that is not attached to q, k and v by autograd")
+        found = [None] * 3
+        if attached:
+            results_, cotangents = zip(*attached)
+            found = torch.autograd.grad(results_, (q, k, v), cotangents, allow_unused=True)
+        for name, leaf, gradient in zip(("dq", "dk", "dv"), (q, k, v), found):
+            results[name] = torch.zeros_like(leaf) if gradient is None else gradient
+    arrays = {}
+    for name, x in results.items():
+        x = x.detach().to(torch.float64)
+        arrays[name] = (x.transpose(1, 2) if swap and name != "lse" else x).numpy()
+    return arrays
+
+
+def take_part(world_rank, folder):
+    """What one process does; it shows where it is when time is about to run out."""
+    faulthandler.dump_traceback_later(LOADING - SETTLING)
+    function = imported()
+    faulthandler.dump_traceback_later(max(0.1, DEADLINE - SETTLING))
+    say(folder, world_rank, kind="running")
+    store = dist.FileStore(f"{folder}/meet", WORLD)
+    dist.init_process_group("gloo", store=store, rank=world_rank, world_size=WORLD)
+    group = dist.group.WORLD if len(RING) == WORLD else dist.new_group(list(RING))
+    if world_rank in RING:
+        rank = RING.index(world_rank)
+        np.savez(f"{folder}/{rank}.npz", **results_of(function, rank, group))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_rank(world_rank, folder):
+    """One process, which says in a file how it ended, if it can."""
+    os.dup2(2, 1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    faulthandler.enable()
+    say(folder, world_rank, kind="importing")
+    try:
+        take_part(world_rank, folder)
+        say(folder, world_rank, kind="done")
+    except BaseException as error:
+        traceback.print_exception(type(error), error, error.__traceback__)
+        importing = heard(folder, world_rank)["kind"] == "importing"
+        kind = "not imported" if importing else "exited" if isinstance(error, SystemExit) else "raised"
+        say(folder, world_rank, kind=kind, exception=plain(type(error).__name__), message=text_of(error))
+        threading.Event().wait()  # to be ended: with this process gone, other ranks would fail as well
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def end_with_parent():
+    """End this process when the one that started it has ended."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def text_of(error):
+    """The first line of an exception's text."""
+    try:
+        return plain("".join(str(error).splitlines()[:1]))
+    except BaseException:
+        return "(which cannot be printed)"
+
+
+def plain(text):
+    """A text for a terminal."""
+    return ascii(text)[1:-1][:200]
+
+
+def say(folder, rank, **fields):
+    """Have a rank say where it is, or how it ended."""
+    with open(f"{folder}/{rank}.partial", "w") as file:
+        json.dump({"rank": rank, "at": time.monotonic(), **fields}, file)
+    os.replace(f"{folder}/{rank}.partial", f"{folder}/{rank}.json")
+
+
+def heard(folder, rank):
+    """What a rank said last."""
+    try:
+        with open(f"{folder}/{rank}.json") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return {"rank": rank, "at": time.monotonic(), "kind": "importing"}
+
+
+def run_ranks(folder):
+    """Run all ranks, and end them: how they failed, the first failure first; nothing, if all are done."""
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=run_rank, args=(rank, folder)) for rank in range(WORLD)]
+    until, loaded, ended, failures = time.monotonic() + LOADING, False, set(), []
+    try:
+        for process in ranks:
+            process.start()
+        while len(ended) < WORLD and time.monotonic() < until:
+            multiprocessing.connection.wait([ranks[rank].sentinel for rank in range(WORLD) if rank not in ended], 0.05)
+            if not loaded and all(heard(folder, rank)["kind"] != "importing" for rank in set(range(WORLD)) - ended):
+                until, loaded = time.monotonic() + (SETTLING if failures else DEADLINE), True
+            for rank in set(range(WORLD)) - ended:
+                code, last = ranks[rank].exitcode, heard(folder, rank)
+                if last["kind"] in ("importing", "running"):
+                    if code is None:
+                        continue
+                    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                    last = {"rank": rank, "at": time.monotonic(), "kind": "died", "exception": None, "message": how}
+                ended.add(rank)
+                if last["kind"] != "done":
+                    failures.append(last)
+                    until = min(until, time.monotonic() + SETTLING)
+    finally:
+        for process in ranks:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+    if len(ended) < WORLD and not failures:
+        late = [rank for rank in range(WORLD) if rank not in ended]
+        kind, message = "not imported", f"not all ranks had imported it after {LOADING:g} s"
+        if loaded:
+            who = f"rank{'s' if late[1:] else ''} {', '.join(map(str, late))}"
+            kind, message = "deadline", f"{who} had not ended after {DEADLINE:g} s"
+        failures.append({"rank": late[0], "kind": kind, "exception": None, "message": message})
+    failures = [one for one in failures if one["kind"] == "died"] or failures  # what others raise then is a consequence
+    return sorted(failures, key=lambda failure: failure.pop("at", 0.0))
+
+
+def compare(folder):
+    """Compare, say by how much results are off, and give back which are, and what was said of them."""
+    right, off, said, squares = dense(), [], [], {name: [] for name in RMS}
+    for rank in range(len(RING)):
+        with np.load(f"{folder}/{rank}.npz") as results:
+            for name in results:
+                rows = np.array(KEYS[rank] if name in ("dk", "dv") else QUERIES[rank], dtype=np.int64)
+                at = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
+                seen, expected, allowed = results[name], right[name][at], ALLOWED[name][at]
+                if seen.shape != expected.shape:
+                    off.append(f"{name} on rank {rank}")
+                    said.append(f"rank {rank} {name:<3}  has shape {seen.shape}: {expected.shape} is expected")
+                    print(said[-1])
+                    continue
+                with np.errstate(invalid="ignore"):
+                    error = np.where(seen == expected, 0.0, np.abs(seen - expected))
+                worst = np.nan_to_num(error, nan=np.inf).max(initial=0.0)
+                wrong = int((~((error <= allowed) | (allowed == inf))).sum())
+                beyond = f"beyond what is allowed in {wrong} of {seen.size} elements"
+                line = f"rank {rank} {name:<3}  worst difference {worst:.3g}, {beyond}"
+                print(line)
+                if wrong:
+                    off.append(f"{name} on rank {rank}")
+                    said.append(line)
+                if name in RMS:
+                    relative = (error**2).sum(-1) / (expected**2).sum(-1).clip(min=np.finfo(float).tiny)
+                    squares[name].append(relative[RMS[name][1][at]])
+    for name, (limit, _) in RMS.items():
+        rms = np.sqrt(np.concatenate(squares[name]).mean()) / UNIT
+        most = f"{limit:.3g} u is allowed (u = {UNIT:g})"
+        line = f"all ranks {name:<3}  root mean square error {rms:.3g} u, where at most {most}"
+        print(line)
+        if not rms <= limit:
+            off.append(f"{name} in the mean")
+            said.append(line)
+    return off, said
+
+
+def in_words(failure):
+    """A failure in a line."""
+    rank, message = f"rank {failure['rank']}", failure["message"]
+    if failure["kind"] == "died":
+        return f"{rank}'s process ended with {message}"
+    if failure["kind"] != "died" and failure["exception"] is None:
+        return message
+    exception = f"{failure['exception']}: {message}" if message else failure["exception"]
+    return f"{rank} {'could not import it:' if failure['kind'] == 'not imported' else 'raised'} {exception}"
+
+
+def main():
+    """Run all ranks, compare, and say what is wrong."""
+    if sys.platform.startswith("linux"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    off, lines = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        failures = run_ranks(folder)
+        if not failures:
+            off, lines = compare(folder)
+    lines = [f"wrong: {', '.join(off)}", *lines] if off else list(map(in_words, failures))
+    print("\n".join(lines[:1] if off else lines) or "nothing is wrong here")
+    print(json.dumps({"wrong": off, "failures": failures, "lines": lines}), flush=True)
+    return 2 if any(failure["kind"] == "not imported" for failure in failures) else int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''

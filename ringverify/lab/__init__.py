@@ -1,0 +1,1 @@
+"""What maintainers run: kill scores, false alarms, worlds compared, the survey of packages. Nothing else imports it."""

@@ -1,0 +1,95 @@
+"""Correct implementations that look wrong against the suite: whatever is reported of one of them is a false alarm."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+from ringverify.cases.running import Runner
+from ringverify.check.hunting import hunt
+from ringverify.errors import Inconclusive
+from ringverify.lab.killing import Effort, side_by_side
+from ringverify.mutants.variants import VARIANTS
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.targets import load
+from ringverify.worlds.processes.contained import ContainedWorld
+from ringverify.worlds.world import WorldUnavailable
+
+DEADLINE = 30.0
+"""Seconds for one run: a machine that is busy is no reason to suspect anybody."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Alarm:
+    """A property that a correct implementation is said to break.
+
+    Attributes:
+        property: its id.
+        case: the case in words.
+        summary: what is said to be wrong.
+    """
+
+    property: str
+    case: str
+    summary: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Acquittal:
+    """What the suite makes of one correct implementation.
+
+    Attributes:
+        name: the variant's id, or a built-in name.
+        examples: by property, how many cases were tried; those that do not apply are not there.
+        margin: largest error over error allowed, by property.
+        alarms: what was reported.
+    """
+
+    name: str
+    examples: dict[str, int]
+    margin: dict[str, float]
+    alarms: tuple[Alarm, ...]
+
+
+CORRECT: dict[str, str] = {
+    **{one.implementation.name: f"ringverify.mutants.variants:{name}" for name, one in VARIANTS.items()},
+    "plain ring": "ringverify.mutants.plain:PLAIN",
+    "ring": "ring",
+    "allgather": "allgather",
+}
+"""Names and targets: every variant, the plain ring of which mutants are made, and what is built in."""
+
+
+def acquittals(names: Sequence[str], effort: Effort) -> Iterator[Acquittal]:
+    """Try every property on each, with `effort.most` examples in all, in the proportions of the quick suite."""
+    yield from side_by_side(functools.partial(_tried, effort), names, effort.jobs)
+
+
+def _tried(effort: Effort, name: str) -> Acquittal:
+    """One of them in a process that lives for all of it.
+
+    Raises:
+        Inconclusive: the world could not be set up, or the machine gave up.
+    """
+    target = CORRECT[name]
+    implementation = load(target)
+    world = ContainedWorld()
+    runner = Runner(implementation, world, target=target, deadline=DEADLINE)
+    applicable = [
+        PROPERTIES[id] for id in effort.properties if PROPERTIES[id].unsupported(implementation.capabilities) is None
+    ]
+    quick = sum(property.examples for property in applicable)
+    examples, margin, alarms = {}, {}, []
+    try:
+        for property in applicable:
+            share = property.examples if effort.most is None else -(-property.examples * effort.most // quick)
+            found = hunt(property, runner, examples=share, seed=effort.seed, progress=lambda _: None)
+            examples[property.id], margin[property.id] = found.examples, round(found.margin, 3)
+            if (shown := found.counterexample) is not None:
+                alarms.append(Alarm(property.id, shown.case.describe(), shown.violation.summary))
+    except WorldUnavailable as error:
+        raise Inconclusive(str(error)) from None
+    finally:
+        world.close()
+    return Acquittal(name, examples, margin, tuple(alarms))

@@ -1,0 +1,150 @@
+"""What runs of `ringverify mutants` found, in one file: first kills, the matrix, false alarms. Each run adds its own.
+
+JSON, a line a mutant. The table for people is made of it, by `ringverify.lab.kill_tables`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import ringverify
+from ringverify.errors import UsageError
+from ringverify.files import read_json, write_whole
+from ringverify.lab.false_alarms import Acquittal
+from ringverify.lab.killing import Effort, Kill, as_json
+from ringverify.mutants.catalogue import MUTANTS
+from ringverify.mutants.mutant import Kind
+from ringverify.reports.jsonl import finite
+
+SCHEMA = 2
+Section = Literal["first", "matrix", "variants"]
+Book = dict[str, Any]
+
+BY_VALUE: tuple[Kind, ...] = ("value",)
+"""Kinds of mutants that return a wrong result on ordinary inputs, whose shrunk cases have to be small."""
+
+
+def about(effort: Effort, seconds: float) -> dict[str, Any]:
+    """How and when a run was made."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "ringverify": ringverify.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "seed": effort.seed,
+        "max_examples": effort.most,
+        "jobs": effort.jobs,
+        "properties": list(effort.properties),
+        "seconds": round(seconds, 1),
+    }
+
+
+def of_first_kills(kills: Sequence[Kill], effort: Effort, seconds: float) -> dict[str, Any]:
+    """The section of a run that looked for the first kill of each mutant."""
+    killed = [one for one in kills if one.verdict == "killed"]
+    by_value = [one for one in killed if MUTANTS[one.mutant].kind in BY_VALUE]
+    small = [one for one in by_value if (one.ranks or 0) <= 3 and (one.tokens or 0) <= 6]
+    return about(effort, seconds) | {
+        "mutants": len(kills),
+        "killed": len(killed),
+        "survivors": [one.mutant for one in kills if one.verdict != "killed"],
+        "median_seconds": round(statistics.median(one.seconds for one in killed), 2) if killed else None,
+        "median_examples": statistics.median(one.examples for one in killed) if killed else None,
+        "value_mutants": len(by_value),
+        "value_mutants_shrunk_small": len(small),
+        "columns": ["property", "examples", "seconds", "ranks", "tokens"],
+        "kills": {one.mutant: as_json(one) for one in kills},
+    }
+
+
+def of_matrix(rows: Sequence[Sequence[Kill]], effort: Effort, seconds: float) -> dict[str, Any]:
+    """The section of a run of all pairs: examples to the kill by mutant and property, for those that kill."""
+    killed = {row[0].mutant: {one.property: one.examples for one in row if one.verdict == "killed"} for row in rows}
+    return about(effort, seconds) | {
+        "mutants": len(rows),
+        "killed": sum(bool(kills) for kills in killed.values()),
+        "survivors": [id for id, kills in killed.items() if not kills],
+        "pairs": sum(one.verdict != "unsupported" for row in rows for one in row),
+        "unsupported": {
+            id: [one.property for one in row if one.verdict == "unsupported"]
+            for id, row in ((row[0].mutant, row) for row in rows)
+            if any(one.verdict == "unsupported" for one in row)
+        },
+        "kills": killed,
+    }
+
+
+def of_variants(found: Sequence[Acquittal], effort: Effort, seconds: float) -> dict[str, Any]:
+    """The section of a run over correct implementations."""
+    return about(effort, seconds) | {
+        "implementations": len(found),
+        "examples": sum(sum(one.examples.values()) for one in found),
+        "fewest": min((sum(one.examples.values()) for one in found), default=0),
+        "alarms": [{"name": one.name, **vars(alarm)} for one in found for alarm in one.alarms],
+        "by_property": {
+            property: sum(one.examples.get(property, 0) for one in found) for property in effort.properties
+        },
+        "largest_margin": {
+            property: max((one.margin.get(property, 0.0) for one in found), default=0.0)
+            for property in effort.properties
+        },
+        "each": {one.name: sum(one.examples.values()) for one in found},
+    }
+
+
+def read(path: Path) -> Book:
+    """What earlier runs wrote; nothing, if there is no such file.
+
+    Raises:
+        UsageError: the file cannot be read, or is something else.
+    """
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        return {"schema": SCHEMA}
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{path} is not a report of `ringverify mutants --json`") from None
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise UsageError(f"{path} is not a report of `ringverify mutants --json` of schema {SCHEMA}: name another")
+    return content
+
+
+def add(path: Path, section: Section, content: dict[str, Any]) -> None:
+    """Put a section in the file, in place of an older one; the rest stays.
+
+    Raises:
+        UsageError: the file is something else, or cannot be written.
+    """
+    book = read(path) | {section: content}
+    try:
+        write_whole(path, _text(finite(book)))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
+
+
+def _text(book: Book) -> str:
+    """JSON with a line for each field of a section, and for each entry of a field that is an object."""
+    sections = []
+    for name, content in book.items():
+        if not isinstance(content, dict):
+            sections.append(f"{json.dumps(name)}: {json.dumps(content)}")
+            continue
+        fields = []
+        for field, value in content.items():
+            shown = json.dumps(value)
+            if isinstance(value, dict) and value:
+                inner = ",\n".join(f"   {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items())
+                shown = "{\n" + inner + "\n  }"
+            fields.append(f"  {json.dumps(field)}: {shown}")
+        sections.append(f"{json.dumps(name)}: {{\n" + ",\n".join(fields) + "\n }")
+    return "{\n" + ",\n".join(f" {section}" for section in sections) + "\n}\n"

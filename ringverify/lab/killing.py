@@ -1,0 +1,202 @@
+"""Mutants against properties: what kills each, how soon, and how small the case is that shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
+
+from ringverify import targets
+from ringverify.cases.running import Runner
+from ringverify.check.hunting import hunt
+from ringverify.errors import Inconclusive
+from ringverify.lab.expected import Expected
+from ringverify.mutants.catalogue import MUTANTS
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.worlds.processes.contained import ContainedWorld
+from ringverify.worlds.world import WorldUnavailable
+
+DEADLINE = 4.0
+"""Seconds for one run of a mutant: some hang, and each of those takes this and twice this."""
+
+_Asked = TypeVar("_Asked")
+_Told = TypeVar("_Told")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """What one property makes of one mutant.
+
+    Attributes:
+        mutant: its id.
+        property: id of the property.
+        verdict: "killed", "survived" or "unsupported".
+        examples: cases tried, the one that kills included.
+        seconds: until the kill, or until all were tried; shrinking not included.
+        ranks: world size of the smallest case found, if it was looked for.
+        tokens: its longer length.
+        case: the case in words.
+        summary: what was wrong, in a line.
+    """
+
+    mutant: str
+    property: str
+    verdict: str
+    examples: int = 0
+    seconds: float = 0.0
+    ranks: int | None = None
+    tokens: int | None = None
+    case: str = ""
+    summary: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How hard to try.
+
+    Attributes:
+        properties: ids of those to try, in order.
+        seed: decides which cases are tried.
+        most: examples of each property, at most; `None` is what the quick suite has.
+        jobs: processes that try mutants side by side.
+    """
+
+    properties: tuple[str, ...]
+    seed: int = 0
+    most: int | None = None
+    jobs: int = 1
+
+    def examples(self, property: str) -> int:
+        """Examples of a property."""
+        quick = PROPERTIES[property].examples_in("quick")
+        return quick if self.most is None else min(quick, self.most)
+
+
+def kill(mutant: str, property: str, *, examples: int, seed: int, shrinking: bool, world: ContainedWorld) -> Kill:
+    """Try one property on one mutant.
+
+    Raises:
+        Inconclusive: the world could not be set up, or the machine gave up.
+    """
+    tried, implementation = PROPERTIES[property], MUTANTS[mutant].implementation
+    if tried.unsupported(implementation.capabilities) is not None:
+        return Kill(mutant, property, "unsupported")
+    runner = Runner(implementation, world, target=targets.MUTANT + mutant, deadline=DEADLINE)
+    started = time.monotonic()
+    seconds = 0.0
+
+    def progress(_: int) -> None:
+        nonlocal seconds
+        seconds = time.monotonic() - started
+
+    try:
+        found = hunt(tried, runner, examples=examples, seed=seed, progress=progress, shrinking=shrinking)
+    except WorldUnavailable as error:
+        raise Inconclusive(str(error)) from None
+    shown = found.counterexample
+    if shown is None:
+        return Kill(mutant, property, "survived", found.examples, round(found.seconds, 3))
+    p = shown.case.problem
+    return Kill(
+        mutant,
+        property,
+        "killed",
+        found.examples,
+        round(seconds, 3),
+        shown.case.world_size if shrinking else None,
+        max(p.nq, p.nk) if shrinking else None,
+        shown.case.describe(),
+        shown.violation.summary,
+    )
+
+
+def first_kills(mutants: Sequence[str], effort: Effort) -> Iterator[Kill]:
+    """For each mutant the first property, in the order given, that kills it, or its survival.
+
+    Examples and seconds are those of all properties that were tried; the case is shrunk.
+    """
+    yield from side_by_side(functools.partial(_first, effort), mutants, effort.jobs)
+
+
+def matrix(mutants: Sequence[str], effort: Effort) -> Iterator[list[Kill]]:
+    """Every property on every mutant, a list a mutant; cases are not shrunk.
+
+    A mutant that nothing kills within `effort.most` examples is tried again with those of the quick suite.
+    """
+    yield from side_by_side(functools.partial(_row, effort), mutants, effort.jobs)
+
+
+def expected_kills(expected: Sequence[Expected], jobs: int) -> Iterator[Kill]:
+    """Each mutant of a former run against the property that killed it, within a few times the examples it took then."""
+    yield from side_by_side(_again, expected, jobs)
+
+
+def side_by_side(work: Callable[[_Asked], _Told], over: Sequence[_Asked], jobs: int) -> Iterator[_Told]:
+    """What `work` makes of each, in order, in as many processes."""
+    if jobs == 1:
+        yield from map(work, over)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(work, over)
+
+
+def _first(effort: Effort, mutant: str) -> Kill:
+    examples, seconds = 0, 0.0
+    world = ContainedWorld()  # a process a mutant: some leave state behind
+    try:
+        for property in effort.properties:
+            found = kill(
+                mutant, property, examples=effort.examples(property), seed=effort.seed, shrinking=True, world=world
+            )
+            examples, seconds = examples + found.examples, round(seconds + found.seconds, 3)
+            if found.verdict == "killed":
+                return dataclasses.replace(found, examples=examples, seconds=seconds)
+    finally:
+        world.close()
+    return Kill(mutant, "", "survived", examples, seconds)
+
+
+def _row(effort: Effort, mutant: str) -> list[Kill]:
+    world = ContainedWorld()
+    try:
+
+        def tried(property: str, examples: int) -> Kill:
+            return kill(mutant, property, examples=examples, seed=effort.seed, shrinking=False, world=world)
+
+        kills = [tried(property, effort.examples(property)) for property in effort.properties]
+        if effort.most is None or any(one.verdict == "killed" for one in kills):
+            return kills
+        for place, property in enumerate(effort.properties):
+            if kills[place].verdict != "unsupported":
+                kills[place] = tried(property, PROPERTIES[property].examples_in("quick"))
+                if kills[place].verdict == "killed":
+                    break
+        return kills
+    finally:
+        world.close()
+
+
+def _again(one: Expected) -> Kill:
+    world = ContainedWorld()
+    try:
+        return kill(one.mutant, one.property, examples=one.patience(), seed=one.seed, shrinking=False, world=world)
+    finally:
+        world.close()
+
+
+def line(one: Kill) -> str:
+    """A kill as a line for a person."""
+    size = "" if one.ranks is None else f"{one.ranks} ranks, {one.tokens} tokens"
+    return (
+        f"  {one.mutant:<7}{one.verdict:<12}{one.property:<22}{one.examples:>4} examples {one.seconds:>6.1f} s  "
+        f"{size:<20}{MUTANTS[one.mutant].title}"
+    ).rstrip()
+
+
+def as_json(one: Kill) -> list[Any]:
+    """Property, examples, seconds, ranks and tokens; the property is `None` of a mutant that survived."""
+    return [one.property or None, one.examples, one.seconds, one.ranks, one.tokens]

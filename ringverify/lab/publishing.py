@@ -1,0 +1,134 @@
+"""`python -m ringverify.lab.publishing`: docs/published-packages.md, of reports and of what `confirm` saw.
+
+Made again, in an environment with the peers' packages, by:
+
+    mkdir survey && cd survey
+    for peer in $(ringverify list peers); do ringverify check $peer --report ${peer#peer:}.jsonl; done
+    ringverify confirm *.jsonl --json confirmed.json
+    cd .. && python -m ringverify.lab.publishing survey
+
+The case files of violations go to docs/published/cases, what is kept of the verdicts to docs/published/verdicts.json.
+Without a folder the page is made of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ringverify import targets
+from ringverify.confirm import confirming
+from ringverify.errors import Inconclusive, UsageError
+from ringverify.files import read_text, write_whole
+from ringverify.lab.published import (
+    SCHEMA,
+    Facts,
+    Verdicts,
+    read_facts,
+    read_verdicts,
+    told_of,
+    unexplained,
+    violations,
+)
+from ringverify.lab.published_page import published_page
+from ringverify.reports.jsonl import ReportError, finite
+from ringverify.reports.results import Source, read_results
+
+PAGE = Path("docs/published-packages.md")
+FOLDER = Path("docs/published")
+FACTS, VERDICTS, CASES = FOLDER / "packages.toml", FOLDER / "verdicts.json", FOLDER / "cases"
+PATIENCE = 300
+"""Seconds for a script about something found on the way."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command in the root of the project and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m ringverify.lab.publishing", description=__doc__)
+    parser.add_argument("survey", nargs="?", type=Path, help="folder of reports and confirmed.json")
+    options = parser.parse_args(arguments)
+    try:
+        facts = read_facts(FACTS)
+        if options.survey is not None:
+            gathered = gather(options.survey, facts)
+            write_whole(VERDICTS, json.dumps(finite(gathered), indent=1, ensure_ascii=False) + "\n")
+        verdicts = read_verdicts(VERDICTS)
+        for line in (amiss := unexplained(verdicts, facts)):
+            print(f"unfit: {line}")
+        if amiss:
+            return 1
+        write_whole(PAGE, published_page(verdicts, facts, FOLDER.name))
+    except (UsageError, Inconclusive, ReportError) as error:
+        print(f"publishing: {error}", file=sys.stderr)
+        return 2
+    shown, withheld = (len(violations(verdicts, outcome)) for outcome in ("shown", "not shown"))
+    print(f"{PAGE}: {len(verdicts['targets'])} targets, {shown} violations shown by their scripts, {withheld} withheld")
+    return 0
+
+
+def gather(survey: Path, facts: Facts) -> Verdicts:
+    """Verdicts of the reports in a folder; the case files of violations are copied beside the page.
+
+    Raises:
+        UsageError: the folder holds no reports, or there are verdicts on another version than the facts name.
+        ReportError: a report is not whole.
+    """
+    reports = sorted(survey.glob("*.jsonl"))
+    if not reports:
+        raise UsageError(f"{survey} holds no reports")
+    results = read_results([Source(path) for path in reports])
+    seen: dict[str, dict[str, tuple[str, Sequence[str]]]] = {}
+    for one in confirming.read(survey / "confirmed.json"):
+        seen.setdefault(one.implementation, {})[one.property] = (one.outcome, one.said)
+    found = {one.name: told_of(one, seen.get(one.name, {})) for one in results.implementations}
+    _same_versions(facts)
+    CASES.mkdir(parents=True, exist_ok=True)
+    named = [
+        Path(outcome.counterexample["file"])
+        for one in results.implementations
+        for outcome in one.failures
+        if outcome.counterexample is not None
+    ]
+    kept = {path.name: path if path.is_file() else survey / path for path in named}
+    for path in CASES.glob("*.json"):
+        if path.name not in kept:
+            path.unlink()
+    for name, path in kept.items():
+        write_whole(CASES / name, read_text(path))
+    header: dict[str, Any] = results.headers[0]
+    made = {name: header[name] for name in ("ringverify", "torch", "python", "platform", "suite", "seed")}
+    made["date"] = max(str(one["started"]) for one in results.headers)[:10]
+    known = [target for package in facts.packages for target in package.targets]
+    ordered = [*(target for target in known if target in found), *(target for target in found if target not in known)]
+    scripts = {script.file: _output(FOLDER / script.file) for script in facts.scripts}
+    return {"schema": SCHEMA, "made": made, "targets": {name: found[name] for name in ordered}, "scripts": scripts}
+
+
+def _same_versions(facts: Facts) -> None:
+    for package in facts.packages:
+        for target in package.targets:
+            module = targets.BUILT_IN[target].partition(":")[0]
+            targets.load(target)
+            version = sys.modules[module].VERSION
+            if version != package.version:
+                raise UsageError(f"{target} runs {package.name} {version}, {FACTS} says {package.version}")
+
+
+def _output(script: Path) -> list[str]:
+    """What a script says.
+
+    Raises:
+        UsageError: it fails.
+    """
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if run.returncode:
+        raise UsageError(f"{script} ended with {run.returncode}: {run.stderr.splitlines()[-1:]}")
+    return run.stdout.splitlines()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""`ringverify mutants`: the suite tried on what is broken on purpose, and on what is right and looks wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from ringverify.errors import UsageError
+from ringverify.files import write_whole
+from ringverify.lab import expected as expectations
+from ringverify.lab import kill_book
+from ringverify.lab.expected import Expected
+from ringverify.lab.false_alarms import CORRECT, acquittals
+from ringverify.lab.kill_tables import markdown
+from ringverify.lab.killing import Effort, Kill, expected_kills, first_kills, line, matrix
+from ringverify.mutants.catalogue import MUTANTS
+from ringverify.properties.catalogue import select
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a user asked of `ringverify mutants`.
+
+    Attributes:
+        ids: mutants, or with `variants` correct implementations; all, if empty.
+        only: properties; `None` is all.
+        skip: properties to leave out.
+        every: all properties on every mutant.
+        variants: correct implementations in place of mutants.
+        expected: file of the kills to repeat.
+        write_expected: where to write the cheapest kill of each mutant of a matrix.
+        report: file to which what is found is added.
+        table: file for the tables made of the report; nothing is run.
+        seed: decides which cases are tried.
+        most: examples of each property at most; with `variants`, of all together.
+        jobs: processes.
+    """
+
+    ids: tuple[str, ...] = ()
+    only: Iterable[str] | None = None
+    skip: Iterable[str] = ()
+    every: bool = False
+    variants: bool = False
+    expected: Path | None = None
+    write_expected: Path | None = None
+    report: Path | None = None
+    table: Path | None = None
+    seed: int = 0
+    most: int | None = None
+    jobs: int = 1
+
+
+def run(wish: Wish, say: Say) -> int:
+    """Do what is asked, tell what is found as it comes, and return 0 if nothing is amiss, 1 if a mutant survives or a
+    correct implementation is rejected.
+
+    Raises:
+        UsageError: an id, a property, a file or a combination of options is wrong.
+        Inconclusive: the world could not be set up.
+    """
+    known = CORRECT if wish.variants else MUTANTS
+    for id in wish.ids:
+        if id not in known:
+            hint = f"known: {', '.join(CORRECT)}" if wish.variants else "`ringverify list mutants` names them"
+            raise UsageError(f"unknown {'implementation' if wish.variants else 'mutant'} {id!r}: {hint}")
+    if wish.write_expected is not None and not wish.every:
+        raise UsageError("--write-expected takes the cheapest kill of each mutant, which needs --matrix")
+    if wish.table is not None:
+        return _write_table(wish.table, wish.report, say)
+    if wish.report is not None:
+        kill_book.read(wish.report)  # refused now rather than when all is done
+    effort = Effort(
+        properties=tuple(property.id for property in select(wish.only, wish.skip)),
+        seed=wish.seed,
+        most=wish.most,
+        jobs=wish.jobs,
+    )
+    ids = wish.ids or tuple(known)
+    if wish.variants:
+        return _variants(ids, effort, wish.report, say)
+    if wish.expected is not None:
+        entries = [one for one in expectations.read(wish.expected) if one.mutant in ids]
+        kills = list(_told(expected_kills(entries, wish.jobs), say))
+        return _survivors([one.mutant for one in kills if one.verdict != "killed"], len(kills), say)
+    if wish.every:
+        return _matrix(ids, effort, wish.report, wish.write_expected, say)
+    return _first(ids, effort, wish.report, say)
+
+
+def _told(kills: Iterable[Kill], say: Say) -> Iterable[Kill]:
+    for one in kills:
+        say(line(one))
+        yield one
+
+
+def _first(ids: Sequence[str], effort: Effort, report: Path | None, say: Say) -> int:
+    started = time.monotonic()
+    kills = list(_told(first_kills(ids, effort), say))
+    found = kill_book.of_first_kills(kills, effort, time.monotonic() - started)
+    if report is not None:
+        kill_book.add(report, "first", found)
+    code = _survivors(found["survivors"], len(kills), say)
+    if found["killed"]:
+        say(f"median: {found['median_examples']:g} examples and {found['median_seconds']:.2f} s to the first kill")
+    if found["value_mutants"]:
+        small = found["value_mutants_shrunk_small"]
+        say(f"value mutants shrunk to at most 3 ranks and 6 tokens: {small} of {found['value_mutants']}")
+    return code
+
+
+def _matrix(ids: Sequence[str], effort: Effort, report: Path | None, kept: Path | None, say: Say) -> int:
+    started = time.monotonic()
+    rows = []
+    for row in matrix(ids, effort):
+        rows.append(row)
+        by = {one.property: one.examples for one in row if one.verdict == "killed"}
+        say(f"  {row[0].mutant:<7}" + (", ".join(f"{id} {count}" for id, count in by.items()) or "survived"))
+    found = kill_book.of_matrix(rows, effort, time.monotonic() - started)
+    if report is not None:
+        kill_book.add(report, "matrix", found)
+    if kept is not None:
+        cheapest = []
+        for row in rows:
+            killed = [one for one in row if one.verdict == "killed"]
+            if killed:
+                best = min(killed, key=lambda one: (one.seconds, one.examples))
+                cheapest.append(Expected(best.mutant, best.property, effort.seed, best.examples))
+        expectations.write(kept, cheapest)
+    say(f"{found['pairs']} pairs in {found['seconds']:.0f} s")
+    return _survivors(found["survivors"], len(rows), say)
+
+
+def _variants(names: Sequence[str], effort: Effort, report: Path | None, say: Say) -> int:
+    started = time.monotonic()
+    found = []
+    for one in acquittals(names, effort):
+        found.append(one)
+        say(f"  {one.name:<32}{sum(one.examples.values()):>6} examples, {len(one.alarms)} false alarms")
+        for alarm in one.alarms:
+            say(f"    {alarm.property}: {alarm.summary}\n      {alarm.case}")
+    total = kill_book.of_variants(found, effort, time.monotonic() - started)
+    if report is not None:
+        kill_book.add(report, "variants", total)
+    say(f"{len(total['alarms'])} false alarms in {total['examples']} examples of {len(found)} correct implementations")
+    return 1 if total["alarms"] else 0
+
+
+def _survivors(survivors: Sequence[str], of: int, say: Say) -> int:
+    say(f"{of - len(survivors)} of {of} mutants killed")
+    if survivors:
+        say(f"survivors: {', '.join(survivors)}")
+    return 1 if survivors else 0
+
+
+def _write_table(path: Path, report: Path | None, say: Say) -> int:
+    if report is None or not report.is_file():
+        raise UsageError("--table is made of what runs found: name their file with --json")
+    text = markdown(kill_book.read(report), report.as_posix())
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
+    say(f"wrote {path}")
+    return 0

@@ -1,0 +1,57 @@
+"""Regions put together where that is a region again: fewer calls of a kernel, and fewer partials to merge.
+
+A rank that holds several runs meets a block in a rectangle for each pair of them. Where causality and nothing else
+restricts them, those of its own block are a triangle again, and the two runs of a zigzag shard meet a whole block, or
+its first half, as one rectangle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ringverify.ring.plan.regions import Region, Span
+
+
+def joined(regions: Iterable[Region]) -> tuple[Region, ...]:
+    """The same pairs in as few regions as neighbours in the list allow, in the order of the last one of each."""
+    found: list[Region] = []
+    for region in regions:
+        found.append(region)
+        while len(found) > 1 and (both := _beside(*found[-2:]) or _below(*found[-2:])) is not None:
+            found[-2:] = [both]
+    return tuple(found)
+
+
+def _beside(left: Region, right: Region) -> Region | None:
+    """One region if these are the earlier and the later keys of the same queries, and those attend all earlier ones."""
+    keys = _after(left.keys, right.keys)
+    if keys is None or left.queries != right.queries or left.high is not None or not _alike(left, right):
+        return None
+    return left._replace(keys=keys, high=None if right.high is None else right.high + left.keys.size)
+
+
+def _below(upper: Region, lower: Region) -> Region | None:
+    """One region if these are earlier and later queries from the same first key on, and one diagonal bounds both."""
+    queries = _after(upper.queries, lower.queries)
+    if queries is None or not _alike(upper, lower):
+        return None
+    if upper.high is None or lower.high is None:
+        same = upper.high is lower.high and upper.keys == lower.keys
+        return upper._replace(queries=queries) if same else None
+    # The last of the earlier queries attends no key beyond theirs, and so no later one of the other queries'.
+    same = upper.keys[::2] == lower.keys[::2] and upper.keys.size == upper.queries.size + upper.high
+    if not same or lower.high - upper.queries.size != upper.high:
+        return None
+    return upper._replace(queries=queries, keys=lower.keys)
+
+
+def _after(first: Span, second: Span) -> Span | None:
+    """Both as one span, if the second goes on where the first ends."""
+    goes_on = first.step == second.step and second.start == first.start + first.step * first.size
+    return first._replace(size=first.size + second.size) if goes_on else None
+
+
+def _alike(one: Region, other: Region) -> bool:
+    """Whether they are of the same heads and batch elements, and nothing but a diagonal bounds either."""
+    plain = all(r.low is None and not r.by_position and r.copies == 1 for r in (one, other))
+    return plain and one[:4] == other[:4]

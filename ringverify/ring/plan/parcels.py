@@ -1,0 +1,142 @@
+"""What of a block travels, and with what on board: keys and values, or gradients, of some rows of some heads.
+
+A parcel is the part of a block that somebody still needs, compacted: for every class of key heads (those that run the
+same branches) the rows that are needed. On the wire it is one flat, contiguous buffer, class by class, all keys of a
+class before its values: packing along the head dimension instead would leave both as strided views and invites
+splitting gradients along the wrong axis when value_dim differs from head_dim.
+
+Shape letters: B batch, R rows of one class, K its key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ringref.problem import Problem
+from ringverify.ring.plan.regions import Region, Span
+from ringverify.ring.plan.rows import Rows, locate, same, union
+
+Places = slice | np.ndarray
+
+
+class Part(NamedTuple):
+    """Rows of the key heads of one class."""
+
+    key_heads: Span
+    rows: Rows
+
+
+class Parcel:
+    """Which rows of which key heads of a block are on board.
+
+    Args:
+        problem: what all ranks compute.
+        parts: by class number; a class of which nothing is on board is left out.
+    """
+
+    def __init__(self, problem: Problem, parts: dict[int, Part]) -> None:
+        self.parts = parts
+        self._widths = problem.head_dim, problem.dv
+        self._batch = problem.batch
+        per_row = problem.batch * sum(self._widths)
+        self.numel = sum(part.rows.size * part.key_heads.size for part in parts.values()) * per_row
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same rows are on board."""
+        if not isinstance(other, Parcel) or self.parts.keys() != other.parts.keys():
+            return False
+        return all(same(part.rows, other.parts[number].rows) for number, part in self.parts.items())
+
+    __hash__ = None  # type: ignore[assignment]  # rows may be arrays
+
+    def unpack(self, flat: torch.Tensor) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Views k `(B, R, K, D)` and v `(B, R, K, E)` of a flat buffer, which may be longer, by class.
+
+        In the buffer the rows of a head lie together: kernels are several per cent faster on such keys.
+        """
+        found, start = {}, 0
+        for number, part in self.parts.items():
+            views = []
+            for width in self._widths:
+                shape = self._batch, part.key_heads.size, part.rows.size, width
+                numel = shape[0] * shape[1] * shape[2] * width
+                views.append(flat[start : start + numel].view(shape).transpose(1, 2))
+                start += numel
+            found[number] = (views[0], views[1])
+        return found
+
+
+def parcel(problem: Problem, classes: tuple[Span, ...], needs: Iterable[dict[int, Rows]]) -> Parcel:
+    """What at least one of several needs, by class, asks for."""
+    wanted: dict[int, list[Rows]] = {}
+    for need in needs:
+        for number, rows in need.items():
+            wanted.setdefault(number, []).append(rows)
+    return Parcel(problem, {number: Part(classes[number], union(wanted[number])) for number in sorted(wanted)})
+
+
+def everything(problem: Problem, classes: tuple[Span, ...], count: int) -> Parcel:
+    """A whole block of `count` keys."""
+    parts = {number: Part(heads, Span(0, count)) for number, heads in enumerate(classes)} if count else {}
+    return Parcel(problem, parts)
+
+
+class Block:
+    """Keys and values, or their gradients, of a parcel.
+
+    Args:
+        parcel: what is on board.
+        parts: k `(B, R, K, D)` and v `(B, R, K, E)` by class.
+        flat: the buffer that `parts` are views of, if they are.
+    """
+
+    def __init__(
+        self, parcel: Parcel, parts: dict[int, tuple[torch.Tensor, torch.Tensor]], flat: torch.Tensor | None
+    ) -> None:
+        self.parcel, self.parts, self.flat = parcel, parts, flat
+
+    @classmethod
+    def of_tensors(cls, parcel: Parcel, k: torch.Tensor, v: torch.Tensor) -> Block:
+        """A whole block `k (B, T, K, D)`, `v (B, T, K, E)`, as it is."""
+        by_class = {number: part.key_heads.slice() for number, part in parcel.parts.items()}
+        return cls(parcel, {number: (k[:, :, heads], v[:, :, heads]) for number, heads in by_class.items()}, None)
+
+    @classmethod
+    def of_flat(cls, parcel: Parcel, flat: torch.Tensor) -> Block:
+        """A parcel in a buffer that is at least as long."""
+        flat = flat[: parcel.numel]
+        return cls(parcel, parcel.unpack(flat), flat)
+
+    def copy_to(self, other: Block) -> None:
+        """Copy the rows on board of `other`, all of which are on board here, into it."""
+        for number, targets in other.parts.items():
+            places = self.locate(number, other.parcel.parts[number].rows)
+            for target, source in zip(targets, self.parts[number], strict=True):
+                target.copy_(_select(source, places))
+
+    def of(self, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys `(B, K, T, D)` and values `(B, K, T, E)` of a region; views where its rows are evenly spaced here."""
+        places, heads = self.places(region)
+        k, v = (_select(x[slice(*region.batch), :, heads], places) for x in self.parts[region.head_class])
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+    def places(self, region: Region, keys: slice | None = None) -> tuple[Places, slice]:
+        """Where a region's rows, or some of them counted within it, and its key heads lie within their part."""
+        rows = region.keys
+        if keys is not None:
+            rows = Span(rows.start + rows.step * keys.start, keys.stop - keys.start, rows.step)
+        heads = locate(region.key_heads, self.parcel.parts[region.head_class].key_heads)
+        assert isinstance(heads, slice)
+        return self.locate(region.head_class, rows), heads
+
+    def locate(self, number: int, rows: Rows) -> Places:
+        """Where some rows of a class, all on board, lie within their part."""
+        return locate(rows, self.parcel.parts[number].rows)
+
+
+def _select(x: torch.Tensor, places: Places) -> torch.Tensor:
+    return x[:, places] if isinstance(places, slice) else x[:, torch.as_tensor(places, device=x.device)]

@@ -1,0 +1,68 @@
+"""Sets of rows of one rank's block: evenly spaced where possible, else a sorted list.
+
+A dense problem needs whole blocks, a window their ends, a dilated branch every r-th row of some segments, and a head
+that runs several branches the union of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringverify.ring.plan.regions import Span
+
+Rows = Span | NDArray[np.int64]
+"""Rows in ascending order without repetition, never empty."""
+
+
+def count(rows: Rows) -> int:
+    """How many."""
+    return rows.size
+
+
+def as_array(rows: Rows) -> NDArray[np.int64]:
+    """As a sorted list."""
+    if isinstance(rows, Span):
+        return rows.start + rows.step * np.arange(rows.size)
+    return rows
+
+
+def union(many: Iterable[Rows]) -> Rows:
+    """The rows of at least one set, as a span if they are evenly spaced."""
+    distinct: list[Rows] = []
+    for rows in many:
+        if not (isinstance(rows, Span) and rows in [other for other in distinct if isinstance(other, Span)]):
+            distinct.append(rows)
+    if len(distinct) == 1:
+        return distinct[0]
+    return evenly(np.unique(np.concatenate([as_array(rows) for rows in distinct])))
+
+
+def evenly(rows: NDArray[np.int64]) -> Rows:
+    """A list as a span if it is sorted and evenly spaced."""
+    step = int(rows[1] - rows[0]) if len(rows) > 1 else 1
+    if step > 0 and rows[-1] - rows[0] == step * (len(rows) - 1) and (rows[1:] - rows[:-1] == step).all():
+        return Span(int(rows[0]), len(rows), step)
+    return rows
+
+
+def same(first: Rows, second: Rows) -> bool:
+    """Whether both are the same rows."""
+    if isinstance(first, Span) and isinstance(second, Span):
+        return first == second or (first.size == second.size == 1 and first.start == second.start)
+    return np.array_equal(as_array(first), as_array(second))
+
+
+def locate(inner: Rows, outer: Rows) -> slice | NDArray[np.int64]:
+    """Where the rows of `inner` lie within those of `outer`, which holds them all."""
+    if isinstance(inner, Span) and isinstance(outer, Span):
+        first, by = (inner.start - outer.start) // outer.step, max(inner.step // outer.step, 1)
+        return slice(first, first + by * (inner.size - 1) + 1, by)
+    places = np.searchsorted(as_array(outer), as_array(inner))
+    steps = np.diff(places)
+    if len(places) == 1 or (steps == steps[0]).all():
+        by = int(steps[0]) if len(steps) else 1
+        return slice(int(places[0]), int(places[-1]) + 1, by)
+    return places

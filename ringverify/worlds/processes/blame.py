@@ -1,0 +1,142 @@
+"""From how the ranks of a run ended to one failure: which rank it began with, and what it says.
+
+When one rank goes, its neighbours' connections break and they fail too; the reader wants the first cause.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import sysconfig
+from collections.abc import Sequence
+
+from ringverify.worlds.processes.wire import Died, Raised, Whereabouts
+from ringverify.worlds.world import Failure, OurError, TooEarly
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # all of ringverify.worlds
+_WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
+_IMPORTING = "<frozen importlib._bootstrap>"
+_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_TORCH = importlib.util.find_spec("torch")
+_NOT_THE_USERS = tuple(
+    folder + os.sep for folder in (_HERE, _TORCH and _TORCH.origin and os.path.dirname(_TORCH.origin)) if folder
+)
+
+
+def doubt(end: Raised | Died) -> int:
+    """How likely an end is to be the consequence of another: 0 not likely, 2 very.
+
+    A lost connection is what the neighbours of a failed rank meet, and gloo may abort a process for it.
+    """
+    match end:
+        case Raised(consequence=consequence):
+            return 2 if consequence else 0
+        case Died(exit_code=exit_code):
+            return 1 if exit_code == -signal.SIGABRT else 0
+
+
+def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failure:
+    """The failure of a run in which the ranks in `ends` raised or died; `outputs` is what each rank printed.
+
+    Raises:
+        OurError: it began where no code of the program's user was running.
+    """
+    rank, end = min(ends.items(), key=lambda item: (doubt(item[1]), item[1].at))
+    others = [
+        f"rank {other} then {end.what}" if isinstance(end, Raised) else f"rank {other}'s process then {end.what}"
+        for other, end in sorted(ends.items())
+        if other != rank
+    ]
+    match end:
+        case Raised(ours=True, what=what, detail=detail):
+            raise OurError(f"rank {rank}: {what}", detail)
+        case Raised(what=what, detail=detail, exception=exception, refusal=refusal, limit=limit):
+            told = _detail([detail, *others], rank, outputs)
+            return Failure("raised", rank, f"rank {rank} {what}", told, exception, refusal, limit)
+        case Died(what=what, exit_code=exit_code, ours=ours):
+            message = f"rank {rank}'s process {what}"
+            told = _detail([message, *others], rank, outputs)
+            killed = exit_code == -signal.SIGKILL  # whom the kernel picks when there is no memory, it ends so
+            if ours and not killed:
+                raise OurError(f"{message} while nothing of the implementation ran in it", told)
+            return Failure("died", rank, message, told, limit="memory" if killed else None, exit_code=exit_code)
+
+
+def out_of_time(
+    deadline: float, returned: Sequence[int], found: dict[int, Whereabouts | None], outputs: Sequence[str]
+) -> Failure:
+    """The failure of a run in which the ranks in `found` had not ended in time; where one is may not be known.
+
+    Raises:
+        TooEarly: one of them was in the middle of an import, or in code of ours, and others may wait for it.
+    """
+    stacks = {rank: None if one is None else one.stack for rank, one in found.items()}
+    where = []
+    for rank, stack in sorted(stacks.items()):
+        place = None if stack is None else _place(stack)
+        where.append(f"rank {rank} {'at an unknown place' if place is None else place}")
+    for rank, one in sorted(found.items()):
+        if one is not None and (one.importing or one.ours):
+            doing = "importing" if one.importing else "in code of ringverify itself"
+            raise TooEarly.at(deadline, rank, doing, _detail([", ".join(where)], None, outputs))
+    message = f"after {deadline:g} s {_ranks(sorted(stacks))} had not returned: {', '.join(where)}"
+    if returned:
+        message += f"; {_ranks(sorted(returned))} had"
+    parts = [message]
+    parts += [f"rank {rank}:\n{stack}" for rank, stack in sorted(stacks.items()) if stack is not None]
+    only = next(iter(stacks)) if len(stacks) == 1 else None
+    return Failure("deadline", only, message, _detail(parts, None, outputs))
+
+
+def is_importing(stack: str) -> bool:
+    """Whether a stack goes through Python's importing."""
+    return _IMPORTING in stack
+
+
+def main_thread(dump: str) -> str | None:
+    """The stack of the thread that runs programs, innermost frame first, from what `faulthandler` wrote."""
+    for block in dump.split("\n\n"):
+        frames = [line for line in block.splitlines() if _FRAME.match(line)]
+        own = [at for at, line in enumerate(frames) if _WORKER in line]
+        if own and frames[own[-1]].endswith(" in serve"):
+            return "\n".join(frames[: own[0]])
+    return None
+
+
+def _place(stack: str) -> str | None:
+    """ "at ring.py:41 in attend (recv)": the innermost line that is neither torch's nor Python's."""
+    inside = None
+    for line in stack.splitlines():
+        frame = _FRAME.match(line)
+        if frame is None:
+            continue
+        if _is_users(frame["file"]):
+            place = f"at {os.path.basename(frame['file'])}:{frame['line']} in {frame['function']}"
+            return place if inside is None else f"{place} ({inside})"
+        # The function that the user's line calls: the outermost of torch's frames, less its logging wrapper.
+        if frame["function"] != "wrapper":
+            inside = frame["function"]
+    return None
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith(("<", *_NOT_THE_USERS)):
+        return False
+    # Installed packages may lie below the standard library's directory.
+    return not file.startswith(_LIBRARY) or "site-packages" in file or "dist-packages" in file
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _detail(parts: Sequence[str], rank: int | None, outputs: Sequence[str]) -> str:
+    """What is known, and below it what the rank printed, or every rank if it is not one rank's failure."""
+    shown = list(parts)
+    for printed_by, text in enumerate(outputs):
+        if text.strip() and rank in (None, printed_by):
+            shown.append(f"rank {printed_by} printed:\n{text.rstrip()}")
+    return "\n".join(part.rstrip() for part in shown) + "\n"

@@ -1,0 +1,151 @@
+"""The simulated world in a process of its own, so that whatever ranks do to their process, the tool goes on.
+
+Ranks as threads share a process with one another, and with whoever started them: one that is killed takes all along,
+and module state that one case leaves behind is there in the next. Here that process is a rank-less worker of the gloo
+world's kind, warm, expendable, and fresh after `close()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ringverify.worlds import whose
+from ringverify.worlds.printing import Show
+from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.world import Conditions, Failure, Load, Run, WorldUnavailable
+
+UNWINDING = 5.0
+"""Seconds that the simulated world is given, past a run's deadline, to end the run and say so."""
+
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables of a rank's process that say which it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Simulation:
+    program: Callable[[Any], Any]
+    argument: Any
+    options: dict[str, Any]
+    show: Show
+
+
+class ContainedWorld:
+    """A `World` of threads in another process. What `SimulatedWorld` says of a run, this one says too.
+
+    Args:
+        heard: is told what ranks print as they print it, as bytes, each line with its rank.
+    """
+
+    name = "simulated"
+
+    def __init__(self, heard: Callable[[int, bytes], None] | None = None) -> None:
+        self._process = GlooWorld(heard=heard)
+        self._show: Show = "kept" if heard is None else "labelled"
+
+    def run(
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        *,
+        world_size: int,
+        seed: int,
+        deadline: float,
+        conditions: Conditions | None = None,
+        watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
+    ) -> Run:
+        """Run `program(argument)` on ranks 0 … world_size − 1 of a simulated world in the other process.
+
+        Args:
+            program: a function that is importable by name, outside `__main__`.
+            argument: anything picklable.
+            world_size: number of ranks, at least 1.
+            seed: decides the order in which ranks run.
+            deadline: seconds after which a run that has not ended is a failure of kind "deadline".
+            conditions: how unfriendly the world is.
+            watch: report hazards, traffic and memory.
+            load: what the process loads first.
+
+        Raises:
+            WorldUnavailable: as in `World.run`, or the process's torch lacks what simulation needs.
+            TypeError: the program or its argument cannot be sent to a process.
+            ValueError: an impossible world size or deadline.
+        """
+        options = {"world_size": world_size, "seed": seed, "deadline": deadline}
+        simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch}, self._show)
+        try:
+            run = self._process.run(
+                simulate,
+                simulation,
+                world_size=1,
+                seed=0,
+                deadline=deadline + UNWINDING,
+                load=_loading_too(program, load or Load("", str)),
+            )
+        except WorldUnavailable as error:
+            message = str(error).replace("the gloo world", "the simulated world's process")
+            raise type(error)(message, error.detail) from error
+        if run.failure is not None:
+            whole = tuple((None, text) for _, text in run.printed)
+            return Run((None,) * world_size, _of_the_process(run.failure, deadline), run.seconds, printed=whole)
+        outcome = run.results[0]
+        if isinstance(outcome, BaseException):
+            self.close()
+            raise outcome
+        simulated: Run = outcome
+        if simulated.failure is not None and simulated.failure.kind == "deadline":
+            self.close()  # what was interrupted may have been an import, and half a module would be left behind
+        if self._show == "labelled":  # and has been heard, with what C code printed
+            return simulated
+        beside = tuple((None, text) for _, text in run.printed)  # by C code
+        return dataclasses.replace(simulated, printed=(*simulated.printed, *beside)) if beside else simulated
+
+    def close(self) -> None:
+        """End the process. The next run starts a new one, which knows nothing of what ran here."""
+        self._process.close()
+
+
+def _loading_too(program: Callable[[Any], Any], load: Load) -> Load:
+    """What is to be loaded, and the program of the simulated ranks."""
+    return dataclasses.replace(load, call=functools.partial(_load, program, load.call))
+
+
+def _load(program: Callable[[Any], Any], call: Callable[[str], Any], what: str) -> None:
+    importlib.import_module("ringverify.worlds.simulated.world")  # of which the tool itself has no need
+    call(what)
+
+
+def simulate(simulation: _Simulation) -> Run | BaseException:
+    """Run a simulated world in this process; what its `run` raises is returned, to be raised over there."""
+    # Imported here: the tool itself has no need of it.
+    from ringverify.worlds.simulated import SimulatedWorld
+
+    for name in OF_A_RANK:  # this process's, of which its threads are no part
+        os.environ.pop(name, None)
+    with whose.ours():
+        try:
+            world = SimulatedWorld(show=simulation.show)
+            return world.run(simulation.program, simulation.argument, **simulation.options)
+        except Exception as error:
+            return error
+
+
+def _of_the_process(failure: Failure, deadline: float) -> Failure:
+    """The failure of the one process is that of all its ranks; which of them it was, it cannot tell.
+
+    Raises:
+        WorldUnavailable: it is the simulation that failed, not what it ran.
+    """
+    match failure.kind:
+        case "died":
+            message = failure.message.replace("rank 0's process", "the process of the simulated ranks")
+        case "deadline":
+            message = f"after {deadline:g} s the simulated ranks had not returned, nor could they be interrupted"
+        case _:
+            raise WorldUnavailable(failure.message.replace("rank 0", "the simulated world's process", 1))
+    return dataclasses.replace(failure, rank=None, message=message)

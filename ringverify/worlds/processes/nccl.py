@@ -1,0 +1,110 @@
+"""The nccl world: every rank a process of its own with a GPU of its own. Everything but the device is the gloo world's.
+
+CUDA is initialised in the ranks only: the tool and the fork server count devices and no more. Importing this module
+does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.processes.rank import ThisMachine
+from ringverify.worlds.world import Conditions, Load, Run, WorldUnavailable
+
+
+class NcclWorld:
+    """A `World` of GPUs.
+
+    Args:
+        devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them; by default `my_devices()`.
+        backend: another than NCCL runs the same ranks without GPUs.
+        heard: is told what each rank prints as it comes, as bytes.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        backend: str = "nccl",
+        heard: Callable[[int, bytes], None] | None = None,
+    ) -> None:
+        self.devices = my_devices() if devices is None else tuple(devices)
+        place = ThisMachine(self.name, backend, self.devices if backend == "nccl" else None)
+        self._world = GlooWorld(place, heard)
+
+    def run(
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        *,
+        world_size: int,
+        seed: int,
+        deadline: float,
+        conditions: Conditions | None = None,
+        watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
+    ) -> Run:
+        """Run `program(argument)` on ranks 0 … world_size − 1, each with its GPU as the current CUDA device.
+
+        Takes and raises what `GlooWorld.run` does.
+
+        Raises:
+            WorldUnavailable: there are fewer GPUs than ranks, or the ranks could not be started.
+        """
+        if world_size > len(self.devices):
+            raise WorldUnavailable(too_few(world_size, len(self.devices)))
+        return self._world.run(program, argument, world_size=world_size, seed=seed, deadline=deadline, load=load)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._world.close()
+
+
+def too_few(world_size: int, gpus: int) -> str:
+    """Why a world of that size does not fit on that many GPUs, and what would."""
+    sizes = "" if not gpus else f"--world-sizes {','.join(map(str, range(1, gpus + 1)))}, "
+    needed = f"{world_size} GPU{'s' if world_size > 1 else ''}"
+    return (
+        f"world size {world_size} needs {needed}, this machine has {gpus}: "
+        f"use {sizes}--world gloo, or torchrun on more machines"
+    )
+
+
+def my_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """This process's GPUs: all that it can see, or its share of them if it is a worker of pytest-xdist."""
+    import torch
+
+    everyone = visible_devices(torch.cuda.device_count(), environment)
+    worker, workers = environment.get("PYTEST_XDIST_WORKER", ""), environment.get("PYTEST_XDIST_WORKER_COUNT", "")
+    if not worker.startswith("gw") or not worker[2:].isdecimal() or not workers.isdecimal():
+        return everyone
+    return share(everyone, int(worker[2:]), int(workers))
+
+
+def visible_devices(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of `count` GPUs: those of `CUDA_VISIBLE_DEVICES`, if it is set, or their numbers."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    names = [str(number) for number in range(count)] if named is None else [name.strip() for name in named.split(",")]
+    return tuple(names[:count])
+
+
+def share(devices: Sequence[str], worker: int, workers: int) -> tuple[str, ...]:
+    """The part of some devices that is one worker's: no device is two workers', and each is somebody's.
+
+    Args:
+        devices: all of them.
+        worker: which worker, from 0.
+        workers: how many workers there are.
+
+    Raises:
+        ValueError: no such worker.
+    """
+    if not 0 <= worker < workers:
+        raise ValueError(f"worker={worker} of workers={workers}: expected 0 … workers − 1")
+    first, last = (len(devices) * place // workers for place in (worker, worker + 1))
+    return tuple(devices[first:last])

@@ -1,0 +1,269 @@
+"""The ranks of one world size: started together, kept warm, ended together.
+
+A pool is used for run after run until something goes wrong in it; then it is ended whole, since a process group with a
+broken member cannot be mended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import selectors
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from ringverify.worlds.limits import limit_of, sentence
+from ringverify.worlds.patience import Patience
+from ringverify.worlds.processes.blame import doubt, first_cause, out_of_time
+from ringverify.worlds.processes.rank import Place, Rank
+from ringverify.worlds.processes.wire import (
+    Died,
+    Job,
+    NotReady,
+    Printed,
+    Raised,
+    Ready,
+    Report,
+    Returned,
+    Whereabouts,
+    is_clean,
+)
+from ringverify.worlds.world import Failure, Load, LoadTooLong, OurError, TooEarly, WorldUnavailable
+
+START_SECONDS = 120.0
+"""How long the ranks may take to meet; on a loaded machine importing torch alone takes many seconds."""
+SETTLE_SECONDS = 0.05
+"""After a rank has failed: how long to wait for a cause that happened earlier but is reported later."""
+CONSEQUENCE_SECONDS = 0.5
+"""The same, where what is known so far looks like the consequence of something else."""
+STACK_SECONDS = 2.0
+"""How long a stuck rank may take to say where it is."""
+OUTPUT_BYTES = 32_768
+"""How much of the end of a rank's output is kept."""
+MOST_GROUPS = 64
+"""A pool whose program has made more groups than this, each with its threads and sockets, is not used again."""
+
+
+class Pool:
+    """`world_size` ranks, ready to run.
+
+    Args:
+        place: where they are started.
+        world_size: how many.
+        program_module: the module of the first program.
+        heard: is told what each rank prints as it comes, as bytes.
+
+    Raises:
+        WorldUnavailable: they could not be started or could not meet.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        world_size: int,
+        program_module: str,
+        heard: Callable[[int, bytes], None] | None = None,
+    ) -> None:
+        self.world_size = world_size
+        self.usable = True
+        self._heard = heard
+        self._loaded: set[tuple[str, str]] = set()
+        self._until = time.monotonic() + START_SECONDS
+        self._world = f"the {place.name} world"
+        self._ranks: list[Rank] = []
+        self._printed = [bytearray() for _ in range(world_size)]
+        self._selector = selectors.DefaultSelector()
+        try:
+            for number, rank in enumerate(place.start(world_size, program_module)):
+                self._ranks.append(rank)
+                self._look_at_time()
+                for source, read in rank.sources():
+                    self._selector.register(source, selectors.EVENT_READ, (number, read))
+            self._meet()
+        except WorldUnavailable:
+            self.end()
+            raise
+        except (OSError, EOFError, ValueError, RuntimeError) as error:
+            self.end()
+            limit = limit_of(error, starting=True) if isinstance(error, OSError) else None
+            told = "" if limit is None else f"{sentence(limit)}: "
+            raise WorldUnavailable(
+                f"{self._world} could not start {world_size} processes: {told}{type(error).__name__}: {error}"
+            ) from error
+        except BaseException:
+            self.end()
+            raise
+
+    def _meet(self) -> None:
+        waiting = set(range(self.world_size))
+        while waiting:
+            for rank, event in self._events(self._until):
+                match event:
+                    case Ready():
+                        waiting.discard(rank)
+                    case NotReady(reason=reason):
+                        raise WorldUnavailable(f"{self._world} could not start: rank {rank}: {reason}")
+                    case Died():
+                        last = "".join(self._text(rank).strip().splitlines()[-1:])
+                        raise WorldUnavailable(
+                            f"{self._world} could not start: rank {rank}'s process {event.what}{last and f': {last}'}"
+                        )
+            self._look_at_time()
+
+    def _look_at_time(self) -> None:
+        if time.monotonic() >= self._until:
+            raise WorldUnavailable(
+                f"{self._world} could not start: its {self.world_size} ranks did not meet within {START_SECONDS:g} s"
+            )
+
+    def has_loaded(self, program: str, what: str) -> bool:
+        """Whether every rank has loaded what a program needs: its module, and what it is to be run on."""
+        return (program, what) in self._loaded
+
+    def load(self, body: bytes, program: str, load: Load) -> None:
+        """Have every rank load it.
+
+        Args:
+            body: what does so, pickled as in `run`.
+            program: the program's name.
+            load: what it is to be run on.
+
+        Raises:
+            WorldUnavailable: a rank could not.
+        """
+        load.told(load.what)
+        what = load.what or program
+        try:
+            ended = self.run(body, load.deadline)
+        except TooEarly as error:
+            ended = Failure("deadline", None, str(error), error.detail)
+        finally:
+            load.told(None)
+        match ended:
+            case Failure(kind="deadline", detail=detail):
+                raise LoadTooLong(
+                    f"{what} was still loading after {load.deadline:g} s: allow more with --load-deadline", detail
+                )
+            case Failure(message=message, detail=detail):
+                raise OurError(f"{what} could not be loaded: {message}", detail)
+        self._loaded.add((program, load.what))
+        self.usable = True  # what an import leaves behind, it leaves in every process
+
+    def run(self, body: bytes, deadline: float) -> list[bytes] | Failure:
+        """Run a pickled (program, argument) on every rank: each rank's pickled result, or the failure.
+
+        After a failure, or when a run has left something behind, `usable` is False.
+
+        Raises:
+            WorldUnavailable: the run ended in code of ours, or in the middle of an import.
+        """
+
+        usable, self.usable = self.usable, False
+        assert usable, "a pool that failed is not run again"
+        for printed in self._printed:
+            printed.clear()
+        job = pickle.dumps(Job(tuple(sys.path), _working_directory(), body), protocol=5)
+        patience = Patience(deadline, [one.process for one in self._ranks if one.process is not None])
+        until = math.inf
+        returned: dict[int, Returned] = {}
+        failed: dict[int, Raised | Died] = {}
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):  # it has just died; its end is an event
+                rank.send(job)
+        settled = False
+        while len(returned) + len(failed) < self.world_size and patience.left() > 0 and time.monotonic() < until:
+            for number, event in self._events(min(until, time.monotonic() + patience.slice())):
+                match event:
+                    case Returned():
+                        returned[number] = event
+                    case Raised() | Died():
+                        failed.setdefault(number, event)
+            if failed and not settled:
+                certain = not all(map(doubt, failed.values()))
+                until = min(until, time.monotonic() + (SETTLE_SECONDS if certain else CONSEQUENCE_SECONDS))
+                settled = certain
+        if failed:
+            self._drain()
+            return first_cause(failed, [self._text(rank) for rank in range(self.world_size)])
+        if len(returned) < self.world_size:
+            stuck = [rank for rank in range(self.world_size) if rank not in returned]
+            stacks = self._stacks(stuck)
+            texts = [self._text(rank) for rank in range(self.world_size)]
+            return out_of_time(deadline, sorted(returned), stacks, texts)
+        residues = [returned[rank].residue for rank in range(self.world_size)]
+        self.usable = is_clean(residues, most_groups=MOST_GROUPS)
+        return [returned[rank].result for rank in range(self.world_size)]
+
+    def _events(self, until: float) -> Iterator[tuple[int, Report | Died]]:
+        """What becomes known of ranks until something does or the time has come; what they print is kept."""
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+            number, read = key.data
+            try:
+                events = read()
+            except (EOFError, OSError):
+                self._selector.unregister(key.fileobj)
+                continue
+            for event in events:
+                match event:
+                    case Printed(text=text):
+                        if self._heard is not None:
+                            self._heard(number, text)
+                        self._printed[number] += text
+                        del self._printed[number][:-OUTPUT_BYTES]
+                    case _:
+                        if isinstance(event, Died):
+                            self._selector.unregister(key.fileobj)
+                        yield number, event
+
+    def _drain(self) -> None:
+        """Take what has been printed; a rank that floods its output is not waited for."""
+        for _ in range(16):
+            for _ in self._events(0.0):
+                pass
+
+    def _text(self, rank: int) -> str:
+        return self._printed[rank].decode(errors="replace")
+
+    def printed(self) -> tuple[tuple[int, str], ...]:
+        """What each rank printed in the last run, of those that printed anything."""
+        return tuple((rank, self._text(rank)) for rank in range(self.world_size) if self._printed[rank])
+
+    def _stacks(self, stuck: list[int]) -> dict[int, Whereabouts | None]:
+        """Where each rank is, as it says itself; None where it does not answer."""
+        stacks: dict[int, Whereabouts | None] = dict.fromkeys(stuck)
+        for rank in stuck:
+            with contextlib.suppress(OSError):
+                self._ranks[rank].ask_where()
+        until = time.monotonic() + STACK_SECONDS
+        while None in stacks.values() and time.monotonic() < until:
+            time.sleep(0.02)  # a rank that floods its output always has an event
+            self._drain()
+            for rank in [rank for rank, stack in stacks.items() if stack is None]:
+                stacks[rank] = self._ranks[rank].where()
+        return stacks
+
+    def is_alive(self) -> bool:
+        """Whether every rank is still there; one may have been ended since the last run by what that left behind."""
+        before = len(self._selector.get_map())
+        for _ in self._events(0.0):
+            pass
+        return len(self._selector.get_map()) == before
+
+    def end(self) -> None:
+        """End the ranks, and what programs left with them."""
+        self.usable = False
+        self._selector.close()
+        for rank in self._ranks:
+            rank.kill()
+        for rank in self._ranks:
+            rank.close()
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None

@@ -1,0 +1,328 @@
+"""One rank on this machine: its process, the tool's ends of its pipes, and how both are ended.
+
+A pool of ranks knows them by the protocol `Rank`, so that a rank may as well be another machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import multiprocessing.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ringverify.worlds import reproducible, whose
+from ringverify.worlds.limits import too_many
+from ringverify.worlds.processes.blame import is_importing, main_thread
+from ringverify.worlds.processes.server import CACHE, SOCKETS
+from ringverify.worlds.processes.wire import (
+    Died,
+    Event,
+    Frames,
+    NotAReport,
+    Printed,
+    Ready,
+    Seat,
+    Whereabouts,
+    unpacked,
+)
+from ringverify.worlds.standard_files import keep_standard_files
+from ringverify.worlds.world import WorldUnavailable
+
+LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+GRACE_SECONDS = 10.0
+"""How long a keeper may take to end what is left of its rank."""
+PRELOADED = (
+    "ringverify.worlds.processes.server",
+    "ringverify.worlds.processes.worker",
+    "torch.fx.experimental.symbolic_shapes",
+)
+"""Imported once, by the fork server, in this order; the last is slow, and torch needs it for a first backward."""
+
+Source = tuple[Any, Callable[[], Sequence[Event]]]
+"""Something that `selectors` can wait for, and what to call then. `EOFError` or `OSError`: nothing will come again."""
+
+
+class Rank(Protocol):
+    """The tool's end of one rank."""
+
+    @property
+    def process(self) -> int | None:
+        """The identifier of its process, if that is on this machine."""
+        ...
+
+    def sources(self) -> Sequence[Source]:
+        """Where events come from. What a rank printed comes before what it reports."""
+        ...
+
+    def send(self, job: bytes) -> None:
+        """Give it a pickled `Job`.
+
+        Raises:
+            OSError: it is gone.
+        """
+        ...
+
+    def ask_where(self) -> None:
+        """Have it say where it is."""
+        ...
+
+    def where(self) -> Whereabouts | None:
+        """Its answer, once it is there."""
+        ...
+
+    def kill(self) -> None:
+        """End it, and the children that programs left with it, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Wait for its end after `kill`, and tidy up."""
+        ...
+
+
+class Place(Protocol):
+    """Where ranks are started."""
+
+    @property
+    def name(self) -> str:
+        """How the world is called."""
+        ...
+
+    def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
+        """Start ranks 0 … world_size − 1, one at a time.
+
+        Args:
+            world_size: how many.
+            program_module: the module of the first program, which a fork server that starts now imports for all ranks.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ThisMachine:
+    """A `Place`: all ranks on this machine.
+
+    Attributes:
+        name: how the world is called.
+        backend: of `torch.distributed`.
+        devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them, one a rank; `None` for ranks without any.
+        reproducible: whether matrix products on CPU have the same bits everywhere; benchmarks do without.
+    """
+
+    name: str = "gloo"
+    backend: str = "gloo"
+    devices: tuple[str, ...] | None = None
+    reproducible: bool = True
+
+    def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
+        """Start the ranks; they meet in a directory of their own.
+
+        Raises:
+            WorldUnavailable: this machine cannot hold so many.
+        """
+        if (reason := too_many(world_size, "file descriptors", "processes", "memory")) is not None:
+            raise WorldUnavailable(reason)
+        keep_standard_files()
+        directory = new_directory(self.name)
+        products = reproducible.mode() if self.reproducible else None
+        for rank in range(world_size):
+            seat = Seat(rank, world_size, rank, world_size, self.backend, interface=LOOPBACK, products=products)
+            if self.devices is not None:
+                visible = ",".join(self.devices[:world_size])
+                seat = dataclasses.replace(seat, device=rank, visible=visible)
+            yield LocalRank(seat, directory, program_module)
+
+
+def new_directory(name: str) -> str:
+    """Where ranks may meet: a directory that their keepers make and remove, so that there is none without a keeper."""
+    return os.path.join(tempfile.gettempdir(), f"ringverify-{name}-{secrets.token_hex(8)}")
+
+
+class LocalRank:
+    """A `Rank` that is a process of this machine, started when this is made.
+
+    Args:
+        seat: who it is.
+        directory: for its stacks and, without another store, for meeting the others: a `new_directory`, removed when
+            the rank ends.
+        program_module: a module that a fork server which starts now should import.
+
+    Raises:
+        WorldUnavailable: this platform has no fork server.
+        OSError: the process could not be started.
+    """
+
+    def __init__(self, seat: Seat, directory: str, program_module: str) -> None:
+        try:
+            context = multiprocessing.get_context("forkserver")
+        except ValueError:
+            raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
+        context.set_forkserver_preload([*PRELOADED, program_module])
+        with _unknown_main(), _interrupts_held_back(), _sockets_named():
+            multiprocessing.forkserver.ensure_running()
+        # Imports torch, which a tool that only uses another world may never need, and the fork server does meanwhile.
+        from ringverify.worlds.processes.keeper import keep
+        from ringverify.worlds.processes.worker import stacks_file, whose_file
+
+        self._directory = directory
+        self._stacks, self._whose = (file(directory, seat.rank) for file in (stacks_file, whose_file))
+        self._jobs, theirs = context.Pipe()
+        self._wire, self._frames = socket.socket(fileno=os.dup(self._jobs.fileno())), Frames()
+        self._output, printing = context.Pipe(duplex=False)
+        lifeline, self._lifeline = context.Pipe(duplex=False)
+        self._worker: int | None = None
+        self._process = context.Process(
+            target=keep,
+            args=(seat, directory, theirs, printing, lifeline),
+            name=f"ringverify {seat.backend} rank {seat.rank} of {seat.world_size}",
+            daemon=True,
+        )
+        with theirs, printing, lifeline, _unknown_main(), _interrupts_held_back():
+            try:
+                self._process.start()
+            except ConnectionRefusedError:  # a program has just killed the fork server, which is about to be noticed
+                time.sleep(GRACE_SECONDS / 10)
+                self._process.start()
+        os.set_blocking(self._output.fileno(), False)
+
+    @property
+    def process(self) -> int | None:
+        """The identifier of its process, once it is ready."""
+        return self._worker
+
+    def sources(self) -> Sequence[Source]:
+        """Its reports, its output, its end."""
+        return ((self._jobs, self._reported), (self._output, self._printed), (self._process.sentinel, self._died))
+
+    def send(self, job: bytes) -> None:
+        """Give it a job."""
+        self._jobs.send_bytes(job)
+
+    def _reported(self) -> Sequence[Event]:
+        try:
+            data = self._wire.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError  # how it ended comes from the fork server
+        try:
+            reports = [unpacked(message) for message in self._frames.messages(data)]
+        except NotAReport:  # the program wrote to a file descriptor that is not its own
+            self.kill()
+            raise EOFError from None
+        for report in reports:
+            if isinstance(report, Ready):
+                self._worker = report.process
+        return [*self._all_printed(), *reports] if reports else []
+
+    def _died(self) -> Sequence[Event]:
+        self._process.join()
+        at = time.monotonic()
+        last: Sequence[Event] = []
+        with contextlib.suppress(EOFError, OSError):  # what it said before it ended came before
+            if self._jobs.poll():
+                last = self._reported()
+        return [*self._all_printed(), *last, Died(self._process.exitcode or 0, at, whose.was_ours(self._whose))]
+
+    def _printed(self) -> Sequence[Event]:
+        try:
+            text = os.read(self._output.fileno(), 1 << 20)
+        except BlockingIOError:
+            return []
+        if not text:
+            raise EOFError
+        return [Printed(text)]
+
+    def _all_printed(self) -> list[Event]:
+        """What is still in the pipe; a rank that floods its output is not waited for."""
+        found: list[Event] = []
+        with contextlib.suppress(EOFError, OSError):
+            while len(found) < 16 and (more := self._printed()):
+                found += more
+        return found
+
+    def ask_where(self) -> None:
+        """Have its `faulthandler` write a file; the keeper passes the signal on."""
+        process = self._process
+        if process.pid is not None and process.exitcode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGUSR1)
+
+    def where(self) -> Whereabouts | None:
+        """What the file holds, once it is whole."""
+        with contextlib.suppress(OSError), open(self._stacks, errors="replace") as file:
+            stack = main_thread(file.read())
+            return None if stack is None else Whereabouts(stack, whose.was_ours(self._whose), is_importing(stack))
+        return None
+
+    def kill(self) -> None:
+        """Have its keeper end it and all that it has started."""
+        self._lifeline.close()
+
+    def close(self) -> None:
+        """Wait for its end, close the pipes and remove the directory."""
+        self._process.join(GRACE_SECONDS)
+        self._process.kill()  # the keeper, should it not have come to its end; the rank ends with it
+        for connection in (self._jobs, self._wire, self._output, self._lifeline):
+            connection.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _unknown_main() -> Iterator[None]:
+    """Keep `multiprocessing` from running the tool's main script again in every rank.
+
+    Programs are importable by name, so no rank needs it; a script without a main guard would start ranks for ever.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+_SOCKET_FOLDERS: set[tuple[int, str]] = set()
+"""Folders of `multiprocessing` that a process has made here, with its number: children inherit them."""
+
+
+@contextlib.contextmanager
+def _sockets_named() -> Iterator[None]:
+    """Tell a fork server that starts now where its socket is, so that it can be removed if this process is killed."""
+    made_here = vars(multiprocessing.current_process())["_config"].get("tempdir") is None
+    folder = multiprocessing.util.get_temp_dir()
+    if made_here:
+        _SOCKET_FOLDERS.add((os.getpid(), folder))
+    # One that was inherited is the parent's, which still needs it when this process has ended.
+    own = [folder] if (os.getpid(), folder) in _SOCKET_FOLDERS else []
+    os.environ[SOCKETS] = "\n".join([str(os.getpid()), *own, CACHE])
+    try:
+        yield
+    finally:
+        del os.environ[SOCKETS]
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Keep Ctrl-C, which a terminal sends to all, from processes that have not yet begun to ignore it.
+
+    They inherit what is held back here, and for good: ranks and the fork server end with the tool, by other means.
+    """
+    multiprocessing.resource_tracker.ensure_running()  # when it starts, it lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,196 @@
+"""One rank of a world of processes: it joins a process group once and then runs programs until it is told to stop.
+
+Nothing that a program does is trusted to leave this process usable: the other end of the pipe decides that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import faulthandler
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn, cast
+
+import torch
+import torch.distributed as dist
+
+# Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
+import torch.distributed._functional_collectives
+
+from ringverify.words import TEXT, cut
+from ringverify.worlds import reproducible, whose
+from ringverify.worlds.exceptions import exit_call, name_of, one_line
+from ringverify.worlds.limits import limit_of, sentence
+from ringverify.worlds.processes.residue import Ledger
+from ringverify.worlds.processes.settings import Settings
+from ringverify.worlds.processes.wire import Job, NotReady, Raised, Ready, Report, Returned, Seat, packed
+from ringverify.worlds.refusals import refusal_of
+from ringverify.worlds.stacks import traceback_of_user
+from ringverify.worlds.world import WorldUnavailable
+
+FOREVER = datetime.timedelta(days=1)
+"""The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
+
+_STACKS = "stacks-"
+_WHOSE = "whose-"
+_PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
+"""How an error reads that a rank meets because another one has gone (lower case)."""
+
+
+def serve(seat: Seat, directory: str, jobs: Connection, output: Connection) -> NoReturn:
+    """Run programs as one rank until the keeper ends this process, which is when the tool ends.
+
+    Args:
+        seat: who this is, and how it meets the others.
+        directory: the ranks of a machine may meet there, and stacks are written there on request.
+        jobs: `Job`s come in here, one `Report` goes back for each, after a first one that says the rank is ready.
+        output: what becomes standard output and standard error.
+    """
+    _settle(output)
+    multiprocessing.current_process().daemon = False  # for the tool it is; here it would forbid a rank to have children
+    whose.write_to(whose_file(directory, seat.rank))
+    settings = Settings(_environment(seat), seat.device)
+    os.register_at_fork(after_in_child=jobs.close)  # or the tool would take a forked child for the rank
+    with open(stacks_file(directory, seat.rank), "w") as stacks:
+        ledger = Ledger(numbers_messages=seat.backend == "gloo")
+        try:
+            _join(seat, directory)
+        except Exception as error:
+            limit, said = limit_of(error), one_line(error)
+            _send(jobs, NotReady(said if limit is None else f"{sentence(limit)}: {said}"))
+            os._exit(0)
+        _send(jobs, Ready(os.getpid()))
+        while True:
+            try:
+                job = pickle.loads(jobs.recv_bytes())
+            except (EOFError, OSError):
+                _leave()
+            faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+            _send(jobs, _run(job, ledger, settings))
+
+
+def _join(seat: Seat, directory: str) -> None:
+    """Become a member of the default group."""
+    torch_distributed: Any = dist  # stores are documented there, but are not in its __all__
+    if seat.store is None:
+        store = torch_distributed.FileStore(_store(directory), seat.world_size)
+    else:
+        address, port, prefix = seat.store
+        store = torch_distributed.PrefixStore(prefix, torch_distributed.TCPStore(address, port, is_master=False))
+    device = None
+    if seat.device is not None:
+        device = torch.device("cuda", seat.device)
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        seat.backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=FOREVER, device_id=device
+    )
+    # Connections are made here, not in the first run, where an interface that does not work would look like the
+    # implementation's fault.
+    dist.barrier()
+
+
+def stacks_file(directory: str, rank: int) -> str:
+    """Where a rank writes the stacks of its threads when it gets SIGUSR1."""
+    return os.path.join(directory, f"{_STACKS}{rank}")
+
+
+def whose_file(directory: str, rank: int) -> str:
+    """Where a rank keeps whose code it is running."""
+    return os.path.join(directory, f"{_WHOSE}{rank}")
+
+
+def _store(directory: str) -> str:
+    """Where the ranks of a machine meet."""
+    return os.path.join(directory, "store")
+
+
+def _environment(seat: Seat) -> dict[str, str]:
+    """What torchrun would set, since plain scripts read it, which devices this rank can see, and how it multiplies."""
+    variables = {
+        "RANK": str(seat.rank),
+        "LOCAL_RANK": str(seat.local_rank),
+        "WORLD_SIZE": str(seat.world_size),
+        "LOCAL_WORLD_SIZE": str(seat.local_world_size),
+        "GLOO_SOCKET_IFNAME": seat.interface,
+        "CUDA_VISIBLE_DEVICES": seat.visible,
+        reproducible.VARIABLE: seat.products,
+    }
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def _settle(output: Connection) -> None:
+    """Cut this process loose from the terminal."""
+    # Children that a program forks share this process group and end with it; Ctrl-C is the tool's to handle.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    # Line by line, so that what a rank printed before it died is not lost with its buffers.
+    sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
+    faulthandler.enable(file=2)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # workers are expendable, the harness is not
+    gc.freeze()  # pages shared with the fork server stay shared
+
+
+def _leave() -> NoReturn:
+    """Wait for the keeper to end this process and tidy up; a pipe that a program has closed is no end of the tool."""
+    time.sleep(1.0)
+    os._exit(0)
+
+
+def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
+    process = os.getpid()
+    try:
+        with whose.ours():
+            settings.restore(job)
+            ledger.begin()
+            program, argument = pickle.loads(job.body)
+            with whose.theirs():
+                result = program(argument)
+            _only_in(process)
+            body = pickle.dumps(result, protocol=5)
+            residue = ledger.residue()
+            return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
+    except BaseException as error:
+        _only_in(process)
+        with whose.theirs():  # an exception of its own runs its code when it is asked what it is
+            return _raised(error)
+
+
+def _only_in(process: int) -> None:
+    """End a child that the program forked and let return: only the rank itself reports."""
+    if os.getpid() != process:
+        os._exit(0)
+
+
+def _raised(error: BaseException) -> Raised:
+    at = time.monotonic()
+    said, kind = one_line(error), type(error)  # asked of the type: `isinstance` asks the exception too
+    if issubclass(kind, WorldUnavailable):
+        ours = cast(WorldUnavailable, error)
+        return Raised(cut(str(ours)), cut(ours.detail, TEXT), at, consequence=False, ours=True)
+    what = f"raised {said}"
+    if issubclass(kind, SystemExit):
+        what = f"called {exit_call(cast(SystemExit, error))}"
+    gone = issubclass(kind, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
+    exception = name_of(error) if issubclass(kind, Exception) else None
+    told, limit = cut(traceback_of_user(error), TEXT), limit_of(error)
+    return Raised(cut(what), told, at, consequence=gone, exception=exception, refusal=refusal_of(error), limit=limit)
+
+
+def _send(jobs: Connection, report: Report) -> None:
+    try:
+        jobs.send_bytes(packed(report))
+    except (OSError, ValueError):
+        _leave()

@@ -1,0 +1,365 @@
+"""The simulated world: ranks are threads of one process that run unmodified `torch.distributed` code, one at a time.
+
+Ranks take turns at communication only, and the seed decides whose turn it is, so a run repeats bit for bit. When no
+rank can go on, that is known at once, and who waits for whom is said.
+
+What ranks share as threads of one process, and would not share as processes: torch's random generator (which a run
+leaves as its ranks leave it) and all module state of the packages they use. Torch's settings, its default dtype above
+all, are each rank's own during a run, and restored after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NoReturn
+
+from ringverify.worlds import torch_settings, whose
+from ringverify.worlds.exceptions import exit_call, name_of, one_line, trace_of
+from ringverify.worlds.limits import limit_of, sentence, too_many
+from ringverify.worlds.patience import Patience
+from ringverify.worlds.printing import RankOutput, Show, as_rank, listening
+from ringverify.worlds.processes.blame import is_importing
+from ringverify.worlds.refusals import refusal_of
+from ringverify.worlds.simulated.baton import Baton, Unwound
+from ringverify.worlds.simulated.exchange import Event, Exchange
+from ringverify.worlds.simulated.process_group import SimulatedGroup
+from ringverify.worlds.simulated.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
+from ringverify.worlds.stacks import traceback_of_user
+from ringverify.worlds.watch.watching import Watch
+from ringverify.worlds.world import Conditions, Failure, Load, Run, TooEarly, WorldUnavailable
+
+_GRACE = 0.5
+"""Seconds that ranks are given to unwind before their threads are abandoned."""
+
+MOST_RANKS = 1024
+"""Ranks take turns in one interpreter: what more of them do takes longer than anybody waits, however right it is."""
+
+_ONE_AT_A_TIME = threading.Lock()
+"""A run changes what `torch.distributed` means to the process; two at once would undo one another's changes."""
+
+_RANK_THREADS = RankThreads()
+
+FOREIGN_GROUP = (
+    "A process group of another rank or of an earlier run was used. Ranks of the simulated world are threads of one "
+    "process and share what a module keeps: a module that caches its group or rank has to declare processes=True"
+)
+NO_RANK = (
+    "torch.distributed was called on a thread that is no rank's. In the simulated world each rank is one thread, "
+    "and threads that it starts belong to no rank: call torch.distributed on the rank's own thread, or declare "
+    "processes=True"
+)
+
+
+class SimulatedWorld:
+    """Ranks as threads. See the module.
+
+    Args:
+        observe: called, on the rank's thread, at every post and every finish of an operation.
+        show: what becomes of what ranks print.
+    """
+
+    name = "simulated"
+
+    def __init__(self, observe: Callable[[Event], None] | None = None, *, show: Show = "plain") -> None:
+        self._observe = observe
+        self._show = show
+
+    def run(
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        *,
+        world_size: int,
+        seed: int,
+        deadline: float,
+        conditions: Conditions | None = None,
+        watch: bool | Literal["memory"] = False,
+        load: Load | None = None,
+    ) -> Run:
+        """Run `program(argument)` on `world_size` ranks, `torch.distributed` initialised in each.
+
+        The calling thread waits. Its own `torch.distributed`, initialised or not, is as before when the call returns.
+
+        Args:
+            program: called once a rank, each in a thread of its own that is new for this run.
+            argument: the same object for every rank.
+            world_size: number of ranks, at least 1.
+            seed: decides the order in which ranks run.
+            deadline: seconds, more than 0.
+            conditions: how unfriendly the transport is, by default not at all.
+            watch: report hazards and traffic; "memory": memory as well, which costs more than both.
+            load: what is loaded first, in the calling thread.
+
+        Raises:
+            ValueError: no ranks, or no time.
+            WorldUnavailable: as in `World.run`; this version of torch lacks what is needed; the caller is a rank.
+        """
+        if world_size < 1:
+            raise ValueError(f"world_size is {world_size}; a world has at least 1 rank")
+        if not deadline > 0:
+            raise ValueError(f"deadline is {deadline}; it is a number of seconds, more than 0")
+        if _RANK_THREADS.mine() is not None:
+            raise WorldUnavailable("a rank of a simulated world cannot start another one")
+        if world_size > MOST_RANKS:
+            raise WorldUnavailable(f"{world_size} ranks are more than a simulated world holds, which is {MOST_RANKS}")
+        if (reason := too_many(world_size, "threads")) is not None:
+            raise WorldUnavailable(reason)
+        if load is not None:
+            load.call(load.what)
+        if watch:
+            check_modes()
+        started = time.perf_counter()
+        with _ONE_AT_A_TIME:
+            watching = Watch(world_size, memory=watch == "memory") if watch else None
+            output = RankOutput(world_size, self._show)
+            ranks = _Ranks(
+                program, argument, world_size, seed, conditions or Conditions(), watching, self._observe, output
+            )
+            with listening(self._show), _no_collector() if watch == "memory" else contextlib.nullcontext():
+                failure = ranks.run(deadline)
+        exchange = ranks.exchange
+        exchange.settle()
+        return Run(
+            (None,) * world_size if failure is not None else tuple(ranks.results),
+            failure,
+            time.perf_counter() - started,
+            unreceived=exchange.unreceived(),
+            delayed=exchange.delayed,
+            hazards=watching.hazards(exchange.left(), failed=failure is not None) if watching else (),
+            traffic=watching.traffic() if watching else None,
+            memory=watching.memory() if watching else (),
+            findings=tuple(sorted(exchange.findings.items())),
+            printed=output.printed(),
+            notes=ranks.notes(),
+        )
+
+    def close(self) -> None:
+        """Nothing is kept running between runs."""
+
+
+class _Ranks:
+    """The ranks of one run."""
+
+    def __init__(
+        self,
+        program: Callable[[Any], Any],
+        argument: Any,
+        world_size: int,
+        seed: int,
+        conditions: Conditions,
+        watch: Watch | None,
+        observe: Callable[[Event], None] | None,
+        output: RankOutput,
+    ) -> None:
+        self._program, self._argument, self._size = program, argument, world_size
+        self._watch = watch
+        self._output = output
+        self._foreign_group = False
+        self._baton = Baton(world_size, seed)
+        self.exchange = Exchange(self._baton, world_size, conditions, seed, watch)
+        self._baton.explain, self._baton.relieve = self._mail, self.exchange.relieve
+        self.exchange.observe = observe
+        self._store = make_store()
+        self._unavailable: WorldUnavailable | None = None
+        self.results: list[Any] = [None] * world_size
+        self._bookkeeping: dict[int, RankBookkeeping] = {}
+        self._threads = [
+            threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(world_size)
+        ]
+
+    def run(self, deadline: float) -> Failure | None:
+        """Start the ranks, wait for them, and put everything back."""
+        patience = Patience(deadline, [os.getpid()])
+        settings = torch_settings.values(torch_settings.OF_PROCESS)
+        filters, show = warnings.filters, warnings.showwarning
+        _RANK_THREADS.install()
+        _intercept_exit()
+        in_time = False
+        try:
+            try:
+                for thread in self._threads:
+                    thread.start()
+            except (RuntimeError, MemoryError) as error:
+                limit = limit_of(error, starting=True) or "threads"
+                raise WorldUnavailable(
+                    f"no thread could be started for one of {self._size} ranks: {sentence(limit)}: {error}"
+                ) from error
+            self._baton.start()
+            while not in_time and patience.left() > 0:
+                in_time = self._baton.news(patience.slice()) is not None
+            if not in_time:
+                self._baton.stop(self._too_late(deadline))
+                self._unavailable = self._too_early(deadline)
+        finally:
+            self._end(patient=in_time)
+            torch_settings.put_back(torch_settings.OF_PROCESS, settings)
+            if warnings.filters is not filters:
+                # Ranks that leave `catch_warnings` in another order than they entered put back one another's filters.
+                warnings.filters = filters
+                with warnings.catch_warnings():
+                    pass  # its end makes Python notice that the filters are others
+            warnings.showwarning = show
+            _ABANDONED[:] = [thread for thread in [*_ABANDONED, *self._threads] if thread.is_alive()]
+            _RANK_THREADS.remove(self._bookkeeping.values(), keep=bool(_ABANDONED))
+            if not _ABANDONED:
+                os._exit = _OUTER["exit"]
+        if self._unavailable is not None:
+            raise self._unavailable
+        return self._baton.failure
+
+    # -- the thread of a rank ------------------------------------------------------------------------------------------
+
+    def _rank(self, rank: int) -> None:
+        try:
+            if self._baton.enter(rank):
+                self._turn(rank)
+            self._baton.leave(rank)
+        except Unwound:
+            pass  # sent to a thread that was late, and has arrived after all
+
+    def _turn(self, rank: int) -> None:
+        def make_group(name: str, ranks: tuple[int, ...], description: str) -> SimulatedGroup:
+            return SimulatedGroup(self.exchange, name, ranks, rank, description)
+
+        def exited(how: str) -> None:
+            message = f"rank {rank} called {how}"
+            self._baton.fail(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
+
+        bookkeeping = self._bookkeeping[rank] = RankBookkeeping(rank, self._size, make_group, exited)
+        try:
+            _RANK_THREADS.enter(bookkeeping, self._store)
+            if self._watch is not None:
+                self._watch.enter(rank)
+            with as_rank(rank, self._output), whose.theirs():
+                self.results[rank] = self._program(self._argument)
+        except Unwound:
+            if not self._baton.over:  # another run's end, met at a group of that run
+                self._foreign_group = True
+                message = f"rank {rank} communicated over a process group of an earlier run"
+                self._baton.fail(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
+        except WorldUnavailable as error:
+            self._unavailable = error
+            self._baton.stop(None)
+        except SystemExit as error:
+            message = f"rank {rank} called {exit_call(error)}"
+            self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
+        except BaseException as error:
+            self._foreign_group |= self._met_foreign_group(rank, error)
+            message = f"rank {rank} raised {one_line(error)}"
+            told, exception = traceback_of_user(error), name_of(error)
+            self._baton.fail(Failure("raised", rank, message, told, exception, refusal_of(error), limit_of(error)))
+        finally:
+            if self._watch is not None:
+                self._watch.leave(rank)
+            _RANK_THREADS.leave()
+
+    def _met_foreign_group(self, rank: int, error: BaseException) -> bool:
+        """Whether an error was raised where a group was at hand that is not this rank's, or not of this run."""
+        frames = [frame for frame, _ in traceback.walk_tb(trace_of(error))]
+        values = [value for frame in frames for value in frame.f_locals.values()]
+        groups = [value for value in values if issubclass(type(value), SimulatedGroup)]  # `isinstance` asks the value
+        return any(not group.belongs_to(self.exchange, rank) for group in groups)
+
+    def notes(self) -> tuple[str, ...]:
+        """What this world noticed that its ranks cannot do in it."""
+        found = [FOREIGN_GROUP] if self._foreign_group else []
+        return (*found, NO_RANK) if _RANK_THREADS.strangers else tuple(found)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _end(self, *, patient: bool) -> None:
+        """See every thread end, or give up on it.
+
+        Ranks unwind one after another, as they ran. If one does not come back, the rest do so at once.
+
+        Args:
+            patient: let the rank whose turn it is come to its next communication by itself.
+        """
+        baton = self._baton
+        if baton.unfinished():
+            baton.stop(None)
+            if not patient:
+                self._interrupt_holder()
+            if not self._ended(_GRACE):
+                self._interrupt_holder()
+                baton.release_everyone()
+        until = time.perf_counter() + _GRACE
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.perf_counter()))
+
+    def _interrupt_holder(self) -> None:
+        """Raise `Unwound` in the rank whose turn it is, as soon as it runs Python again."""
+        if self._baton.holder in self._baton.unfinished():
+            thread = ctypes.c_ulong(self._baton.thread_of(self._baton.holder))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Unwound))
+
+    def _ended(self, timeout: float) -> bool:
+        until = time.perf_counter() + timeout
+        while self._baton.unfinished():
+            if self._baton.news(until - time.perf_counter()) is None:
+                return False
+        return True
+
+    def _too_late(self, deadline: float) -> Failure:
+        rank = self._baton.holder
+        places = self._baton.where(rank)
+        place = places[-1] if places else "a place without a Python stack"
+        detail = "\n".join([f"rank {rank} at", *(f"  {line}" for line in places), *self._baton.waits()])
+        return Failure("deadline", rank, f"rank {rank} was still at work after {deadline:g} s, at {place}", detail)
+
+    def _too_early(self, deadline: float) -> TooEarly | None:
+        """Why it is no rank's fault that time ran out, if it is none's."""
+        rank = self._baton.holder
+        thread = self._baton.thread_of(rank)
+        stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))
+        if is_importing(stack):
+            return TooEarly.at(deadline, rank, "importing", stack)
+        return None if whose.is_theirs(thread) else TooEarly.at(deadline, rank, "in code of ringverify itself", stack)
+
+    def _mail(self) -> str:
+        return "\n".join(one.describe() for one in self.exchange.unreceived() if one.kind == "message")
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Memory is freed when nothing refers to it any more, and not when Python comes round to looking for cycles."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+_ABANDONED: list[threading.Thread] = []
+"""Threads of earlier runs that would not end. While one lives, it must not find the outer world, nor a real exit."""
+
+_OUTER: dict[str, Any] = {}
+
+
+def _intercept_exit() -> None:
+    if os._exit is not _exit:
+        _OUTER["exit"], _OUTER["process"] = os._exit, os.getpid()
+        os._exit = _exit
+
+
+def _exit(status: int) -> NoReturn:
+    """Stands in for `os._exit`: a rank's process would end, and its run does; a child that a rank forked does end."""
+    bookkeeping = _RANK_THREADS.mine()
+    if bookkeeping is None or os.getpid() != _OUTER["process"]:
+        outer: Callable[[int], NoReturn] = _OUTER["exit"]
+        outer(status)
+    bookkeeping.exited(f"os._exit({status})")
+    raise Unwound

@@ -1,0 +1,1 @@
+"""What a watched run sees: hazards, traffic and memory."""

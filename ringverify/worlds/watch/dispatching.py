@@ -1,0 +1,232 @@
+"""Sees every operation of torch on a rank's thread, while there is something to see: who touches a buffer in flight.
+
+Torch shows each operation, those of a backward pass included, to the dispatch mode of its thread. That costs more than
+most operations on small tensors take; so the mode is in place only while a buffer is in flight, unless memory is
+counted too.
+
+What it does not see: memory touched through numpy or by pointer; `tolist()`; the inside of an operation that is written
+in Python, except for what its schema says; a node of a backward pass, while what is in flight was posted in another
+node of the same pass; what happens under another dispatch mode of the program's own. There the poison in a receive's
+buffer and the copy of a send's remain.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ringverify.worlds.simulated.torch_private import pop_mode, push_mode, top_mode
+from ringverify.worlds.stacks import Place, place_of_caller
+from ringverify.worlds.watch.extents import covers, overlap, span
+from ringverify.worlds.watch.hazards import HazardKind
+from ringverify.worlds.watch.memory_meter import MemoryMeter
+
+Touched = Callable[[Any, HazardKind, Place], None]
+"""Told that a buffer in flight was touched: the key it was announced with, how, and where."""
+
+
+class _Busy(NamedTuple):
+    """A buffer in flight: its key, its memory, and the memory in which a view of it can begin."""
+
+    key: Any
+    buffer: torch.Tensor
+    readable: bool
+    low: int
+    high: int
+
+
+class _Role(NamedTuple):
+    """What an operation does with its arguments, and what its results are.
+
+    Attributes:
+        operation: the operation, so that it is not replaced by another one at the same address.
+        call: calls it.
+        touches: whether it uses elements of its arguments, and not their shapes alone.
+        positions: the arguments that it writes, by position.
+        keywords: arguments by keyword only that are tensors, and whether it writes them.
+        partial: it may touch only some elements of an argument, and which ones depends on data.
+        makes: whether its results are new tensors, neither views nor arguments.
+    """
+
+    operation: Any
+    call: Callable[..., Any]
+    touches: bool
+    positions: frozenset[int]
+    keywords: Mapping[str, bool]
+    partial: bool
+    makes: bool
+
+
+class RankMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its hooks untyped
+    """The dispatch mode of one rank.
+
+    Args:
+        touched: see `Touched`.
+        memory: counts what is allocated, if anything does.
+    """
+
+    # Operations that take functions come by like any other, and not as an error.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Nothing that the user's code should take notice of."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # its guard costs as much again
+
+    def __init__(self, touched: Touched, memory: MemoryMeter | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # the same
+        self._touched = touched
+        self._memory = memory
+        self._busy: list[_Busy] = []
+        self._low, self._high = 0, 0  # around all of them
+        self._inside = 0
+
+    def add(self, key: Any, buffers: Sequence[torch.Tensor], *, readable: bool) -> None:
+        """Announce buffers in flight: of a send (they may be read), or of a receive."""
+        for buffer in buffers:
+            if buffer.numel():
+                low, high = buffer.untyped_storage().data_ptr(), span(buffer)[1]
+                self._low, self._high = (min(low, self._low), max(high, self._high)) if self._busy else (low, high)
+                self._busy.append(_Busy(key, buffer, readable, low, high))
+
+    def remove(self, key: Any) -> None:
+        """The buffers announced with this key are no longer in flight."""
+        # The bounds stay wider than they need be until nothing is in flight.
+        self._busy = [busy for busy in self._busy if busy.key is not key]
+
+    def in_the_way(self, buffer: torch.Tensor, *, readable: bool) -> Any:
+        """The key of what is in flight where a buffer of a send (readable) or of a receive would be, or `None`."""
+        if self._busy and buffer.numel():
+            at = buffer.data_ptr()
+            for busy in self._busy:
+                if busy.low <= at < busy.high and not (readable and busy.readable) and overlap(busy.buffer, buffer):
+                    return busy.key
+        return None
+
+    def sync(self, *, over: bool = False) -> None:
+        """Put the mode in place on the calling thread if there is something to see, and take it away if not.
+
+        The stack of modes is looked at each time: a backward pass puts it back after each of its nodes.
+
+        Args:
+            over: there is never anything to see any more.
+        """
+        if self._inside:
+            return  # torch has taken it off for the moment, and puts it back
+        wanted = not over and (bool(self._busy) or self._memory is not None)
+        top = top_mode()
+        if wanted and top is None:  # above a mode of the program's own it would be in the way when that one leaves
+            push_mode(self)
+        elif not wanted and top is self:
+            pop_mode()
+
+    def hide(self) -> None:
+        """Take the mode away until the next `sync`: the world is about to use torch itself."""
+        if not self._inside and top_mode() is self:
+            pop_mode()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        role = _ROLES.get(id(func)) or _learn(func)  # an operation's own hash takes longer
+        if role.touches and self._busy:
+            self._look(role, args, kwargs)
+        self._inside += 1
+        try:
+            result = role.call(*args, **kwargs) if kwargs else role.call(*args)
+        finally:
+            self._inside -= 1
+        if role.makes and self._memory is not None:
+            self._memory.made(result, sys._getframe(1))
+        return result
+
+    def _look(self, role: _Role, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
+        low, high = self._low, self._high
+        try:
+            for arg in args:
+                if isinstance(arg, torch.Tensor):
+                    at = arg.data_ptr()
+                    if low <= at < high:
+                        for _, _, _, start, end in self._busy:
+                            if start <= at < end:
+                                self._compare(arg, role.partial, any(arg is args[one] for one in role.positions))
+                                break
+                elif isinstance(arg, (list, tuple)):
+                    for one in arg:
+                        if isinstance(one, torch.Tensor) and low <= one.data_ptr() < high:
+                            self._compare(one, role.partial, any(arg is args[one] for one in role.positions))
+            for name, written in role.keywords.items():
+                arg = kwargs.get(name) if kwargs else None
+                for one in arg if isinstance(arg, (list, tuple)) else (arg,):
+                    if isinstance(one, torch.Tensor) and low <= one.data_ptr() < high:
+                        self._compare(one, role.partial, written)
+        except RuntimeError:
+            pass  # a tensor without memory of its own
+
+    def _compare(self, tensor: torch.Tensor, partial: bool, written: bool) -> None:
+        at = tensor.data_ptr()
+        for key, buffer, readable, low, high in self._busy:
+            if low <= at < high and (written or not readable):
+                if not (covers(buffer, tensor) if partial else overlap(buffer, tensor)):
+                    continue
+                place = place_of_caller(sys._getframe(3))
+                if place is not None:
+                    changed: HazardKind = "send_changed" if readable else "receive_changed"
+                    self._touched(key, changed if written else "receive_read", place)
+
+
+_HARMLESS = frozenset(
+    [
+        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+        *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+        *("is_same_size", "_has_same_storage_numel", "_unsafe_view", "record_stream", "set_", "resize_"),
+    ]
+)
+"""Operations that use no element of their arguments, though their schemas do not say so."""
+
+_WAITS = ("wait_tensor", "_wrap_tensor")
+"""Names of operations by which functional collectives wait for a tensor, or promise to, begin so."""
+
+_PARTIAL = (
+    *("index", "_index", "_unsafe_index", "gather", "take", "put", "scatter", "embedding", "_embedding"),
+    *("masked", "_unsafe_masked"),
+)
+"""Names of operations that may leave elements of an argument alone begin so."""
+
+_ROLES: dict[int, _Role] = {}
+"""By the address of the operation."""
+
+
+def _learn(func: Any) -> _Role:
+    role = _ROLES[id(func)] = _role(func)
+    return role
+
+
+def _role(func: Any) -> _Role:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # an operation that takes functions; what those do is not seen
+        return _Role(func, func, touches=False, positions=frozenset(), keywords={}, partial=False, makes=True)
+    name = schema.name.split("::")[-1]
+    waits = name.startswith(_WAITS)
+    views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+    writes = [one.alias_info is not None and one.alias_info.is_write for one in schema.arguments]
+    return _Role(
+        func,
+        func._op if type(func) is torch._ops.OpOverload else func,  # what it calls itself
+        touches=not views and name not in _HARMLESS and not waits,
+        positions=frozenset(at for at, written in enumerate(writes) if written and not schema.arguments[at].kwarg_only),
+        keywords={
+            one.name: written
+            for one, written in zip(schema.arguments, writes, strict=True)
+            if one.kwarg_only and "Tensor" in str(one.type)
+        },
+        partial=name.startswith(_PARTIAL),
+        makes=name == "lift_fresh"
+        or (any(one.alias_info is None for one in schema.returns) and not waits and name != "_unsafe_view"),
+    )

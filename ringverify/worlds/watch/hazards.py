@@ -1,0 +1,72 @@
+"""What only a forgiving transport forgives: the hazards that a watched run reports.
+
+A hazard is no error that anybody sees. A buffer is written before its message has left, a result is read before it has
+arrived, a handle is never waited for: on a transport that buffers, between ranks that take turns, all of that gives the
+right values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from ringverify.worlds.watch.watcher import watcher
+
+HazardKind = Literal[
+    "send_changed",
+    "receive_read",
+    "receive_changed",
+    "overlap",
+    "not_waited",
+    "not_received",
+    "mismatch",
+    "wrong_group",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hazard:
+    """Something that a rank did and that goes well only by luck.
+
+    Attributes:
+        kind: "send_changed": a rank wrote to what it was sending; "receive_read", "receive_changed": it read or wrote
+            what it was receiving; "overlap": it received into memory that another operation was using; "not_waited":
+            it never waited for an operation; "not_received": a message that nobody received, or a receive that nothing
+            met; "mismatch": two sides that agree about the bytes, if at all, but not about dtype, number or order;
+            "wrong_group": it communicated outside the group that is the ring.
+        rank: global rank of who did it.
+        operation: the operation it concerns, such as "send to rank 1, tag 0".
+        place: the user's line that did it, `file:line in function`. What was done behind torch's back (through numpy,
+            say) is seen only when the operation is waited for, and this is that line.
+        posted: the user's line that began the operation; of an overlap, the one that was there first.
+        message: all of it in one line, files by their names alone.
+    """
+
+    kind: HazardKind
+    rank: int
+    operation: str
+    place: str
+    posted: str
+    message: str
+
+
+@contextlib.contextmanager
+def only_group(group: Any) -> Iterator[None]:
+    """Within, this rank is meant to communicate on `group`, and on groups of some of its ranks, and nowhere else.
+
+    Anything else is a hazard of kind "wrong_group" in a watched run of a simulated world; elsewhere this does nothing.
+
+    Args:
+        group: the process group that is the ring.
+    """
+    current = watcher()
+    if current is None:
+        yield
+        return
+    before = current.confine(group)
+    try:
+        yield
+    finally:
+        current.confine(before)

@@ -1,0 +1,68 @@
+"""How much a rank had allocated at once, and what that was made of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from ringverify.worlds.watch.watcher import watcher
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Tensors of one form that one line allocated, as far as they were alive at the peak.
+
+    Attributes:
+        place: the user's line, `file:line in function`.
+        shape: of the tensor when it was allocated.
+        dtype: without "torch.".
+        count: how many there were.
+        nbytes: bytes of all of them together.
+    """
+
+    place: str
+    shape: tuple[int, ...]
+    dtype: str
+    count: int
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """The most that a rank had allocated at once.
+
+    Attributes:
+        rank: global rank.
+        peak_bytes: live bytes of tensors at the peak.
+        parts: what they were, largest first.
+    """
+
+    rank: int
+    peak_bytes: int
+    parts: tuple[Part, ...]
+
+    def describe(self) -> list[str]:
+        """A line for the peak, and one for each part of it."""
+        lines = [f"rank {self.rank}: {self.peak_bytes} bytes at the peak"]
+        for part in self.parts:
+            times = "" if part.count == 1 else f"{part.count} × "
+            lines.append(f"  {part.nbytes} bytes: {times}{list(part.shape)} {part.dtype}, at {part.place}")
+        return lines
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[None]:
+    """Count the memory that is allocated within, and what was allocated before or outside not at all.
+
+    A program that never uses it is counted from beginning to end. In an unwatched run this does nothing.
+    """
+    current = watcher()
+    if current is None:
+        yield
+        return
+    current.measure(inside=True)
+    try:
+        yield
+    finally:
+        current.measure(inside=False)
