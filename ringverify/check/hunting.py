@@ -19,8 +19,8 @@ from ringverify.check.explaining import explained
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.region import Region
-from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import REFUSED, Judgement, Property, Violation
@@ -84,7 +84,7 @@ class Counterexample:
     region: Region | None = None
     declaration: Declaration | None = None
     refused: tuple[Case, Violation] | None = None
-    causes: tuple[Suspicion, ...] = ()
+    causes: tuple[Hypothesis, ...] = ()
     hints: tuple[Hint, ...] = ()
     printed: tuple[tuple[int | None, str], ...] = ()
 

@@ -1,28 +1,16 @@
-"""Every suspicion there is, the plainest first: of two that explain the same, the earlier is named."""
+"""Every hypothesis there is, the plainest first: of two that explain the same, the earlier is named."""
 
 from __future__ import annotations
 
-from ringverify.diagnosis.dilations import DILATION
-from ringverify.diagnosis.gradients import FACTOR, FORMULA, HOME
-from ringverify.diagnosis.kernels import KERNELS
-from ringverify.diagnosis.layouts import PERMUTED, ROUNDED, STRIDES
-from ringverify.diagnosis.masks import CAUSAL, DOCUMENTS, KEY_LENGTHS, SHARDS, WINDOW
-from ringverify.diagnosis.merging import BLOCKS, LSE_OF_BLOCKS, MERGE
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
 from ringverify.diagnosis.narrowing import NARROWED, SUMMED
-from ringverify.diagnosis.positions import POSITIONS
-from ringverify.diagnosis.returned import RETURNED
-from ringverify.diagnosis.scores import CAP, HEADS, MULTIPLICITY, SCALE
-from ringverify.diagnosis.suspicion import Suspicion
-from ringverify.diagnosis.travelling import BLOCKS_THAT_ARRIVE, TRAVEL
+from ringverify.faults.catalogue import CAUSES
 
-_SHELVES = (
-    MISUNDERSTOOD, RETURNED, HOME, SCALE, CAP, HEADS, MULTIPLICITY, CAUSAL, WINDOW, DOCUMENTS, KEY_LENGTHS, DILATION,
-    POSITIONS, BLOCKS, MERGE, LSE_OF_BLOCKS, FORMULA, TRAVEL, FACTOR, BLOCKS_THAT_ARRIVE, SHARDS, STRIDES, PERMUTED,
-    ROUNDED, KERNELS, SUMMED, NARROWED,
-)  # fmt: skip
-
-SUSPICIONS: tuple[Suspicion, ...] = tuple(
-    sorted((found for shelf in _SHELVES for found in shelf), key=lambda found: (found.when != "always", found.narrow))
+HYPOTHESES: tuple[Hypothesis, ...] = tuple(
+    sorted(
+        (*MISUNDERSTOOD, *(Hypothesis.of(cause) for cause in CAUSES), *SUMMED, *NARROWED),
+        key=lambda found: (found.when != "always", found.narrow),
+    )
 )
 """What holds throughout before what holds in one direction, on all blocks before on some."""

@@ -1,6 +1,6 @@
 """From a case that fails to what is wrong with the implementation, as far as its numbers say.
 
-A small case explains itself in many ways: with one key every mask is the same. So a suspicion has to explain the
+A small case explains itself in many ways: with one key every mask is the same. So a hypothesis has to explain the
 smallest case, the one found first, and others like them; each prediction that the implementation does not follow rules
 it out. What is left is named, the plainest first, or nothing is.
 """
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
+import torch
 
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
@@ -20,21 +20,22 @@ from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted
-from ringverify.diagnosis.catalogue import SUSPICIONS
+from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import fits
-from ringverify.diagnosis.model import STEPS
+from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import Region, region
-from ringverify.diagnosis.scene import Scene, visits
-from ringverify.diagnosis.suspicion import Suspicion, comparable
+from ringverify.diagnosis.reproducing import MASK, place_of
+from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import Probe, Where, locate, wrong_elements
+from ringverify.faults.ring import STEPS
 from ringverify.implementation import Capabilities
 
 SECONDS = 4.0
-"""Time for telling suspicions apart by further cases; a simulated one takes a hundredth of that."""
+"""Time for telling hypotheses apart by further cases; a simulated one takes a hundredth of that."""
 
 ALTERNATIVES = 2
-"""How many suspicions are named that no case tells apart."""
+"""How many hypotheses are named that no case tells apart."""
 
 NO_DIGIT = "sums in {sums} over as many terms keep no digit by which to tell causes apart"
 """What is said of a case whose declared sums may be off by all of their size."""
@@ -55,7 +56,7 @@ class Diagnosis:
     """
 
     text: str | None = None
-    causes: tuple[Suspicion, ...] = ()
+    causes: tuple[Hypothesis, ...] = ()
     hop: int | None = None
     residual: float | None = None
     where: Where | None = None
@@ -72,7 +73,7 @@ def diagnose(
     differentiate: Callable[[Case], Observation] | None = None,
     seconds: float = SECONDS,
 ) -> Diagnosis | None:
-    """Name the suspicion that explains a failing case and others like it.
+    """Name the hypothesis that explains a failing case and others like it.
 
     Args:
         observe: runs the implementation on a case; whatever results it returns have to be explained.
@@ -83,7 +84,7 @@ def diagnose(
             leaves them out.
         differentiate: runs a case with gradients, where `observe` leaves them out: what out and lse do not tell apart,
             they may.
-        seconds: time for telling suspicions apart by further cases; those not reached by then are left out.
+        seconds: time for telling hypotheses apart by further cases; those not reached by then are left out.
 
     Returns:
         the diagnosis; `None` where there is nothing to explain: the first case does not return values, or right ones.
@@ -109,7 +110,7 @@ def _named(
     seconds: float,
     differentiate: Callable[[Case], Observation] | None,
 ) -> Diagnosis:
-    """The suspicion that explains all cases, if there is one."""
+    """The hypothesis that explains all cases, if there is one."""
     # Extreme values drown an explanation in rounding, and the smallest case fails with the simplest that it can.
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
     fits_it = dict.fromkeys(fitted(case, capabilities) for case in others)
@@ -125,9 +126,9 @@ def _named(
     if not comparable(smallest):
         return Diagnosis(_without_digits(smallest))
     differentiated = "dq" in smallest.tensors
-    for suspicions in (SUSPICIONS, fits(smallest)):
+    for hypotheses in (HYPOTHESES, fits(smallest)):
         # Without gradients there is nothing that a fault in one direction only could be told by.
-        tried = (found for found in suspicions if differentiated or found.when == "always")
+        tried = (found for found in hypotheses if differentiated or found.when == "always")
         left = [(found, residual) for found in tried if (residual := found.explains(smallest)) is not None]
         until, confirmed = time.monotonic() + seconds, False
         for number, case in enumerate(asked):
@@ -176,11 +177,11 @@ def _cost(case: Case) -> int:
     return p.batch * p.heads * p.nq * p.nk * case.world_size
 
 
-def _told(left: list[tuple[Suspicion, float]], scene: Scene) -> list[str]:
-    return _apart([suspicion.sentence(scene) for suspicion, _ in left])
+def _told(left: list[tuple[Hypothesis, float]], scene: Scene) -> list[str]:
+    return _apart([hypothesis.sentence(scene) for hypothesis, _ in left])
 
 
-def _told_apart(left: list[tuple[Suspicion, float]], scenes: list[Scene | None]) -> list[tuple[Suspicion, float]]:
+def _told_apart(left: list[tuple[Hypothesis, float]], scenes: list[Scene | None]) -> list[tuple[Hypothesis, float]]:
     """Those that explain gradients too, if any do: they may be wrong for another reason as well."""
     for scene in scenes:
         if scene is not None and comparable(scene):
@@ -197,12 +198,12 @@ def _apart(sentences: list[str]) -> list[str]:
     return found
 
 
-def _still(left: list[tuple[Suspicion, float]], scene: Scene) -> list[tuple[Suspicion, float]]:
+def _still(left: list[tuple[Hypothesis, float]], scene: Scene) -> list[tuple[Hypothesis, float]]:
     """Those that explain another case too."""
     found = []
-    for suspicion, residual in left:
-        if (more := suspicion.explains(scene)) is not None:
-            found.append((suspicion, max(residual, more)))
+    for hypothesis, residual in left:
+        if (more := hypothesis.explains(scene)) is not None:
+            found.append((hypothesis, max(residual, more)))
     return found
 
 
@@ -309,16 +310,19 @@ def _grown(case: Case, *, world_size: int, length: int, heads: int) -> Case | No
         return None
 
 
-def hop_of(suspicion: Suspicion, scene: Scene) -> int | None:
-    """The one hop whose block a suspicion treats otherwise than it should be, if it is one."""
+def hop_of(hypothesis: Hypothesis, scene: Scene) -> int | None:
+    """The one hop whose block a hypothesis treats otherwise than it should be, if it is one."""
     if scene.size == 1:
         return None
-    hops, steps = set(), suspicion.steps
-    for rank in range(scene.size) if suspicion.ranks is None else suspicion.ranks(scene):
-        for at in visits(scene, rank):
-            changed = steps.times(at) != 1 or steps.part_times(at) != 1 or steps.dq_times(at) != 1
-            if steps.pattern is not STEPS.pattern:
-                changed |= not np.array_equal(steps.pattern(at), STEPS.pattern(at))
+    hops, steps = set(), hypothesis.on(scene)
+    for rank in range(scene.size) if hypothesis.ranks is None else hypothesis.ranks(scene):
+        here = place_of(scene, rank)
+        for hop in range(1 if scene.replicated else scene.size):
+            owner = STEPS.owner(here, hop)
+            at = here, hop, owner
+            changed = steps.times(*at) != 1 or steps.times_in_part(*at) != (1, 1) or steps.times_in_dq(*at) != 1
+            if any(getattr(steps, name) is not getattr(STEPS, name) for name in MASK):
+                changed |= not torch.equal(steps.pattern(steps, *at), scene.counts[rank, owner])
             if changed:
-                hops.add(at.hop)
+                hops.add(hop)
     return hops.pop() if len(hops) == 1 else None

@@ -1,4 +1,4 @@
-"""Suspicions made to measure: a scale, ranks, or blocks that the numbers themselves point at."""
+"""Hypotheses made to measure: a scale, ranks, or blocks that the numbers themselves point at."""
 
 from __future__ import annotations
 
@@ -9,41 +9,69 @@ from dataclasses import replace
 import numpy as np
 
 from ringverify.cases.comparing import TensorName
-from ringverify.diagnosis.catalogue import SUSPICIONS
+from ringverify.diagnosis.catalogue import HYPOTHESES
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import LAYOUT
-from ringverify.diagnosis.model import STEPS
-from ringverify.diagnosis.scene import Scene, Visit
-from ringverify.diagnosis.scores import fitted_scale
-from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_elements
+from ringverify.faults.causes_of_numbers import in_pattern
+from ringverify.faults.ring import STEPS, Steps, Times
 
 Deviations = dict[tuple[int, int], int]
 """How often a rank merges an owner's block, where that is not once."""
 
 
-def fits(scene: Scene) -> Iterator[Suspicion]:
-    """Suspicions that the numbers of a case point at; they are fitted anew to every case that they have to explain."""
+def fits(scene: Scene) -> Iterator[Hypothesis]:
+    """Hypotheses that the numbers of a case point at; they are fitted anew to every case that they have to explain."""
     with np.errstate(all="ignore"):
         yield from _scales(scene)
         yield from _on_some_ranks(scene)
         yield from _single_blocks(scene)
 
 
-def _scales(scene: Scene) -> Iterator[Suspicion]:
+def fitted_scale(scene: Scene) -> float | None:
+    """The one scale that turns the right lse into the one that was seen, by Newton's method; `None` if it finds none.
+
+    Its derivative is Σ_j p · s / scale, so rows that attend one key say it at once.
+    """
+    if "lse" not in scene.tensors or scene.problem.softcap is not None:
+        return None
+    inner, p = scene.truth.intermediates, scene.problem
+    seen = np.concatenate([scene.seen("lse", rank) for rank in range(scene.size)], axis=2)
+    rows = np.concatenate(scene.shards[0])
+    m = inner.m[:, :, rows]
+    x = scene.inputs
+    heads = np.arange(p.heads) // p.group_size
+    products = (x.q.swapaxes(1, 2) @ x.k.swapaxes(1, 2)[:, heads].swapaxes(2, 3))[:, :, rows]
+    there = (m > 0).any(axis=3) & np.isfinite(seen)
+    if not there.any() or not np.isfinite(products).all():
+        return None
+    scale = p.scale_value
+    for _ in range(20):
+        s = np.where(m > 0, products * scale, -np.inf)
+        top = np.where(there, s.max(axis=3), 0.0)[..., None]
+        w = np.where(m > 0, m * np.exp(s - top), 0.0)
+        total = np.where(there, w.sum(axis=3), 1.0)
+        lse = top[..., 0] + np.log(total)
+        slope = (w * products).sum(axis=3) / total
+        error, slope = (seen - lse)[there], slope[there]
+        if not float(slope @ slope) or not np.isfinite(scale):
+            return None
+        scale += float(error @ slope) / float(slope @ slope)
+    return scale if np.isfinite(scale) else None
+
+
+def _scales(scene: Scene) -> Iterator[Hypothesis]:
     """One scale that explains everything, and follows no known expression."""
     if (scale := fitted_scale(scene)) is None:
         return
     asked = scene.problem.scale_value
-    of_case = {scene.case: scale}
 
-    def fitted(at: Visit) -> float:
-        if at.scene.case not in of_case:
-            found = fitted_scale(at.scene)
-            of_case[at.scene.case] = at.problem.scale_value if found is None else found
-        return of_case[at.scene.case]
+    def fitted(of: Scene) -> Steps:
+        found = scale if of is scene else fitted_scale(of)
+        return STEPS if found is None else replace(STEPS, scale=lambda here: found)
 
-    says = f"scale is {scale:.6g} where {asked:.6g} was asked for"
-    yield Suspicion(says, replace(STEPS, scale=fitted))
+    yield Hypothesis(f"scale is {scale:.6g} where {asked:.6g} was asked for", fitted)
 
 
 def wrong_forward(scene: Scene) -> tuple[int, ...]:
@@ -61,19 +89,22 @@ def _wrong(scene: Scene, tensors: tuple[TensorName, ...]) -> tuple[int, ...]:
     return tuple(rank for rank in range(scene.size) if any(wrong_elements(scene, name, rank).any() for name in names))
 
 
-def _on_some_ranks(scene: Scene) -> Iterator[Suspicion]:
+def _on_some_ranks(scene: Scene) -> Iterator[Hypothesis]:
     """What would explain everything if it were wrong on those ranks only which are wrong."""
     if 0 < len(wrong_forward(scene)) < scene.size:
-        for suspicion in SUSPICIONS:
-            if suspicion.when == "always" and suspicion.judge is None and suspicion not in LAYOUT:
-                yield dataclasses.replace(suspicion, ranks=wrong_forward)
+        for hypothesis in HYPOTHESES:
+            if hypothesis.when == "always" and hypothesis.judge is None and hypothesis not in LAYOUT:
+                yield dataclasses.replace(hypothesis, ranks=wrong_forward)
     if not wrong_forward(scene) and 0 < len(wrong_backward(scene)) < scene.size:
-        for suspicion in SUSPICIONS:
-            if suspicion.steps.home is not STEPS.home:
-                yield dataclasses.replace(suspicion, ranks=wrong_backward)
+        for hypothesis in HYPOTHESES:
+            if (
+                isinstance(hypothesis.steps, Steps)
+                and hypothesis.steps.returned_gradients is not STEPS.returned_gradients
+            ):
+                yield dataclasses.replace(hypothesis, ranks=wrong_backward)
 
 
-def _single_blocks(scene: Scene) -> Iterator[Suspicion]:
+def _single_blocks(scene: Scene) -> Iterator[Hypothesis]:
     """On each wrong rank, one block that was never merged, or twice."""
     known: dict[object, Deviations | None] = {}
 
@@ -82,13 +113,16 @@ def _single_blocks(scene: Scene) -> Iterator[Suspicion]:
             known[of.case] = _deviations(of)
         return known[of.case] or {}
 
-    def times(at: Visit) -> int:
-        return deviations(at.scene).get((at.rank, at.owner), 1)
+    def merged(of: Scene) -> Steps:
+        return replace(STEPS, times=_times(deviations(of)))
 
     if scene.size > 1 and not scene.replicated and deviations(scene):
-        pattern = replace(STEPS, pattern=lambda at: STEPS.pattern(at) * times(at))
-        yield Suspicion(lambda of: _told(deviations(of)), pattern)
-        yield Suspicion(lambda of: _told(deviations(of)), replace(STEPS, times=times))
+        yield Hypothesis(lambda of: _told(deviations(of)), lambda of: in_pattern(_times(deviations(of))))
+        yield Hypothesis(lambda of: _told(deviations(of)), merged)
+
+
+def _times(deviations: Deviations) -> Times:
+    return lambda here, hop, owner: deviations.get((here.rank, owner), 1)
 
 
 def _deviations(scene: Scene) -> Deviations | None:
@@ -107,10 +141,7 @@ def _deviations(scene: Scene) -> Deviations | None:
 
 
 def _explains_rank(scene: Scene, rank: int, owner: int, times: int) -> bool:
-    def only(at: Visit) -> int:
-        return times if (at.rank, at.owner) == (rank, owner) else 1
-
-    return Suspicion("", replace(STEPS, times=only)).explains_rank(scene, rank)
+    return Hypothesis("", replace(STEPS, times=_times({(rank, owner): times}))).explains_rank(scene, rank)
 
 
 def _told(deviations: Deviations) -> str:

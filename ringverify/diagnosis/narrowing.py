@@ -1,4 +1,4 @@
-"""Suspicions of precision: all is computed in a narrower dtype than that of the inputs, or a result is rounded to one.
+"""Hypotheses of precision: all is computed in a narrower dtype than that of the inputs, or a result is rounded to one.
 
 Rounding cannot be predicted digit by digit. But whoever computes in float32 returns numbers of float32, in whatever
 dtype, and off by no more than float32 allows; neither happens to a result that is wrong for another reason. So it is
@@ -7,7 +7,6 @@ with a result that is computed as it should be and then rounded to a dtype that 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -16,10 +15,11 @@ from ringref.problem import DtypeName
 from ringref.rounding import UNIT_ROUNDOFF, Pipeline, allowed_error, margins
 from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import round_to
-from ringverify.diagnosis.model import STEPS, collect
-from ringverify.diagnosis.scene import Array, Part, Scene
-from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_elements
+from ringverify.faults.causes_of_gradients import summed_in_input_dtype
+from ringverify.faults.ring import STEPS
 
 TENSORS: tuple[tuple[TensorName, ...], ...] = (("out", "lse"), ("dq", "dk", "dv"))
 
@@ -49,9 +49,9 @@ def _computed_in(narrow: DtypeName, tensors: tuple[TensorName, ...]) -> Callable
     return judge
 
 
-def _narrowed(narrow: DtypeName, what: str, tensors: tuple[TensorName, ...]) -> Suspicion:
+def _narrowed(narrow: DtypeName, what: str, tensors: tuple[TensorName, ...]) -> Hypothesis:
     says = f"{what} computed in {narrow}: every number that comes back is one of {narrow}, and off by its rounding"
-    return Suspicion(says, dataclasses.replace(STEPS), judge=_computed_in(narrow, tensors))
+    return Hypothesis(says, STEPS, judge=_computed_in(narrow, tensors))
 
 
 def _rounded_to(narrow: DtypeName, tensor: TensorName) -> Callable[[Scene], float | None]:
@@ -75,53 +75,22 @@ def _rounded_to(narrow: DtypeName, tensor: TensorName) -> Callable[[Scene], floa
     return judge
 
 
-def _rounded(narrow: DtypeName, tensor: TensorName) -> Suspicion:
+def _rounded(narrow: DtypeName, tensor: TensorName) -> Hypothesis:
     says = f"{tensor} is rounded to {narrow}, whatever dtype it is returned in: all its numbers are of {narrow}"
-    return Suspicion(says, dataclasses.replace(STEPS), judge=_rounded_to(narrow, tensor))
+    return Hypothesis(says, STEPS, judge=_rounded_to(narrow, tensor))
 
 
-Parts = dict[tuple[int, int], Part]
-
-
-def _summed_in_input_dtype(scene: Scene, parts: Parts, *, step_by_step: bool) -> list[Part]:
-    """Every rank's part in the gradient of a block rounded to the dtype of the inputs, and these summed rank by rank.
-
-    Args:
-        scene: the case.
-        parts: by rank and owner of the block.
-        step_by_step: whether each sum is rounded too, or only the last.
-    """
-    dtype = scene.problem.dtype
-    if dtype not in ("bfloat16", "float16") or scene.pipeline.reduces == "input":
-        return collect(scene, parts)
-
-    def summed(arrays: list[Array]) -> Array:
-        total = round_to(arrays[0], dtype)
-        for array in arrays[1:]:
-            total = total + round_to(array, dtype)
-            total = round_to(total, dtype) if step_by_step else total
-        return total
-
-    found = []
-    for owner in range(scene.size):
-        of_block = [part for (_, whose), part in parts.items() if whose == owner]
-        found.append(Part(summed([part.dk for part in of_block]), summed([part.dv for part in of_block])))
-    return found
-
-
-def _summed_over_ranks(step_by_step: bool) -> Suspicion:
-    return Suspicion(
+def _summed_over_ranks(step_by_step: bool) -> Hypothesis:
+    return Hypothesis(
         lambda scene: (
             f"dk and dv are summed over ranks in {scene.problem.dtype}, as the backward of an all-gather does"
         ),
-        dataclasses.replace(
-            STEPS, collect=lambda scene, parts: _summed_in_input_dtype(scene, parts, step_by_step=step_by_step)
-        ),
+        summed_in_input_dtype(step_by_step=step_by_step),
     )
 
 
-SUMMED: list[Suspicion] = [_summed_over_ranks(True), _summed_over_ranks(False)]
-NARROWED: list[Suspicion] = [
+SUMMED: list[Hypothesis] = [_summed_over_ranks(True), _summed_over_ranks(False)]
+NARROWED: list[Hypothesis] = [
     found
     for narrow in ("float32", "float16", "bfloat16")
     for found in (

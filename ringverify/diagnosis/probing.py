@@ -20,10 +20,11 @@ from ringref.rounding import margins
 from ringref.sharding import Positions
 from ringverify.cases.comparing import TensorName, allowed_on
 from ringverify.cases.inputs import Inputs
-from ringverify.diagnosis.model import STEPS, backward, forward
+from ringverify.diagnosis import reproducing
+from ringverify.diagnosis.hypothesis import comparable, relative_rounding
 from ringverify.diagnosis.scene import Array, Counts, Scene
-from ringverify.diagnosis.suspicion import comparable, relative_rounding
 from ringverify.diagnosis.where import Mask, Pair, Probe, What, wrong_elements
+from ringverify.faults.ring import STEPS
 
 SURE = 8
 """Times that rounding has to fit between one whole number and the next, for a factor to be taken for one."""
@@ -234,11 +235,11 @@ def _in_dq(scene: Scene) -> Sequence[Pair]:
     """Blocks that dq counts twice or not at all."""
     if scene.replicated:
         return ()
-    whole = forward(scene, lambda rank: STEPS)
+    whole = reproducing.forward(scene, lambda rank: STEPS)
 
     def only(owner: int) -> list[Array]:
-        steps = dataclasses.replace(STEPS, dq_times=lambda at: float(at.owner == owner))
-        return [results["dq"] for results in backward(scene, lambda rank: steps, whole)]
+        steps = dataclasses.replace(STEPS, times_in_dq=lambda here, hop, whose: float(whose == owner))
+        return [results["dq"] for results in reproducing.backward(scene, lambda rank: steps, whole)]
 
     parts = [only(owner) for owner in range(scene.size)]
 

@@ -22,9 +22,9 @@ from ringref.sharding import Positions
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import AXES, TensorName, allowed_on
 from ringverify.cases.running import shards
+from ringverify.diagnosis.hypothesis import relative_rounding
 from ringverify.diagnosis.probing import PROBES, SECONDS, Asked, cotangents_of
 from ringverify.diagnosis.scene import Array, Scene
-from ringverify.diagnosis.suspicion import relative_rounding
 from ringverify.implementation import Capabilities
 
 Levels = NDArray[np.int64]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ringref.attention import Answer, attention
@@ -28,20 +28,6 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Results = dict[TensorName, Array]
 """What one rank returns, canonical layout, its own rows."""
-
-
-class Partial(NamedTuple):
-    """Attention over some of the keys: out `(B, H, S, E)`, normalised, and lse `(B, H, S)`, −inf over none."""
-
-    out: Array
-    lse: Array
-
-
-class Part(NamedTuple):
-    """One rank's part in the gradient of a block: dk `(B, K, T, D)` and dv `(B, K, T, E)`."""
-
-    dk: Array
-    dv: Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,6 +70,11 @@ class Scene:
                 found[rank, owner] = m[:, :, i][..., j]
                 found[rank, owner].setflags(write=False)
         return found
+
+    @functools.cached_property
+    def counts(self) -> dict[tuple[int, int], torch.Tensor]:
+        """The same as tensors."""
+        return {pair: torch.from_numpy(np.array(m)) for pair, m in self.patterns.items()}
 
     @functools.cached_property
     def inputs(self) -> Inputs:
@@ -138,46 +129,3 @@ class Scene:
         """What it did return."""
         found: Array = getattr(self.observation.ranks[rank], name)
         return found
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Visit:
-    """A block on a rank.
-
-    Attributes:
-        scene: the case.
-        rank: the rank.
-        hop: passes that the block has made, in a ring that sends to the right (from rank r to r + 1).
-        owner: whose block it is.
-    """
-
-    scene: Scene
-    rank: int
-    hop: int
-    owner: int
-
-    @property
-    def problem(self) -> Problem:
-        """What all ranks compute together."""
-        return self.scene.problem
-
-    @property
-    def i(self) -> Positions:
-        """Positions of the rank's queries."""
-        return self.scene.shards[0][self.rank]
-
-    @property
-    def j(self) -> Positions:
-        """Positions of the block's keys."""
-        return self.scene.shards[1][self.owner]
-
-    @property
-    def last(self) -> bool:
-        """Whether this is the last hop of several."""
-        return 0 < self.hop == self.scene.size - 1
-
-
-def visits(scene: Scene, rank: int) -> list[Visit]:
-    """The blocks that a rank attends, in order of arrival; with replicated queries its own alone."""
-    hops = 1 if scene.replicated else scene.size
-    return [Visit(scene, rank, hop, (rank - hop) % scene.size) for hop in range(hops)]

@@ -31,6 +31,8 @@ A1 = FAULTS.add(
     "Needs a block that dominates by 88 and is visited later than another.",
     source="zhuzilin/ring-flash-attention 9b84a6a; jzhang38/EasyContext#14",
     ring=replace(STEPS, merge=_log1p),
+    cause="the merge overflows: log(1 + exp(difference)) is infinite and the row becomes 0",
+    overflows=True,
 )
 
 
@@ -46,6 +48,8 @@ A2a = FAULTS.add(
     story="log(exp(l) + exp(bl)) overflows past 88 and is −inf below −104. Needs large scores of one sign.",
     source="TransformerEngine#716; SHI-Labs/NATTEN#202",
     ring=replace(STEPS, merge=_unshifted),
+    cause="the merge overflows: log-sum-exps are added without a shift",
+    overflows=True,
 )
 
 
@@ -62,6 +66,8 @@ A2b = FAULTS.add(
     story="exp(l) · o over the sum of exp(l): inf / inf past 88, and 0 below −104, though lse is right.",
     source="TransformerEngine#716; SHI-Labs/NATTEN#202",
     ring=replace(STEPS, merge=_plain_weights),
+    cause="the merge overflows: its weights are exp(lse), without a shift",
+    overflows=True,
 )
 
 
@@ -77,6 +83,7 @@ A3 = FAULTS.add(
     story="−inf − (−inf) is NaN: a row that is masked in the first two visited blocks, or in all, is NaN.",
     source="flashinfer#4051; vllm#39148, #28181",
     ring=replace(STEPS, merge=_unguarded),
+    cause="the merge of two empty parts is NaN: -inf - (-inf)",
 )
 
 
@@ -99,6 +106,7 @@ A4a = FAULTS.add(
     story="It takes all the weight, or makes NaN of it. Needs a row that attends nothing in some block.",
     source="flash-attention#978; deepseek-ai/FlashMLA#77",
     ring=_empty_lse(math.inf),
+    cause="a block without visible keys has lse +inf",
 )
 A4b = FAULTS.add(
     "A4b",
@@ -106,6 +114,7 @@ A4b = FAULTS.add(
     story="As the CPU kernel of torch does: a part without keys weighs as much as a key of score 0.",
     source="aten::_scaled_dot_product_flash_attention_for_cpu (s)",
     ring=_empty_lse(0.0),
+    cause="a block without visible keys has lse 0",
 )
 A4c = FAULTS.add(
     "A4c",
@@ -113,6 +122,8 @@ A4c = FAULTS.add(
     story="lse of an empty row comes back as −1e8; merging hides it, the returned lse does not.",
     source="microsoft/torchscale dilated_attention.py (s)",
     ring=_empty_lse(-1e8),
+    cause="a block without visible keys has lse -1e+08 instead of -inf",
+    overflows=True,
 )
 
 
@@ -126,6 +137,8 @@ A6 = FAULTS.add(
     story="Zero-initialised lse is replaced by −1e8 wherever it is 0. With q = 0 and one visible key it is exactly 0.",
     source="microsoft/torchscale dilated_attention.py (s)",
     ring=replace(STEPS, partial=lambda s, m, v: _zero_is_unset(arithmetic.partial(s, m, v))),
+    cause="an lse of exactly 0 is taken for one that was not computed",
+    overflows=True,
 )
 
 
@@ -141,6 +154,7 @@ A8a = FAULTS.add(
     "wherever the parts have equal mass.",
     source="vllm#28840, #47079; sglang#33064",
     ring=replace(STEPS, partial=_base2_partial, normalise=lambda whole: Partial(whole.out, whole.lse * math.log(2))),
+    cause="base-2 log-sum-exps of blocks are merged as natural ones",
 )
 A8b = FAULTS.add(
     "A8b",
@@ -148,6 +162,7 @@ A8b = FAULTS.add(
     story="Merge and backward are right; only a look at the returned lse shows it.",
     source="attention-gym#200 (r)",
     ring=replace(STEPS, returned=lambda here, whole: STEPS.returned(here, whole._replace(lse=whole.lse / math.log(2)))),
+    cause="lse is in base 2",
 )
 A8c = FAULTS.add(
     "A8c",
@@ -155,6 +170,7 @@ A8c = FAULTS.add(
     story="P is recomputed with an lse off by the factor log 2; the forward is right.",
     source="pytorch#181645",
     ring=replace(STEPS, probabilities=lambda s, m, lse: arithmetic.probabilities(s, m, lse * math.log(2))),
+    cause="the backward takes the natural lse for one in base 2",
 )
 A9 = FAULTS.add(
     "A9",
@@ -164,6 +180,7 @@ A9 = FAULTS.add(
     ring=replace(
         STEPS, merge=lambda first, second: Partial(first.out + second.out, torch.logaddexp(first.lse, second.lse))
     ),
+    cause="out is the sum of the blocks' own softmaxes, without log-sum-exp weights",
 )
 
 TILE = 2
@@ -213,6 +230,7 @@ A11 = FAULTS.add(
     "merged again. Needs an empty block after one that is not.",
     source="flash-attention c701feef",
     ring=replace(STEPS, accumulate=_stale),
+    cause="a block in which nothing is visible leaves the block before it to be merged again",
 )
 
 

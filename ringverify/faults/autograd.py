@@ -30,7 +30,7 @@ F1b = FAULTS.add(
 )
 
 
-def _like(block: Block, here: Here, owner: int) -> Block:
+def like(block: Block, here: Here, owner: int) -> Block:
     """A block cut, or continued with zeros, to the length of another rank's."""
     room = Block(*(x.new_zeros(shape) for x, shape in zip(block, here.block_shapes(owner), strict=True)))
     for into, x in zip(room, block, strict=True):
@@ -44,7 +44,7 @@ def _first_block(
 ) -> tuple[torch.Tensor, Block]:
     if hop == 0:
         here.notes["first"] = block
-    return gradients(steps, here, hop, owner, rows, _like(here.notes["first"], here, owner))
+    return gradients(steps, here, hop, owner, rows, like(here.notes["first"], here, owner))
 
 
 F2 = FAULTS.add(
@@ -53,6 +53,8 @@ F2 = FAULTS.add(
     story="Saved once; those that came round never reach the backward. Needs two ranks.",
     source="huggingface/diffusers#14265",
     ring=replace(STEPS, gradients=_first_block),
+    when="backward",
+    cause="the rank's own keys and values are used at every hop",
 )
 
 
@@ -70,6 +72,8 @@ F3 = FAULTS.add(
     story="Sequence and heads change places; an error unless they are equal, and silent then.",
     source="huggingface/diffusers f5e56e6720 (#14338)",
     ring=replace(STEPS, gradients=_transposed),
+    when="backward",
+    cause="keys and values are transposed: tokens for heads",
 )
 
 
@@ -84,6 +88,7 @@ F4a = FAULTS.add(
     story="P is normalised within the block instead of over all. Needs two blocks.",
     source="NATTEN#274, #299",
     ring=replace(STEPS, probabilities=_own_lse),
+    cause="gradients use the block's own lse instead of the merged one",
 )
 
 
@@ -102,6 +107,7 @@ F4b = FAULTS.add(
     story="Every block is differentiated as if it were alone; merge weights are constants. Needs two blocks.",
     source="NATTEN#274, #299",
     ring=replace(STEPS, gradients=_own_everything),
+    cause="gradients use the block's own out and lse, and ignore the cotangent of lse",
 )
 
 
@@ -122,6 +128,7 @@ F6 = FAULTS.add(
     story="Rows of the second half are paired with log-sum-exps of the first. Needs zigzag, causality and a backward.",
     source="TransformerEngine 17ee10980, 74eb7c33c",
     ring=replace(STEPS, gradients=_full_lse_for_half),
+    cause="the half block of zigzag gets the log-sum-exps of the other half of the queries",
 )
 F7a = FAULTS.add(
     "F7a",
@@ -129,6 +136,7 @@ F7a = FAULTS.add(
     story="The adjoint of a replicated input is a sum; every rank returns its own block's part.",
     source="lucidrains/ring-attention-pytorch 4fc040e; VeOmni#681",
     ring=replace(STEPS, sum_queries=lambda steps, here, dq: dq),
+    cause="replicated queries: dq is not summed over ranks",
 )
 F7b = FAULTS.add(
     "F7b",
@@ -144,7 +152,9 @@ F7c = FAULTS.add(
     source="lucidrains/ring-attention-pytorch 4fc040e; VeOmni#681",
     ring=replace(
         STEPS,
-        home=lambda here, block: Block(block.k * here.size, block.v * here.size) if here.replicated else block,
+        returned_gradients=lambda here, dq, dk, dv: (
+            (dq, dk * here.size, dv * here.size) if here.replicated else (dq, dk, dv)
+        ),
     ),
 )
 
@@ -180,6 +190,7 @@ F9b = FAULTS.add(
     story="The buffer of dk and dv is not cleared between key heads. Needs grouped queries and two key heads.",
     source="zhuzilin/ring-flash-attention 22f0e1d",
     ring=replace(STEPS, per_key_head=_between_groups),
+    cause="grouped heads: dk and dv of a key head hold those of the key heads before it too",
 )
 
 
@@ -225,7 +236,7 @@ def _from_the_last(
     steps: Steps, here: Here, saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     q, _, _, out, lse = saved
-    k, v = _like(here.notes["last"], here, here.rank)
+    k, v = like(here.notes["last"], here, here.rank)
     return STEPS.backward(steps, here, (q, k, v, out, lse), dout, dlse)
 
 
@@ -235,6 +246,7 @@ F12b = FAULTS.add(
     story="The saved tensors are the ring's buffers, which the forward went on to overwrite. Needs two ranks.",
     source="Burst-Attention cf429a6",
     ring=replace(STEPS, attend=_remembering, backward=_from_the_last),
+    cause="the ring starts from the last block received instead of the rank's own",
 )
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from ringverify.faults import (
     accumulation,
     autograd,
+    causes_of_gradients,
+    causes_of_masks,
+    causes_of_numbers,
     communication,
     dilation,
     layout,
@@ -23,12 +26,13 @@ from ringverify.faults import (
     unlisted,
     varlen,
 )
-from ringverify.faults.fault import Mutant
+from ringverify.faults.fault import Cause, Mutant
 from ringverify.implementation import Implementation
 
 GROUPS = (
     accumulation, masking, layout, communication, precision, autograd, shapes, dilation, strides, state, varlen,
     reports, operators, operators_of_index, operators_of_dtype, unlisted,
+    causes_of_numbers, causes_of_masks, causes_of_gradients,
 )  # fmt: skip
 
 
@@ -44,6 +48,12 @@ def _all() -> dict[str, Mutant]:
 
 MUTANTS: dict[str, Mutant] = _all()
 """By id, in the order of the reports, operators last."""
+
+CAUSES: tuple[Cause, ...] = (
+    *causes_of_masks.MISUNDERSTOOD.causes,
+    *(cause for group in GROUPS for cause in group.FAULTS.causes),
+)
+"""Every fault that numbers show."""
 
 OUT_OF_SCOPE: dict[str, str] = {
     "B6": "rotary embedding: q and k come already rotated, the semantics have no positions of their own",

@@ -152,6 +152,7 @@ D5a = FAULTS.add(
     story="What earlier ranks had added to dk and dv is dropped by one that adds nothing. Needs a mask.",
     source="zhuzilin/ring-flash-attention 4072701",
     ring=replace(STEPS, travel=_not_relayed),
+    cause="a rank that skips a hop passes on zeros: dk and dv lose what ranks before it had added",
 )
 
 
@@ -172,6 +173,7 @@ D5b = FAULTS.add(
     story="As many hops as keys need, where gradients need one more: every rank has its right neighbour's.",
     source="lucidrains/ring-attention-pytorch cfb1990",
     ring=replace(STEPS, travel=_last_hop_missing),
+    cause="dk and dv are those of rank r + 1: sent one hop too few",
 )
 
 
@@ -185,6 +187,8 @@ D6a = FAULTS.add(
     story="Nobody waits for a hop. Needs a transport that is not instantaneous.",
     source="TransformerEngine#1624, 611d876e3",
     ring=replace(STEPS, arrive=_unwaited),
+    cause="keys and values of other ranks are zeros: they are read before they arrive",
+    also=("backward",),
 )
 
 
@@ -200,6 +204,8 @@ D6b = FAULTS.add(
     story="All handles but the last are waited for: keys are there, values are not.",
     source="TransformerEngine 557bd8092",
     ring=replace(STEPS, arrive=_only_first),
+    cause="values of other ranks are zeros: they are read before they arrive",
+    also=("backward",),
 )
 D6c = FAULTS.add(
     "D6c",
@@ -207,6 +213,7 @@ D6c = FAULTS.add(
     story="The forward waits, the backward does not.",
     source="TransformerEngine 557bd8092",
     ring=replace(STEPS, arrive_gradients=_unwaited),
+    cause="dk and dv never come home: they are 0",
 )
 
 
@@ -281,7 +288,10 @@ D11 = FAULTS.add(
     "backward uses the last forward hop's positions",
     story="Metadata kept from the forward is that of its last hop, for every hop of the backward. Needs a mask.",
     source="pytorch#185493",
-    ring=replace(STEPS, pattern_again=_last_forward_hop),
+    ring=replace(STEPS, pattern=_last_forward_hop),
+    when="backward",
+    cause="every block is masked as that of the last hop",
+    also=("always", "forward"),
 )
 
 

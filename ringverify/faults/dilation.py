@@ -38,6 +38,8 @@ H1 = FAULTS.add(
     story="12 heads over 5 groups of 3, 3, 2, 2, 2: slices overlap and the last heads stay 0.",
     source="fkodom/dilated-attention-pytorch e8f2d3d, still at HEAD (s)",
     ring=replace(STEPS, branches=_overlapping),
+    cause="split heads: unequal head groups cut at i times their own size",
+    also=("backward", "forward"),
 )
 
 
@@ -53,6 +55,7 @@ H2 = FAULTS.add(
     story="x / x.sum over positions stands for the softmax mass: blows up near 0, and does not scale with V.",
     source="fkodom/dilated-attention-pytorch HEAD (s)",
     ring=replace(STEPS, returned=_over_positions),
+    cause="out is divided by its sum over positions (dilation)",
 )
 
 
@@ -66,6 +69,8 @@ H3 = FAULTS.add(
     story="(head + segment) % r: the first segment is right. Needs two segments and r > 1.",
     source="DarcStar-Solutions-Tech/dilated-attention-pytorch 7b6e7d4",
     ring=replace(STEPS, covers=_by_segment),
+    cause="dilation offset depends on the segment: (offset + segment) % r",
+    also=("backward", "forward"),
 )
 
 
@@ -83,7 +88,8 @@ H5 = FAULTS.add(
     "causal gather leaves the own shard out",
     story="`x[:rank]` of the gathered keys, where a segment spans shards: own keys are never among them.",
     source="microsoft/torchscale gather_kv (s)",
-    ring=replace(STEPS, pattern=_without_own, pattern_again=_without_own),
+    ring=replace(STEPS, pattern=_without_own),
+    cause="causal segments longer than a shard leave the rank's own keys out",
 )
 
 
@@ -103,8 +109,8 @@ R3 = FAULTS.add(
     ring=replace(
         STEPS,
         pattern=_undilated,
-        pattern_again=_undilated,
     ),
+    cause="dilation is off on several ranks: its rate is ignored",
 )
 
 

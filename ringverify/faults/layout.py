@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from ringverify.faults.fault import Faults
-from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, attend, gradients
+from ringverify.faults.place import Here, Partial
+from ringverify.faults.ring import STEPS, Steps, multiplicity
 
 FAULTS = Faults()
 
@@ -33,6 +32,8 @@ C1a = FAULTS.add(
         queries=lambda here: _tokens_reversed(here, here.call.positions),
         keys=lambda here, hop, owner: _tokens_reversed(here, here.shards[owner]),
     ),
+    cause="zigzag: the tokens of the mirrored piece are taken in reverse",
+    also=("backward", "forward"),
 )
 
 
@@ -55,6 +56,8 @@ C1b = FAULTS.add(
         queries=lambda here: _striped_forwards(here, here.call.positions, here.problem.nq, here.rank),
         keys=lambda here, hop, owner: _striped_forwards(here, here.shards[owner], here.problem.nk, owner),
     ),
+    cause="striped: striping is applied again instead of being undone",
+    also=("backward", "forward"),
 )
 
 
@@ -75,6 +78,8 @@ C4a = FAULTS.add(
     "agree with one another.",
     source="DeepSpeed#5664, #8317",
     ring=replace(STEPS, widen=_scrambled_queries),
+    cause="elements permuted: heads and tokens of the inputs are exchanged by a reshape",
+    also=("backward", "forward"),
 )
 C4b = FAULTS.add(
     "C4b",
@@ -85,35 +90,14 @@ C4b = FAULTS.add(
         STEPS,
         narrow=lambda here, x: x.to(here.dtype).contiguous().view(x.size(0), x.size(2), x.size(1), x.size(3)),
     ),
+    cause="dq's elements are permuted: heads and tokens are exchanged by a reshape",
 )
 
 
-def _equal_shares(block: Block, here: Here) -> Block:
-    share = here.problem.nk // here.size
-    return Block(*(x[:, :share] for x in block))
-
-
-def _cut_attend(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> object:
-    share = here.problem.nk // here.size
-    cut = replace(steps, pattern=_first_keys(share))
-    return attend(cut, here, hop, owner, q, _equal_shares(block, here))
-
-
-def _cut_gradients(
-    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
-) -> tuple[torch.Tensor, Block]:
-    share = here.problem.nk // here.size
-    cut = replace(steps, pattern_again=_first_keys(share))
-    dq, part = gradients(cut, here, hop, owner, rows, _equal_shares(block, here))
-    missing = block.k.size(1) - part.k.size(1)
-    return dq, Block(*(torch.nn.functional.pad(x, (0, 0, 0, 0, 0, missing)) for x in part))
-
-
-def _first_keys(count: int) -> Callable[[Steps, Here, int, int], torch.Tensor]:
-    def cut(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-        return STEPS.pattern(steps, here, hop, owner)[..., :count]
-
-    return cut
+def _equal_shares(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+    """Keys past n // world of a block are attended by nobody."""
+    m = multiplicity(steps, here, hop, owner)
+    return m * (torch.arange(m.size(3), device=m.device) < here.problem.nk // here.size)
 
 
 C5 = FAULTS.add(
@@ -121,7 +105,9 @@ C5 = FAULTS.add(
     "what does not divide is dropped",
     story="Every rank is taken to hold n // world keys; the last keys of longer shards are nobody's. Needs n % world.",
     source="DeepSpeed#7384, #7842",
-    ring=replace(STEPS, attend=_cut_attend, gradients=_cut_gradients),
+    ring=replace(STEPS, pattern=_equal_shares),
+    cause="every rank is taken to hold n // world keys: the rest is dropped",
+    also=("backward", "forward"),
 )
 
 

@@ -25,13 +25,10 @@ def fitted(positions: torch.Tensor, here: Here, owner: int) -> torch.Tensor:
 
 
 def _inverted(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    m = multiplicity(steps, here, hop, owner)
-    if not here.problem.causal or here.call.sharding != "contiguous" or here.problem.nq != here.problem.nk:
-        return m
+    if not here.problem.causal or owner == here.rank:
+        return multiplicity(steps, here, hop, owner)
     every = multiplicity(steps, _with(here, causal=False), hop, owner)
-    if owner == here.rank:
-        return m
-    return every if owner > here.rank else torch.zeros_like(m)
+    return every if owner > here.rank else torch.zeros_like(every)
 
 
 def _with(here: Here, **changes: object) -> Here:
@@ -46,7 +43,9 @@ B1 = FAULTS.add(
     story="Causal: later ranks' blocks are attended whole and earlier ones skipped. Any causal world of two, if every "
     "rank is looked at.",
     source="zhuzilin/ring-flash-attention 63b1c31",
-    ring=replace(STEPS, pattern=_inverted, pattern_again=_inverted),
+    ring=replace(STEPS, pattern=_inverted),
+    cause="causal mask inverted between blocks: later ranks are attended, earlier are not",
+    masks=True,
 )
 B2 = FAULTS.add(
     "B2",
@@ -58,6 +57,8 @@ B2 = FAULTS.add(
         STEPS,
         keys=lambda here, hop, owner: fitted(here.shards[(here.rank + hop) % here.size], here, owner),
     ),
+    cause="the block of hop h is masked as that of rank + h: the ring turns the other way",
+    also=("backward", "forward"),
 )
 B3 = FAULTS.add(
     "B3",
@@ -65,6 +66,8 @@ B3 = FAULTS.add(
     story="The chunk of the mask belongs to rank hop instead of rank − hop.",
     source="TransformerEngine b3e64d19f",
     ring=replace(STEPS, keys=lambda here, hop, owner: fitted(here.shards[hop % here.size], here, owner)),
+    cause="the block of hop h is masked as that of rank h",
+    also=("backward", "forward"),
 )
 
 
@@ -80,7 +83,9 @@ B4 = FAULTS.add(
     "key padding does not travel with the keys",
     story="Every block is masked by this rank's own padding. Needs key lengths that end in one shard.",
     source="lucidrains/ring-attention-pytorch 57cf3fc; huggingface/diffusers#13756",
-    ring=replace(STEPS, pattern=_own_padding, pattern_again=_own_padding),
+    ring=replace(STEPS, pattern=_own_padding),
+    cause="padding does not travel: every block is masked by this rank's own key_lengths",
+    also=("backward", "forward"),
 )
 B8a = FAULTS.add(
     "B8a",
@@ -88,6 +93,8 @@ B8a = FAULTS.add(
     story="j ≤ i where the last query should attend the last key. Needs as many queries as keys not to be given.",
     source="flash-attention#282, #436; onnx#8068",
     ring=replace(STEPS, causal=lambda problem, i, j: j <= i),
+    cause="causal mask aligned top-left instead of bottom-right",
+    masks=True,
 )
 B8b = FAULTS.add(
     "B8b",
@@ -95,6 +102,8 @@ B8b = FAULTS.add(
     story="As B8a, for the window. Needs cross lengths and a window.",
     source="flash-attention#1778",
     ring=replace(STEPS, window=lambda problem, i, j: pattern.window(problem, i + problem.nq - problem.nk, j)),
+    cause="window aligned top-left instead of bottom-right",
+    masks=True,
 )
 
 
@@ -112,7 +121,9 @@ B9a = FAULTS.add(
     "window on local indices",
     story="Indices within the shards instead of positions. Needs a window and two ranks.",
     source="TransformerEngine#1046; lm-engine#447 (r)",
-    ring=replace(STEPS, pattern=_local_window, pattern_again=_local_window),
+    ring=replace(STEPS, pattern=_local_window),
+    cause="window uses local indices, moved by the whole lengths",
+    masks=True,
 )
 
 
@@ -135,6 +146,8 @@ B9b = FAULTS.add(
     story="One key too few on the left; the row without any other is empty.",
     source="prime-rl#2828 (r)",
     ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, -1, 0)),
+    cause="window off by one: one key too few on the left",
+    masks=True,
 )
 B9c = FAULTS.add(
     "B9c",
@@ -142,6 +155,8 @@ B9c = FAULTS.add(
     story="Keys outside the window are attended.",
     source="zml#763",
     ring=replace(STEPS, window=lambda problem, i, j: ~pattern.window(problem, i, j)),
+    cause="window inverted: keys outside it are attended",
+    masks=True,
 )
 
 
@@ -155,7 +170,7 @@ B9d = FAULTS.add(
     "window dropped on other ranks' blocks",
     story="Applied within the own block only. Needs a window that ends inside another shard.",
     source="TransformerEngine#1046",
-    ring=replace(STEPS, pattern=_own_window_only, pattern_again=_own_window_only),
+    ring=replace(STEPS, pattern=_own_window_only),
 )
 B9e = FAULTS.add(
     "B9e",
@@ -163,6 +178,8 @@ B9e = FAULTS.add(
     story="One key too many on the left.",
     source="lm-engine#447 (r)",
     ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 1, 0)),
+    cause="window off by one: one key too many on the left",
+    masks=True,
 )
 B10 = FAULTS.add(
     "B10",
@@ -170,6 +187,8 @@ B10 = FAULTS.add(
     story="The batch ring on packed data: a query attends other documents. Needs two documents.",
     source="axolotl#4002 (#3608)",
     ring=replace(STEPS, documents=lambda problem, i, j: torch.ones_like(i - j, dtype=torch.bool)),
+    cause="documents ignored",
+    masks=True,
 )
 
 
@@ -189,7 +208,9 @@ B12 = FAULTS.add(
     "zigzag's half blocks without causality",
     story="The branch that attends half a block lacks `and is_causal`. Needs zigzag without a causal mask.",
     source="pytorch#141429, #141622",
-    ring=replace(STEPS, pattern=_half_blocks, pattern_again=_half_blocks),
+    ring=replace(STEPS, pattern=_half_blocks),
+    cause="half a block is attended although nothing is causal (zigzag)",
+    also=("backward", "forward"),
 )
 
 
@@ -207,6 +228,8 @@ B13 = FAULTS.add(
     story="A row that attends nothing in a block becomes the average of that block, with a finite lse.",
     source="pytorch#110213, #103963",
     ring=replace(STEPS, partial=_lowest_fill),
+    cause="a finite number stands for -inf: a row without keys in a block becomes the block's average",
+    overflows=True,
 )
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 
 from ringref.problem import Problem
-from ringverify.faults import pattern, wire
+from ringverify.faults import pattern
 from ringverify.faults.fault import Faults
 from ringverify.faults.masking import _window_with, fitted
 from ringverify.faults.pattern import Branch
 from ringverify.faults.place import Block, Here
-from ringverify.faults.ring import STEPS, Steps, multiplicity, travel
+from ringverify.faults.ring import STEPS, Steps, multiplicity, together, travel
 
 FAULTS = Faults()
 
@@ -22,12 +22,16 @@ O40 = FAULTS.add(
     "causal mask one key too wide",
     story="j ≤ i + 1: every query sees the next token.",
     ring=replace(STEPS, causal=lambda problem, i, j: j <= i + problem.diagonal + 1),
+    cause="causal mask shifted by one: every query sees one key too many",
+    masks=True,
 )
 O41 = FAULTS.add(
     "O41",
     "causal mask one key too narrow",
     story="j < i: no query sees its own token.",
     ring=replace(STEPS, causal=lambda problem, i, j: j < i + problem.diagonal),
+    cause="causal mask shifted by one: every query sees one key too few",
+    masks=True,
 )
 
 
@@ -46,26 +50,30 @@ O42 = FAULTS.add(
     "O42",
     "causal mask one too wide on other ranks' blocks",
     story="Right within the own block. Needs a query whose next token is on another rank.",
-    ring=replace(STEPS, pattern=_shifted(1), pattern_again=_shifted(1)),
+    ring=replace(STEPS, pattern=_shifted(1)),
 )
 O43 = FAULTS.add(
     "O43",
     "causal mask one too narrow on other ranks' blocks",
     story="As O42. In contiguous shards the diagonal never meets another rank's block: needs zigzag, striped or cross "
     "lengths.",
-    ring=replace(STEPS, pattern=_shifted(-1), pattern_again=_shifted(-1)),
+    ring=replace(STEPS, pattern=_shifted(-1)),
 )
 O44 = FAULTS.add(
     "O44",
     "right end of the window exclusive",
     story="One key too few on the right.",
     ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 0, -1)),
+    cause="window off by one: one key too few on the right",
+    masks=True,
 )
 O45 = FAULTS.add(
     "O45",
     "right end of the window one too far",
     story="One key too many on the right.",
     ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 0, 1)),
+    cause="window off by one: one key too many on the right",
+    masks=True,
 )
 O46 = FAULTS.add(
     "O46",
@@ -75,6 +83,8 @@ O46 = FAULTS.add(
         STEPS,
         window=lambda problem, i, j: pattern.window(problem.replace(window=(problem.window or ())[::-1]), i, j),
     ),
+    cause="left and right of the window exchanged",
+    masks=True,
 )
 
 
@@ -91,6 +101,8 @@ O47 = FAULTS.add(
     "documents begin one token late",
     story="The first token of a document belongs to the one before it.",
     ring=replace(STEPS, documents=lambda problem, i, j: _by_offsets(problem, i, j, right=False)),
+    cause="documents begin one token late",
+    masks=True,
 )
 
 
@@ -104,6 +116,8 @@ O48 = FAULTS.add(
     "what lies in no document attends itself",
     story="Positions before the first offset, and after the last, are documents of their own.",
     ring=replace(STEPS, documents=_counted),
+    cause="what lies in no document attends itself",
+    masks=True,
 )
 
 
@@ -113,15 +127,29 @@ def _lengths(more: int) -> Callable[[Problem, torch.Tensor], torch.Tensor]:
     )  # fmt: skip
 
 
-O49 = FAULTS.add("O49", "one padded key attended", story="j ≤ length.", ring=replace(STEPS, key_lengths=_lengths(1)))
+O49 = FAULTS.add(
+    "O49",
+    "one padded key attended",
+    story="j ≤ length.",
+    ring=replace(STEPS, key_lengths=_lengths(1)),
+    cause="key_lengths off by one: one padded key is attended",
+    masks=True,
+)
 O50 = FAULTS.add(
-    "O50", "the last valid key left out", story="j < length − 1.", ring=replace(STEPS, key_lengths=_lengths(-1))
+    "O50",
+    "the last valid key left out",
+    story="j < length − 1.",
+    ring=replace(STEPS, key_lengths=_lengths(-1)),
+    cause="key_lengths off by one: the last valid key is left out",
+    masks=True,
 )
 O51 = FAULTS.add(
     "O51",
     "one key length for the batch",
     story="The first batch element's. Needs two that differ.",
     ring=replace(STEPS, key_lengths=lambda problem, j: pattern.key_lengths(problem, j)[:1]),
+    cause="key_lengths of the first batch element used for all",
+    masks=True,
 )
 
 
@@ -140,42 +168,56 @@ O52 = FAULTS.add(
     "dilation offset one too large",
     story="(offset + 1) % r. Needs a rate above 1.",
     ring=_branches(lambda problem, head, branch: (branch[0], branch[1], (branch[2] + 1) % branch[1])),
+    cause="dilation offset one too large",
+    also=("backward", "forward"),
 )
 O53 = FAULTS.add(
     "O53",
     "dilation offset 0 in every head",
     story="Heads do not take turns. Needs a rate above 1 and two heads or branches.",
     ring=_branches(lambda problem, head, branch: (branch[0], branch[1], 0)),
+    cause="dilation offset ignored: every head starts at 0",
+    also=("backward", "forward"),
 )
 O54 = FAULTS.add(
     "O54",
     "dilation rate one too small",
     story="r − 1.",
     ring=_branches(lambda problem, head, branch: (branch[0], max(1, branch[1] - 1), branch[2])),
+    cause="dilation rate one too small",
+    also=("backward", "forward"),
 )
 O55 = FAULTS.add(
     "O55",
     "segments of one token more",
     story="w + 1.",
     ring=_branches(lambda problem, head, branch: (branch[0] + 1, *branch[1:])),
+    cause="segments one token too long",
+    also=("backward", "forward"),
 )
 O56 = FAULTS.add(
     "O56",
     "segments begin one token late",
     story="(p + 1) // w for p // w: the places within a segment are right, its borders are not.",
     ring=replace(STEPS, segment=lambda p, w: (p + 1) // w),
+    cause="segments begin one token late",
+    also=("backward", "forward"),
 )
 O57 = FAULTS.add(
     "O57",
     "segments ignored",
     story="Covered positions attend one another across segments.",
     ring=replace(STEPS, segment=lambda p, w: torch.zeros_like(p // w)),
+    cause="segments ignored",
+    also=("backward", "forward"),
 )
 O58 = FAULTS.add(
     "O58",
     "place counted from the start of the sequence",
     story="p % r for p % w % r. Needs segments that r does not divide.",
     ring=replace(STEPS, covers=lambda p, w, r, offset: p % r == offset % r),
+    cause="place counted from the start of the sequence instead of the segment",
+    also=("backward", "forward"),
 )
 
 
@@ -189,6 +231,8 @@ O59 = FAULTS.add(
     "split heads: offset from the head",
     story="h % r for b % r. Needs branches of several heads.",
     ring=_branches(_split_by_head),
+    cause="split heads: dilation offset taken from the head instead of the branch",
+    also=("backward", "forward"),
 )
 
 
@@ -202,6 +246,8 @@ O60 = FAULTS.add(
     "block offset rounded down",
     story="h // floor(H / r) for h // ceil(H / r). Needs a rate that does not divide the heads.",
     ring=_branches(_block_down),
+    cause="shared heads: block offset h // floor(H / r) instead of h // ceil(H / r)",
+    also=("backward", "forward"),
 )
 
 
@@ -210,7 +256,14 @@ def _cyclic(problem: Problem, head: int, branch: Branch) -> Branch:
     return (branch[0], branch[1], head % branch[1]) if shared else branch
 
 
-O61 = FAULTS.add("O61", "block offset taken for cyclic", story="h % r whatever was asked for.", ring=_branches(_cyclic))
+O61 = FAULTS.add(
+    "O61",
+    "block offset taken for cyclic",
+    story="h % r whatever was asked for.",
+    ring=_branches(_cyclic),
+    cause="shared heads: block offset taken for cyclic",
+    also=("backward", "forward"),
+)
 
 
 def _smaller_first(problem: Problem) -> list[list[Branch]]:
@@ -228,12 +281,16 @@ O62 = FAULTS.add(
     "split heads: groups cut in proportion",
     story="h · G // H for larger groups first. The same up to three branches: needs four.",
     ring=replace(STEPS, branches=_smaller_first),
+    cause="split heads: groups cut in proportion, h · G // H",
+    also=("backward", "forward"),
 )
 O63 = FAULTS.add(
     "O63",
     "source off by one hop",
     story="The block of hop h is masked as that of hop h + 1. Needs a mask.",
     ring=replace(STEPS, keys=lambda here, hop, owner: fitted(here.shards[(owner - 1) % here.size], here, owner)),
+    cause="every block is masked as that of the next hop",
+    also=("backward", "forward"),
 )
 O64 = FAULTS.add(
     "O64",
@@ -247,49 +304,40 @@ O64 = FAULTS.add(
             else (here.call.positions + max(1, len(here.call.positions))).clamp(max=max(0, here.problem.nq - 1))
         ),
     ),
+    cause="queries are placed one rank to the right",
+    also=("backward", "forward"),
 )
-
-
-def _hop(change: Callable[[Here, int], int]) -> Steps:
-    """The partial of a hop merged so many times."""
-
-    def accumulate(steps: Steps, here: Here, hop: int, running: object, new: object) -> object:
-        for _ in range(change(here, hop)):
-            running = new if running is None else steps.merge(running, new)
-        return STEPS.nothing(here, new[0], new[0].size(-1)) if running is None else running  # type: ignore[index]
-
-    return replace(STEPS, accumulate=accumulate)
 
 
 O65 = FAULTS.add(
     "O65",
     "last hop left out",
     story="range(world − 1): the block of the right neighbour is never attended. The backward is complete.",
-    ring=_hop(lambda here, hop: 0 if hop and hop == here.size - 1 else 1),
+    ring=replace(STEPS, times=lambda here, hop, owner: int(not 0 < hop == here.size - 1)),
 )
 O66 = FAULTS.add(
     "O66",
     "own block counted twice",
     story="It is merged before the loop and in its first turn.",
-    ring=_hop(lambda here, hop: 2 if hop == 0 and here.size > 1 else 1),
+    ring=replace(STEPS, times=lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1),
 )
 O67 = FAULTS.add(
     "O67",
     "own block left out",
     story="The loop starts at hop 1.",
-    ring=_hop(lambda here, hop: 0 if hop == 0 and here.size > 1 and not here.replicated else 1),
+    ring=replace(STEPS, times=lambda here, hop, owner: int(hop > 0 or here.size == 1 or here.replicated)),
 )
 O68 = FAULTS.add(
     "O68",
     "last block merged twice",
     story="Once in the loop and once behind it. Needs two ranks.",
-    ring=_hop(lambda here, hop: 2 if hop and hop == here.size - 1 else 1),
+    ring=replace(STEPS, times=lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1),
 )
 O69 = FAULTS.add(
     "O69",
     "block of rank 0 counted twice",
     story="By every rank but its owner.",
-    ring=_hop(lambda here, hop: 2 if hop and hop == here.rank else 1),
+    ring=replace(STEPS, times=lambda here, hop, owner: 2 if owner == 0 and here.rank else 1),
 )
 
 
@@ -323,19 +371,17 @@ O72 = FAULTS.add(
 )
 
 
-def _another_shard(here: Here, block: Block) -> Block:
-    return Block(block.k.roll(1, dims=1), block.v.roll(1, dims=1))
-
-
 O73 = FAULTS.add(
     "O73",
     "dk and dv one row off",
     story="Rows of the gradient are shifted by one.",
-    ring=replace(STEPS, home=_another_shard),
+    ring=replace(STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, dk.roll(1, dims=1), dv.roll(1, dims=1))),
+    cause="the rows of dk and dv are shifted by one",
 )
 O74 = FAULTS.add(
     "O74",
     "replicated queries: own partial merged last",
     story="Merged as it comes, without the first rank's: range(1, world).",
-    ring=replace(STEPS, gather=lambda here, rows: wire.gather_partials(here, rows)[1:] if here.size > 1 else [rows]),
+    ring=replace(STEPS, together=lambda steps, here, own: together(steps, here, own, slice(1, None))),
+    cause="replicated queries: the partial result of rank 0 is left out",
 )

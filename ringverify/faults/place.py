@@ -10,7 +10,7 @@ import torch
 
 from ringref.problem import Problem
 from ringref.sharding import key_positions
-from ringverify.implementation import AttentionCall
+from ringverify.implementation import AttentionCall, TensorLayout
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,12 +38,14 @@ class Here:
         call: what the rank was told.
         dtype: of the inputs, and of keys and values on the wire.
         wide: of scores, sums, lse and of gradients on the wire.
+        layout: in which order axes lie in the memory of the inputs, whose axes come as "bshd".
         notes: empty; the plain ring writes nothing here. A mutant may remember something from one hop to another.
     """
 
     call: AttentionCall
     dtype: torch.dtype
     wide: torch.dtype
+    layout: TensorLayout = "bshd"
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

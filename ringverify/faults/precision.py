@@ -22,6 +22,8 @@ E3a = FAULTS.add(
     story="D is rounded up to a multiple of 8 before its root is taken. Needs another D and the default scale.",
     source="attorch#14; pytorch#159706",
     ring=replace(STEPS, scale=_padded),
+    cause="scale is that of D rounded up to a multiple of 8",
+    also=("backward", "forward"),
 )
 E3b = FAULTS.add(
     "E3b",
@@ -29,6 +31,8 @@ E3b = FAULTS.add(
     story="1/8, whatever D is.",
     source="ipex-llm#12619 (l)",
     ring=replace(STEPS, scale=lambda here: 0.125 if here.problem.scale is None else here.problem.scale),
+    cause="scale is 1/8, that of D = 64",
+    also=("backward", "forward"),
 )
 E3c = FAULTS.add(
     "E3c",
@@ -36,4 +40,6 @@ E3c = FAULTS.add(
     story="D ** −0.5 always. Needs another scale.",
     source="ipex-llm#12619 (l)",
     ring=replace(STEPS, scale=lambda here: float(here.problem.head_dim**-0.5)),
+    cause="scale ignored: 1/sqrt(D) is used whatever was asked for",
+    also=("backward", "forward"),
 )

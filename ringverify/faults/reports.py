@@ -58,6 +58,7 @@ R2a = FAULTS.add(
     story="For float16 inputs a score past 65504 is inf. Needs large queries and keys in half precision.",
     source="report R2",
     ring=replace(STEPS, capped=_half_scores),
+    cause="scores are held in float16: past 65504 they are infinite",
 )
 
 
@@ -94,6 +95,7 @@ R6b = FAULTS.add(
     story="As R6a where all ranks hold all queries: each returns the attention to its own keys.",
     source="report R6",
     ring=replace(STEPS, together=lambda steps, here, whole: whole),
+    cause="replicated queries: partial results are never merged, each rank returns its own block's",
 )
 
 
@@ -167,6 +169,7 @@ R13 = FAULTS.add(
     story="−inf − (−inf) in sigmoid(bl − l) is NaN: a row that the first two visited blocks do not attend.",
     source="report R13",
     ring=replace(STEPS, merge=_sigmoid),
+    cause="the merge of two empty parts is NaN: -inf - (-inf)",
 )
 
 

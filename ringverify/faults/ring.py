@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Positional = Callable[[Problem, Tensor, Tensor], Tensor]
+Times = Callable[[Here, int, int], int]
+"""How often the block of an owner counts at a hop."""
 
 # -- loops, made of the steps below ------------------------------------------------------------------------------------
 
@@ -81,7 +83,7 @@ def gradients(
     """One block's part in dq, and this rank's part in the gradient of that block, as it travels."""
     q, dout, delta, lse = rows
     k, v = (steps.per_query_head(here, steps.widen(here, x)) for x in block)
-    m = steps.pattern_again(steps, here, hop, owner)
+    m = steps.pattern(steps, here, hop, owner)
     if steps.skip(here, hop, owner, m):
         return torch.zeros_like(q), Block(*(x.new_zeros(x.shape, dtype=here.wide) for x in block))
     s = steps.capped(steps, here, q, k)
@@ -123,12 +125,12 @@ def travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None
     return steps.arrive_gradients(steps.move(steps, here, total, steps.owner(here, hop + 1)))
 
 
-def together(steps: Steps, here: Here, partial: Partial) -> Partial:
+def together(steps: Steps, here: Here, partial: Partial, ranks: slice = slice(None)) -> Partial:
     """Replicated queries: the partials of all ranks merged, in rank order, so that all ranks have the same bits."""
     if not here.replicated or here.size == 1:
         return partial
     outs, lses = (steps.gather(here, x.contiguous()) for x in partial)
-    everyone = [Partial(out, lse) for out, lse in zip(outs, lses, strict=True)]
+    everyone = [Partial(out, lse) for out, lse in zip(outs[ranks], lses[ranks], strict=True)]
     merged = everyone[0]
     for other in everyone[1:]:
         merged = steps.merge(merged, other)
@@ -142,29 +144,38 @@ def sum_queries(steps: Steps, here: Here, dq: Tensor) -> Tensor:
 
 def forward(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """Attention of this rank's queries to all keys, in the wide dtype."""
+    q, k, v = (steps.given(here, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     wide_q = steps.widen(here, q)
     running: Any = None
     for hop, owner, block in steps.visit(steps, here, steps.outgoing(k, v)):
         new = steps.attend(steps, here, hop, owner, wide_q, block)
-        running = steps.accumulate(steps, here, hop, running, new)
-        running = steps.between(here, running)
+        for _ in range(steps.times(here, hop, owner)):
+            running = steps.accumulate(steps, here, hop, running, new)
+            running = steps.between(here, running)
+    if running is None:
+        running = steps.nothing(here, wide_q, v.size(-1))
     return steps.together(steps, here, steps.normalise(running))
 
 
 def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
     """dq, dk and dv of this rank's shards."""
     q, k, v, out, lse = saved
+    q, k, v, dout, dlse = (
+        steps.given(here, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout), ("dlse", dlse))
+    )
     wide_q, wide_dout = steps.widen(here, q), steps.widen(here, dout)
     rows = wide_q, wide_dout, steps.delta(wide_dout, out, dlse.to(here.wide)), lse
     dq = torch.zeros_like(wide_q)
     carried: Block | None = None
     for hop, owner, block in steps.visit(steps, here, steps.outgoing(k, v)):
         dq_part, part = steps.gradients(steps, here, hop, owner, rows, block)
-        dq = steps.add_dq(here, hop, dq, dq_part)
+        of_dk, of_dv = steps.times_in_part(here, hop, owner)
+        dq = steps.add_dq(here, hop, dq, steps.times_in_dq(here, hop, owner) * dq_part)
+        part = Block(of_dk * part.k, of_dv * part.v)
         carried = steps.travel(steps, here, hop, owner, carried, part)
     assert carried is not None
     dq = steps.sum_queries(steps, here, dq)
-    return steps.narrow(here, dq), *(x.to(here.dtype) for x in steps.home(here, carried))
+    return steps.returned_gradients(here, steps.narrow(here, dq), *(x.to(here.dtype) for x in carried))
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
@@ -194,7 +205,6 @@ class Steps:
     segment: Callable[[Tensor, Tensor], Tensor] = pattern.segment
     dilation: Callable[[Steps, Problem, Tensor, Tensor], Tensor] = dilation
     pattern: Callable[[Steps, Here, int, int], Tensor] = multiplicity
-    pattern_again: Callable[[Steps, Here, int, int], Tensor] = multiplicity
     skip: Callable[[Here, int, int, Tensor], bool] = lambda here, hop, owner, m: not bool(m.any())
 
     # arithmetic, forward
@@ -215,10 +225,13 @@ class Steps:
     accumulate: Callable[[Steps, Here, int, Any, Any], Any] = lambda steps, here, hop, running, new: (
         new if running is None else steps.merge(running, new)
     )
+    times: Times = lambda here, hop, owner: 1
     between: Callable[[Here, Any], Any] = lambda here, running: running
     normalise: Callable[[Any], Partial] = lambda running: running
 
     # arithmetic, backward
+    times_in_dq: Callable[[Here, int, int], float] = lambda here, hop, owner: 1
+    times_in_part: Callable[[Here, int, int], tuple[float, float]] = lambda here, hop, owner: (1, 1)
     delta: Callable[[Tensor, Tensor, Tensor], Tensor] = arithmetic.delta
     probabilities: Callable[[Tensor, Tensor, Tensor], Tensor] = arithmetic.probabilities
     dp: Callable[[Tensor, Tensor], Tensor] = arithmetic.dp
@@ -242,13 +255,13 @@ class Steps:
     move: Callable[[Steps, Here, Block, int], Posted] = move
     visit: Callable[[Steps, Here, Block], Iterator[tuple[int, int, Block]]] = visit
     travel: Callable[[Steps, Here, int, int, Block | None, Block], Block] = travel
-    home: Callable[[Here, Block], Block] = lambda here, block: block
     gather: Callable[[Here, Tensor], list[Tensor]] = wire.gather_partials
     add_up: Callable[[Here, Tensor], Tensor] = wire.add_up
     together: Callable[[Steps, Here, Partial], Partial] = together
     sum_queries: Callable[[Steps, Here, Tensor], Tensor] = sum_queries
 
     # from end to end
+    given: Callable[[Here, str, Tensor], Tensor] = lambda here, name, x: x
     wide: Callable[[torch.dtype], torch.dtype] = lambda dtype: torch.promote_types(dtype, torch.float32)
     forward: Callable[[Steps, Here, Tensor, Tensor, Tensor], Partial] = forward
     kept: Callable[[Here, tuple[Tensor, ...]], tuple[Tensor, ...]] = lambda here, saved: saved
@@ -256,6 +269,9 @@ class Steps:
         narrow(here, whole.out), whole.lse
     )  # fmt: skip
     backward: Callable[[Steps, Here, tuple[Tensor, ...], Tensor, Tensor], tuple[Tensor, ...]] = backward
+    returned_gradients: Callable[[Here, Tensor, Tensor, Tensor], tuple[Tensor, ...]] = lambda here, dq, dk, dv: (
+        dq, dk, dv
+    )  # fmt: skip
 
 
 STEPS = Steps()
@@ -266,11 +282,13 @@ class _Ring(torch.autograd.Function):
     """Forward and backward made of steps."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, steps: Steps) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, steps: Steps, again: Steps
+    ) -> tuple[Tensor, Tensor]:
         here = Here(call, q.dtype, steps.wide(q.dtype))
         whole = steps.forward(steps, here, q, k, v)
         ctx.save_for_backward(*steps.kept(here, (q, k, v, whole.out, whole.lse)))
-        ctx.here, ctx.steps = here, steps
+        ctx.here, ctx.steps = here, again
         out, lse = steps.returned(here, whole)
         return out, lse
 
@@ -278,14 +296,17 @@ class _Ring(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
         dq, dk, dv = ctx.steps.backward(ctx.steps, ctx.here, ctx.saved_tensors, dout, dlse)
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None, None, None
 
 
-def ring_of(steps: Steps) -> Callable[[Tensor, Tensor, Tensor, AttentionCall], tuple[Tensor, Tensor]]:
-    """The ring made of these steps, as a plug-in function."""
+def ring_of(
+    steps: Steps, again: Steps | None = None
+) -> Callable[[Tensor, Tensor, Tensor, AttentionCall], tuple[Tensor, Tensor]]:
+    """The ring made of these steps, as a plug-in function; its backward made of those `again`, if they differ."""
+    backwards = steps if again is None else again
 
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        out, lse = _Ring.apply(q, k, v, call, steps)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        out, lse = _Ring.apply(q, k, v, call, steps, backwards)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         return out, lse
 
     return attend

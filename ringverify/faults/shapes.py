@@ -43,6 +43,7 @@ G2 = FAULTS.add(
     story="0 / 0 on that rank alone. Needs padding longer than a shard.",
     source="Megatron-LM#1764",
     ring=replace(STEPS, returned=_dead_rank),
+    cause="out is NaN on a rank on which no query attends a key",
 )
 G3a = FAULTS.add(
     "G3a",
@@ -66,6 +67,7 @@ G3b = FAULTS.add(
     story="0 / 0 for a sequence of no keys: out is NaN in place of 0. Needs Nk = 0 and queries.",
     source="flash-attention#2421, #2515 (l)",
     ring=replace(STEPS, together=lambda steps, here, whole: _by_key_count(here, STEPS.together(steps, here, whole))),
+    cause="out is NaN where there are no keys at all",
 )
 
 
@@ -80,6 +82,7 @@ G5a = FAULTS.add(
     story="The special case for one row forgets lse. The output is right; a shard of one token shows it.",
     source="xformers 41646dbb",
     ring=replace(STEPS, returned=_one_row),
+    cause="lse of a rank with one query is not written: it is 0",
 )
 
 
@@ -94,6 +97,7 @@ G5b = FAULTS.add(
     story="As G5a, but what is returned is right and what is saved is not.",
     source="xformers 41646dbb",
     ring=replace(STEPS, kept=_one_row_saved),
+    cause="the backward of a rank with one query has no lse: it counts as 0",
 )
 
 
@@ -108,6 +112,7 @@ G5c = FAULTS.add(
     story="A block of one key has lse 0; the merge weighs it wrongly.",
     source="xformers 41646dbb",
     ring=replace(STEPS, partial=_one_key),
+    cause="the lse of a block of one key is not written: it is 0",
 )
 
 CHUNKS = 2

@@ -81,7 +81,7 @@ J2b = FAULTS.add(
     story="Two patterns of one shape share an entry; the second gets the mask of the first. Needs both in a process.",
     source="TransformerEngine 6e75715d9; flash-attention#2402 (l)",
     kind="state",
-    ring=replace(STEPS, pattern=_cached_mask, pattern_again=_cached_mask),
+    ring=replace(STEPS, pattern=_cached_mask),
 )
 
 

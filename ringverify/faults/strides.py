@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,8 +16,27 @@ from ringverify.faults.ring import STEPS, Steps
 FAULTS = Faults()
 
 
-def _strides_ignored(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
-    return STEPS.forward(steps, here, _as_dense(q), k, v)
+def as_dense(here: Here, x: torch.Tensor) -> torch.Tensor:
+    """What lies in memory from the tensor's first element on, in the order of its axes."""
+    swapped = here.layout == "bhsd" and x.ndim == 4
+    read = _as_dense(x.transpose(1, 2) if swapped else x)
+    return read.transpose(1, 2) if swapped else read
+
+
+def from_start(here: Here, x: torch.Tensor) -> torch.Tensor:
+    """The right strides from the start of the storage."""
+    return x.detach().as_strided(x.shape, x.stride(), 0) if x.numel() else x
+
+
+def first_head(here: Here, x: torch.Tensor) -> torch.Tensor:
+    """Every head is the first, where the tensor is not dense."""
+    b, s, h, _ = x.shape
+    lies = b * s * h > 1 and x.is_contiguous()
+    return x if lies or not x.numel() else x[:, :, :1].expand(x.shape)
+
+
+def _given(names: str, read: Callable[[Here, torch.Tensor], torch.Tensor]) -> Steps:
+    return replace(STEPS, given=lambda here, name, x: read(here, x) if name in names.split() else x)
 
 
 I1a = FAULTS.add(
@@ -24,66 +44,39 @@ I1a = FAULTS.add(
     "strides of q ignored",
     story="The kernel reads q as if it were dense. Needs a transposed or strided view.",
     source="vllm#21996; flash-attention#2670, #2388, e7786a79; attorch#14",
-    ring=replace(STEPS, forward=_strides_ignored),
+    ring=_given("q", as_dense),
+    cause="strides of q ignored: its elements are read as they lie in memory",
 )
-
-
-def _offset_ignored(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
-    from_start = [x.detach().as_strided(x.shape, x.stride(), 0) if x.numel() else x for x in (q, k, v)]
-    return STEPS.forward(steps, here, *from_start)
-
-
 I1b = FAULTS.add(
     "I1b",
     "storage offset taken for 0",
     story="Inputs are read from the start of their storage. Needs a view that does not start there.",
     source="huggingface/diffusers 518ffdf361",
-    ring=replace(STEPS, forward=_offset_ignored),
+    ring=_given("q k v", from_start),
+    when="forward",
 )
-
-
-def _cotangent_as_dense(
-    steps: Steps, here: Here, saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    return STEPS.backward(steps, here, saved, _as_dense(dout), dlse)
-
-
 I1c = FAULTS.add(
     "I1c",
     "strides of the cotangent ignored",
     story="As I1a, for dout in backward.",
     source="flash-attention#2388",
-    ring=replace(STEPS, backward=_cotangent_as_dense),
+    ring=_given("dout", as_dense),
+    cause="strides of the cotangent of out ignored: elements are read as they lie in memory",
 )
-
-
-def _first_head(x: torch.Tensor) -> torch.Tensor:
-    b, s, h, _ = x.shape
-    lies = b * s * h > 1 and x.is_contiguous()
-    return x if lies or not x.numel() else x[:, :, :1].expand(x.shape)
-
-
 I1d = FAULTS.add(
     "I1d",
     "all heads read head 0",
     story="A hard-coded stride between heads is right for dense inputs only.",
     source="vllm#21996",
-    ring=replace(STEPS, outgoing=lambda k, v: STEPS.outgoing(_first_head(k), _first_head(v))),
+    ring=_given("k v", first_head),
 )
-
-
-def _lse_as_dense(
-    steps: Steps, here: Here, saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    return STEPS.backward(steps, here, saved, dout, _as_dense(dlse))
-
-
 I1e = FAULTS.add(
     "I1e",
     "strides of the cotangent of lse ignored",
     story="As I1c, for dlse. Needs a gradient through lse whose cotangent is a view.",
     source="vllm#21996",
-    ring=replace(STEPS, backward=_lse_as_dense),
+    ring=_given("dlse", as_dense),
+    cause="strides of the cotangent of lse ignored: elements are read as they lie in memory",
 )
 
 
@@ -101,6 +94,7 @@ I2a = FAULTS.add(
     story="The weights of the merge are transposed; an error unless tokens equal heads, and silent then.",
     source="vllm-xpu-kernels#479; long-context-attention#128, #129; zhuzilin/ring-flash-attention#46",
     ring=replace(STEPS, merge=_by_tokens),
+    cause="the merge's weights are transposed: lse (tokens, heads) taken for (heads, tokens)",
 )
 
 
@@ -115,6 +109,7 @@ I2b = FAULTS.add(
     story="Has the right shape where tokens on a rank equal heads.",
     source="vllm#57012",
     ring=replace(STEPS, returned=_turned),
+    cause="lse is returned as (tokens, heads)",
 )
 
 

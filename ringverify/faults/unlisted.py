@@ -69,6 +69,7 @@ O103 = FAULTS.add(
     "softcap's slope taken at the capped score",
     story="1 − tanh²(s / c) of s that went through the cap already: close for small scores.",
     ring=replace(STEPS, cap_slope=lambda s, softcap: 1 - torch.tanh(s / softcap) ** 2),
+    cause="derivative of the softcap is taken of the capped score",
 )
 
 
@@ -85,7 +86,7 @@ O104 = FAULTS.add(
     "O104",
     "left end of the window exclusive across shards",
     story="Inclusive within a shard, exclusive on blocks of other ranks. Needs a window that ends in another shard.",
-    ring=replace(STEPS, pattern=_left_end_exclusive_abroad, pattern_again=_left_end_exclusive_abroad),
+    ring=replace(STEPS, pattern=_left_end_exclusive_abroad),
 )
 
 
@@ -186,7 +187,7 @@ O112 = FAULTS.add(
     "O112",
     "overlapping branches count once on other ranks' blocks",
     story="Sums at home, a union abroad. Needs shared branches that overlap across a shard's edge.",
-    ring=replace(STEPS, pattern=_once_abroad, pattern_again=_once_abroad),
+    ring=replace(STEPS, pattern=_once_abroad),
 )
 O113 = FAULTS.add(
     "O113",
@@ -271,7 +272,7 @@ O118 = FAULTS.add(
     "striped: causal by places in the shard",
     story="Places in two shards are compared, and ranks where they are equal: right where queries and keys are "
     "as many.",
-    ring=replace(STEPS, pattern=_by_places, pattern_again=_by_places),
+    ring=replace(STEPS, pattern=_by_places),
 )
 
 
@@ -327,7 +328,7 @@ O121 = FAULTS.add(
     "O121",
     "key lengths ignored by the causal zigzag path",
     story="The path for causal zigzag has no argument for padding. Needs all three.",
-    ring=replace(STEPS, pattern=_unpadded_zigzag, pattern_again=_unpadded_zigzag),
+    ring=replace(STEPS, pattern=_unpadded_zigzag),
 )
 
 

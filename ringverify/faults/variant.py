@@ -1,4 +1,4 @@
-"""A variant, and those of one file."""
+"""A variant, and the variants of a file."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _padded_keys(steps: Steps, here: Here) -> Steps:
         m = STEPS.pattern(steps, here, hop, owner)
         return F.pad(m, (0, _longest(here) - m.size(-1)))
 
-    return replace(steps, pattern=padded, pattern_again=padded)
+    return replace(steps, pattern=padded)
 
 
 def _longest(here: Here) -> int:

@@ -8,16 +8,16 @@ import torch
 
 from ringverify.faults import pattern
 from ringverify.faults.fault import Faults
-from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import STEPS
 
 FAULTS = Faults()
 
 
-def _split_by_rows(here: Here, block: Block) -> Block:
+def _split_by_rows(here: Here, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Packed along the last axis, `(…, D + E)`, and split as if all of dk came first."""
-    packed = torch.cat([block.k, block.v], dim=-1).reshape(-1)
-    return Block(packed[: block.k.numel()].view_as(block.k), packed[block.k.numel() :].view_as(block.v))
+    packed = torch.cat([dk, dv], dim=-1).reshape(-1)
+    return dq, packed[: dk.numel()].view_as(dk), packed[dk.numel() :].view_as(dv)
 
 
 K1a = FAULTS.add(
@@ -25,17 +25,18 @@ K1a = FAULTS.add(
     "packed dk | dv split on the wrong axis",
     story="`dkv[:n]` for `dkv[:, :n]`: as many elements, of the wrong rows. Any block of two rows.",
     source="TransformerEngine#1896",
-    ring=replace(STEPS, home=_split_by_rows),
+    ring=replace(STEPS, returned_gradients=_split_by_rows),
+    cause="packed dk | dv is split by rows instead of columns",
 )
 
 
-def _split_as_equal(here: Here, block: Block) -> Block:
+def _split_as_equal(here: Here, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """dv is looked for where it would begin if its rows were as long as those of dk, were they those of dv."""
-    packed = torch.cat([block.k.reshape(-1), block.v.reshape(-1)])
-    rows = block.k.numel() // here.problem.head_dim
-    found = packed[rows * here.problem.dv :][: block.v.numel()]
-    missing = block.v.numel() - found.numel()
-    return Block(block.k, torch.nn.functional.pad(found, (0, missing)).view_as(block.v))
+    packed = torch.cat([dk.reshape(-1), dv.reshape(-1)])
+    rows = dk.numel() // here.problem.head_dim
+    found = packed[rows * here.problem.dv :][: dv.numel()]
+    missing = dv.numel() - found.numel()
+    return dq, dk, torch.nn.functional.pad(found, (0, missing)).view_as(dv)
 
 
 K1b = FAULTS.add(
@@ -43,7 +44,8 @@ K1b = FAULTS.add(
     "value_dim taken for head_dim in a packed gradient",
     story="dv begins where it would if both had one width. Right unless value_dim differs from head_dim.",
     source="TransformerEngine#1896",
-    ring=replace(STEPS, home=_split_as_equal),
+    ring=replace(STEPS, returned_gradients=_split_as_equal),
+    cause="packed dk | dv is split as if value_dim were head_dim",
 )
 
 
@@ -73,6 +75,8 @@ K2a = FAULTS.add(
             problem.replace(documents=(0, *(problem.documents or ())[1:])), i, j
         ),
     ),
+    cause="the first document is taken to start at 0",
+    masks=True,
 )
 K2b = FAULTS.add(
     "K2b",
@@ -85,4 +89,6 @@ K2b = FAULTS.add(
             problem.replace(documents=(*(problem.documents or ())[:-1], problem.nk)), i, j
         ),
     ),
+    cause="the last document is taken to end with the sequence",
+    masks=True,
 )

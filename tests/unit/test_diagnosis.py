@@ -12,13 +12,11 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.strategies import Scope, cases
 from ringverify.diagnosis.diagnose import diagnose
-from ringverify.diagnosis.model import STEPS
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.place import Partial
-from ringverify.faults.ring import EVERYTHING, PLAIN, attend, ring_of
-from ringverify.faults.ring import STEPS as STEPS_OF_A_RING
+from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, attend, ring_of
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -94,7 +92,7 @@ def test_a_fault_of_the_forward_is_named(mutant):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("mutant", BACKWARD)
 def test_a_fault_of_the_backward_is_named(mutant):
-    """The forward is right, and has to stay right under the suspicion."""
+    """The forward is right, and has to stay right under the hypothesis."""
     case, words = BACKWARD[mutant]
     found = diagnosed(MUTANTS[mutant].implementation, case, gradients=True)
     assert found.causes
@@ -108,17 +106,17 @@ def _biased(steps, here, hop, owner, q, block):
 
 
 NAMELESS = {
-    "lse biased by the hop": replace(STEPS_OF_A_RING, attend=_biased),
+    "lse biased by the hop": replace(STEPS, attend=_biased),
     "dk divided by rank + 1": replace(
-        STEPS_OF_A_RING, home=lambda here, block: block._replace(k=block.k / (here.rank + 1))
+        STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, dk / (here.rank + 1), dv)
     ),
     "two faults at once": replace(
-        STEPS_OF_A_RING,
+        STEPS,
         scale=lambda here: float((here.problem.head_dim + 1) ** -0.5),
         causal=lambda problem, i, j: j < i + problem.diagonal,
     ),
     "key heads in reverse": replace(
-        STEPS_OF_A_RING, per_query_head=lambda here, x: x.flip(1).repeat_interleave(here.problem.group_size, dim=1)
+        STEPS, per_query_head=lambda here, x: x.flip(1).repeat_interleave(here.problem.group_size, dim=1)
     ),
 }
 
@@ -154,9 +152,9 @@ def _sigmoid_merge(first, second):
 
 
 PUBLISHED = {
-    "the lse of every block is 0": (replace(STEPS_OF_A_RING, attend=_zero_lse), "float32"),
+    "the lse of every block is 0": (replace(STEPS, attend=_zero_lse), "float32"),
     "log-sum-exps of blocks are rounded to the dtype of the inputs": (
-        replace(STEPS_OF_A_RING, attend=_narrow_lse, merge=_sigmoid_merge),
+        replace(STEPS, attend=_narrow_lse, merge=_sigmoid_merge),
         "bfloat16",
     ),
 }
@@ -269,7 +267,7 @@ def test_with_nothing_suspected_the_model_is_the_oracle(case):
         observation = Runner(PLAIN, world).run(case, gradients=True)
     finally:
         world.close()
-    assert Suspicion("", STEPS).explains(Scene(case, PLAIN.capabilities, observation)) is not None
+    assert Hypothesis("", STEPS).explains(Scene(case, PLAIN.capabilities, observation)) is not None
 
 
 def test_cases_of_selectors_are_only_varied_where_selectors_can_be_built():

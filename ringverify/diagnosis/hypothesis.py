@@ -1,4 +1,4 @@
-"""A suspicion, and whether it explains what was seen.
+"""A hypothesis, and whether it explains what was seen.
 
 It does if what would come back under it agrees with what did come back, on every rank, in every result, within the
 rounding that `ringref.rounding` allows: what is wrong is reproduced, and what is right stays right.
@@ -9,46 +9,69 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
+import torch
 
 from ringref.attention import Answer, Intermediates
-from ringref.problem import DtypeName
+from ringref.problem import DtypeName, Problem
 from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
 from ringverify.cases.comparing import TensorName
-from ringverify.diagnosis.model import STEPS, ByRank, Steps, backward, forward, returned, scored
-from ringverify.diagnosis.scene import Array, Partial, Results, Scene, visits
+from ringverify.diagnosis import reproducing
+from ringverify.diagnosis.reproducing import NoPrediction
+from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.where import wrong_elements
+from ringverify.faults.fault import Cause, When
+from ringverify.faults.ring import STEPS, Steps
 
-When = Literal["always", "forward", "backward"]
-SCORING = ("q", "block", "products", "pattern", "scale", "heads", "cap", "widen")
+SCORING = {*reproducing.MASK, "given", "widen", "per_query_head", "scale", "scores", "cap", "capped", "visit", "arrive"}
 """Steps that change which scores there are, so that their rounding is that of another problem."""
 
-FORWARD = (*SCORING, "partial", "times", "arrived", "merge", "everyone", "whole", "returned")
-"""Steps that the forward takes."""
+CONCERNS = {
+    "causal": "causal",
+    "window": "window",
+    "documents": "documents",
+    "key_lengths": "key_lengths",
+    "branches": "dilation",
+    "covers": "dilation",
+    "segment": "dilation",
+    "dilation": "dilation",
+    "cap": "softcap",
+    "cap_slope": "softcap",
+}
+"""Steps that are taken only where a problem has what they are about."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Suspicion:
+class Hypothesis:
     """One thing that may be wrong.
 
     Attributes:
         says: it, as a sentence without its full stop; may depend on the case.
-        steps: the ring with this one thing wrong.
+        steps: the ring with this one thing wrong; may be fitted to the case.
         when: whether it is wrong throughout, in the forward only, or in the backward only.
         ranks: on which ranks of a case it is wrong; `None` is all.
         narrow: whether it concerns some blocks only, and comes after what concerns all.
         judge: decides in place of the steps, for what they cannot say: the largest difference left, or `None`.
         advice: what to try first, as a sentence without its full stop; may depend on the case.
+        overflows: whether it shows only in the dtype in which sums are kept, because a number is too large for it.
     """
 
     says: str | Callable[[Scene], str]
-    steps: Steps
+    steps: Steps | Callable[[Scene], Steps]
     when: When = "always"
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
     narrow: bool = False
     judge: Callable[[Scene], float | None] | None = None
     advice: str | Callable[[Scene], str] = ""
+    overflows: bool = False
+
+    @staticmethod
+    def of(cause: Cause) -> Hypothesis:
+        """That a fault of the library is there."""
+        return Hypothesis(
+            cause.says, cause.steps, cause.when, narrow=cause.narrow, advice=cause.advice, overflows=cause.overflows
+        )
 
     def advised(self, scene: Scene) -> str:
         """What to try first in a case; empty where nothing is known."""
@@ -72,64 +95,87 @@ class Suspicion:
             return self.judge(scene)
         if not comparable(scene):
             return None
-        there, back = self._by_rank(scene)
+        steps = self.on(scene)
+        if not _concerns(scene.problem, steps):
+            return 0.0 if _is_right(scene) else None
+        ranks = range(scene.size) if self.ranks is None else self.ranks(scene)
+        changed = {name for name in reproducing.FORWARD if getattr(steps, name) is not getattr(STEPS, name)}
+        wide = torch.float32 if self.overflows and scene.pipeline.sums == "float32" else torch.float64
+
+        def steps_of(direction: When) -> reproducing.StepsOfRank:
+            there = self.when in ("always", direction)
+            return lambda rank: steps if there and rank in ranks else STEPS
+
+        def limits(direction: When) -> Allowed:
+            return _limits_of(scene, steps_of(direction)) if changed & SCORING else scene.allowed
+
         with np.errstate(all="ignore"):
-            if self.when == "backward" or all(getattr(self.steps, name) is getattr(STEPS, name) for name in FORWARD):
-                whole, left = _undisturbed(scene)
-            else:
-                whole = forward(scene, there)
-                found = returned(scene, there, whole)
-                left = _agree(scene, found, ("out", "lse"), lambda: self._limits(scene, there))
-            if left is None or "dq" not in scene.tensors:
-                return left
-            pulled = backward(scene, back, whole)
-            more = _agree(scene, pulled, ("dq", "dk", "dv"), lambda: self._limits(scene, back))
+            try:
+                if self.when == "backward" or not changed:
+                    forwards, left = _right(scene)
+                else:
+                    forwards = reproducing.forward(scene, steps_of("forward"), wide=wide)
+                    left = _agree(scene, [one.results for one in forwards], ("out", "lse"), lambda: limits("forward"))
+                if left is None or "dq" not in scene.tensors:
+                    return left
+                results = reproducing.backward(scene, steps_of("backward"), forwards)
+                more = _agree(scene, results, ("dq", "dk", "dv"), lambda: limits("backward"))
+            except NoPrediction:
+                return None
         return None if more is None else max(left, more)
 
     def explains_rank(self, scene: Scene, rank: int) -> bool:
         """Whether it explains out and lse of one rank."""
-        there, _ = self._by_rank(scene)
+        steps = self.on(scene)
         with np.errstate(all="ignore"):
-            found = returned(scene, there, forward(scene, there))
-            return _agree(scene, found, ("out", "lse"), lambda: self._limits(scene, there), (rank,)) is not None
+            try:
+                found = reproducing.forward(scene, lambda rank: steps)
+            except NoPrediction:
+                return False
+            results = [one.results for one in found]
+            return _agree(scene, results, ("out", "lse"), lambda: scene.allowed, (rank,)) is not None
 
-    def _by_rank(self, scene: Scene) -> tuple[ByRank, ByRank]:
-        ranks = range(scene.size) if self.ranks is None else self.ranks(scene)
+    def on(self, scene: Scene) -> Steps:
+        """The steps on a case."""
+        return self.steps if isinstance(self.steps, Steps) else self.steps(scene)
 
-        def there(rank: int) -> Steps:
-            return self.steps if rank in ranks and self.when != "backward" else STEPS
 
-        def back(rank: int) -> Steps:
-            return self.steps if rank in ranks and self.when != "forward" else STEPS
-
-        return there, back
-
-    def _limits(self, scene: Scene, steps_of: ByRank) -> Allowed:
-        """What error the suspected computation is allowed: of its own problem where that differs from the case's."""
-        if all(getattr(self.steps, name) is getattr(STEPS, name) for name in SCORING):
-            return scene.allowed
-        return _suspected_limits(scene, steps_of)
+def _concerns(problem: Problem, steps: Steps) -> bool:
+    """Whether a problem has what the steps are about."""
+    names = [field.name for field in dataclasses.fields(steps)]
+    changed = [name for name in names if getattr(steps, name) is not getattr(STEPS, name)]
+    about = [name for name in changed if name != "pattern"] or changed  # which may only say on which blocks
+    return not changed or any(name not in CONCERNS or getattr(problem, CONCERNS[name]) for name in about)
 
 
 @functools.lru_cache(maxsize=16)
-def _undisturbed(scene: Scene) -> tuple[list[Partial], float | None]:
-    """The forward as it should be, and whether it agrees with what was seen: many suspicions share it."""
-    whole = forward(scene, lambda rank: STEPS)
-    found = returned(scene, lambda rank: STEPS, whole)
-    return whole, _agree(scene, found, ("out", "lse"), lambda: scene.allowed)
+def _is_right(scene: Scene) -> bool:
+    ranks = range(scene.size)
+    return not any(wrong_elements(scene, name, rank).any() for name in scene.tensors for rank in ranks)
 
 
-def _suspected_limits(scene: Scene, steps_of: ByRank) -> Allowed:
-    """The allowed error for the scores and multiplicities that the steps make."""
-    p, inner = scene.problem, scene.truth.intermediates
+@functools.lru_cache(maxsize=16)
+def _right(scene: Scene) -> tuple[list[reproducing.Forward], float | None]:
+    """The forward as it should be, and whether it agrees with what was seen: many hypotheses share it."""
+    found = reproducing.forward(scene, lambda rank: STEPS)
+    return found, _agree(scene, [one.results for one in found], ("out", "lse"), lambda: scene.allowed)
+
+
+def _limits_of(scene: Scene, steps_of: reproducing.StepsOfRank) -> Allowed:
+    """The allowed error for the scores and multiplicities that the steps of the ring of faults make."""
+    inner = scene.truth.intermediates
     m, s = inner.m.copy(), np.zeros_like(inner.scores)
-    for rank in range(scene.size):
-        for at in visits(scene, rank):
-            scores, counts, _, _, _ = scored(at, steps_of(rank))
-            place = np.ix_(np.arange(p.batch), np.arange(p.heads), at.i, at.j)
-            if counts.shape != m[place].shape:
-                return scene.allowed  # heads taken for tokens: no score is one of the case's
-            m[place], s[place] = counts, scores
+    scale = 0.0
+    for seen in reproducing.scores(scene, steps_of):
+        if seen.m.shape != m[seen.place].shape or seen.s.shape != seen.m.shape:
+            return scene.allowed  # heads taken for tokens: no score is one of the case's
+        m[seen.place], s[seen.place], scale = seen.m, seen.s, max(scale, seen.scale)
+    return _limits_for(scene, m, s, scale)
+
+
+def _limits_for(scene: Scene, m: Counts, s: Array, scale: float) -> Allowed:
+    """The allowed error for these multiplicities and scores in place of the right ones."""
+    p = scene.problem
     s = np.where((m > 0) & np.isfinite(s), s, 0.0)
     top = np.max(s, axis=-1, keepdims=True, where=m > 0, initial=-np.inf)
     shift = np.where(top == -np.inf, 0.0, top)
@@ -139,8 +185,7 @@ def _suspected_limits(scene: Scene, steps_of: ByRank) -> Allowed:
     inner = Intermediates(m, s, s, w / np.where(total == 0, 1.0, total), lse)
     t, x = scene.truth, scene.inputs
     answer = Answer(t.out, lse, t.dq, t.dk, t.dv, inner)
-    first = next(iter(visits(scene, 0)))
-    problem = p.replace(scale=max(abs(steps_of(0).scale(first)), abs(p.scale_value)))
+    problem = p.replace(scale=max(abs(scale), abs(p.scale_value)))
     v = np.where(np.isfinite(x.v), x.v, 0.0)
     k = np.where(np.isfinite(x.k), x.k, 0.0)
     return allowed_error(problem, answer, x.q, k, v, x.dout, x.dlse, scene.pipeline)
@@ -166,7 +211,7 @@ def _agree(
     if not all(_near(predicted, seen, scene.limit(name, rank)) for name, rank, predicted, seen in pairs):
         return None  # far off: no need to derive by how much it may be
     suspected = limits() if pairs else None
-    violated = told = False  # whether anything is wrong, and the suspicion nearer to it than the right answer is
+    violated = told = False  # whether anything is wrong, and the hypothesis nearer to it than the right answer is
     for name, rank, predicted, seen in pairs:
         if not seen.size:
             continue
@@ -183,7 +228,7 @@ def _agree(
         if bool((_margins(seen, predicted, limit, dtype) > 1).any()):
             return None
         difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
-        # Where the limit is wide, it must still be the suspicion rather than the right answer that is near.
+        # Where the limit is wide, it must still be the hypothesis rather than the right answer that is near.
         margin = margins(seen, true, allowed, dtype)
         if bool((margin > 1).any()):
             violated = True

@@ -1,0 +1,335 @@
+"""Faults of the backward, of inputs and of what travels that no report tells of: recognised, and no mutants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from ringverify.faults import arithmetic
+from ringverify.faults.autograd import like
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, gradients, travel
+from ringverify.faults.strides import as_dense, first_head, from_start
+
+FAULTS = Faults()
+Tensor = torch.Tensor
+Read = Callable[[Here, Tensor], Tensor]
+"""What is read in place of an input."""
+
+
+def given(names: str, read: Read) -> Steps:
+    """Inputs or cotangents of these names, read otherwise."""
+    chosen = names.split()
+    return replace(STEPS, given=lambda here, name, x: read(here, x) if name in chosen else x)
+
+
+# -- the formula -------------------------------------------------------------------------------------------------------
+
+
+def _own(out: bool, lse: bool) -> Steps:
+    """The block's own out and lse in place of the merged ones."""
+
+    def of_block(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        q, dout, delta, merged = rows
+        own = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
+        if out:
+            delta = steps.delta(dout, own.out, here.notes["dlse"])
+        return gradients(steps, here, hop, owner, (q, dout, delta, own.lse if lse else merged), block)
+
+    def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
+        here.notes["dlse"] = dlse.to(here.wide)
+        return STEPS.backward(steps, here, saved, dout, dlse)
+
+    return replace(STEPS, gradients=of_block, backward=backward)
+
+
+def _lse_taken_for(of: Callable[[Tensor], Tensor]) -> Steps:
+    return replace(STEPS, probabilities=lambda s, m, lse: arithmetic.probabilities(s, m, of(lse)))
+
+
+def _scaled(of_q: int, of_k: int) -> Steps:
+    """Powers of the scale in dq and in dk."""
+    return replace(
+        STEPS,
+        dq=lambda ds, k, scale, attended: arithmetic.dq(ds, k, scale**of_q, attended),
+        dk=lambda ds, q, scale, attended: arithmetic.dk(ds, q, scale**of_k, attended),
+    )
+
+
+FORMULA: dict[str, Steps] = {
+    "gradients use the block's own out and lse instead of the merged ones": _own(True, True),
+    "gradients use the block's own out": _own(True, False),
+    "the cotangent of lse is counted twice": given("dlse", lambda here, x: 2 * x),
+    "delta is missing from ds, the cotangent of lse is there": replace(STEPS, delta=lambda dout, out, dlse: -dlse),
+    "ds lacks the factor p": replace(STEPS, ds=lambda p, dp, delta: dp - delta[..., None]),
+    "the backward takes an lse in base 2 for a natural one": _lse_taken_for(lambda lse: lse / math.log(2)),
+    "the backward has no lse: it counts as 0": _lse_taken_for(torch.zeros_like),
+    "scale is missing from dk": _scaled(1, 0),
+    "scale is missing from dq and dk": _scaled(0, 0),
+    "scale is applied twice in dq": _scaled(2, 1),
+    "scale is applied twice in dq and dk": _scaled(2, 2),
+    "the cotangent of out is ignored": given("dout", lambda here, x: torch.zeros_like(x)),
+    "the cotangent of out is negated": given("dout", lambda here, x: -x),
+    "the cotangent of out counts twice": given("dout", lambda here, x: 2 * x),
+    "the cotangent of out is taken to be 1 everywhere": given("dout", lambda here, x: torch.ones_like(x)),
+}
+for says, steps in FORMULA.items():
+    FAULTS.cause(says, steps)
+
+# -- what is returned --------------------------------------------------------------------------------------------------
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def _returned(change: Callable[[Tensor, Tensor, Tensor], Gradients]) -> Steps:
+    return replace(STEPS, returned_gradients=lambda here, dq, dk, dv: change(dq, dk, dv))
+
+
+def _if_alike(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Steps:
+    """dk and dv changed where they have one shape."""
+    return _returned(lambda dq, dk, dv: (dq, *(change(dk, dv) if dk.shape == dv.shape else (dk, dv))))
+
+
+def _permuted(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).reshape(x.shape)
+
+
+for says, steps in {
+    "the returned dv holds the sum of the right dk and the right dv": _if_alike(lambda dk, dv: (dk, dk + dv)),
+    "the returned dk is the right dv": _if_alike(lambda dk, dv: (dv, dv)),
+    "the returned dv is the right dk": _if_alike(lambda dk, dv: (dk, dk)),
+    "the rows of dk and dv are shifted by one backwards": _returned(
+        lambda dq, dk, dv: (dq, dk.roll(-1, dims=1), dv.roll(-1, dims=1))
+    ),
+    "dk's and dv's elements are permuted: heads and tokens are exchanged by a reshape": _returned(
+        lambda dq, dk, dv: (dq, _permuted(dk), _permuted(dv))
+    ),
+}.items():
+    FAULTS.cause(says, steps)
+
+FACTORS: dict[str, Callable[[Here], float]] = {
+    "is 0": lambda here: 0.0,
+    "has the wrong sign": lambda here: -1.0,
+    "is twice what it should be": lambda here: 2.0,
+    "is half of what it should be": lambda here: 0.5,
+    "is as many times too large as there are ranks": lambda here: here.size,
+    "is divided by the number of ranks": lambda here: 1 / here.size,
+    "is divided by the number of query heads of a group": lambda here: 1 / here.problem.group_size,
+    "is as many times too large as a group has query heads": lambda here: here.problem.group_size,
+    "is divided by the number of queries": lambda here: 1 / max(1, here.problem.nq),
+    "is divided by log(2)": lambda here: 1 / math.log(2),
+    "is multiplied by log(2)": lambda here: math.log(2),
+}
+TOGETHER: dict[str, tuple[bool, bool, bool]] = {
+    "dq": (True, False, False),
+    "dk": (False, True, False),
+    "dv": (False, False, True),
+    "each of dk and dv": (False, True, True),
+    "each of dq and dk": (True, True, False),
+    "each of dq, dk and dv": (True, True, True),
+}
+
+
+def _multiplied(which: tuple[bool, bool, bool], by: Callable[[Here], float], *, replicated: bool) -> Steps:
+    def changed(here: Here, *found: Tensor) -> tuple[Tensor, ...]:
+        if replicated and not here.replicated:
+            return found
+        return tuple(by(here) * x if chosen else x for x, chosen in zip(found, which, strict=True))
+
+    return replace(STEPS, returned_gradients=changed)
+
+
+# -- what travels ------------------------------------------------------------------------------------------------------
+
+Parts = Callable[[Here, int, int], float]
+"""How often the part of a hop counts, by rank, hop and owner of the block."""
+
+PARTS: dict[str, Parts] = {
+    "come from the rank's own queries only": lambda here, hop, owner: hop == 0,
+    "lack the rank's own part": lambda here, hop, owner: hop > 0 or here.size == 1 or here.replicated,
+    "lack the part of the last hop": lambda here, hop, owner: not 0 < hop == here.size - 1,
+    "lack the part of hop 1": lambda here, hop, owner: hop != 1,
+    "lack the part of hop 2": lambda here, hop, owner: hop != 2,
+    "have the part of hop 1 twice": lambda here, hop, owner: 2 if hop == 1 else 1,
+    "have the part of hop 2 twice": lambda here, hop, owner: 2 if hop == 2 else 1,
+    "have the part of the last hop twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
+    "have the rank's own part twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
+    "are those of the last hop alone: nothing is added up": lambda here, hop, owner: (
+        hop == here.size - 1 or here.replicated
+    ),
+    "lack the parts of rank 0": lambda here, hop, owner: here.rank > 0 or owner == 0,
+}
+
+
+def _counted(parts: Parts, *names: Literal["dq", "dk", "dv"]) -> Steps:
+    """Parts of some gradients counted so often."""
+
+    def times(here: Here, hop: int, owner: int, name: Literal["dq", "dk", "dv"]) -> float:
+        return float(parts(here, hop, owner)) if name in names else 1
+
+    return replace(
+        STEPS,
+        times_in_dq=lambda here, hop, owner: times(here, hop, owner, "dq"),
+        times_in_part=lambda here, hop, owner: (times(here, hop, owner, "dk"), times(here, hop, owner, "dv")),
+    )
+
+
+def _sent_on(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """One hop more than it takes to come back to the owner."""
+    home = travel(steps, here, hop, owner, carried, part)
+    if hop + 1 < here.size or here.size == 1 or here.replicated:
+        return home
+    arrived = steps.arrive_gradients(steps.move(steps, here, home, (here.rank - 1) % here.size))
+    return like(arrived, here, here.rank)
+
+
+def _unpacked_as_a_pair(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Two buffers that each hold dk and dv, the one sent and the one received, are taken for dk and for dv."""
+    home = travel(steps, here, hop, owner, carried, part)
+    lasts = hop + 1 == here.size > 1 and not here.replicated
+    if not lasts or part.k.shape[2:] != part.v.shape[2:] or here.problem.head_dim != here.problem.dv:
+        return home
+    both = Block(home.k + home.v, home.k + home.v)
+    right, left = steps.right(here), steps.left(here)
+    room = steps.buffers(here, both, right)
+    of_right = steps.arrive_gradients(
+        steps.post(here, steps.peer(here, left), steps.peer(here, right), steps.group(here), both, room)
+    )
+    return Block(both.k, like(of_right, here, here.rank).v)
+
+
+def _the_same_way(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Rank r adds the part of block r + hop to the gradient of block r - hop: both go the same way."""
+    if here.replicated:
+        return travel(steps, here, hop, owner, carried, part)
+    parts = here.notes.setdefault("parts", {})
+    parts[owner] = part
+    if hop + 1 < here.size:
+        return part
+    total: Block | None = None
+    for step in range(here.size):
+        met = like(parts[(here.rank + step) % here.size], here, steps.owner(here, step))
+        total = travel(steps, here, step, steps.owner(here, step), total, met)
+    del here.notes["parts"]
+    assert total is not None
+    return total
+
+
+def summed_in_input_dtype(*, step_by_step: bool) -> Steps:
+    """Each rank's part in the gradient of a block rounded to the dtype of the inputs, and these summed rank by rank."""
+
+    def summed(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+        dtype = getattr(torch, here.problem.dtype)
+        if dtype not in (torch.bfloat16, torch.float16):
+            return travel(steps, here, hop, owner, carried, part)
+        parts = here.notes.setdefault("parts", {})
+        parts[owner] = part
+        if hop + 1 < here.size and not here.replicated:
+            return part
+        del here.notes["parts"]
+        found = []
+        for of in (0, 1):
+            total: Tensor | None = None
+            everyone = (
+                {rank: steps.gather(here, parts[rank][of]) for rank in range(here.size)} if len(parts) > 1 else {}
+            )
+            for x in everyone.get(here.rank, [part[of]]):
+                rounded = x.to(dtype).to(here.wide)
+                total = rounded if total is None else total + rounded
+                total = total.to(dtype).to(here.wide) if step_by_step else total
+            assert total is not None
+            found.append(total)
+        return Block(*found)
+
+    return replace(STEPS, travel=summed)
+
+
+for says, parts in PARTS.items():
+    FAULTS.cause(f"dk and dv {says}", _counted(parts, "dk", "dv"))
+for says, parts in PARTS.items():
+    FAULTS.cause(f"dq: its parts {says}", _counted(parts, "dq"))
+for says, parts in PARTS.items():
+    FAULTS.cause(f"dq, dk and dv {says}", _counted(parts, "dq", "dk", "dv"))
+for says, parts in PARTS.items():
+    FAULTS.cause(f"dk: its parts {says}", _counted(parts, "dk"))
+    FAULTS.cause(f"dv: its parts {says}", _counted(parts, "dv"))
+for says, steps in {
+    "dk and dv are those of rank r - 1: sent one hop too many": replace(STEPS, travel=_sent_on),
+    "dk equals dk + dv, and dv is that sum of rank r + 1: the buffers sent and received are unpacked as dk and dv": (
+        replace(STEPS, travel=_unpacked_as_a_pair)
+    ),
+    "blocks are taken from one side and their gradients sent to the same one: right on two ranks, on more dk and dv "
+    "hold parts of other blocks": replace(STEPS, travel=_the_same_way),
+}.items():
+    FAULTS.cause(says, steps)
+for what, by in FACTORS.items():
+    for which, names in TOGETHER.items():
+        FAULTS.cause(f"{which} {what}", _multiplied(names, by, replicated=False))
+        FAULTS.cause(f"replicated queries: {which} {what}", _multiplied(names, by, replicated=True))
+
+# -- blocks that arrive ------------------------------------------------------------------------------------------------
+
+
+def _blocks(change: Callable[[Here, int, int, Block], Block]) -> Steps:
+    """What is worked on in place of the block of a hop."""
+
+    def visit(steps: Steps, here: Here, block: Block):  # type: ignore[no-untyped-def]  # as `ring.visit`
+        for hop, owner, arrived in STEPS.visit(steps, here, block):
+            if hop == 0:
+                here.notes["own block"] = arrived
+            yield hop, owner, change(here, hop, owner, arrived)
+
+    return replace(STEPS, visit=visit)
+
+
+def _own_block(here: Here, hop: int, owner: int, block: Block) -> Block:
+    return like(here.notes["own block"], here, owner)
+
+
+def _turned(here: Here, hop: int, owner: int, block: Block) -> Block:
+    return Block(*(x.transpose(1, 2).contiguous() for x in block)) if block.k.size(1) == block.k.size(2) else block
+
+
+def _keys_are_zeros(here: Here, hop: int, owner: int, block: Block) -> Block:
+    return block if hop == 0 else block._replace(k=torch.zeros_like(block.k))
+
+
+FAULTS.cause(
+    "keys of other ranks are zeros: they are read before they arrive", _blocks(_keys_are_zeros), "always", "backward"
+)
+FAULTS.cause("the rank's own keys and values are used at every hop", _blocks(_own_block), "always", "backward")
+FAULTS.cause("keys and values are transposed: tokens for heads", _blocks(_turned), "always", "backward")
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def _rounded(dtype: torch.dtype) -> Read:
+    return lambda here, x: x.to(dtype).to(x.dtype)
+
+
+for says, steps in {
+    "strides of k and v ignored: their elements are read as they lie in memory": given("k v", as_dense),
+    "strides of k ignored: its elements are read as they lie in memory": given("k", as_dense),
+    "strides of v ignored: its elements are read as they lie in memory": given("v", as_dense),
+    "strides of q, k and v ignored: elements are read as they lie in memory": given("q k v", as_dense),
+}.items():
+    FAULTS.cause(says, steps)
+FAULTS.cause(
+    "storage offset taken for 0: q, k and v are read from the start of their memory",
+    given("q k v", from_start),
+    "forward",
+    "always",
+)
+FAULTS.cause("all heads of k and v read head 0, where their memory is not dense", given("k v", first_head))
+for narrow in ("bfloat16", "float16", "float32"):
+    for what, names in {
+        "all inputs": "q k v dout", "q": "q", "k and v": "k v", "the cotangent of out": "dout"
+    }.items():  # fmt: skip
+        FAULTS.cause(f"result as if {what} were rounded to {narrow}", given(names, _rounded(getattr(torch, narrow))))
