@@ -96,10 +96,14 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return name
 
 
-def test_a_deadline_that_ends_in_an_import_says_nothing_of_the_implementation(world: World, slow: str) -> None:
+def test_a_deadline_that_ends_in_an_import_says_nothing_of_the_implementation(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does a module that it imports late, and slowly, make it one that hangs."""
+    (tmp_path / "imported_for_minutes.py").write_text("import time\ntime.sleep(300)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(TooEarly, match="importing"):
-        ran(world, programs.imports, slow, deadline=0.5)
+        ran(world, programs.imports, "imported_for_minutes", deadline=0.5)
 
 
 def test_loading_is_no_part_of_a_run_and_is_told(world: World, slow: str) -> None:

@@ -87,6 +87,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def _get_backend_name(self) -> str:
         return "gloo"
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
     def __repr__(self) -> str:
         return f"SimulatedGroup(ranks={list(self._mailbox.ranks)}, rank={self._place})"
 
