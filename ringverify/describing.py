@@ -21,6 +21,7 @@ from ringverify.implementation import Capabilities, Implementation, sharding_nam
 from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.processes.contained import OF_A_RANK
 from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.processes.rank import start_fork_server
 from ringverify.worlds.processes.wire import signal_name
 from ringverify.worlds.world import LOAD_SECONDS, Failure, TooEarly, WorldUnavailable
 
@@ -96,7 +97,10 @@ def describe(target: str, *, seconds: float | None = None) -> Implementation:
     """
     module, _ = targets.located(target)
     # What is being imported as a target is in a process that can be spared already.
-    if targets.is_ours(module) or targets.being_loaded() is not None:
+    if targets.being_loaded() is not None:
+        return targets.load(target)
+    if targets.is_ours(module):
+        start_fork_server("ringverify.worlds.processes.contained")  # imports torch while this process does, too
         return targets.load(target)
     place = _Place(target, LOAD_SECONDS if seconds is None else seconds)
     try:

@@ -169,9 +169,7 @@ class LocalRank:
             context = multiprocessing.get_context("forkserver")
         except ValueError:
             raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
-        context.set_forkserver_preload([*PRELOADED, program_module])
-        with _unknown_main(), _interrupts_held_back(), _sockets_named():
-            multiprocessing.forkserver.ensure_running()
+        start_fork_server(program_module)
         # Imports torch, which a tool that only uses another world may never need, and the fork server does meanwhile.
         from ringverify.worlds.processes.keeper import keep
         from ringverify.worlds.processes.worker import stacks_file, whose_file
@@ -278,6 +276,17 @@ class LocalRank:
         for connection in (self._jobs, self._wire, self._output, self._lifeline):
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def start_fork_server(program_module: str) -> None:
+    """Start the process that imports torch once for all ranks, unless it runs; it does that while the tool goes on.
+
+    Args:
+        program_module: a module that it should import as well.
+    """
+    multiprocessing.forkserver.set_forkserver_preload([*PRELOADED, program_module])
+    with _unknown_main(), _interrupts_held_back(), _sockets_named():
+        multiprocessing.forkserver.ensure_running()
 
 
 @contextlib.contextmanager
