@@ -24,6 +24,10 @@ _DTYPES = {
 STACKED = "a gathered tensor that does not lie along the first axis"
 SCATTERED_FLAT = "a scattered tensor of another first axis"
 SMALL_FLOATS = "a collective in 8-bit floating point"
+LISTS_ALL_TO_ALL = "all_to_all of lists of tensors"
+
+GLOO_LACKS_ALL_TO_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+"""Seen with torch 2.11, whose gloo has `all_to_all_single` alone; 2.13 has both."""
 
 
 def message_to_itself(rank: int, *, sends: bool) -> RuntimeError:

@@ -21,7 +21,7 @@ def head_masks(branches, heads, positions, length):
 
 
 def dilated_attention(q, k, v, group, positions, causal, scale, branches=None):
-    k, v = (all_gather_tensor_autograd(x.contiguous(), 1, group) for x in (k, v))
+    k, v = (all_gather_tensor_autograd(x[None].contiguous(), 2, group)[0] for x in (k, v))
     length, heads = k.shape[1], q.shape[2]
     if branches is None:
         mask = torch.ones(heads, positions.numel(), length, dtype=torch.bool)
