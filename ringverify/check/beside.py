@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -60,11 +59,8 @@ def beside(property: Property, runner: Runner, watched: Runner | None, case: Cas
         violation: how it breaks the property.
     """
     until = time.monotonic() + SECONDS
-    with contextlib.ExitStack() as stack:
-        for there in (runner, watched):
-            if there is not None:
-                stack.enter_context(there.within(SECONDS))
-        return [*_layout(runner, case, violation), *_neighbours(property, runner, watched, case, violation, until)]
+    runner, watched = runner.within(SECONDS), None if watched is None else watched.within(SECONDS)
+    return [*_layout(runner, case, violation), *_neighbours(property, runner, watched, case, violation, until)]
 
 
 def _neighbours(
