@@ -205,7 +205,7 @@ class Runner:
             if run.failure.limit is not None:
                 met = f"{sentence(run.failure.limit)}: {run.failure.message}, on {case.describe()}"
                 raise OurError(met, run.failure.detail)
-            return (), _told_briefly(run.failure), run
+            return (), run.failure, run
         return tuple(run.results[rank] for rank in case.ring_ranks), None, run
 
     def within(self, seconds: float) -> Runner:
@@ -228,14 +228,6 @@ def _import_for_gradients() -> None:
     """
     one = torch.ones(1, requires_grad=True)
     torch.autograd.grad(one * 1, one, torch.ones(1))
-
-
-def _told_briefly(failure: Failure) -> Failure:
-    """A breach of the contract is told as such, not as an exception of ours."""
-    if failure.exception != ContractError.__name__:
-        return failure
-    told = f"rank {failure.rank} {failure.message.removeprefix(f'rank {failure.rank} raised {failure.exception}: ')}"
-    return dataclasses.replace(failure, message=told, detail="")  # the traceback is of this module
 
 
 @functools.lru_cache(maxsize=64)
@@ -296,11 +288,15 @@ def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) 
                 work.wait()
             block = arriving
             if not bool((block == (place - hop - 1) % size).all()):
-                raise ContractError("is outside the ring's group, and received what was not sent to it")
+                raise ContractError(
+                    "is outside the ring's group, and received what was not sent to it", rule="message from outside"
+                )
     total = torch.ones(1, device=device)
     dist.all_reduce(total, group=group)
     if float(total) != size:
-        raise ContractError("is outside the ring's group, and something of it got into a reduction there")
+        raise ContractError(
+            "is outside the ring's group, and something of it got into a reduction there", rule="reduction from outside"
+        )
 
 
 def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:

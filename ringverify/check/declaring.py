@@ -90,7 +90,7 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
         what would have to be declared; `None` if no declaration accounts for the violation.
     """
     dtype = cases[0].problem.dtype
-    if dtype not in LOW or violation.reason[0] not in NUMERIC:
+    if dtype not in LOW or violation.kind not in NUMERIC:
         return None
     until = time.monotonic() + SECONDS
     fields = {field.name: getattr(runner, field.name) for field in dataclasses.fields(Runner)}

@@ -22,9 +22,9 @@ from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.suspicion import Suspicion
 from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
-from ringverify.properties.property import REFUSED, Judgement, Property, Violation
+from ringverify.properties.property import Judgement, Property, Violation
 from ringverify.properties.suites import Suite
-from ringverify.worlds.world import WorldUnavailable
+from ringverify.worlds.world import REFUSED, WorldUnavailable
 
 if TYPE_CHECKING:
     from ringverify.check.casefile import CaseFile
@@ -175,7 +175,7 @@ def hunt(
         if judgement.violation is None:
             hunt.margin = max(hunt.margin, judgement.margin)
             return
-        if judgement.violation.reason[0] == REFUSED:
+        if judgement.violation.kind == REFUSED:
             refused.append((case, judgement))
             if len(refused) < MOST_REFUSED:
                 return
@@ -227,7 +227,7 @@ def _needed(property: Property, runner: Runner, case: Case, violation: Violation
             return False
         return seen.applies and seen.violation is None
 
-    found = needed(case, runner.capabilities, passes, refused=violation.reason[0] == "raised")
+    found = needed(case, runner.capabilities, passes, refused=violation.kind == "raised")
     return [] if found is None else [Hint(found)]
 
 
@@ -267,7 +267,7 @@ def _smallest(
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
-    hangs = reason[0] == "deadline"
+    hangs = violation.kind == "deadline"
     if hangs:  # processes that are ranks are slow to start again: there each attempt would cost too much
         seconds = HUNG_SHRINKING if runner.world.name == "simulated" else 0.0
     hurried = runner.within(HUNG_DEADLINE) if hangs else runner
@@ -280,7 +280,7 @@ def _smallest(
         except (Inconclusive, WorldUnavailable):
             return False  # of this case nothing was learned; the one that was found still stands
         if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
-            if seen.violation is not None and seen.violation.reason[0] == REFUSED:
+            if seen.violation is not None and seen.violation.kind == REFUSED:
                 refused.append((case, seen))
             return False
         best = (case, seen)
