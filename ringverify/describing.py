@@ -184,7 +184,7 @@ class _Place:
         try:
             run = self._world.run(program, argument, world_size=1, seed=0, deadline=seconds)
         except TooEarly as error:  # in the middle of an import
-            return Failure("deadline", 0, error.detail.partition("\n")[0], error.detail)
+            return Failure("deadline", 0, str(error), error.detail, places=error.places)
         except WorldUnavailable as error:
             raise Inconclusive(f"{self._target} was not looked at: {error}") from None
         return json.loads(run.results[0]) if run.failure is None else run.failure
@@ -197,7 +197,7 @@ class _Place:
             case "died":
                 return UsageError(f"{self._target} {_ends(failure)} while it is imported{_code(failure)}")
             case "deadline":
-                where = failure.message.removeprefix("rank 0 ")
+                where = dict(failure.places).get(0, "at an unknown place")
                 why = f"was not imported within {self._seconds:g} s: {where}; allow more with --load-deadline"
                 return Inconclusive(f"{self._target} {why}")
         return Inconclusive(f"{self._target} was not looked at: {failure.message}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 import time
 import weakref
@@ -18,6 +17,7 @@ from ringverify.cases.local import Local, RankResult, backward, forward, local_p
 from ringverify.cases.running import Observation, Runner, Task, rows_of
 from ringverify.targets import load
 from ringverify.worlds import torch_groups
+from ringverify.worlds.foreign_text import refuses_second_backward
 from ringverify.worlds.whose import ours
 
 Step = Literal[
@@ -29,9 +29,6 @@ LATE_SECONDS = 0.25
 """How long a thread that a call has left behind is watched; a thread of a pool waits for work as long as it lives."""
 _IDLE: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads that have been watched."""
-
-_REFUSAL = re.compile(r"second time|twice|retain_graph|freed|once|more than one backward|double backward")
-"""What a clear refusal of a second backward speaks of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +137,7 @@ def _again(
     try:
         return backward(local, case, out, lse), None
     except RuntimeError as error:
-        if _REFUSAL.search(str(error)) is None:
+        if not refuses_second_backward(str(error)):
             raise
         return None, str(error)
 

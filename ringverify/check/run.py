@@ -274,8 +274,9 @@ class ImplementationRun:
 
         An error of ours costs this property its verdict, unless a violation was found, and no other property anything.
         """
+        self._runner = self._runner.for_another_property()
+        self._beside = None if self._beside is None else self._beside.for_another_property()
         runner = self._runner_for(property)
-        runs, inside = runner.runs, runner.seconds_inside
         try:
             events = self._property(property, runner)
         except Exception as error:
@@ -297,8 +298,8 @@ class ImplementationRun:
             world=self.world.name,
             undeclared=undeclared(self.implementation.capabilities),
             events=events,
-            runs=runner.runs - runs,
-            seconds_inside=runner.seconds_inside - inside,
+            runs=runner.log.runs,
+            seconds_inside=runner.log.seconds_inside,
         )
 
     def _exchange(self, runner: Runner) -> None:
@@ -371,8 +372,8 @@ class ImplementationRun:
             self.watch.stop()
         if beside:
             event["world"] = runner.world.name
-        if runner.findings:
-            event["gloo_refuses"] = [f"{name}: {example}" for name, example in sorted(runner.findings.items())]
+        if runner.log.findings:
+            event["gloo_refuses"] = [f"{name}: {example}" for name, example in sorted(runner.log.findings.items())]
         event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
         if found.remembered:
             event["remembered"] = found.remembered

@@ -176,7 +176,7 @@ def replay(
         tried=0,
         smallest=False,
         repeats=True,
-        hints=tuple(Hint(note) for note in runner.notes),
+        hints=tuple(Hint(note) for note in runner.log.notes),
     )
     shown = told(again)
     del shown["takes"]

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Literal
@@ -107,7 +108,7 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot write scripts to {folder}: {error.strerror}; name another --scripts") from None
-        scripts = Scripts(folder, options.deadline)
+        scripts = Scripts(folder, options.deadline, names_of(event.get("file", "") for event in found))
         with ThreadPoolExecutor(options.jobs) as pool:
             for one in pool.map(scripts.confirmed, found, recorded):
                 seen.append(one)
@@ -155,17 +156,30 @@ def _recorded(event: Event) -> CaseFile | None:
     return casefile.read(Path(event["file"]))
 
 
+def names_of(files: Iterable[str]) -> dict[str, str]:
+    """A name for the scripts of each case file: that of the file, with a number where files of two folders share it."""
+    names: dict[str, str] = {}
+    seen: Counter[str] = Counter()
+    for file in dict.fromkeys(files):
+        stem = Path(file).stem
+        seen[stem] += 1
+        names[file] = stem if seen[stem] == 1 else f"{stem}.{seen[stem]}"
+    return names
+
+
 class Scripts:
     """Writes scripts, runs each once however many properties its case violates, and says what they show.
 
     Args:
         folder: where they go.
         deadline: seconds for one.
+        names: what the scripts of each case file are called; by default as the file is.
     """
 
-    def __init__(self, folder: Path, deadline: float) -> None:
+    def __init__(self, folder: Path, deadline: float, names: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._deadline = deadline
+        self._names = names or {}
         self._ran: dict[str, Future[Said | str]] = {}
         self._lock = threading.Lock()
 
@@ -182,9 +196,9 @@ class Scripts:
         (property,) = select((recorded.property,), ())
         if (reason := why_unsupported(recorded.case, capabilities)) is not None:
             return _not_shown(event, f"{recorded.target} does not declare what the case needs: {reason}")
-        seen = None
+        name, seen = self._names.get(event["file"], Path(event["file"]).stem), None
         for number, case in enumerate(property.compared(recorded.case, capabilities)):
-            script = self._folder / f"{Path(event['file']).stem}{f'-{number}' if number else ''}.py"
+            script = self._folder / f"{name}{f'-{number}' if number else ''}.py"
             said = self._run(snippet(dataclasses.replace(recorded, case=case), capabilities), script)
             shown = not isinstance(said, str) and shows(said, event)
             if seen is None or shown:

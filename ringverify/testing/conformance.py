@@ -221,8 +221,7 @@ def _or_why_not(attend: Implementation | str, seconds: float | None) -> Implemen
     except (UsageError, Inconclusive) as error:
         if not isinstance(attend, str):
             raise
-        told = str(error)
-        return type(error)(told if attend in told else f"{attend}: {told}")
+        return error
 
 
 def _implementation(attend: Implementation | str, seconds: float | None) -> Implementation:

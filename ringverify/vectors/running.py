@@ -151,7 +151,7 @@ class _Run:
                 deadline=DEADLINES[self.world.name],
             )
             event = self._topic(topic, [story for story in stories if story.topic == topic], tensors, runner)
-            seen.append(self._told(event, runner.runs, runner.seconds_inside))
+            seen.append(self._told(event, runner.log.runs, runner.log.seconds_inside))
         seconds = time.monotonic() - started
         for tell, told in ((self.tell, seen), (self.record, self.recorded)):
             tell(implementation_event(told, implementation=implementation.name, asked=len(told), seconds=seconds))
@@ -215,7 +215,7 @@ class _Run:
     def _record(self, story: Story, tally: _Tally, ended: str | None, runner: Runner | None) -> None:
         """Have a vector in the report; `runner` is what its topic took, which is told once."""
         event = tally.event(self.plan.implementation.name, story, ended)
-        runs, inside = (0, 0.0) if runner is None else (runner.runs, runner.seconds_inside)
+        runs, inside = (0, 0.0) if runner is None else (runner.log.runs, runner.log.seconds_inside)
         self.recorded.append(self._told(event, runs, inside))
         self.record(event)
         if tally.failed is not None:

@@ -8,7 +8,7 @@ import pytest
 from command_line import assert_one_line, miniature
 
 from ringverify.check import casefile
-from ringverify.confirm.confirming import Confirmation, Scripts, read
+from ringverify.confirm.confirming import Confirmation, Scripts, names_of, read
 from ringverify.errors import UsageError
 from ringverify.reports.jsonl import read_report
 
@@ -96,6 +96,16 @@ def test_a_script_that_does_not_end_shows_a_deadlock(ringverify, monkeypatch):
     assert (seen.outcome, seen.said) == ("shown", ("ranks 0, 1 had not ended after 3 s",))
     other = event | {"failure": {"kind": "raised", "exception": "ValueError"}}
     assert scripts.confirmed(other, recorded).outcome == "not shown"
+
+
+def test_case_files_of_one_name_have_scripts_of_two_names():
+    """Case files of several folders, each with a script of its own; one that is named twice has one."""
+    files = ["a/ring-forward-1.json", "b/ring-forward-1.json", "a/ring-forward-1.json", "b/ring-lse-2.json"]
+    assert names_of(files) == {
+        "a/ring-forward-1.json": "ring-forward-1",
+        "b/ring-forward-1.json": "ring-forward-1.2",
+        "b/ring-lse-2.json": "ring-lse-2",
+    }
 
 
 def test_bad_input_is_one_line(ringverify):

@@ -9,6 +9,7 @@ import pytest
 from imports import Import, cycle, imports, is_below, modules, reachable
 from pickles import WITHIN_A_WORLD, pickles
 from tolerances import literal_tolerances
+from wordings import HOME, decisions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -280,6 +281,64 @@ def test_nothing_is_pickled_but_inside_a_world():
 def test_wall_5_can_fall(text, tmp_path):
     """Pickle under any of its names."""
     assert len(pickles(tree(tmp_path, ringverify__check__casefile=text))) == 1
+
+
+# -- 6. no wording decides anything ------------------------------------------------------------------------------------
+
+
+def test_no_wording_of_a_failure_decides_anything():
+    """Wall 6: what code needs to know of a failure is a field."""
+    assert decisions(ROOT) == []
+    assert (ROOT / HOME).is_file()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(failure):\n    return failure.message.startswith('rank 0')",
+        "def f(failure):\n    return failure.message.split(':')[0]",
+        "def f(violation):\n    return 'wrong' in violation.summary",
+        "def f(violation):\n    return violation.summary == 'dk is wrong'",
+        "def f(event):\n    return event['reason'].partition(':')",
+        "def f(event):\n    return 'refused' in event.get('reason', '')",
+        "import re\ndef f(failure):\n    return re.search('rank', failure.detail)",
+        "import re\nP = re.compile('rank')\ndef f(failure):\n    return P.match(failure.detail)",
+        "def f():\n    try:\n        pass\n    except OSError as error:\n        return 'memory' in str(error)",
+        "def f():\n    try:\n        pass\n    except OSError as error:\n        return error.args[0] == 'memory'",
+        "def f(error: BaseException):\n    return str(error).lower().endswith('memory')",
+        "def f(error: Exception):\n    told = one_line(error)\n    return any(a in told for a in 'ab')",
+        "def f(error: Exception):\n    for line in str(error).splitlines():\n        line.find('x')",
+        "def f(failure):\n    match failure:\n        case F(message=told):\n            told.removeprefix('rank')",
+        "def f(failure):\n    match failure.message:\n        case 'rank 0 died':\n            return 1",
+        "class A:\n    def f(self, failure):\n        told = f'{failure.message}.'\n        told.replace('rank', '')",
+    ],
+)
+def test_wall_6_can_fall(text, tmp_path):
+    """Every form of a look at the words, at what was made of them, and in the text of an exception."""
+    assert len(decisions(tree(tmp_path, ringverify__check__hunting=text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(failure):\n    return f'rank 0: {failure.message}'",
+        "def f(failure):\n    return failure.message is None or not failure.detail",
+        "def f(failure):\n    return failure.detail.strip().splitlines()[:3]",
+        "def f(failure):\n    return ' '.join(failure.detail.split())",
+        "def f(failure):\n    return failure.kind == 'died' and 'reason' in failure.fields",
+        "def f(error: Exception):\n    return isinstance(error, OSError) and error.errno == 12",
+    ],
+)
+def test_wall_6_lets_texts_be_shown_and_fields_decide(text, tmp_path):
+    """What is joined, cut and handed on is not read."""
+    assert decisions(tree(tmp_path, ringverify__check__hunting=text)) == []
+
+
+def test_what_others_say_only_in_words_has_one_file(tmp_path):
+    """The text of torch's and gloo's errors is looked at there and nowhere else."""
+    text = "def f(error: Exception):\n    return 'closed by peer' in str(error)"
+    assert decisions(tree(tmp_path, ringverify__worlds__foreign_text=text)) == []
+    assert len(decisions(tree(tmp_path, ringverify__worlds__limits=text))) == 1
 
 
 # -- floors ------------------------------------------------------------------------------------------------------------

@@ -277,7 +277,7 @@ def kinds() -> dict[str, Kind]:
         Ready(),
         NotReady("no"),
         Returned(b"bytes" * 40, residue),
-        Raised("raised ValueError: x", "…", 1.5, False),
+        Raised("raised ValueError: x", "…", at=1.5, consequence=False),
     )
     known = (ROOT / "docs/published/packages.toml").read_bytes()
     violation = (

@@ -373,8 +373,8 @@ def test_worlds_of_parallel_pytest_workers_do_not_meet() -> None:
 
 def test_the_first_cause_is_told_from_its_consequences() -> None:
     """A lost connection and gloo's abort may be met before the exit that caused them is known."""
-    lost = Raised("raised RuntimeError: Connection closed by peer", "lost", 1.0, consequence=True)
-    error = Raised("raised ValueError: no", "error", 3.0, consequence=False)
+    lost = Raised("raised RuntimeError: Connection closed by peer", "lost", at=1.0, consequence=True)
+    error = Raised("raised ValueError: no", "error", at=3.0, consequence=False)
     assert first_cause({0: lost, 1: Died(-signal.SIGABRT, 2.0), 2: Died(3, 4.0)}, ["", "", ""]).rank == 2
     assert first_cause({0: lost, 1: Died(-signal.SIGABRT, 2.0)}, ["", ""]).rank == 1
     assert first_cause({0: error, 1: Died(3, 4.0)}, ["", ""]).rank == 0

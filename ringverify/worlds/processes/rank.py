@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ringverify.worlds import reproducible, whose
+from ringverify.worlds.foreign_text import stacks_of
 from ringverify.worlds.limits import too_many
 from ringverify.worlds.processes.blame import is_importing, main_thread
 from ringverify.worlds.processes.server import CACHE, SOCKETS
@@ -261,8 +262,10 @@ class LocalRank:
     def where(self) -> Whereabouts | None:
         """What the file holds, once it is whole."""
         with contextlib.suppress(OSError), open(self._stacks, errors="replace") as file:
-            stack = main_thread(file.read())
-            return None if stack is None else Whereabouts(stack, whose.was_ours(self._whose), is_importing(stack))
+            frames = main_thread(stacks_of(file.read()))
+            if frames is not None:
+                importing = is_importing(frame.file for frame in frames)
+                return Whereabouts(frames, whose.was_ours(self._whose), importing)
         return None
 
     def kill(self) -> None:

@@ -56,7 +56,7 @@ class RankBookkeeping:
         exited: told when this rank ends its process, or would if it had one.
     """
 
-    def __init__(self, rank: int, world_size: int, make_group: MakeGroup, exited: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, world_size: int, make_group: MakeGroup, exited: Callable[[int], None]) -> None:
         self.rank = rank
         self.world_size = world_size
         self.make_group = make_group
