@@ -2,9 +2,8 @@
 
 It accepts what torch's gloo backend accepts and refuses what that refuses (`ringverify.worlds.refusals`). What gloo
 refuses although the documentation of `torch.distributed` promises it and NCCL does it works here, and is noted as a
-finding of the run: the stacked form of `all_gather_into_tensor` and `reduce_scatter_tensor`, 8-bit floating point, and with torch 2.11
-`all_to_all` of lists. It
-departs from gloo in these points:
+finding of the run: the stacked form of `all_gather_into_tensor` and `reduce_scatter_tensor`, 8-bit floating point, and
+with torch 2.11 `all_to_all` of lists. It departs from gloo in these points:
 
 1. A message that is shorter than the buffer of its receive is an error. Gloo fills the front of the buffer, silently.
 2. Every collective waits for all ranks of the group. With gloo, the root of a broadcast may go ahead.
