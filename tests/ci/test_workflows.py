@@ -23,6 +23,7 @@ RUN_ELSEWHERE = {".venv/bin/ringverify doctor": "README shows it, so its command
 NOT_RUN_HERE = {
     "make test PYTHON=python": "it is what runs this test",
     "make suite PYTHON=python": "it is what runs this test, with other versions",
+    "make nightly PYTHON=python": "it is what runs this test, which is one of a night's",
     "make install PYTHON=python": "it installs packages; `make test` has just done so",
     "make install PYTHON=python3": "it installs packages; `make test` has just done so",
 }
@@ -173,12 +174,21 @@ def test_the_floor_is_what_the_package_asks_for():
     assert "torch==2.11" in floors.stdout.split()
 
 
+def test_a_night_runs_the_tests_that_a_day_leaves_out():
+    """pytest leaves out one marker; `make nightly` chooses it, and the workflow of a night runs that."""
+    assert "-m 'not nightly'" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.search(r"-m pytest .*-m nightly$", _made("--dry-run", "nightly", versions="pinned").stdout, re.M)
+    commands = [step.get("run") for _, step in steps_of(".github/workflows/nightly.yml")]
+    assert "make nightly PYTHON=python" in commands
+
+
 def _made(*words, versions):
     """What `make` says."""
     command = ["make", *words, f"VERSIONS={versions}", "PYTHON=python3"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
     """The commands of the nightly job, on few examples and few tests; a failing test keeps its example."""
     content = document(".github/workflows/nightly.yml")

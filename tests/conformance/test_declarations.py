@@ -112,10 +112,14 @@ def test_gradients_summed_over_ranks_in_the_input_dtype_are_named_as_the_cause()
 
 KINDS = ["A1", "A10", "A2a", "A9", "B9a", "E3b", "O10", "R6b"]
 """Mutants of the merge, of blocks left out, of masks, of scale, of gradients."""
+QUICK = [("A10", "bfloat16"), ("E3b", "bfloat16"), ("O10", "float16")]
+NIGHTLY = [
+    pytest.param(mutant, dtype, marks=pytest.mark.nightly)
+    for mutant in KINDS for dtype in ("bfloat16", "float16") if (mutant, dtype) not in QUICK
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("mutant", KINDS)
+@pytest.mark.parametrize(("mutant", "dtype"), [*QUICK, *NIGHTLY])
 def test_a_fault_declared_in_sixteen_bits_alone_never_breaks_the_diagnosis(mutant, dtype, monkeypatch):
     """Under every declaration of sums and probabilities, whatever the case was shrunk to."""
     monkeypatch.setattr("ringverify.diagnosis.diagnose.SECONDS", 1.0)

@@ -102,7 +102,12 @@ def becomes_empty(folder):
 
 @pytest.mark.parametrize(
     ("world", "number"),
-    [("simulated", signal.SIGKILL), ("gloo", signal.SIGKILL), ("gloo", signal.SIGTERM), ("simulated", signal.SIGHUP)],
+    [
+        ("gloo", signal.SIGKILL),
+        pytest.param("simulated", signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param("gloo", signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param("simulated", signal.SIGHUP, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_run_that_is_ended_leaves_an_incomplete_report_and_nothing_else(world, number, ringverify, temporary):
     """Nothing of the tool runs after the signal: no worker stays, no temporary folder, and no reader is deceived."""
@@ -120,6 +125,7 @@ def test_a_run_that_is_ended_leaves_an_incomplete_report_and_nothing_else(world,
         read_report(Path("report.jsonl.partial"))
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_ended_while_it_starts_leaves_nothing(ringverify, temporary):
     """While Python imports, while the fork server does, and when the first rank comes."""
     started = [ringverify.apart(*RUNS["gloo"]) for _ in range(3)]

@@ -58,6 +58,7 @@ def test_the_ring_conforms_and_says_so_once(tmp_path):
     assert "runs of the gloo world" in out
 
 
+@pytest.mark.nightly
 def test_what_goes_wrong_on_a_rank_is_told_of_that_rank_and_costs_no_other_run(tmp_path):
     """Four in one run: one raises, one aborts, one hangs, each on rank 2; the last is wrong in value."""
     targets = [f"{MINIATURES}/on_rank_two.py:{name}" for name in ("raises", "aborts", "never_ends")]
