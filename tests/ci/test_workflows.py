@@ -99,7 +99,7 @@ def test_actions_of_others_are_pinned_by_commit(path):
 def test_one_version_of_each_action_is_used():
     """In all workflows and in our action."""
     used = {step["uses"] for path in ALL for _, step in steps_of(path) if "@" in step.get("uses", "")}
-    assert len({action.partition("@")[0] for action in used}) == len(used) == 4
+    assert len({action.partition("@")[0] for action in used}) == len(used)
 
 
 @pytest.mark.parametrize("path", workflows())
@@ -138,7 +138,7 @@ def test_the_workflows_use_the_action_with_inputs_that_it_has():
     """And with all that it requires."""
     declared = document("action.yml")["inputs"]
     uses = [step for path in workflows() for _, step in steps_of(path) if step.get("uses") == "./"]
-    assert len(uses) == 2
+    assert uses
     for step in uses:
         assert set(step["with"]) <= set(declared)
         assert {name for name, told in declared.items() if told.get("required")} <= set(step["with"])
