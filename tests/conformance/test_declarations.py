@@ -59,7 +59,13 @@ def test_what_would_pass_under_another_declaration_is_told_so(attend, declaratio
     assert found(attend, property, dtypes=dtypes, **declaration) is None
 
 
-@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16",)], ids=["with float32", "alone"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        pytest.param(("float32", "bfloat16"), id="with float32", marks=pytest.mark.nightly),
+        pytest.param(("bfloat16",), id="alone"),
+    ],
+)
 @pytest.mark.parametrize(
     "attend",
     [undeclared.WRONG_SCALE, undeclared.ALWAYS_WRONG_SCALE, undeclared.LAST_KEY_UNSEEN],
@@ -73,7 +79,9 @@ def test_no_declaration_excuses_a_fault(attend, property, dtypes):
     assert shown.declaration is None
 
 
-@pytest.mark.parametrize("mutant", ["A2a", "A9", "B9a", "D3a", "E3b", "O10"])
+@pytest.mark.parametrize(
+    "mutant", ["A9", "E3b", *(pytest.param(id, marks=pytest.mark.nightly) for id in ("A2a", "B9a", "D3a", "O10"))]
+)
 def test_no_declaration_excuses_a_mutant_in_bfloat16_alone(mutant):
     """A merge, a mask, a layout, a scale, a formula: none is a matter of rounding."""
     attend = MUTANTS[mutant].implementation

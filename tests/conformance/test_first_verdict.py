@@ -13,7 +13,6 @@ from ringverify.properties.catalogue import PROPERTIES
 
 pytestmark = pytest.mark.timeout(120)
 
-FAULTS = ("wrong_scale", "dropped_key", "swapped_gradients")
 ALIKE = [pytest.param(fault, marks=pytest.mark.nightly) for fault in ("wrong_scale", "dropped_key")]
 COMPARED_WITH_THE_ORACLE = "forward,gradients,overflow,dtypes,chunk_boundaries,strided_inputs"
 QUICKLY = ("--only", "forward,gradients", "--max-examples", 6)
@@ -22,7 +21,15 @@ QUICKLY = ("--only", "forward,gradients", "--max-examples", 6)
 # -- right and wrong ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["ring", "allgather", miniature("right:attend"), miniature("right:attend_with_lse")])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "ring",
+        pytest.param("allgather", marks=pytest.mark.nightly),
+        miniature("right:attend"),
+        miniature("right:attend_with_lse"),
+    ],
+)
 def test_a_right_implementation_is_conformant(target, ringverify):
     """Every property that applies passes, each on some examples, with errors below what is allowed."""
     outcome = ringverify.check(target, "--max-examples", 6)
@@ -48,7 +55,9 @@ def test_what_is_not_declared_is_unsupported_and_listed(ringverify):
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", ["wrong_scale", "swapped_gradients", pytest.param("dropped_key", marks=pytest.mark.nightly)]
+)
 def test_a_simple_fault_shrinks_to_two_ranks_and_four_tokens(fault, seed, ringverify):
     """In every property that compares with the oracle; those that compare wrong answers have other small cases."""
     outcome = ringverify.check(
@@ -206,6 +215,7 @@ def test_a_budget_that_cuts_a_property_short_says_how_far_it_came(ringverify):
     assert event["reason"] in outcome.out
 
 
+@pytest.mark.nightly
 def test_a_budget_is_shared_among_properties_and_targets(ringverify):
     """The first does not eat the time of the others: each is tried, each is cut short, and each says so."""
     target = (miniature("right:attend"), miniature("right:attend_with_lse"))

@@ -21,6 +21,7 @@ SAID = [
 """What has to be said of that way."""
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_quick_part_of_the_table_is_right(tmp_path):
     """One way of each kind, in one run of the tool in the simulated world; every night has all of them everywhere."""

@@ -87,7 +87,7 @@ def test_two_mutants_of_one_id_are_refused():
 
 
 @pytest.mark.parametrize("property", ["lse_gradient", "masked_rows", "overflow", "strided_inputs"])
-@pytest.mark.parametrize("name", list(RIGHT))
+@pytest.mark.parametrize("name", ["plain", *(pytest.param(name, marks=pytest.mark.nightly) for name in VARIANTS)])
 def test_what_is_right_is_not_rejected(name, property):
     """The plain ring, of which every mutant is made, and every variant that looks wrong."""
     found = hunted(RIGHT[name], property, examples=4, seed=sum(map(ord, name)))

@@ -112,7 +112,7 @@ def test_among_workers_all_of_it_is_told_and_known_too(theirs):
     """With a target, which keeps its name; known is an expected failure. A call has a baseline of its own."""
     (theirs.folder / "known.toml").write_text(SWAPPED)
     targets = ("--ringverify", "right.py:attend", "--ringverify-only", "forward", "--ringverify-max-examples", "1")
-    ran = theirs.pytest(*REPORT, *targets, "--ringverify-baseline", "known.toml", "-rx", "-n", "2")
+    ran = theirs.pytest_apart(*REPORT, *targets, "--ringverify-baseline", "known.toml", "-rx", "-n", "2")
     assert ran.code == 0, ran.out + ran.err
     assert ran.counts()["xfailed"] == 2
     assert "dK and dV change places (https://example.org/issues/12)" in ran.out
@@ -131,7 +131,7 @@ def test_a_violation_that_is_gone_fails_its_test(theirs):
     assert "forward of swapped gradients passes, but is listed as violated" in ran.out
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)])
 def test_a_baseline_may_name_who_is_not_tested(workers, project):
     """It excuses nobody else: the violation stays a failure, alone and among workers."""
     (project.folder / "known.toml").write_text(MISNAMED)
