@@ -143,6 +143,7 @@ def test_a_failure_that_does_not_repeat_is_a_failure_that_says_so(name, ringveri
     assert "not repeatable" in outcome.out
 
 
+@pytest.mark.nightly
 def test_what_is_wrong_in_a_fresh_process_only_repeats_because_each_replay_is_one(ringverify):
     """Shrinking goes nowhere, since the process is no longer fresh; the case is still shown, and fails again."""
     outcome = ringverify.check(miniature("misbehaving:wrong_at_first"), "--only", "forward", "--max-examples", 4)

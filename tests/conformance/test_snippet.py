@@ -112,6 +112,7 @@ def test_a_snippet_takes_gradients_where_the_property_did():
         assert f"RETURNS_LSE, GRADIENTS, COTANGENT = False, {gradients}, 'out'" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_a_snippet_of_what_lives_in_the_tool_says_that_it_needs_it(tmp_path, capsys, monkeypatch):
     """A mutant is part of ringverify: its script runs where that is installed."""
