@@ -142,7 +142,7 @@ def test_the_report_is_one_that_check_could_have_written(ran, lasting):
 
 def test_what_failed_last_is_run_alone(ran, lasting):
     """With `--lf`, as any other test."""
-    again = lasting.pytest(*TARGETS, *FEW, "--lf", "-v")
+    again = lasting.pytest_apart(*TARGETS, *FEW, "--lf", "-v")
     assert again.code == 1
     assert again.ended(f"ringverify::{WRONG}::gradients") == "FAILED"
     assert again.counts()["failed"] == 1
@@ -171,7 +171,7 @@ def test_workers_of_xdist_share_the_work_and_one_report_comes_of_it(project):
 def test_tests_are_chosen_as_pytest_chooses(arguments, expected, project):
     """All, by words, and by id: an id alone is enough, and runs nothing else of the project."""
     project.write(test_own="def test_own():\n    pass\n")
-    listed = project.pytest(*arguments, "--collect-only", "-q")
+    listed = project.pytest_apart(*arguments, "--collect-only", "-q")
     assert listed.code == 0, listed.out
     ids = [line for line in listed.out.splitlines() if "::" in line]
     if expected is None:

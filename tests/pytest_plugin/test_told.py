@@ -92,7 +92,7 @@ def theirs(project):
 
 def test_the_report_has_decorated_tests_and_calls(theirs):
     """Under the implementation's name, with the test behind it where several check one."""
-    ran = theirs.pytest(*REPORT)
+    ran = theirs.pytest_apart(*REPORT)
     assert ran.code == 1, ran.out + ran.err
     assert ran.counts()["failed"] == 1
     events = read_report(theirs.folder / "report.jsonl")
@@ -139,7 +139,7 @@ def test_a_baseline_may_name_who_is_not_tested(workers, project):
         test_ring="import ringverify\nfrom faulty_rings import swapped_gradients\n\n\n"
         "@ringverify.conformance(swapped_gradients, only='gradients')\ndef test_it():\n    pass\n"
     )
-    ran = project.pytest("--ringverify-baseline", "known.toml", *workers)
+    ran = project.pytest_apart("--ringverify-baseline", "known.toml", *workers)
     assert ran.code == 1, ran.out + ran.err
     assert ran.counts()["failed"] == 1
 
