@@ -76,6 +76,7 @@ def test_a_wrong_ring_fails_the_job_and_its_case_is_kept_for_replay(project, tmp
     assert "the same bits as recorded" in replayed.stdout
 
 
+@pytest.mark.nightly
 def test_a_known_violation_does_not_fail_the_job(project):
     """The baseline decides, and the summary says that it did."""
     (project / "known.toml").write_text(
@@ -87,6 +88,7 @@ def test_a_known_violation_does_not_fail_the_job(project):
     assert "the scale of another head" in ran.summary
 
 
+@pytest.mark.nightly
 def test_under_torchrun_the_exit_code_is_the_verdicts(project):
     """torchrun ends with 1 whatever happens; three ranks over gloo, as where there is no GPU."""
     target = "my_ring.py:attend faulty_rings.py:wrong_scale"

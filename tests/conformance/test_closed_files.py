@@ -12,7 +12,7 @@ from ringverify.reports.jsonl import read_report
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", pytest.param("<&-", marks=pytest.mark.nightly)])
 def test_closed_standard_files_change_no_verdict(closed, tmp_path):
     """Pipes of ranks would have their numbers, and a rank's process would end over them."""
     command = [sys.executable, "-m", "ringverify", "check", miniature("right:attend"), "--only", "forward"]

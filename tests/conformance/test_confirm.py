@@ -46,6 +46,7 @@ def test_a_wrong_result_is_shown_by_its_script(ringverify):
     assert all("beyond what is allowed in " in line for line in seen.said[1:])
 
 
+@pytest.mark.nightly
 def test_of_two_worlds_the_one_that_is_wrong_is_shown(ringverify):
     """On a world of one nothing is wrong, and the smallest case of the comparison may be that one."""
     report = violated(ringverify, miniature("ten_faults:own_gradients"), "world_size_invariance")
@@ -66,6 +67,7 @@ def test_an_exception_is_shown_if_it_is_the_same(ringverify):
     assert "shown       raises on one rank  forward: rank 1 raised ValueError: rank 1 cannot go on" in outcome.out
 
 
+@pytest.mark.nightly
 def test_another_exception_shows_nothing(ringverify):
     """A script that ends for a reason of its own is no confirmation."""
     report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)
@@ -76,6 +78,7 @@ def test_another_exception_shows_nothing(ringverify):
     assert (seen.outcome, seen.said) == ("not shown", ("rank 1 raised ValueError: rank 1 cannot go on",))
 
 
+@pytest.mark.nightly
 def test_what_no_result_shows_is_told_apart(ringverify):
     """An input that is written to does not make a result wrong, which is all that a script looks at."""
     report = violated(ringverify, miniature("misbehaving:changes_its_input"), "inputs_untouched", 4)
@@ -85,6 +88,7 @@ def test_what_no_result_shows_is_told_apart(ringverify):
     assert outcome.out.endswith("0 of 1 violations are shown without ringverify\n")
 
 
+@pytest.mark.nightly
 def test_a_script_that_does_not_end_shows_a_deadlock(ringverify, monkeypatch):
     """And nothing else."""
     report = violated(ringverify, miniature("misbehaving:leaves_a_rank_waiting"), "forward", 4)

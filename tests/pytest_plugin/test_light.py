@@ -35,7 +35,7 @@ def test_nothing_heavy_is_imported_without_need(arguments, project):
 def test_a_run_without_us_looks_as_it_did(project):
     """No header, no section, no line."""
     project.write(test_own="def test_own():\n    pass\n")
-    with_it, without = project.pytest(), project.pytest("-p", "no:ringverify")
+    with_it, without = project.pytest_apart(), project.pytest_apart("-p", "no:ringverify")
     assert [line for line in with_it.out.splitlines() if "ringverify" in line and "plugins" not in line] == []
     assert with_it.code == without.code == 0
 

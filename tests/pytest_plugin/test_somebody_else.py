@@ -20,6 +20,7 @@ def theirs(tmp_path):
     return Project(tmp_path / "acme")
 
 
+@pytest.mark.nightly
 def test_their_ci_passes_and_leaves_what_people_want_to_keep(theirs):
     """JUnit, whole reports, the case of the violation that is known; nothing else."""
     ran = theirs.run("sh", "ci.sh")
@@ -48,6 +49,7 @@ def test_their_ci_passes_and_leaves_what_people_want_to_keep(theirs):
     assert "acme ring: conformant: 17 pass, 6 unsupported" in ran.out
 
 
+@pytest.mark.nightly
 def test_their_ci_fails_when_they_break_their_ring_and_says_what_they_broke(theirs):
     """One sign, right on one rank and on two: it is named, and the line that shows it again works."""
     ring = theirs.folder / "acme" / "ring.py"
@@ -69,6 +71,6 @@ def test_their_ci_fails_when_they_break_their_ring_and_says_what_they_broke(thei
 
 def test_their_other_tests_run_alone_when_asked_for(theirs):
     """`ringverify_targets` is for runs that are told nothing."""
-    ran = theirs.pytest("tests/test_layout.py")
+    ran = theirs.pytest_apart("tests/test_layout.py")
     assert ran.code == 0
     assert ran.counts() == {"passed": 1}

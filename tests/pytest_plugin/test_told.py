@@ -92,7 +92,7 @@ def theirs(project):
 
 def test_the_report_has_decorated_tests_and_calls(theirs):
     """Under the implementation's name, with the test behind it where several check one."""
-    ran = theirs.pytest(*REPORT)
+    ran = theirs.pytest_apart(*REPORT)
     assert ran.code == 1, ran.out + ran.err
     assert ran.counts()["failed"] == 1
     events = read_report(theirs.folder / "report.jsonl")
@@ -112,7 +112,7 @@ def test_among_workers_all_of_it_is_told_and_known_too(theirs):
     """With a target, which keeps its name; known is an expected failure. A call has a baseline of its own."""
     (theirs.folder / "known.toml").write_text(SWAPPED)
     targets = ("--ringverify", "right.py:attend", "--ringverify-only", "forward", "--ringverify-max-examples", "1")
-    ran = theirs.pytest(*REPORT, *targets, "--ringverify-baseline", "known.toml", "-rx", "-n", "2")
+    ran = theirs.pytest_apart(*REPORT, *targets, "--ringverify-baseline", "known.toml", "-rx", "-n", "2")
     assert ran.code == 0, ran.out + ran.err
     assert ran.counts()["xfailed"] == 2
     assert "dK and dV change places (https://example.org/issues/12)" in ran.out
@@ -131,7 +131,7 @@ def test_a_violation_that_is_gone_fails_its_test(theirs):
     assert "forward of swapped gradients passes, but is listed as violated" in ran.out
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)])
 def test_a_baseline_may_name_who_is_not_tested(workers, project):
     """It excuses nobody else: the violation stays a failure, alone and among workers."""
     (project.folder / "known.toml").write_text(MISNAMED)
@@ -139,7 +139,7 @@ def test_a_baseline_may_name_who_is_not_tested(workers, project):
         test_ring="import ringverify\nfrom faulty_rings import swapped_gradients\n\n\n"
         "@ringverify.conformance(swapped_gradients, only='gradients')\ndef test_it():\n    pass\n"
     )
-    ran = project.pytest("--ringverify-baseline", "known.toml", *workers)
+    ran = project.pytest_apart("--ringverify-baseline", "known.toml", *workers)
     assert ran.code == 1, ran.out + ran.err
     assert ran.counts()["failed"] == 1
 

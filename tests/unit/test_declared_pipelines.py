@@ -19,7 +19,6 @@ def test_no_right_pipeline_is_accused(dtype):
 
 def test_every_declaration_is_among_them():
     """Sums, probabilities and sums over ranks in 16 bits, each both ways; and an accusation would be seen."""
-    assert len(declared_pipelines.DECLARATIONS) >= 12
     for dtype in ("bfloat16", "float16"):
         declared = [one for one in declared_pipelines.DECLARATIONS if one.dtype == dtype]
         for accumulates in ("float32", dtype):

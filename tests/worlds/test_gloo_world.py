@@ -333,7 +333,14 @@ if sys.argv[1] != "end":
 """A script without a main guard, which also says that ranks do not run it again."""
 
 
-@pytest.mark.parametrize(("how", "number"), [("end", None), ("spin", signal.SIGINT), ("spin", signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        ("spin", signal.SIGKILL),
+        pytest.param("spin", signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param("end", None, marks=pytest.mark.nightly),
+    ],
+)
 def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None) -> None:
     """The tool ends without closing the world, by Ctrl-C, or is killed while a rank computes for ever."""
     script = tmp_path / "script.py"
@@ -361,6 +368,7 @@ def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None)
     assert not list(tmp_path.glob("ringverify-*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_worlds_of_parallel_pytest_workers_do_not_meet() -> None:
     """Two pytest workers run their own pools at the same time; no port, file or process is shared."""

@@ -58,6 +58,7 @@ def test_the_ring_conforms_and_says_so_once(tmp_path):
     assert "runs of the gloo world" in out
 
 
+@pytest.mark.nightly
 def test_what_goes_wrong_on_a_rank_is_told_of_that_rank_and_costs_no_other_run(tmp_path):
     """Four in one run: one raises, one aborts, one hangs, each on rank 2; the last is wrong in value."""
     targets = [f"{MINIATURES}/on_rank_two.py:{name}" for name in ("raises", "aborts", "never_ends")]
@@ -75,6 +76,7 @@ def test_what_goes_wrong_on_a_rank_is_told_of_that_rank_and_costs_no_other_run(t
     assert Path(tmp_path / wrong["file"]).exists()
 
 
+@pytest.mark.nightly
 def test_without_gpus_the_nccl_world_ends_with_3_before_any_work(tmp_path):
     """Rank 0's exit code is in torchrun's account of the failure."""
     code, out, err = torchrun(tmp_path, "ring", "--world", "nccl", "--report", "report.jsonl", ranks=2)
