@@ -208,7 +208,7 @@ def whence(target: str) -> str:
 def location_of(target: str) -> str:
     """Where a target lives, as `module:attribute` or `path/to/file.py:attribute`."""
     if target.startswith(MUTANT):
-        return f"ringverify.mutants.catalogue:{target.removeprefix(MUTANT)}"
+        return f"ringverify.faults.catalogue:{target.removeprefix(MUTANT)}"
     return BUILT_IN.get(target, target)
 
 

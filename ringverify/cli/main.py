@@ -315,7 +315,7 @@ def _list(options: argparse.Namespace) -> int:
             for property in PROPERTIES.values():
                 print(f"{property.id:<24}{property.meaning}")
         case "mutants":
-            from ringverify.mutants.catalogue import MUTANTS
+            from ringverify.faults.catalogue import MUTANTS
 
             for mutant in MUTANTS.values():
                 print(f"{MUTANT}{mutant.id:<8}{mutant.kind:<13}{mutant.title}")

@@ -19,10 +19,10 @@ from ringverify import targets
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.errors import Inconclusive
+from ringverify.faults.catalogue import MUTANTS
 from ringverify.implementation import Implementation
 from ringverify.lab import expected as expectations
 from ringverify.lab.false_alarms import CORRECT
-from ringverify.mutants.catalogue import MUTANTS
 from ringverify.option_types import sizes as world_sizes
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.property import Property

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ringverify.errors import UsageError
+from ringverify.faults.catalogue import MUTANTS
 from ringverify.files import read_json, write_whole
-from ringverify.mutants.catalogue import MUTANTS
 from ringverify.properties.catalogue import PROPERTIES
 
 PATIENCE = 3

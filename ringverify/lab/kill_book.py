@@ -17,18 +17,18 @@ import torch
 
 import ringverify
 from ringverify.errors import UsageError
+from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.fault import FaultKind
 from ringverify.files import read_json, write_whole
 from ringverify.lab.false_alarms import Acquittal
 from ringverify.lab.killing import Effort, Kill, as_json
-from ringverify.mutants.catalogue import MUTANTS
-from ringverify.mutants.mutant import Kind
 from ringverify.reports.jsonl import finite
 
 SCHEMA = 2
 Section = Literal["first", "matrix", "variants"]
 Book = dict[str, Any]
 
-BY_VALUE: tuple[Kind, ...] = ("value",)
+BY_VALUE: tuple[FaultKind, ...] = ("value",)
 """Kinds of mutants that return a wrong result on ordinary inputs, whose shrunk cases have to be small."""
 
 

@@ -14,8 +14,8 @@ from ringverify import targets
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.errors import Inconclusive
+from ringverify.faults.catalogue import MUTANTS
 from ringverify.lab.expected import Expected
-from ringverify.mutants.catalogue import MUTANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.world import WorldUnavailable

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ringverify.errors import UsageError
+from ringverify.faults.catalogue import MUTANTS
 from ringverify.files import write_whole
 from ringverify.lab import expected as expectations
 from ringverify.lab import kill_book
@@ -15,7 +16,6 @@ from ringverify.lab.expected import Expected
 from ringverify.lab.false_alarms import CORRECT, acquittals
 from ringverify.lab.kill_tables import markdown
 from ringverify.lab.killing import Effort, Kill, expected_kills, first_kills, line, matrix
-from ringverify.mutants.catalogue import MUTANTS
 from ringverify.properties.catalogue import select
 
 Say = Callable[[str], None]

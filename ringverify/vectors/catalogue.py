@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringverify.mutants.catalogue import MUTANTS
+from ringverify.faults.catalogue import MUTANTS
 from ringverify.vectors import dilations, masks, numbers, ranks, selections, shapes
 from ringverify.vectors.story import Story, by_id, numbered
 

@@ -11,8 +11,8 @@ from ringverify.cases.running import Runner
 from ringverify.check import declaring
 from ringverify.check.hunting import Counterexample, hunt
 from ringverify.check.run import told
+from ringverify.faults.catalogue import MUTANTS
 from ringverify.implementation import Capabilities, Implementation
-from ringverify.mutants.catalogue import MUTANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.reports.terminal import story
 from ringverify.worlds.simulated import SimulatedWorld

@@ -9,8 +9,8 @@ import right
 
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import Hunt, hunt
+from ringverify.faults.ring import PLAIN
 from ringverify.implementation import Implementation
-from ringverify.mutants.plain import PLAIN
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.ring.declared import allgather, ring
 from ringverify.worlds.simulated import SimulatedWorld

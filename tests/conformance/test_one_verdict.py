@@ -94,7 +94,7 @@ def test_a_pass_says_in_which_world_it_is_one_and_that_it_was_not_run_on_gloo(ri
     assert f"  conformant in the {world} world: 1 pass{elsewhere}\n" in outcome.out
 
 
-SAMPLE = ("ring", "allgather", "ringverify.mutants.plain:PLAIN", "mutant:A1", "mutant:D1", "mutant:G1")
+SAMPLE = ("ring", "allgather", "ringverify.faults.ring:PLAIN", "mutant:A1", "mutant:D1", "mutant:G1")
 """Of what `python -m ringverify.lab.agreeing` compares: built in, right and wrong."""
 
 

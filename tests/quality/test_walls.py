@@ -26,7 +26,7 @@ FLOORS = {
     "ringverify.properties": 4,
     "ringverify.diagnosis": 4,
     "ringverify.cases": 3,
-    "ringverify.mutants": 3,
+    "ringverify.faults": 3,
     "ringverify.peers": 3,
     "ringverify": 2,
     "ringverify.describing": 2,

@@ -15,11 +15,11 @@ from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.model import STEPS
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.suspicion import Suspicion
+from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.place import Partial
+from ringverify.faults.ring import EVERYTHING, PLAIN, attend, ring_of
+from ringverify.faults.ring import STEPS as STEPS_OF_A_RING
 from ringverify.implementation import Capabilities, Implementation
-from ringverify.mutants.catalogue import MUTANTS
-from ringverify.mutants.place import Partial
-from ringverify.mutants.plain import EVERYTHING, PLAIN, attend, ring_of
-from ringverify.mutants.plain import STEPS as STEPS_OF_A_RING
 from ringverify.worlds.simulated import SimulatedWorld
 
 

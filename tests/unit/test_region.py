@@ -12,8 +12,8 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.region import MOST, _level, outline
-from ringverify.mutants.catalogue import MUTANTS
-from ringverify.mutants.plain import EVERYTHING
+from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.ring import EVERYTHING
 from ringverify.worlds.simulated import SimulatedWorld
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt, judged
+from ringverify.faults.ring import PLAIN
 from ringverify.implementation import Implementation
-from ringverify.mutants.plain import PLAIN
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.worlds.simulated import SimulatedWorld
 

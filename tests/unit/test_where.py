@@ -12,8 +12,8 @@ from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import Pair, ranges, wrong_elements
-from ringverify.mutants.catalogue import MUTANTS
-from ringverify.mutants.plain import PLAIN
+from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.ring import PLAIN
 from ringverify.worlds.simulated import SimulatedWorld
 
 

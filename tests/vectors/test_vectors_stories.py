@@ -11,7 +11,7 @@ from semantics_covered import CONSTRAINTS, FEATURES, lacking, meaningless
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.running import Runner
-from ringverify.mutants.catalogue import MUTANTS
+from ringverify.faults.catalogue import MUTANTS
 from ringverify.vectors import making
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.story import Story, by_id, on

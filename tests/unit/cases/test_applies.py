@@ -14,8 +14,8 @@ from ringverify.check.casefile import save
 from ringverify.check.drawing import drawn
 from ringverify.check.hunting import Counterexample, hunt, judged
 from ringverify.cli.replay import replay
+from ringverify.faults.ring import EVERYTHING
 from ringverify.implementation import Capabilities, Implementation
-from ringverify.mutants.plain import EVERYTHING
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.property import Violation
 from ringverify.worlds.simulated import SimulatedWorld

@@ -1,4 +1,4 @@
-"""A mutant, and the shelf on which a file puts those of one letter."""
+"""A mutant, and those of one file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ringverify.faults.ring import EVERYTHING, Steps, ring_of
 from ringverify.implementation import Capabilities, Implementation
-from ringverify.mutants.plain import EVERYTHING, Steps, ring_of
 
-Kind = Literal[
+FaultKind = Literal[
     "value", "failure", "precision", "isolation", "state", "determinism", "group", "hazard", "progress", "memory",
     "traffic",
 ]  # fmt: skip
@@ -35,28 +35,28 @@ class Mutant:
     title: str
     story: str
     source: str
-    kind: Kind
+    kind: FaultKind
     implementation: Implementation
 
 
 @dataclasses.dataclass
-class Shelf:
+class Faults:
     """The mutants of one file, by id.
 
     Attributes:
-        mutants: in the order in which they were put.
+        mutants: in the order in which they were added.
     """
 
     mutants: dict[str, Mutant] = dataclasses.field(default_factory=dict)
 
-    def put(
+    def add(
         self,
         id: str,
         title: str,
         *,
         story: str,
         source: str = "by operator",
-        kind: Kind = "value",
+        kind: FaultKind = "value",
         ring: Steps | Callable[..., Any],
         claims: Capabilities = EVERYTHING,
     ) -> Implementation:

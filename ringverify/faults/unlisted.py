@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from ringref.problem import Problem
-from ringverify.mutants import arithmetic, pattern, plain
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS, Steps
+from ringverify.faults import arithmetic, pattern, ring
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps
 
 Tensor = torch.Tensor
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _mirrored_piece_shifted(here: Here) -> Tensor:
@@ -26,7 +26,7 @@ def _mirrored_piece_shifted(here: Here) -> Tensor:
     return torch.where(second, positions - 1, positions)
 
 
-O100 = SHELF.put(
+O100 = FAULTS.add(
     "O100",
     "zigzag's second piece off by one where pieces are uneven",
     story="Positions of the mirrored piece are counted as if all pieces were as long as the first. Needs zigzag, a "
@@ -44,7 +44,7 @@ def _sum_modulo(here: Here, x: Tensor) -> Tensor:
     return x.view(b, here.problem.group_size, here.problem.hk, t, d).sum(dim=1)
 
 
-O101 = SHELF.put(
+O101 = FAULTS.add(
     "O101",
     "query heads dealt out to key heads in turn",
     story="h % K for h // (H // K), in forward and backward alike. Needs two key heads and grouped queries.",
@@ -58,13 +58,13 @@ def _no_dlse_if_causal(
     return STEPS.backward(steps, here, saved, dout, torch.zeros_like(dlse) if here.problem.causal else dlse)
 
 
-O102 = SHELF.put(
+O102 = FAULTS.add(
     "O102",
     "cotangent of lse dropped under a causal mask",
     story="The causal kernel has no argument for it. Needs a gradient through lse and causality.",
     ring=replace(STEPS, backward=_no_dlse_if_causal),
 )
-O103 = SHELF.put(
+O103 = FAULTS.add(
     "O103",
     "softcap's slope taken at the capped score",
     story="1 − tanh²(s / c) of s that went through the cap already: close for small scores.",
@@ -78,10 +78,10 @@ def _left_end_exclusive_abroad(steps: Steps, here: Here, hop: int, owner: int) -
         left = (problem.window or (None, None))[0]
         return near if left is None or owner == here.rank else near & (j - (i + problem.diagonal) != -left)
 
-    return plain.multiplicity(replace(steps, window=window), here, hop, owner)
+    return ring.multiplicity(replace(steps, window=window), here, hop, owner)
 
 
-O104 = SHELF.put(
+O104 = FAULTS.add(
     "O104",
     "left end of the window exclusive across shards",
     story="Inclusive within a shard, exclusive on blocks of other ranks. Needs a window that ends in another shard.",
@@ -92,18 +92,18 @@ O104 = SHELF.put(
 def _scaled_twice(
     steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
 ) -> tuple[Tensor, Block]:
-    dq, part = plain.gradients(steps, here, hop, owner, rows, block)
+    dq, part = ring.gradients(steps, here, hop, owner, rows, block)
     twice = steps.scale(here) if here.problem.dv != here.problem.head_dim else 1.0
     return dq, Block(part.k * twice, part.v)
 
 
-O105 = SHELF.put(
+O105 = FAULTS.add(
     "O105",
     "dk scaled twice where value_dim differs",
     story="The path for unequal widths scales q before, and dk after. Needs value_dim other than head_dim.",
     ring=replace(STEPS, gradients=_scaled_twice),
 )
-O106 = SHELF.put(
+O106 = FAULTS.add(
     "O106",
     "lse saved for the backward in bfloat16",
     story="What is returned is float32, what the backward has is rounded. Needs gradients in bfloat16.",
@@ -122,7 +122,7 @@ def _from_zero(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
     return pattern.documents(problem.replace(documents=tuple(one - offsets[0] for one in offsets)), i, j)
 
 
-O107 = SHELF.put(
+O107 = FAULTS.add(
     "O107",
     "document offsets counted from the first",
     story="cu − cu[0] is right for lengths, not for places. Needs a first offset above 0.",
@@ -135,20 +135,20 @@ def _equals_skipped(first: Partial, second: Partial) -> Partial:
     return Partial(torch.where(same[..., None], first.out, whole.out), torch.where(same, first.lse, whole.lse))
 
 
-O108 = SHELF.put(
+O108 = FAULTS.add(
     "O108",
     "parts of equal mass are not merged",
     story="Equal log-sum-exps are taken for the same part seen twice. Needs blocks of exactly equal mass, as queries "
     "of zeros give.",
     ring=replace(STEPS, merge=_equals_skipped),
 )
-O109 = SHELF.put(
+O109 = FAULTS.add(
     "O109",
     "causal mask one short where keys outnumber queries",
     story="nk − nq − 1 for nk − nq. Needs causal cross lengths, more keys than queries.",
     ring=replace(STEPS, causal=lambda problem, i, j: j <= i + problem.diagonal - (problem.nk > problem.nq)),
 )
-O110 = SHELF.put(
+O110 = FAULTS.add(
     "O110",
     "a batch element without keys has one",
     story="max(length, 1) to save a kernel from an empty row. Needs a key length of 0.",
@@ -166,10 +166,10 @@ def _no_short_segment(steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> T
         whole = torch.div(torch.full_like(w, problem.nq), w, rounding_mode="floor") * w
         return pattern.covers(p, w, r, offset) & ((p < whole) | (whole == 0))
 
-    return plain.dilation(replace(steps, covers=covers), problem, i, j)
+    return ring.dilation(replace(steps, covers=covers), problem, i, j)
 
 
-O111 = SHELF.put(
+O111 = FAULTS.add(
     "O111",
     "the last, short segment left out",
     story="Segments are counted by whole division; what is left over attends nothing, unless it is all there is.",
@@ -178,17 +178,17 @@ O111 = SHELF.put(
 
 
 def _once_abroad(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
-    m = plain.multiplicity(steps, here, hop, owner)
+    m = ring.multiplicity(steps, here, hop, owner)
     return m if owner == here.rank else m.clamp(max=1)
 
 
-O112 = SHELF.put(
+O112 = FAULTS.add(
     "O112",
     "overlapping branches count once on other ranks' blocks",
     story="Sums at home, a union abroad. Needs shared branches that overlap across a shard's edge.",
     ring=replace(STEPS, pattern=_once_abroad, pattern_again=_once_abroad),
 )
-O113 = SHELF.put(
+O113 = FAULTS.add(
     "O113",
     "dq of the last hop lost on more than four ranks",
     story="A fixed number of slots for partial gradients. Needs five ranks.",
@@ -209,7 +209,7 @@ def _maximum_of_zero(s: Tensor, m: Tensor, v: Tensor) -> Partial:
     return Partial(out, (top + total.log()).squeeze(-1))
 
 
-O114 = SHELF.put(
+O114 = FAULTS.add(
     "O114",
     "the running maximum begins at 0",
     story="Where all scores of a row are far below 0 its weights underflow, and the row is empty. Needs scores "
@@ -220,7 +220,7 @@ O114 = SHELF.put(
 
 def _empty_repeats(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
     before: tuple[int, Block] | None = None
-    for hop, owner, arrived in plain.visit(steps, here, block):
+    for hop, owner, arrived in ring.visit(steps, here, block):
         if before is not None and not arrived.k.size(1):
             yield hop, *before
         else:
@@ -228,7 +228,7 @@ def _empty_repeats(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int
         before = owner, arrived
 
 
-O115 = SHELF.put(
+O115 = FAULTS.add(
     "O115",
     "an empty shard leaves the block before it in the buffer",
     story="Nothing is received from a rank without tokens, and what was there is attended once more. Needs an empty "
@@ -237,13 +237,13 @@ O115 = SHELF.put(
         replace(steps, visit=_empty_repeats), here, q, k, v
     )),
 )  # fmt: skip
-O116 = SHELF.put(
+O116 = FAULTS.add(
     "O116",
     "scale in float32 for float64 inputs",
     story="A kernel's argument is a float: eight digits of sixteen. Needs float64 and a scale that is no power of two.",
     ring=replace(STEPS, scale=lambda here: float(torch.tensor(here.problem.scale_value, dtype=torch.float32))),
 )
-O117 = SHELF.put(
+O117 = FAULTS.add(
     "O117",
     "replicated queries: cotangent of lse shared out",
     story="Each rank takes its part of it, though each rank's keys have it whole. Needs a gradient through lse.",
@@ -258,15 +258,15 @@ O117 = SHELF.put(
 
 def _by_places(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
     if here.call.sharding != "striped":
-        return plain.multiplicity(steps, here, hop, owner)
+        return ring.multiplicity(steps, here, hop, owner)
 
     def causal(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
         return (j // here.size < i // here.size) | ((j // here.size == i // here.size) & (owner <= here.rank))
 
-    return plain.multiplicity(replace(steps, causal=causal), here, hop, owner)
+    return ring.multiplicity(replace(steps, causal=causal), here, hop, owner)
 
 
-O118 = SHELF.put(
+O118 = FAULTS.add(
     "O118",
     "striped: causal by places in the shard",
     story="Places in two shards are compared, and ranks where they are equal: right where queries and keys are "
@@ -287,10 +287,10 @@ def _attend_by_products(steps: Steps, here: Here, hop: int, owner: int, q: Tenso
         out = arithmetic.weighted_sum(w, v, attended) / torch.where(total == 0, 1.0, total)
         return Partial(out, (low + total.log()).squeeze(-1))
 
-    return plain.attend(replace(steps, partial=partial), here, hop, owner, q, block)
+    return ring.attend(replace(steps, partial=partial), here, hop, owner, q, block)
 
 
-O119 = SHELF.put(
+O119 = FAULTS.add(
     "O119",
     "the maximum is that of q·k, before a negative scale",
     story="The largest product is the smallest score then, and the exponentials overflow. Needs a negative scale and "
@@ -306,7 +306,7 @@ def _window_or_documents(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
     return pattern.window(problem, i, j) | torch.full_like(i - j, problem.documents is not None, dtype=torch.bool)
 
 
-O120 = SHELF.put(
+O120 = FAULTS.add(
     "O120",
     "window ignored where there are documents",
     story="An else too many. Needs both at once.",
@@ -320,10 +320,10 @@ def _unpadded_zigzag(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
         return everything if problem.causal else pattern.key_lengths(problem, j)
 
     chosen = replace(steps, key_lengths=all_there) if here.call.sharding == "zigzag" else steps
-    return plain.multiplicity(chosen, here, hop, owner)
+    return ring.multiplicity(chosen, here, hop, owner)
 
 
-O121 = SHELF.put(
+O121 = FAULTS.add(
     "O121",
     "key lengths ignored by the causal zigzag path",
     story="The path for causal zigzag has no argument for padding. Needs all three.",
@@ -337,7 +337,7 @@ def _sum_in_input_dtype(here: Here, x: Tensor) -> Tensor:
     return grouped.to(here.dtype).sum(dim=2).to(here.wide) if here.problem.group_size > 1 else grouped[:, :, 0]
 
 
-O122 = SHELF.put(
+O122 = FAULTS.add(
     "O122",
     "gradients of grouped heads summed in the input dtype",
     story="Each query head's dk and dv are rounded before they are added up. Needs grouped queries in 16 bits.",
@@ -350,7 +350,7 @@ def _uncapped_abroad(
     steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
 ) -> tuple[Tensor, Block]:
     forgets = here.problem.causal and owner != here.rank
-    return plain.gradients(
+    return ring.gradients(
         replace(steps, cap_slope=lambda s, softcap: torch.ones_like(s)) if forgets else steps,
         here,
         hop,
@@ -360,13 +360,13 @@ def _uncapped_abroad(
     )
 
 
-O123 = SHELF.put(
+O123 = FAULTS.add(
     "O123",
     "softcap's slope forgotten on causal blocks of other ranks",
     story="One of four branches of a backward. Needs softcap, causality and two ranks.",
     ring=replace(STEPS, gradients=_uncapped_abroad),
 )
-O124 = SHELF.put(
+O124 = FAULTS.add(
     "O124",
     "seven ranks: the last hop's block taken for the next one's",
     story="A table of sources with a wrong entry for one world size.",

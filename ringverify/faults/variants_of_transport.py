@@ -11,20 +11,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ringref.sharding import SHARDINGS
+from ringverify.faults import gathered
+from ringverify.faults.accumulation import tiles
+from ringverify.faults.operators_of_dtype import to_the_owner
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.reports import all_blocks
+from ringverify.faults.ring import EVERYTHING, STEPS, Steps, attend, gradients, ring_of
+from ringverify.faults.variant import Variants
+from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall
-from ringverify.mutants import gathered
-from ringverify.mutants.accumulation import tiles
-from ringverify.mutants.operators_of_dtype import to_the_owner
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import EVERYTHING, STEPS, Steps, attend, gradients, ring_of
-from ringverify.mutants.reports import all_blocks
-from ringverify.mutants.variant import Row
-from ringverify.mutants.wire import Posted
 
-ROW = Row()
+ROWS = Variants()
 Tensor = torch.Tensor
 
-reversed_ring = ROW.put(
+reversed_ring = ROWS.add(
     "reversed_ring",
     "Blocks travel to the left; whose they are is counted the other way too.",
     replace(
@@ -54,12 +54,12 @@ def _scattered(steps: Steps, here: Here, hop: int, owner: int, carried: Block | 
     return Block(total[:count].view_as(own.k), total[count : count + own.v.numel()].view_as(own.v))
 
 
-allgather = ROW.put(
+allgather = ROWS.add(
     "allgather",
     "All blocks by one all-gather, their gradients home by one reduce-scatter: no neighbours at all.",
     replace(STEPS, visit=all_blocks, travel=_scattered),
 )
-new_first = ROW.put(
+new_first = ROWS.add(
     "new_first",
     "Partials are merged in the opposite order: newest on the left.",
     replace(
@@ -81,7 +81,7 @@ def _pairwise(steps: Steps, here: Here, hop: int, running: object, new: Partial)
     return partials[0]
 
 
-tree_merge = ROW.put(
+tree_merge = ROWS.add(
     "tree_merge",
     "Partials are kept and merged two by two, so that rounding grows with the logarithm of the world.",
     replace(STEPS, accumulate=_pairwise),
@@ -93,7 +93,7 @@ def _flipped(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: B
     return attend(turned, here, hop, owner, q, Block(*(x.flip(1) for x in block)))
 
 
-keys_flipped = ROW.put(
+keys_flipped = ROWS.add(
     "keys_flipped", "Every block is summed from its last key to its first.", replace(STEPS, attend=_flipped)
 )
 
@@ -111,8 +111,8 @@ def _tiled(size: int) -> Steps:
     return replace(STEPS, attend=attend_tiles)
 
 
-tiles_of_three = ROW.put("tiles_of_three", "Blocks in tiles of three keys, merged like blocks.", _tiled(3))
-direct_gradients = ROW.put(
+tiles_of_three = ROWS.add("tiles_of_three", "Blocks in tiles of three keys, merged like blocks.", _tiled(3))
+direct_gradients = ROWS.add(
     "direct_gradients",
     "A part of dk and dv goes straight to the owner of its block instead of travelling with it.",
     replace(
@@ -142,7 +142,7 @@ def _in_turns(here: Here, to: int, source: int, group: Any, leaving: Block, arri
     return Posted([], arriving)
 
 
-blocking = ROW.put(
+blocking = ROWS.add(
     "blocking", "Blocking send and recv in an order that cannot deadlock.", replace(STEPS, post=_in_turns)
 )
 
@@ -157,7 +157,7 @@ def _one_message(here: Here, to: int, source: int, group: Any, leaving: Block, a
     return Posted(works, Block(k.view_as(arriving.k), v.view_as(arriving.v)))
 
 
-one_message = ROW.put(
+one_message = ROWS.add(
     "one_message", "Keys and values packed in one message, and unpacked as views.", replace(STEPS, post=_one_message)
 )
 
@@ -185,7 +185,7 @@ def _padded_gradients(
     return dq, Block(*(x[:, : block.k.size(1)].contiguous() for x in part))
 
 
-overestimated = ROW.put(
+overestimated = ROWS.add(
     "overestimated",
     "Every block is padded past the longest one, the padding masked: a length that is an over-estimate "
     "(zhuzilin/ring-flash-attention#78).",
@@ -204,18 +204,18 @@ def _by_head_first(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tupl
     return out.transpose(1, 2), lse
 
 
-heads_first = ROW.put(
+heads_first = ROWS.add(
     "heads_first",
     "Tensors are (batch, heads, sequence, dim), and come back as views.",
     _by_head_first,
     dataclasses.replace(EVERYTHING, tensor_layout="bhsd"),
 )
-differentiable_gather = ROW.put(
+differentiable_gather = ROWS.add(
     "differentiable_gather",
     "No backward of its own: autograd through an all-gather whose adjoint is written.",
     gathered.by_allgather,
 )
-ulysses = ROW.put(
+ulysses = ROWS.add(
     "ulysses",
     "Sequence to heads and back by all-to-all, uneven where heads do not divide; autograd does the rest.",
     gathered.by_heads,

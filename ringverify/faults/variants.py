@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ringverify.faults import variants_of_arithmetic, variants_of_transport
+from ringverify.faults.variant import Variant
 from ringverify.implementation import Implementation
-from ringverify.mutants import variants_of_arithmetic, variants_of_transport
-from ringverify.mutants.variant import Variant
 
-VARIANTS: dict[str, Variant] = {**variants_of_transport.ROW.variants, **variants_of_arithmetic.ROW.variants}
+VARIANTS: dict[str, Variant] = {**variants_of_transport.ROWS.variants, **variants_of_arithmetic.ROWS.variants}
 """By id."""
 
 

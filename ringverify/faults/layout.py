@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, attend, gradients
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, attend, gradients
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _tokens_reversed(here: Here, positions: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ def _tokens_reversed(here: Here, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([positions[:half], positions[half:].flip(0)])
 
 
-C1a = SHELF.put(
+C1a = FAULTS.add(
     "C1a",
     "zigzag undone token by token",
     story="The mirrored piece is reversed within, where only the order of pieces is. Needs pieces of two tokens and a "
@@ -45,7 +45,7 @@ def _striped_forwards(here: Here, positions: torch.Tensor, length: int, rank: in
     return order[order][rank * share : (rank + 1) * share]
 
 
-C1b = SHELF.put(
+C1b = FAULTS.add(
     "C1b",
     "striped undone by striping again",
     story="The forward permutation in place of its inverse: the same only where n is the square of the world.",
@@ -68,7 +68,7 @@ def _scrambled_queries(here: Here, x: torch.Tensor) -> torch.Tensor:
     return _scrambled(x.to(here.wide))
 
 
-C4a = SHELF.put(
+C4a = FAULTS.add(
     "C4a",
     "reshape without permute on the way in",
     story="Sequence and heads exchanged by a view. Invisible with one head or one token a rank; forward and backward "
@@ -76,7 +76,7 @@ C4a = SHELF.put(
     source="DeepSpeed#5664, #8317",
     ring=replace(STEPS, widen=_scrambled_queries),
 )
-C4b = SHELF.put(
+C4b = FAULTS.add(
     "C4b",
     "reshape without permute on dq",
     story="The forward is right; dq has the right shape and its elements in the wrong places.",
@@ -116,7 +116,7 @@ def _first_keys(count: int) -> Callable[[Steps, Here, int, int], torch.Tensor]:
     return cut
 
 
-C5 = SHELF.put(
+C5 = FAULTS.add(
     "C5",
     "what does not divide is dropped",
     story="Every rank is taken to hold n // world keys; the last keys of longer shards are nobody's. Needs n % world.",
@@ -131,7 +131,7 @@ def _refuse(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch
     return STEPS.forward(steps, here, q, k, v)
 
 
-C5b = SHELF.put(
+C5b = FAULTS.add(
     "C5b",
     "what does not divide is refused",
     story="n % world raises, though uneven shards are claimed.",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Here
-from ringverify.mutants.plain import STEPS
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Here
+from ringverify.faults.ring import STEPS
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _padded(here: Here) -> float:
@@ -16,21 +16,21 @@ def _padded(here: Here) -> float:
     return float((-(-problem.head_dim // 8) * 8) ** -0.5) if problem.scale is None else problem.scale
 
 
-E3a = SHELF.put(
+E3a = FAULTS.add(
     "E3a",
     "scale from the padded head dimension",
     story="D is rounded up to a multiple of 8 before its root is taken. Needs another D and the default scale.",
     source="attorch#14; pytorch#159706",
     ring=replace(STEPS, scale=_padded),
 )
-E3b = SHELF.put(
+E3b = FAULTS.add(
     "E3b",
     "scale hard-coded for D = 64",
     story="1/8, whatever D is.",
     source="ipex-llm#12619 (l)",
     ring=replace(STEPS, scale=lambda here: 0.125 if here.problem.scale is None else here.problem.scale),
 )
-E3c = SHELF.put(
+E3c = FAULTS.add(
     "E3c",
     "the scale that was asked for is ignored",
     story="D ** −0.5 always. Needs another scale.",

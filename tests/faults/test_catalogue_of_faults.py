@@ -1,4 +1,4 @@
-"""The zoo: every mutant is named and told of, every row of the reports covered, nothing right rejected."""
+"""The library of faults: mutants are named and told of, every row of the reports is covered, nothing right rejected."""
 
 import re
 
@@ -7,10 +7,10 @@ import pytest
 from ringverify.cases.running import Runner
 from ringverify.check.budget import Budget
 from ringverify.check.hunting import hunt
-from ringverify.mutants import catalogue, mutant
-from ringverify.mutants.catalogue import MUTANTS, OUT_OF_SCOPE
-from ringverify.mutants.plain import PLAIN
-from ringverify.mutants.variants import VARIANTS
+from ringverify.faults import catalogue, fault
+from ringverify.faults.catalogue import MUTANTS, OUT_OF_SCOPE
+from ringverify.faults.ring import PLAIN
+from ringverify.faults.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import load
 from ringverify.worlds.simulated import SimulatedWorld
@@ -57,17 +57,17 @@ def test_every_mutant_says_what_is_wrong_and_where_that_was_seen():
         assert one.title
         assert one.story
         assert one.source
-        assert one.kind in mutant.Kind.__args__
+        assert one.kind in fault.FaultKind.__args__
     titles = [one.title for one in MUTANTS.values()]
     assert sorted(titles) == sorted(set(titles))
 
 
 def test_a_mutant_is_an_attribute_of_its_file_by_its_id():
     """So that `module:attribute` names it where a process has to be told."""
-    for module in catalogue.SHELVES:
-        for id, one in module.SHELF.mutants.items():
+    for module in catalogue.GROUPS:
+        for id, one in module.FAULTS.mutants.items():
             assert getattr(module, id) is one.implementation
-    assert load("ringverify.mutants.accumulation:A1") is MUTANTS["A1"].implementation
+    assert load("ringverify.faults.accumulation:A1") is MUTANTS["A1"].implementation
 
 
 def test_every_row_of_the_reports_has_a_mutant_or_a_reason_for_none():
@@ -79,11 +79,11 @@ def test_every_row_of_the_reports_has_a_mutant_or_a_reason_for_none():
 
 
 def test_two_mutants_of_one_id_are_refused():
-    """On one shelf; the catalogue refuses them across shelves."""
-    shelf = mutant.Shelf()
-    shelf.put("X1", "one", story="One.", ring=PLAIN.function)
+    """In one group; the catalogue refuses them across groups."""
+    faults = fault.Faults()
+    faults.add("X1", "one", story="One.", ring=PLAIN.function)
     with pytest.raises(ValueError, match="two mutants are called 'X1'"):
-        shelf.put("X1", "other", story="Other.", ring=PLAIN.function)
+        faults.add("X1", "other", story="Other.", ring=PLAIN.function)
 
 
 @pytest.mark.parametrize("property", ["lse_gradient", "masked_rows", "overflow", "strided_inputs"])

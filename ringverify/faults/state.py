@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, travel
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, travel
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _as_they_come(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
@@ -35,7 +35,7 @@ def _as_they_come(steps: Steps, here: Here, hop: int, owner: int, carried: Block
     return Block(total[: own.k.numel()].view_as(own.k), total[own.k.numel() :].view_as(own.v))
 
 
-J1 = SHELF.put(
+J1 = FAULTS.add(
     "J1",
     "gradients added in the order of arrival",
     story="dk and dv are right up to rounding, and different bits on another schedule, though the same ones are "
@@ -53,7 +53,7 @@ def _cached_scale(here: Here) -> float:
     return _SCALES.setdefault(key, STEPS.scale(here))
 
 
-J2a = SHELF.put(
+J2a = FAULTS.add(
     "J2a",
     "compiled kernel cached by shape alone",
     story="The scale of the first call of a shape serves all later ones. Needs two scales in one process.",
@@ -75,7 +75,7 @@ def _cached_mask(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor
     return _MASKS[key]
 
 
-J2b = SHELF.put(
+J2b = FAULTS.add(
     "J2b",
     "mask cached under too coarse a key",
     story="Two patterns of one shape share an entry; the second gets the mask of the first. Needs both in a process.",
@@ -90,7 +90,7 @@ def _scaled_in_place(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor,
     return STEPS.forward(replace(steps, scale=lambda here: 1.0), here, q, k, v)
 
 
-O90 = SHELF.put(
+O90 = FAULTS.add(
     "O90",
     "q scaled in place",
     story="The caller's queries are multiplied by the scale. Needs a look at the inputs afterwards.",
@@ -114,7 +114,7 @@ def _from_room(here: Here, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tenso
     return (*saved[:-1], room)
 
 
-O91 = SHELF.put(
+O91 = FAULTS.add(
     "O91",
     "backward reads the lse of the call before",
     story="One buffer a shape, saved before it is written: the first call of a shape is right. Needs a shape twice.",
@@ -136,7 +136,7 @@ def _from_the_module(
     return STEPS.backward(steps, here, _SAVED[here.rank], dout, dlse)
 
 
-O94 = SHELF.put(
+O94 = FAULTS.add(
     "O94",
     "backward of whichever forward came last",
     story="What the backward needs is kept on the module instead of in the graph. Needs two forwards before the first "
@@ -154,7 +154,7 @@ def _used_up(
     return found
 
 
-O95 = SHELF.put(
+O95 = FAULTS.add(
     "O95",
     "a second backward finds scratch memory",
     story="The backward overwrites what it was saved. Needs retain_graph and a second backward.",
@@ -171,7 +171,7 @@ def _same_memory(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor
     return room.detach(), lse
 
 
-O96 = SHELF.put(
+O96 = FAULTS.add(
     "O96",
     "out is overwritten by the next call",
     story="One output buffer a shape: right until the same shape is asked for again. Needs an output that is looked at "

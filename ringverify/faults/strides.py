@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import torch
 
-from ringverify.mutants import arithmetic
-from ringverify.mutants.communication import _as_dense
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Here, Partial
-from ringverify.mutants.plain import STEPS, Steps
+from ringverify.faults import arithmetic
+from ringverify.faults.communication import _as_dense
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Here, Partial
+from ringverify.faults.ring import STEPS, Steps
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _strides_ignored(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
     return STEPS.forward(steps, here, _as_dense(q), k, v)
 
 
-I1a = SHELF.put(
+I1a = FAULTS.add(
     "I1a",
     "strides of q ignored",
     story="The kernel reads q as if it were dense. Needs a transposed or strided view.",
@@ -33,7 +33,7 @@ def _offset_ignored(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, 
     return STEPS.forward(steps, here, *from_start)
 
 
-I1b = SHELF.put(
+I1b = FAULTS.add(
     "I1b",
     "storage offset taken for 0",
     story="Inputs are read from the start of their storage. Needs a view that does not start there.",
@@ -48,7 +48,7 @@ def _cotangent_as_dense(
     return STEPS.backward(steps, here, saved, _as_dense(dout), dlse)
 
 
-I1c = SHELF.put(
+I1c = FAULTS.add(
     "I1c",
     "strides of the cotangent ignored",
     story="As I1a, for dout in backward.",
@@ -63,7 +63,7 @@ def _first_head(x: torch.Tensor) -> torch.Tensor:
     return x if lies or not x.numel() else x[:, :, :1].expand(x.shape)
 
 
-I1d = SHELF.put(
+I1d = FAULTS.add(
     "I1d",
     "all heads read head 0",
     story="A hard-coded stride between heads is right for dense inputs only.",
@@ -78,7 +78,7 @@ def _lse_as_dense(
     return STEPS.backward(steps, here, saved, dout, _as_dense(dlse))
 
 
-I1e = SHELF.put(
+I1e = FAULTS.add(
     "I1e",
     "strides of the cotangent of lse ignored",
     story="As I1c, for dlse. Needs a gradient through lse whose cotangent is a view.",
@@ -95,7 +95,7 @@ def _by_tokens(first: Partial, second: Partial) -> Partial:
     return Partial(turned.out, whole.lse)
 
 
-I2a = SHELF.put(
+I2a = FAULTS.add(
     "I2a",
     "lse (tokens, heads) merged as (heads, tokens)",
     story="The weights of the merge are transposed; an error unless tokens equal heads, and silent then.",
@@ -109,7 +109,7 @@ def _turned(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse.transpose(1, 2).contiguous() if lse.size(1) == lse.size(2) else lse
 
 
-I2b = SHELF.put(
+I2b = FAULTS.add(
     "I2b",
     "lse returned as (tokens, heads)",
     story="Has the right shape where tokens on a rank equal heads.",
@@ -123,7 +123,7 @@ def _not_written(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor
     return STEPS.returned(here, whole._replace(out=torch.where(seen, whole.out, torch.empty_like(whole.out))))
 
 
-I3a = SHELF.put(
+I3a = FAULTS.add(
     "I3a",
     "rows without keys are not written",
     story="out of a padded row is whatever was in memory. Often zero, until it is not.",
@@ -139,7 +139,7 @@ def _not_written_back(here: Here, x: torch.Tensor) -> torch.Tensor:
     return torch.where(padded, torch.empty_like(written), written)
 
 
-I3b = SHELF.put(
+I3b = FAULTS.add(
     "I3b",
     "dq of rows without keys is not written",
     story="As I3a, in backward.",

@@ -16,9 +16,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ringref.sharding import pieces
+from ringverify.faults.place import Here
+from ringverify.faults.ring import STEPS
 from ringverify.implementation import AttentionCall
-from ringverify.mutants.place import Here
-from ringverify.mutants.plain import STEPS
 
 Tensor = torch.Tensor
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringverify.mutants.place import Block, Here
+from ringverify.faults.place import Block, Here
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

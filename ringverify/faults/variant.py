@@ -1,4 +1,4 @@
-"""A variant, and the shelf on which a file puts its own."""
+"""A variant, and those of one file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from ringverify.faults.ring import EVERYTHING, Steps, ring_of
 from ringverify.implementation import Capabilities, Implementation
-from ringverify.mutants.plain import EVERYTHING, Steps, ring_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Variant:
 
 
 @dataclasses.dataclass
-class Row:
+class Variants:
     """The variants of one file, by id.
 
     Attributes:
-        variants: in the order in which they were put.
+        variants: in the order in which they were added.
     """
 
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)
 
-    def put(
+    def add(
         self,
         id: str,
         story: str,

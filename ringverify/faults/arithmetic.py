@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from ringverify.mutants.place import Here, Partial
+from ringverify.faults.place import Here, Partial
 
 
 def widen(here: Here, x: torch.Tensor) -> torch.Tensor:

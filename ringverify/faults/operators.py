@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from ringverify.mutants import arithmetic
-from ringverify.mutants.arithmetic import weight
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Partial
-from ringverify.mutants.plain import STEPS, Steps
+from ringverify.faults import arithmetic
+from ringverify.faults.arithmetic import weight
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Partial
+from ringverify.faults.ring import STEPS, Steps
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _merge(
@@ -40,25 +40,25 @@ def _merge(
     return replace(STEPS, merge=merge)
 
 
-O01 = SHELF.put("O01", "merge drops the earlier out", story="Only the new block's term.", ring=_merge(first=0.0))
-O02 = SHELF.put("O02", "merge drops the new out", story="Only the term so far.", ring=_merge(second=0.0))
-O03 = SHELF.put("O03", "merge subtracts the new out", story="A sign.", ring=_merge(second=-1.0))
-O04 = SHELF.put("O04", "merge weights exchanged", story="Right for equal masses only.", ring=_merge(crossed=True))
-O05 = SHELF.put(
+O01 = FAULTS.add("O01", "merge drops the earlier out", story="Only the new block's term.", ring=_merge(first=0.0))
+O02 = FAULTS.add("O02", "merge drops the new out", story="Only the term so far.", ring=_merge(second=0.0))
+O03 = FAULTS.add("O03", "merge subtracts the new out", story="A sign.", ring=_merge(second=-1.0))
+O04 = FAULTS.add("O04", "merge weights exchanged", story="Right for equal masses only.", ring=_merge(crossed=True))
+O05 = FAULTS.add(
     "O05",
     "merged lse is the larger one",
     story="The sum's logarithm is dropped: off by up to log 2 a merge.",
     ring=_merge(lse=torch.maximum),
 )
-O06 = SHELF.put("O06", "merged lse is the new one", story="The earlier is forgotten.", ring=_merge(lse=lambda a, b: b))
-O07 = SHELF.put("O07", "merged lse is the earlier one", story="It is never updated.", ring=_merge(lse=lambda a, b: a))
+O06 = FAULTS.add("O06", "merged lse is the new one", story="The earlier is forgotten.", ring=_merge(lse=lambda a, b: b))
+O07 = FAULTS.add("O07", "merged lse is the earlier one", story="It is never updated.", ring=_merge(lse=lambda a, b: a))
 
 
 def _partial(change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Partial], Partial]) -> Steps:
     return replace(STEPS, partial=lambda s, m, v: change(s, m, v, arithmetic.partial(s, m, v)))
 
 
-O08 = SHELF.put(
+O08 = FAULTS.add(
     "O08",
     "lse without the maximum",
     story="log Σ exp(s − max): the shift is not added back.",
@@ -68,7 +68,7 @@ O08 = SHELF.put(
         )
     ),
 )
-O09 = SHELF.put(
+O09 = FAULTS.add(
     "O09",
     "a block's lse is its maximum",
     story="log Σ is dropped: right for one key.",
@@ -87,7 +87,7 @@ def _unmasked_top(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
     return Partial(out, (top + total.log()).squeeze(-1))
 
 
-O10 = SHELF.put(
+O10 = FAULTS.add(
     "O10",
     "stabiliser from masked keys too",
     story="The maximum is taken before the mask: a key that is not attended but scores 100 more makes the row vanish.",
@@ -108,91 +108,91 @@ def _along(axis: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Pa
     return partial
 
 
-O11 = SHELF.put(
+O11 = FAULTS.add(
     "O11",
     "softmax sums over queries",
     story="Another axis of the same length. Needs as many queries as keys in a block, so an error elsewhere.",
     ring=replace(STEPS, partial=_along(-2)),
 )
-O12 = SHELF.put(
+O12 = FAULTS.add(
     "O12",
     "multiplicities taken as a mask",
     story="A pair that two branches let through counts once. Needs shared dilation whose branches overlap.",
     ring=replace(STEPS, partial=lambda s, m, v: arithmetic.partial(s, m.clamp(max=1), v)),
 )
-O13 = SHELF.put(
+O13 = FAULTS.add(
     "O13",
     "multiplicities left out of the backward",
     story="As O12, in the probabilities of the backward only.",
     ring=replace(STEPS, probabilities=lambda s, m, lse: arithmetic.probabilities(s, m.clamp(max=1), lse)),
 )
-O14 = SHELF.put(
+O14 = FAULTS.add(
     "O14",
     "scale counts one dimension too many",
     story="1 / sqrt(D + 1).",
     ring=replace(STEPS, scale=lambda here: float((here.problem.head_dim + 1) ** -0.5)),
 )
-O15 = SHELF.put(
+O15 = FAULTS.add(
     "O15",
     "scale applied twice",
     story="On q and again on the scores.",
     ring=replace(STEPS, scores=lambda q, k, scale: arithmetic.scores(q, k, scale) * scale),
 )
-O16 = SHELF.put(
+O16 = FAULTS.add(
     "O16",
     "scale left out of dq",
     story="The derivative of the scores lacks its factor.",
     ring=replace(STEPS, dq=lambda ds, k, scale, attended: arithmetic.dq(ds, k, 1.0, attended)),
 )
-O17 = SHELF.put(
+O17 = FAULTS.add(
     "O17",
     "scale twice in dk",
     story="q was scaled already, and the result is again.",
     ring=replace(STEPS, dk=lambda ds, q, scale, attended: arithmetic.dk(ds, q, scale * scale, attended)),
 )
-O18 = SHELF.put(
+O18 = FAULTS.add(
     "O18",
     "sign of the scale lost",
     story="|scale|: needs a negative one.",
     ring=replace(STEPS, scale=lambda here: abs(here.problem.scale_value)),
 )
-O19 = SHELF.put(
+O19 = FAULTS.add(
     "O19", "softcap left out", story="The scores are not capped.", ring=replace(STEPS, cap=lambda s, softcap: s)
 )
-O20 = SHELF.put(
+O20 = FAULTS.add(
     "O20",
     "softcap left out of the backward",
     story="The slope of the cap is taken for 1.",
     ring=replace(STEPS, cap_slope=lambda s, softcap: torch.ones_like(s)),
 )
-O21 = SHELF.put(
+O21 = FAULTS.add(
     "O21",
     "softcap by clipping",
     story="Clamped at ± c instead of c · tanh(s / c): close for small scores.",
     ring=replace(STEPS, cap=lambda s, softcap: s.clamp(-softcap, softcap)),
 )
-O22 = SHELF.put(
+O22 = FAULTS.add(
     "O22",
     "slope of the cap with a plus",
     story="1 + tanh² for 1 − tanh².",
     ring=replace(STEPS, cap_slope=lambda s, softcap: 1 + (s / softcap) ** 2),
 )
-O23 = SHELF.put(
+O23 = FAULTS.add(
     "O23",
     "delta dropped",
     story="ds = p · dp: the softmax's own derivative is missing.",
     ring=replace(STEPS, ds=lambda p, dp, delta: p * dp),
 )
-O24 = SHELF.put(
+O24 = FAULTS.add(
     "O24", "delta added", story="A sign.", ring=replace(STEPS, ds=lambda p, dp, delta: p * (dp + delta[..., None]))
 )
-O25 = SHELF.put(
+O25 = FAULTS.add(
     "O25",
     "cotangent of lse dropped",
     story="Right as long as nobody differentiates through lse.",
     ring=replace(STEPS, delta=lambda dout, out, dlse: arithmetic.delta(dout, out, torch.zeros_like(dlse))),
 )
-O26 = SHELF.put(
+O26 = FAULTS.add(
     "O26",
     "cotangent of lse with the wrong sign",
     story="As O25.",
@@ -207,13 +207,13 @@ def _delta_over_heads(dout: torch.Tensor, out: torch.Tensor, dlse: torch.Tensor)
     return (dout * out).sum(dim=1).transpose(1, 2) - dlse
 
 
-O27 = SHELF.put(
+O27 = FAULTS.add(
     "O27",
     "delta summed over heads",
     story="Another axis of the same length. Needs as many heads as dimensions, so an error elsewhere.",
     ring=replace(STEPS, delta=_delta_over_heads),
 )
-O28 = SHELF.put(
+O28 = FAULTS.add(
     "O28",
     "grouped heads interleaved",
     story="Query head h reads key head h % K instead of h // (H / K). Needs two key heads, and grouping.",
@@ -223,25 +223,25 @@ O28 = SHELF.put(
         per_key_head=lambda here, x: x.view(x.size(0), -1, here.problem.hk, *x.shape[2:]).sum(dim=1),
     ),
 )
-O29 = SHELF.put(
+O29 = FAULTS.add(
     "O29",
     "grouped heads averaged",
     story="dk and dv are means over the query heads of a key head.",
     ring=replace(STEPS, per_key_head=lambda here, x: arithmetic.per_key_head(here, x) / here.problem.group_size),
 )
-O30 = SHELF.put(
+O30 = FAULTS.add(
     "O30",
     "one query head a key head",
     story="dk and dv come from the first query head of each group alone.",
     ring=replace(STEPS, per_key_head=lambda here, x: x[:, :: here.problem.group_size].contiguous()),
 )
-O31 = SHELF.put(
+O31 = FAULTS.add(
     "O31",
     "dk and dv exchanged",
     story="Silent where value_dim is head_dim, an error elsewhere.",
     ring=replace(STEPS, home=lambda here, block: Block(block.v, block.k) if block.k.shape == block.v.shape else block),
 )
-O32 = SHELF.put(
+O32 = FAULTS.add(
     "O32",
     "dk with dv added",
     story="One buffer for both, where they have one shape.",
@@ -257,7 +257,7 @@ def _not_transposed(p: torch.Tensor, dout: torch.Tensor, attended: torch.Tensor)
     return arithmetic.dv(turned, dout, attended)
 
 
-O33 = SHELF.put(
+O33 = FAULTS.add(
     "O33",
     "dv from p not transposed",
     story="Sums over keys for sums over queries. Needs blocks with as many of each, so an error elsewhere.",

@@ -8,12 +8,12 @@ import torch
 
 from ringref.problem import Problem
 from ringref.sharding import pieces
-from ringverify.mutants import pattern
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, multiplicity
+from ringverify.faults import pattern
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Here, Partial
+from ringverify.faults.ring import STEPS, Steps, multiplicity
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def fitted(positions: torch.Tensor, here: Here, owner: int) -> torch.Tensor:
@@ -40,7 +40,7 @@ def _with(here: Here, **changes: object) -> Here:
     return replace(here, call=replace(here.call, problem=problem))
 
 
-B1 = SHELF.put(
+B1 = FAULTS.add(
     "B1",
     "block predicate inverted",
     story="Causal: later ranks' blocks are attended whole and earlier ones skipped. Any causal world of two, if every "
@@ -48,7 +48,7 @@ B1 = SHELF.put(
     source="zhuzilin/ring-flash-attention 63b1c31",
     ring=replace(STEPS, pattern=_inverted, pattern_again=_inverted),
 )
-B2 = SHELF.put(
+B2 = FAULTS.add(
     "B2",
     "ring direction against source index",
     story="Blocks move right while the mask takes them to come from rank + hop. Left is right in a world of two, and "
@@ -59,7 +59,7 @@ B2 = SHELF.put(
         keys=lambda here, hop, owner: fitted(here.shards[(here.rank + hop) % here.size], here, owner),
     ),
 )
-B3 = SHELF.put(
+B3 = FAULTS.add(
     "B3",
     "mask chunk picked by the hop",
     story="The chunk of the mask belongs to rank hop instead of rank − hop.",
@@ -75,21 +75,21 @@ def _own_padding(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor
     return m * pattern.key_lengths(here.problem, fitted(here.shards[here.rank], here, owner)[None, :])
 
 
-B4 = SHELF.put(
+B4 = FAULTS.add(
     "B4",
     "key padding does not travel with the keys",
     story="Every block is masked by this rank's own padding. Needs key lengths that end in one shard.",
     source="lucidrains/ring-attention-pytorch 57cf3fc; huggingface/diffusers#13756",
     ring=replace(STEPS, pattern=_own_padding, pattern_again=_own_padding),
 )
-B8a = SHELF.put(
+B8a = FAULTS.add(
     "B8a",
     "causal mask aligned top-left",
     story="j ≤ i where the last query should attend the last key. Needs as many queries as keys not to be given.",
     source="flash-attention#282, #436; onnx#8068",
     ring=replace(STEPS, causal=lambda problem, i, j: j <= i),
 )
-B8b = SHELF.put(
+B8b = FAULTS.add(
     "B8b",
     "window aligned top-left",
     story="As B8a, for the window. Needs cross lengths and a window.",
@@ -107,7 +107,7 @@ def _local_window(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tenso
     return m * pattern.window(here.problem, i, j)
 
 
-B9a = SHELF.put(
+B9a = FAULTS.add(
     "B9a",
     "window on local indices",
     story="Indices within the shards instead of positions. Needs a window and two ranks.",
@@ -129,14 +129,14 @@ def _window_with(problem: Problem, i: torch.Tensor, j: torch.Tensor, left: int, 
     return near
 
 
-B9b = SHELF.put(
+B9b = FAULTS.add(
     "B9b",
     "left end of the window exclusive",
     story="One key too few on the left; the row without any other is empty.",
     source="prime-rl#2828 (r)",
     ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, -1, 0)),
 )
-B9c = SHELF.put(
+B9c = FAULTS.add(
     "B9c",
     "window inverted",
     story="Keys outside the window are attended.",
@@ -150,21 +150,21 @@ def _own_window_only(steps: Steps, here: Here, hop: int, owner: int) -> torch.Te
     return multiplicity(steps, dropped, hop, owner)
 
 
-B9d = SHELF.put(
+B9d = FAULTS.add(
     "B9d",
     "window dropped on other ranks' blocks",
     story="Applied within the own block only. Needs a window that ends inside another shard.",
     source="TransformerEngine#1046",
     ring=replace(STEPS, pattern=_own_window_only, pattern_again=_own_window_only),
 )
-B9e = SHELF.put(
+B9e = FAULTS.add(
     "B9e",
     "left end of the window one too far",
     story="One key too many on the left.",
     source="lm-engine#447 (r)",
     ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 1, 0)),
 )
-B10 = SHELF.put(
+B10 = FAULTS.add(
     "B10",
     "documents ignored",
     story="The batch ring on packed data: a query attends other documents. Needs two documents.",
@@ -184,7 +184,7 @@ def _half_blocks(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor
     return m
 
 
-B12 = SHELF.put(
+B12 = FAULTS.add(
     "B12",
     "zigzag's half blocks without causality",
     story="The branch that attends half a block lacks `and is_causal`. Needs zigzag without a causal mask.",
@@ -201,7 +201,7 @@ def _lowest_fill(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
     return Partial(w @ v / total, (top + total.log()).squeeze(-1))
 
 
-B13 = SHELF.put(
+B13 = FAULTS.add(
     "B13",
     "finfo.min in place of −inf",
     story="A row that attends nothing in a block becomes the average of that block, with a finite lse.",
@@ -222,7 +222,7 @@ def _leaking(steps: Steps) -> Steps:
     return replace(steps, partial=partial)
 
 
-B14a = SHELF.put(
+B14a = FAULTS.add(
     "B14a",
     "0 · NaN leaks from masked values",
     story="A value that no query attends, but that is NaN, meets a weight of 0. Needs NaN in what the mask excludes.",
@@ -230,7 +230,7 @@ B14a = SHELF.put(
     kind="isolation",
     ring=_leaking(STEPS),
 )
-B14b = SHELF.put(
+B14b = FAULTS.add(
     "B14b",
     "0 · NaN leaks in backward",
     story="As B14a, in the sums over keys of dq: the forward is clean.",

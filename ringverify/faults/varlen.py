@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from ringverify.mutants import pattern
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS
+from ringverify.faults import pattern
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _split_by_rows(here: Here, block: Block) -> Block:
@@ -20,7 +20,7 @@ def _split_by_rows(here: Here, block: Block) -> Block:
     return Block(packed[: block.k.numel()].view_as(block.k), packed[block.k.numel() :].view_as(block.v))
 
 
-K1a = SHELF.put(
+K1a = FAULTS.add(
     "K1a",
     "packed dk | dv split on the wrong axis",
     story="`dkv[:n]` for `dkv[:, :n]`: as many elements, of the wrong rows. Any block of two rows.",
@@ -38,7 +38,7 @@ def _split_as_equal(here: Here, block: Block) -> Block:
     return Block(block.k, torch.nn.functional.pad(found, (0, missing)).view_as(block.v))
 
 
-K1b = SHELF.put(
+K1b = FAULTS.add(
     "K1b",
     "value_dim taken for head_dim in a packed gradient",
     story="dv begins where it would if both had one width. Right unless value_dim differs from head_dim.",
@@ -52,7 +52,7 @@ def _shaped_from_values(here: Here, whole: Partial) -> tuple[torch.Tensor, torch
     return (out[:, :, : here.problem.hk] if here.problem.dv != here.problem.head_dim else out), lse
 
 
-K1c = SHELF.put(
+K1c = FAULTS.add(
     "K1c",
     "out shaped from the values",
     story="The heads of v in place of those of q. Needs grouped queries and another value_dim.",
@@ -62,7 +62,7 @@ K1c = SHELF.put(
 )
 
 
-K2a = SHELF.put(
+K2a = FAULTS.add(
     "K2a",
     "cu_seqlens taken to start at 0",
     story="What lies before the first document is its part. Needs a first offset above 0.",
@@ -74,7 +74,7 @@ K2a = SHELF.put(
         ),
     ),
 )
-K2b = SHELF.put(
+K2b = FAULTS.add(
     "K2b",
     "the last document taken to end with the sequence",
     story="What lies after the last document is its part. Needs padding at the end.",

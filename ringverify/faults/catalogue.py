@@ -1,12 +1,11 @@
 """Every mutant by id, and what of the field's reports no mutant can be made of.
 
-`ringverify.mutants.catalogue.MUTANTS["A1"].implementation` is also `ringverify.mutants.accumulation:A1`.
+`ringverify.faults.catalogue.MUTANTS["A1"].implementation` is also `ringverify.faults.accumulation:A1`.
 """
 
 from __future__ import annotations
 
-from ringverify.implementation import Implementation
-from ringverify.mutants import (
+from ringverify.faults import (
     accumulation,
     autograd,
     communication,
@@ -24,9 +23,10 @@ from ringverify.mutants import (
     unlisted,
     varlen,
 )
-from ringverify.mutants.mutant import Mutant
+from ringverify.faults.fault import Mutant
+from ringverify.implementation import Implementation
 
-SHELVES = (
+GROUPS = (
     accumulation, masking, layout, communication, precision, autograd, shapes, dilation, strides, state, varlen,
     reports, operators, operators_of_index, operators_of_dtype, unlisted,
 )  # fmt: skip
@@ -34,8 +34,8 @@ SHELVES = (
 
 def _all() -> dict[str, Mutant]:
     found: dict[str, Mutant] = {}
-    for module in SHELVES:
-        for name, mutant in module.SHELF.mutants.items():
+    for module in GROUPS:
+        for name, mutant in module.FAULTS.mutants.items():
             if name in found:
                 raise ValueError(f"two mutants are called {name!r}")
             found[name] = mutant

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from ringverify.mutants import arithmetic
-from ringverify.mutants.accumulation import tiles
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, attend, forward
+from ringverify.faults import arithmetic
+from ringverify.faults.accumulation import tiles
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, attend, forward
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _needs_a_chunk(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
@@ -21,7 +21,7 @@ def _needs_a_chunk(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v
     return forward(steps, here, q, k, v)
 
 
-G1 = SHELF.put(
+G1 = FAULTS.add(
     "G1",
     "fewer tokens than ranks",
     story="The chunk of a rank that has none is looked up and is not there.",
@@ -37,14 +37,14 @@ def _dead_rank(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
     return STEPS.returned(here, whole)
 
 
-G2 = SHELF.put(
+G2 = FAULTS.add(
     "G2",
     "a rank whose tokens are all masked",
     story="0 / 0 on that rank alone. Needs padding longer than a shard.",
     source="Megatron-LM#1764",
     ring=replace(STEPS, returned=_dead_rank),
 )
-G3a = SHELF.put(
+G3a = FAULTS.add(
     "G3a",
     "no keys at all",
     story="The maximum over an empty axis raises. Needs a block of no keys.",
@@ -60,7 +60,7 @@ def _by_key_count(here: Here, whole: Partial) -> Partial:
     return whole
 
 
-G3b = SHELF.put(
+G3b = FAULTS.add(
     "G3b",
     "NaN where there are no keys",
     story="0 / 0 for a sequence of no keys: out is NaN in place of 0. Needs Nk = 0 and queries.",
@@ -74,7 +74,7 @@ def _one_row(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
     return out, torch.zeros_like(lse) if lse.size(-1) == 1 else lse
 
 
-G5a = SHELF.put(
+G5a = FAULTS.add(
     "G5a",
     "one query: lse not written",
     story="The special case for one row forgets lse. The output is right; a shard of one token shows it.",
@@ -88,7 +88,7 @@ def _one_row_saved(here: Here, saved: tuple[torch.Tensor, ...]) -> tuple[torch.T
     return (*others, torch.zeros_like(lse) if lse.size(-1) == 1 else lse)
 
 
-G5b = SHELF.put(
+G5b = FAULTS.add(
     "G5b",
     "one query: backward gets no lse",
     story="As G5a, but what is returned is right and what is saved is not.",
@@ -102,7 +102,7 @@ def _one_key(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
     return found._replace(lse=torch.zeros_like(found.lse)) if s.size(-1) == 1 else found
 
 
-G5c = SHELF.put(
+G5c = FAULTS.add(
     "G5c",
     "one key: lse not written",
     story="A block of one key has lse 0; the merge weighs it wrongly.",
@@ -131,7 +131,7 @@ def _chunked_mask(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tenso
     return Partial(*running)
 
 
-G6 = SHELF.put(
+G6 = FAULTS.add(
     "G6",
     "mask cut by chunk(size), keys by split(size)",
     story="The same for n = size²; elsewhere a tile of keys is masked as other keys. Needs a mask and another length.",
@@ -148,14 +148,14 @@ def _first_tile_forgotten(steps: Steps, here: Here, hop: int, owner: int, q: tor
     return tiles(steps, here, hop, owner, q, block, tile=KERNEL_TILE)[-1]
 
 
-O92 = SHELF.put(
+O92 = FAULTS.add(
     "O92",
     "only the last tile of 32 keys counts",
     story="Right for blocks of one tile, whatever their shape; real kernels have tiles of 16 to 128 keys. Needs a "
     "shard longer than a tile.",
     ring=replace(STEPS, attend=_first_tile_forgotten),
 )
-O93 = SHELF.put(
+O93 = FAULTS.add(
     "O93",
     "dimensions past the 32nd left out of the scores",
     story="A kernel compiled for 32 dimensions. Needs a larger head_dim.",

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from ringverify.mutants import arithmetic, wire
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import EVERYTHING, STEPS, Steps, attend, gradients
-from ringverify.mutants.variant import Row
+from ringverify.faults import arithmetic, wire
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import EVERYTHING, STEPS, Steps, attend, gradients
+from ringverify.faults.variant import Variants
 
-ROW = Row()
+ROWS = Variants()
 Tensor = torch.Tensor
 
 
@@ -64,7 +64,7 @@ RUNNING = replace(
     normalise=_divided,
     together=lambda steps, here, whole: STEPS.together(STEPS, here, whole),
 )
-running_max = ROW.put(
+running_max = ROWS.add(
     "running_max", "A running maximum, a sum and an accumulator that is divided once, at the end.", RUNNING
 )
 
@@ -80,7 +80,7 @@ def _at_least_lse(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, blo
     return attend(replace(steps, partial=lambda s, m, v: _sums(s, m, v, known)), here, hop, owner, q, block)
 
 
-lse_stabiliser = ROW.put(
+lse_stabiliser = ROWS.add(
     "lse_stabiliser",
     "Scores are shifted by max(m, lse so far) instead of max(m, m so far): larger than need be, and as good "
     "(lucidrains/ring-attention-pytorch 373f75b).",
@@ -96,7 +96,7 @@ def _two_sigmoids(a: Partial, b: Partial) -> Partial:
     return Partial(out, torch.where(top == -math.inf, -math.inf, lse))
 
 
-sigmoid_merge = ROW.put(
+sigmoid_merge = ROWS.add(
     "sigmoid_merge",
     "Weights of the merge are sigmoids of the difference, guarded.",
     replace(STEPS, merge=_two_sigmoids),
@@ -115,14 +115,14 @@ def _plain_log(a: Partial, b: Partial) -> Partial:
     return whole._replace(lse=top + torch.log(torch.exp(a.lse - top) + torch.exp(b.lse - top)))
 
 
-plain_log = ROW.put(
+plain_log = ROWS.add(
     "plain_log",
     "log(1 + x) for log1p(x): loses digits of a sum that is close to 1, where they do not matter (TE#1546).",
     replace(STEPS, merge=_plain_log),
 )
 
 
-subtracted_sigmoid = ROW.put(
+subtracted_sigmoid = ROWS.add(
     "subtracted_sigmoid",
     "o − σ(bl − l) · (o − bo), the merge of zhuzilin/ring-flash-attention, guarded: where the weight of o is tiny it "
     "leaves a rounding error of u · |o|, more than the error that a sum of weighted terms has.",
@@ -140,7 +140,7 @@ def _base2(s: Tensor, m: Tensor, v: Tensor) -> Partial:
     return Partial(out, ((top + total.log2()) * math.log(2)).squeeze(-1))
 
 
-base_two = ROW.put("base_two", "exp2 and log2 within a block, as kernels do.", replace(STEPS, partial=_base2))
+base_two = ROWS.add("base_two", "exp2 and log2 within a block, as kernels do.", replace(STEPS, partial=_base2))
 
 
 def _repaired(s: Tensor, m: Tensor, v: Tensor) -> Partial:
@@ -154,7 +154,7 @@ def _repaired(s: Tensor, m: Tensor, v: Tensor) -> Partial:
     return Partial(torch.where(seen, out, 0.0), torch.where(seen, lse, -math.inf)[..., 0])
 
 
-repaired_sentinel = ROW.put(
+repaired_sentinel = ROWS.add(
     "repaired_sentinel",
     "The mask fills in the smallest finite number; rows of nothing else are repaired afterwards.",
     replace(STEPS, partial=_repaired),
@@ -165,7 +165,7 @@ def _scaled_first(steps: Steps, here: Here, q: Tensor, k: Tensor) -> Tensor:
     return STEPS.capped(replace(steps, scale=lambda here: 1.0), here, q * steps.scale(here), k)
 
 
-scaled_queries = ROW.put(
+scaled_queries = ROWS.add(
     "scaled_queries", "The scale is on q before it meets the keys.", replace(STEPS, capped=_scaled_first)
 )
 
@@ -176,8 +176,8 @@ def _scaled_both(steps: Steps, here: Here, q: Tensor, k: Tensor) -> Tensor:
     return STEPS.capped(replace(steps, scale=lambda here: 1.0), here, q * root, k * math.copysign(root, scale))
 
 
-scaled_both = ROW.put("scaled_both", "Its root on q and on k.", replace(STEPS, capped=_scaled_both))
-wide_sums = ROW.put(
+scaled_both = ROWS.add("scaled_both", "Its root on q and on k.", replace(STEPS, capped=_scaled_both))
+wide_sums = ROWS.add(
     "wide_sums",
     "Everything in float64, for every input dtype; lse comes back in float32.",
     replace(
@@ -190,7 +190,7 @@ wide_sums = ROW.put(
     ),
     dataclasses.replace(EVERYTHING, accumulates="float64"),
 )
-wide_lse = ROW.put(
+wide_lse = ROWS.add(
     "wide_lse",
     "Everything in float64, lse too as it is returned, though float32 sums are all that is claimed.",
     replace(STEPS, wide=lambda dtype: torch.float64),
@@ -223,18 +223,18 @@ def _rounded_gradients(
     return gradients(rounding, here, hop, owner, rows, block)
 
 
-rounded_probabilities = ROW.put(
+rounded_probabilities = ROWS.add(
     "rounded_probabilities",
     "P and ds are rounded to the input dtype before they are multiplied, as flash kernels do, and it is declared.",
     replace(STEPS, attend=_rounded_attend, gradients=_rounded_gradients),
     dataclasses.replace(EVERYTHING, probabilities="input"),
 )
-delta_of_rounded_out = ROW.put(
+delta_of_rounded_out = ROWS.add(
     "delta_of_rounded_out",
     "The backward starts from out as it was returned, rounded.",
     replace(STEPS, kept=lambda here, saved: (*saved[:3], _rounded(here, saved[3]), saved[4])),
 )
-wide_wire = ROW.put(
+wide_wire = ROWS.add(
     "wide_wire",
     "Keys and values travel in float32: twice the bytes, the same numbers.",
     replace(

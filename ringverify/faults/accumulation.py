@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from ringverify.mutants import arithmetic
-from ringverify.mutants.arithmetic import weight
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, attend
+from ringverify.faults import arithmetic
+from ringverify.faults.arithmetic import weight
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, attend
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _log1p(first: Partial, second: Partial) -> Partial:
@@ -24,7 +24,7 @@ def _log1p(first: Partial, second: Partial) -> Partial:
     return Partial(weight(first.lse, shift) * first.out + weight(second.lse, shift) * second.out, lse)
 
 
-A1 = SHELF.put(
+A1 = FAULTS.add(
     "A1",
     "log1p overflows in the merge",
     story="l' = l + log(1 + exp(bl − l)) is inf where bl − l > 88; both weights become 0 and the row is 0, not NaN. "
@@ -40,7 +40,7 @@ def _unshifted(first: Partial, second: Partial) -> Partial:
     return Partial(weight(first.lse, shift) * first.out + weight(second.lse, shift) * second.out, lse)
 
 
-A2a = SHELF.put(
+A2a = FAULTS.add(
     "A2a",
     "log-sum-exps merged without a shift",
     story="log(exp(l) + exp(bl)) overflows past 88 and is −inf below −104. Needs large scores of one sign.",
@@ -56,7 +56,7 @@ def _plain_weights(first: Partial, second: Partial) -> Partial:
     return Partial(out, torch.logaddexp(first.lse, second.lse))
 
 
-A2b = SHELF.put(
+A2b = FAULTS.add(
     "A2b",
     "outputs weighted by exp(lse) without a shift",
     story="exp(l) · o over the sum of exp(l): inf / inf past 88, and 0 below −104, though lse is right.",
@@ -71,7 +71,7 @@ def _unguarded(first: Partial, second: Partial) -> Partial:
     return Partial((a / (a + b))[..., None] * first.out + (b / (a + b))[..., None] * second.out, top + torch.log(a + b))
 
 
-A3 = SHELF.put(
+A3 = FAULTS.add(
     "A3",
     "two empty partials merge to NaN",
     story="−inf − (−inf) is NaN: a row that is masked in the first two visited blocks, or in all, is NaN.",
@@ -93,21 +93,21 @@ def _empty_lse(value: float) -> Steps:
     )
 
 
-A4a = SHELF.put(
+A4a = FAULTS.add(
     "A4a",
     "an empty block reports lse +inf",
     story="It takes all the weight, or makes NaN of it. Needs a row that attends nothing in some block.",
     source="flash-attention#978; deepseek-ai/FlashMLA#77",
     ring=_empty_lse(math.inf),
 )
-A4b = SHELF.put(
+A4b = FAULTS.add(
     "A4b",
     "an empty block reports lse 0",
     story="As the CPU kernel of torch does: a part without keys weighs as much as a key of score 0.",
     source="aten::_scaled_dot_product_flash_attention_for_cpu (s)",
     ring=_empty_lse(0.0),
 )
-A4c = SHELF.put(
+A4c = FAULTS.add(
     "A4c",
     "a finite sentinel stands for −inf",
     story="lse of an empty row comes back as −1e8; merging hides it, the returned lse does not.",
@@ -120,7 +120,7 @@ def _zero_is_unset(found: Partial) -> Partial:
     return found._replace(lse=found.lse.masked_fill(found.lse == 0, -1e8))
 
 
-A6 = SHELF.put(
+A6 = FAULTS.add(
     "A6",
     "lse 0 taken as not computed",
     story="Zero-initialised lse is replaced by −1e8 wherever it is 0. With q = 0 and one visible key it is exactly 0.",
@@ -134,7 +134,7 @@ def _base2_partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial
     return found._replace(lse=found.lse / math.log(2))
 
 
-A8a = SHELF.put(
+A8a = FAULTS.add(
     "A8a",
     "base-2 log-sum-exps merged as natural ones",
     story="The kernel's lse is in base 2, the merge takes it for natural, the end converts it. Right for one block and "
@@ -142,21 +142,21 @@ A8a = SHELF.put(
     source="vllm#28840, #47079; sglang#33064",
     ring=replace(STEPS, partial=_base2_partial, normalise=lambda whole: Partial(whole.out, whole.lse * math.log(2))),
 )
-A8b = SHELF.put(
+A8b = FAULTS.add(
     "A8b",
     "lse returned in base 2",
     story="Merge and backward are right; only a look at the returned lse shows it.",
     source="attention-gym#200 (r)",
     ring=replace(STEPS, returned=lambda here, whole: STEPS.returned(here, whole._replace(lse=whole.lse / math.log(2)))),
 )
-A8c = SHELF.put(
+A8c = FAULTS.add(
     "A8c",
     "backward takes a natural lse for base 2",
     story="P is recomputed with an lse off by the factor log 2; the forward is right.",
     source="pytorch#181645",
     ring=replace(STEPS, probabilities=lambda s, m, lse: arithmetic.probabilities(s, m, lse * math.log(2))),
 )
-A9 = SHELF.put(
+A9 = FAULTS.add(
     "A9",
     "softmax of each block, outputs added",
     story="No log-sum-exp weights: about as many times too large as there are blocks. Any world of two.",
@@ -189,7 +189,7 @@ def _reset(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, bloc
     return running
 
 
-A10 = SHELF.put(
+A10 = FAULTS.add(
     "A10",
     "running sums reset on every masked tile",
     story="They should be on the first only: each masked tile of the diagonal block forgets the tiles before it. Needs "
@@ -206,7 +206,7 @@ def _stale(steps: Steps, here: Here, hop: int, running: Partial | None, new: Par
     return new if running is None else Partial(*steps.merge(running, new))
 
 
-A11 = SHELF.put(
+A11 = FAULTS.add(
     "A11",
     "an empty split leaves the last one's result",
     story="A block in which nothing is visible does not write its accumulator; what the block before left there is "
@@ -221,7 +221,7 @@ def _through(here: Here, x: torch.Tensor) -> torch.Tensor:
     return x.to(here.dtype).to(here.wide)
 
 
-A12a = SHELF.put(
+A12a = FAULTS.add(
     "A12a",
     "out kept in the input dtype between hops",
     story="Rounded once a hop: the error grows with the world. Needs half precision and peaked attention; a flat "
@@ -230,7 +230,7 @@ A12a = SHELF.put(
     kind="precision",
     ring=replace(STEPS, between=lambda here, whole: whole._replace(out=_through(here, whole.out))),
 )
-A12b = SHELF.put(
+A12b = FAULTS.add(
     "A12b",
     "dq kept in the input dtype between hops",
     story="As A12a, in backward.",
@@ -248,7 +248,7 @@ def _sum(carried: Block | None, part: Block) -> Block:
     return part if carried is None else Block(carried.k + part.k, carried.v + part.v)
 
 
-A12c = SHELF.put(
+A12c = FAULTS.add(
     "A12c",
     "dk and dv travel in the input dtype",
     story="Rounded at every hop on their way home.",
@@ -256,7 +256,7 @@ A12c = SHELF.put(
     kind="precision",
     ring=replace(STEPS, travel=_narrow_travel, add_part=lambda hop, carried, part: part),
 )
-A12d = SHELF.put(
+A12d = FAULTS.add(
     "A12d",
     "lse kept in the input dtype between hops",
     story="Weights of the merge come from a log-sum-exp of 8 or 11 bits.",

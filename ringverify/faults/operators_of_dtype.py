@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from ringverify.mutants import arithmetic
-from ringverify.mutants.communication import TRAVELLING
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, gradients, travel
-from ringverify.mutants.wire import Posted
+from ringverify.faults import arithmetic
+from ringverify.faults.communication import TRAVELLING
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, gradients, travel
+from ringverify.faults.wire import Posted
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _through(here: Here, x: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ def _rounded_scores(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor) 
     return _through(here, STEPS.capped(steps, here, q, k))
 
 
-O75 = SHELF.put(
+O75 = FAULTS.add(
     "O75",
     "scores rounded to the input dtype",
     story="Before the softmax, as an einsum of half-precision tensors does.",
@@ -38,7 +38,7 @@ def _scaled_before_the_cast(steps: Steps, here: Here, q: torch.Tensor, k: torch.
     return STEPS.capped(replace(steps, scale=lambda here: 1.0), here, _through(here, q * steps.scale(here)), k)
 
 
-O76 = SHELF.put(
+O76 = FAULTS.add(
     "O76",
     "q scaled in the input dtype",
     story="q · scale is rounded before it meets the keys. Exact where the scale is a power of 2.",
@@ -62,7 +62,7 @@ def _rounded_weights(steps: Steps, here: Here, q: torch.Tensor) -> Steps:
     )
 
 
-O77 = SHELF.put(
+O77 = FAULTS.add(
     "O77",
     "probabilities rounded to the input dtype",
     story="As many kernels do and say; here it is not declared.",
@@ -81,14 +81,14 @@ def _rounded_lse(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor
     return out, _through(here, lse)
 
 
-O78 = SHELF.put(
+O78 = FAULTS.add(
     "O78",
     "lse rounded to the input dtype",
     story="Returned in float32 with the digits of the input. Out and gradients are right.",
     kind="precision",
     ring=replace(STEPS, returned=_rounded_lse),
 )
-O79 = SHELF.put(
+O79 = FAULTS.add(
     "O79",
     "backward from an lse of the input dtype",
     story="What is saved is rounded; P is off by |lse| ulps of half precision.",
@@ -104,14 +104,14 @@ def _rounded_ds(
     return gradients(rounding, here, hop, owner, rows, block)
 
 
-O80 = SHELF.put(
+O80 = FAULTS.add(
     "O80",
     "ds rounded to the input dtype",
     story="The cotangent of the scores loses its digits before it meets queries and keys; not declared.",
     kind="precision",
     ring=replace(STEPS, gradients=_rounded_ds),
 )
-O81 = SHELF.put(
+O81 = FAULTS.add(
     "O81",
     "float64 accumulated in float32",
     story="Everything wide is float32, for float64 inputs too.",
@@ -127,7 +127,7 @@ def _as_wide_as(here: Here, lse: torch.Tensor) -> torch.Tensor:
     return lse.to(torch.promote_types(here.dtype, torch.float32))
 
 
-O82 = SHELF.put(
+O82 = FAULTS.add(
     "O82",
     "everything in the input dtype",
     story="No wider sums at all: scores, weights, merges and gradients in 8 or 11 bits.",
@@ -138,7 +138,7 @@ O82 = SHELF.put(
         returned=lambda here, whole: (arithmetic.narrow(here, whole.out), _as_wide_as(here, whole.lse)),
     ),
 )
-O83 = SHELF.put(
+O83 = FAULTS.add(
     "O83",
     "delta rounded to the input dtype",
     story="The row's mean cotangent is rounded to the input dtype before it is subtracted.",
@@ -161,7 +161,7 @@ def _one_more_hop(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int,
             block = steps.arrive(posted)
 
 
-O84 = SHELF.put(
+O84 = FAULTS.add(
     "O84",
     "one hop more than needed",
     story="Keys and values travel home again. Values are right; messages are more than the hops need.",
@@ -191,7 +191,7 @@ def to_the_owner(steps: Steps, here: Here, hop: int, owner: int, carried: Block 
     return Block(*here.notes["own"])
 
 
-O85 = SHELF.put(
+O85 = FAULTS.add(
     "O85",
     "gradients sent straight to the owner",
     story="Not by neighbours, as is claimed. Values are right.",
@@ -208,7 +208,7 @@ def _late(posted: Posted) -> Block:
     return posted.arriving
 
 
-O86 = SHELF.put(
+O86 = FAULTS.add(
     "O86",
     "only the first handle waited for",
     story="batch_isend_irecv returns one a message: the rest is read before it is there.",
@@ -224,7 +224,7 @@ def _never_received(steps: Steps, here: Here, hop: int, owner: int, carried: Blo
     return home
 
 
-O87 = SHELF.put(
+O87 = FAULTS.add(
     "O87",
     "a message that nobody receives",
     story="One send too many after the last hop. Values are right; the next call may receive it, or wait for ever.",

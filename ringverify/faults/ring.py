@@ -19,11 +19,11 @@ from torch.autograd.function import once_differentiable
 
 from ringref.problem import DTYPES, Problem
 from ringref.sharding import SHARDINGS
+from ringverify.faults import arithmetic, pattern, wire
+from ringverify.faults.arithmetic import narrow
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall, Capabilities, Implementation
-from ringverify.mutants import arithmetic, pattern, wire
-from ringverify.mutants.arithmetic import narrow
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.wire import Posted
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 
 from ringref.sharding import SHARDINGS
-from ringverify.mutants.masking import fitted
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import EVERYTHING, STEPS, Steps, forward, multiplicity, travel
-from ringverify.mutants.wire import Posted
+from ringverify.faults.fault import Faults
+from ringverify.faults.masking import fitted
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import EVERYTHING, STEPS, Steps, forward, multiplicity, travel
+from ringverify.faults.wire import Posted
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-SHELF = Shelf()
+FAULTS = Faults()
 TRAVELLING = dataclasses.replace(
     EVERYTHING,
     sharding=tuple(sharding for sharding in SHARDINGS if sharding != "replicated_query"),
@@ -28,7 +28,7 @@ TRAVELLING = dataclasses.replace(
 )
 """What the plain ring can claim of its traffic and memory where nothing is gathered."""
 
-D1 = SHELF.put(
+D1 = FAULTS.add(
     "D1",
     "group rank where the world's is wanted",
     story="Point-to-point calls name ranks by their number in the world. Needs a group that does not start at 0.",
@@ -44,7 +44,7 @@ def _world(here: Here) -> ProcessGroup:
     return world
 
 
-D2a = SHELF.put(
+D2a = FAULTS.add(
     "D2a",
     "messages on the world's group",
     story="Ranks and their order are right, the group is not: messages of two lanes share a communicator. Values are "
@@ -61,7 +61,7 @@ def _gathered_in_world(here: Here, rows: torch.Tensor) -> list[torch.Tensor]:
     return everyone
 
 
-D2c = SHELF.put(
+D2c = FAULTS.add(
     "D2c",
     "collectives on the world instead of the group",
     story="Partials of another lane are merged too, or it is waited for. Needs replicated queries and a smaller group.",
@@ -69,7 +69,7 @@ D2c = SHELF.put(
     kind="group",
     ring=replace(STEPS, gather=_gathered_in_world),
 )
-D2b = SHELF.put(
+D2b = FAULTS.add(
     "D2b",
     "neighbours in the world instead of the group",
     story="Left and right are taken from the world's rank and size: rings of two lanes are coupled.",
@@ -95,7 +95,7 @@ def _all_send_first(here: Here, to: int, source: int, group: ProcessGroup, leavi
     return Posted([], arriving)
 
 
-D3a = SHELF.put(
+D3a = FAULTS.add(
     "D3a",
     "every rank sends before it receives",
     story="Blocking sends round the ring: right where messages are buffered, a deadlock where they are not.",
@@ -115,7 +115,7 @@ def _waited_sends(here: Here, to: int, source: int, group: ProcessGroup, leaving
     return Posted([work for work in received if work is not None], arriving)
 
 
-D3b = SHELF.put(
+D3b = FAULTS.add(
     "D3b",
     "isend waited for before irecv is posted",
     story="As D3a, with handles: nothing is in flight while the rank waits.",
@@ -131,7 +131,7 @@ def _continue(steps: Steps, here: Here, hop: int, owner: int, carried: Block | N
     return travel(steps, here, hop, owner, carried, part)
 
 
-D4 = SHELF.put(
+D4 = FAULTS.add(
     "D4",
     "a skipped hop does not pass gradients on",
     story="`continue` on a masked step: this rank neither sends nor receives dk and dv, the others wait for it.",
@@ -146,7 +146,7 @@ def _not_relayed(steps: Steps, here: Here, hop: int, owner: int, carried: Block 
     return travel(steps, here, hop, owner, None if skipped else carried, part)
 
 
-D5a = SHELF.put(
+D5a = FAULTS.add(
     "D5a",
     "a skipped hop passes on zeros",
     story="What earlier ranks had added to dk and dv is dropped by one that adds nothing. Needs a mask.",
@@ -166,7 +166,7 @@ def _last_hop_missing(steps: Steps, here: Here, hop: int, owner: int, carried: B
     return room
 
 
-D5b = SHELF.put(
+D5b = FAULTS.add(
     "D5b",
     "gradients stop one hop from home",
     story="As many hops as keys need, where gradients need one more: every rank has its right neighbour's.",
@@ -179,7 +179,7 @@ def _unwaited(posted: Posted) -> Block:
     return posted.arriving
 
 
-D6a = SHELF.put(
+D6a = FAULTS.add(
     "D6a",
     "keys and values read before they arrive",
     story="Nobody waits for a hop. Needs a transport that is not instantaneous.",
@@ -194,14 +194,14 @@ def _only_first(posted: Posted) -> Block:
     return posted.arriving
 
 
-D6b = SHELF.put(
+D6b = FAULTS.add(
     "D6b",
     "values read before they arrive",
     story="All handles but the last are waited for: keys are there, values are not.",
     source="TransformerEngine 557bd8092",
     ring=replace(STEPS, arrive=_only_first),
 )
-D6c = SHELF.put(
+D6c = FAULTS.add(
     "D6c",
     "gradients read before they arrive",
     story="The forward waits, the backward does not.",
@@ -217,7 +217,7 @@ def _receives_only(posted: Posted) -> Block:
     return posted.arriving
 
 
-D6d = SHELF.put(
+D6d = FAULTS.add(
     "D6d",
     "sends are never waited for",
     story="The buffer that is being sent is freed and reused while it may still be read.",
@@ -225,7 +225,7 @@ D6d = SHELF.put(
     kind="hazard",
     ring=replace(STEPS, arrive=_receives_only, arrive_gradients=_receives_only),
 )
-D9a = SHELF.put(
+D9a = FAULTS.add(
     "D9a",
     "strided tensors on the wire",
     story="Keys and values are sent as they lie in memory; some backends refuse them, some scramble them.",
@@ -246,7 +246,7 @@ def _as_dense(x: torch.Tensor) -> torch.Tensor:
     return dense
 
 
-D9b = SHELF.put(
+D9b = FAULTS.add(
     "D9b",
     "strided tensors sent as if dense",
     story="The backend moves the elements that lie next in memory. Needs keys that are a view, and data that varies.",
@@ -261,7 +261,7 @@ def _returns_early(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v
     return forward(steps, here, q, k, v)
 
 
-D10 = SHELF.put(
+D10 = FAULTS.add(
     "D10",
     "a rank without tokens returns early",
     story="It takes no part in the ring, and the others wait for it. Needs an empty shard.",
@@ -276,7 +276,7 @@ def _last_forward_hop(steps: Steps, here: Here, hop: int, owner: int) -> torch.T
     return multiplicity(replace(steps, keys=lambda here, hop, owner: fitted(last, here, owner)), here, hop, owner)
 
 
-D11 = SHELF.put(
+D11 = FAULTS.add(
     "D11",
     "backward uses the last forward hop's positions",
     story="Metadata kept from the forward is that of its last hop, for every hop of the backward. Needs a mask.",
@@ -294,7 +294,7 @@ def _in_place(steps: Steps, here: Here, leaving: Block, expected: int) -> Posted
     return steps.post(here, to, source, steps.group(here), leaving, arriving)
 
 
-R12 = SHELF.put(
+R12 = FAULTS.add(
     "R12",
     "one buffer sends and receives",
     story="Buffers swap too early: a block arrives in the memory that is still being sent and worked on.",

@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 
 from ringref.problem import Problem
-from ringverify.mutants import pattern
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.pattern import Branch
-from ringverify.mutants.place import Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, multiplicity
+from ringverify.faults import pattern
+from ringverify.faults.fault import Faults
+from ringverify.faults.pattern import Branch
+from ringverify.faults.place import Here, Partial
+from ringverify.faults.ring import STEPS, Steps, multiplicity
 
-SHELF = Shelf()
+FAULTS = Faults()
 COVERS_NOTHING: Branch = (1, 2, 1)
 """Place 0 of every segment of one, never at offset 1."""
 
@@ -32,7 +32,7 @@ def _overlapping(problem: Problem) -> list[list[Branch]]:
     return runs
 
 
-H1 = SHELF.put(
+H1 = FAULTS.add(
     "H1",
     "unequal head groups sliced as i · size",
     story="12 heads over 5 groups of 3, 3, 2, 2, 2: slices overlap and the last heads stay 0.",
@@ -47,7 +47,7 @@ def _over_positions(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Ten
     return STEPS.returned(here, whole)
 
 
-H2 = SHELF.put(
+H2 = FAULTS.add(
     "H2",
     "divided by the sum of the output over positions",
     story="x / x.sum over positions stands for the softmax mass: blows up near 0, and does not scale with V.",
@@ -60,7 +60,7 @@ def _by_segment(p: torch.Tensor, w: torch.Tensor, r: torch.Tensor, offset: torch
     return p % w % r == (offset + p // w) % r
 
 
-H3 = SHELF.put(
+H3 = FAULTS.add(
     "H3",
     "offset depends on the segment",
     story="(head + segment) % r: the first segment is right. Needs two segments and r > 1.",
@@ -78,7 +78,7 @@ def _without_own(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor
     return torch.zeros_like(m) if longest > len(here.shards[owner]) else m
 
 
-H5 = SHELF.put(
+H5 = FAULTS.add(
     "H5",
     "causal gather leaves the own shard out",
     story="`x[:rank]` of the gathered keys, where a segment spans shards: own keys are never among them.",
@@ -95,7 +95,7 @@ def _undilated(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
     return multiplicity(steps, here, hop, owner)
 
 
-R3 = SHELF.put(
+R3 = FAULTS.add(
     "R3",
     "dilation off in a group",
     story="Rates above 1 are taken for 1 on several ranks.",
@@ -120,7 +120,7 @@ def _only_what_divides(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tenso
     return STEPS.forward(steps, here, q, k, v)
 
 
-R4 = SHELF.put(
+R4 = FAULTS.add(
     "R4",
     "length must be divisible by ring size times segment",
     story="A rule that the semantics do not have; every other length raises.",
@@ -139,7 +139,7 @@ def _lining_up(steps: Steps, problem: Problem, i: torch.Tensor, j: torch.Tensor)
     return STEPS.dilation(steps, problem, i, j)
 
 
-R5 = SHELF.put(
+R5 = FAULTS.add(
     "R5",
     "segments and rates that do not line up",
     story='"The size of tensor a must match the size of tensor b": a short last segment keeps fewer positions.',

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import torch
 
-from ringverify.mutants import arithmetic
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, gradients, multiplicity, travel
+from ringverify.faults import arithmetic
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, gradients, multiplicity, travel
 
-SHELF = Shelf()
+FAULTS = Faults()
 
-F1a = SHELF.put(
+F1a = FAULTS.add(
     "F1a",
     "dq from the first block only",
     story="An iterator made outside the loop over blocks is exhausted after the first. Needs two blocks.",
     source="lucidrains/ring-attention-pytorch a7dd365",
     ring=replace(STEPS, add_dq=lambda here, hop, total, part: total if hop else total + part),
 )
-F1b = SHELF.put(
+F1b = FAULTS.add(
     "F1b",
     "dk and dv from the own queries only",
     story="As F1a, for keys and values: later hops add nothing.",
@@ -47,7 +47,7 @@ def _first_block(
     return gradients(steps, here, hop, owner, rows, _like(here.notes["first"], here, owner))
 
 
-F2 = SHELF.put(
+F2 = FAULTS.add(
     "F2",
     "backward uses the first hop's keys and values",
     story="Saved once; those that came round never reach the backward. Needs two ranks.",
@@ -64,7 +64,7 @@ def _transposed(
     return gradients(steps, here, hop, owner, rows, twice)
 
 
-F3 = SHELF.put(
+F3 = FAULTS.add(
     "F3",
     "keys and values transposed twice in backward",
     story="Sequence and heads change places; an error unless they are equal, and silent then.",
@@ -78,7 +78,7 @@ def _own_lse(s: torch.Tensor, m: torch.Tensor, lse: torch.Tensor) -> torch.Tenso
     return arithmetic.probabilities(s, m, own)
 
 
-F4a = SHELF.put(
+F4a = FAULTS.add(
     "F4a",
     "a block's own lse in its backward",
     story="P is normalised within the block instead of over all. Needs two blocks.",
@@ -96,7 +96,7 @@ def _own_everything(
     return gradients(steps, here, hop, owner, (q, dout, delta, own.lse), block)
 
 
-F4b = SHELF.put(
+F4b = FAULTS.add(
     "F4b",
     "a block's own out and lse in its backward",
     story="Every block is differentiated as if it were alone; merge weights are constants. Needs two blocks.",
@@ -116,28 +116,28 @@ def _full_lse_for_half(
     return gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
 
 
-F6 = SHELF.put(
+F6 = FAULTS.add(
     "F6",
     "zigzag's half block gets the full lse",
     story="Rows of the second half are paired with log-sum-exps of the first. Needs zigzag, causality and a backward.",
     source="TransformerEngine 17ee10980, 74eb7c33c",
     ring=replace(STEPS, gradients=_full_lse_for_half),
 )
-F7a = SHELF.put(
+F7a = FAULTS.add(
     "F7a",
     "replicated queries: dq not summed over ranks",
     story="The adjoint of a replicated input is a sum; every rank returns its own block's part.",
     source="lucidrains/ring-attention-pytorch 4fc040e; VeOmni#681",
     ring=replace(STEPS, sum_queries=lambda steps, here, dq: dq),
 )
-F7b = SHELF.put(
+F7b = FAULTS.add(
     "F7b",
     "replicated queries: dq averaged over ranks",
     story="A factor of the world's size: mean where the sum belongs.",
     source="Megatron-LM#1635 (r); VeOmni#1120 (r)",
     ring=replace(STEPS, add_up=lambda here, rows: STEPS.add_up(here, rows) / here.size),
 )
-F7c = SHELF.put(
+F7c = FAULTS.add(
     "F7c",
     "replicated queries: the loss counts once a rank",
     story="dk and dv are summed over ranks' equal cotangents: the world's size times too large.",
@@ -158,7 +158,7 @@ def _uninitialised(
     return dq, part
 
 
-F9a = SHELF.put(
+F9a = FAULTS.add(
     "F9a",
     "gradient buffer not zeroed",
     story="The part of a block that nobody attends is whatever was in memory. Often zero, until it is not.",
@@ -174,7 +174,7 @@ def _between_groups(here: Here, x: torch.Tensor) -> torch.Tensor:
     return summed.cumsum(dim=1) if here.problem.group_size > 1 else summed
 
 
-F9b = SHELF.put(
+F9b = FAULTS.add(
     "F9b",
     "gradient buffer kept from one head group to the next",
     story="The buffer of dk and dv is not cleared between key heads. Needs grouped queries and two key heads.",
@@ -205,7 +205,7 @@ def _swapping(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int
             spare, block = block, steps.arrive(posted)
 
 
-F12a = SHELF.put(
+F12a = FAULTS.add(
     "F12a",
     "keys and values are the ring's buffers",
     story="What comes round is received into the caller's own tensors, and backward starts from strangers' keys. Needs "
@@ -229,7 +229,7 @@ def _from_the_last(
     return STEPS.backward(steps, here, (q, k, v, out, lse), dout, dlse)
 
 
-F12b = SHELF.put(
+F12b = FAULTS.add(
     "F12b",
     "backward starts from the last block received",
     story="The saved tensors are the ring's buffers, which the forward went on to overwrite. Needs two ranks.",
@@ -242,7 +242,7 @@ def _detached_weights(dout: torch.Tensor, out: torch.Tensor, dlse: torch.Tensor)
     return torch.zeros_like(dlse)
 
 
-R9 = SHELF.put(
+R9 = FAULTS.add(
     "R9",
     "softmax treated as constant in backward",
     story="In-place updates of the online softmax break the graph; its statistics are detached to silence the error, "
@@ -261,7 +261,7 @@ def _kept_home(hop: int, carried: Block, part: Block) -> Block:
     return part
 
 
-R10 = SHELF.put(
+R10 = FAULTS.add(
     "R10",
     "autograd does not follow the ring",
     story="Received keys are new tensors without history: dk and dv are those of the own queries, dq is right.",

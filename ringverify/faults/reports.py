@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ringverify.mutants import arithmetic
-from ringverify.mutants.communication import TRAVELLING
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.place import Block, Here, Partial
-from ringverify.mutants.plain import STEPS, Steps, attend
+from ringverify.faults import arithmetic
+from ringverify.faults.communication import TRAVELLING
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, attend
 
 SHARDED = dataclasses.replace(TRAVELLING, memory="sharded")
 """Claims besides that a rank's memory does not grow with the world."""
 
-SHELF = Shelf()
+FAULTS = Faults()
 
 
 def _full_size(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> object:
@@ -33,7 +33,7 @@ def _full_size(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, 
     return attend(steps, here, hop, owner, q, block)
 
 
-R1 = SHELF.put(
+R1 = FAULTS.add(
     "R1",
     "a full-size output for every bucket",
     story="Every hop allocates out and lse for the whole sequence. Values are right; memory grows as n² over the ring.",
@@ -52,7 +52,7 @@ def _half_scores(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor) -> 
     return STEPS.capped(replace(steps, scores=_in_half) if here.dtype is torch.float16 else steps, here, q, k)
 
 
-R2a = SHELF.put(
+R2a = FAULTS.add(
     "R2a",
     "scores in float16",
     story="For float16 inputs a score past 65504 is inf. Needs large queries and keys in half precision.",
@@ -66,7 +66,7 @@ def _sentinel(here: Here, q: torch.Tensor, dim: int) -> object:
     return STEPS.nothing(here, q, dim)
 
 
-R2b = SHELF.put(
+R2b = FAULTS.add(
     "R2b",
     "a sentinel that float16 does not hold",
     story='"value cannot be converted to type at::Half without overflow": −1e10 in half. Needs float16 and an empty '
@@ -81,14 +81,14 @@ def _stays(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None
     return part
 
 
-R6a = SHELF.put(
+R6a = FAULTS.add(
     "R6a",
     "keys and values never rotate",
     story="The query is divided and each rank attends its own block alone. Any world of two.",
     source="report R6",
     ring=replace(STEPS, hops=lambda here: 1, travel=_stays),
 )
-R6b = SHELF.put(
+R6b = FAULTS.add(
     "R6b",
     "replicated queries: partials never merged",
     story="As R6a where all ranks hold all queries: each returns the attention to its own keys.",
@@ -101,7 +101,7 @@ def _all_at_once(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, 
     yield from list(STEPS.visit(steps, here, block))
 
 
-R7 = SHELF.put(
+R7 = FAULTS.add(
     "R7",
     "every rank ends up with all keys",
     story="Blocks that came round are kept: memory a rank does not fall with the world's size. Values are right.",
@@ -119,7 +119,7 @@ def _wants_contiguous(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor
     return STEPS.forward(steps, here, q, k, v)
 
 
-R8 = SHELF.put(
+R8 = FAULTS.add(
     "R8",
     "views crash",
     story="index_select on a view that is not contiguous. Needs such inputs.",
@@ -145,7 +145,7 @@ def all_blocks(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, in
         yield hop, owner, Block(*(all_of_it[owner][:, :count] for all_of_it in everyone))
 
 
-R11 = SHELF.put(
+R11 = FAULTS.add(
     "R11",
     "an all-gather where a ring is claimed",
     story="Collectives on the critical path of what says that only neighbours exchange. Values are right.",
@@ -161,7 +161,7 @@ def _sigmoid(first: Partial, second: Partial) -> Partial:
     return Partial(first.out - share * (first.out - second.out), first.lse - F.logsigmoid(first.lse - second.lse))
 
 
-R13 = SHELF.put(
+R13 = FAULTS.add(
     "R13",
     "the sigmoid merge of two empty parts",
     story="−inf − (−inf) in sigmoid(bl − l) is NaN: a row that the first two visited blocks do not attend.",
@@ -176,7 +176,7 @@ def _keeps_scores(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor) ->
     return s
 
 
-R14 = SHELF.put(
+R14 = FAULTS.add(
     "R14",
     "scores of every block kept",
     story="Copies of every score matrix live until the backward ends: on one device many times what attention takes.",

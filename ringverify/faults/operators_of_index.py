@@ -8,22 +8,22 @@ from dataclasses import replace
 import torch
 
 from ringref.problem import Problem
-from ringverify.mutants import pattern, wire
-from ringverify.mutants.masking import _window_with, fitted
-from ringverify.mutants.mutant import Shelf
-from ringverify.mutants.pattern import Branch
-from ringverify.mutants.place import Block, Here
-from ringverify.mutants.plain import STEPS, Steps, multiplicity, travel
+from ringverify.faults import pattern, wire
+from ringverify.faults.fault import Faults
+from ringverify.faults.masking import _window_with, fitted
+from ringverify.faults.pattern import Branch
+from ringverify.faults.place import Block, Here
+from ringverify.faults.ring import STEPS, Steps, multiplicity, travel
 
-SHELF = Shelf()
+FAULTS = Faults()
 
-O40 = SHELF.put(
+O40 = FAULTS.add(
     "O40",
     "causal mask one key too wide",
     story="j ≤ i + 1: every query sees the next token.",
     ring=replace(STEPS, causal=lambda problem, i, j: j <= i + problem.diagonal + 1),
 )
-O41 = SHELF.put(
+O41 = FAULTS.add(
     "O41",
     "causal mask one key too narrow",
     story="j < i: no query sees its own token.",
@@ -42,32 +42,32 @@ def _shifted(by: int) -> Callable[[Steps, Here, int, int], torch.Tensor]:
     return pattern_of
 
 
-O42 = SHELF.put(
+O42 = FAULTS.add(
     "O42",
     "causal mask one too wide on other ranks' blocks",
     story="Right within the own block. Needs a query whose next token is on another rank.",
     ring=replace(STEPS, pattern=_shifted(1), pattern_again=_shifted(1)),
 )
-O43 = SHELF.put(
+O43 = FAULTS.add(
     "O43",
     "causal mask one too narrow on other ranks' blocks",
     story="As O42. In contiguous shards the diagonal never meets another rank's block: needs zigzag, striped or cross "
     "lengths.",
     ring=replace(STEPS, pattern=_shifted(-1), pattern_again=_shifted(-1)),
 )
-O44 = SHELF.put(
+O44 = FAULTS.add(
     "O44",
     "right end of the window exclusive",
     story="One key too few on the right.",
     ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 0, -1)),
 )
-O45 = SHELF.put(
+O45 = FAULTS.add(
     "O45",
     "right end of the window one too far",
     story="One key too many on the right.",
     ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 0, 1)),
 )
-O46 = SHELF.put(
+O46 = FAULTS.add(
     "O46",
     "window's sides exchanged",
     story="(right, left). Needs sides that differ.",
@@ -86,7 +86,7 @@ def _by_offsets(problem: Problem, i: torch.Tensor, j: torch.Tensor, *, right: bo
     return inside & (of_i == of_j)
 
 
-O47 = SHELF.put(
+O47 = FAULTS.add(
     "O47",
     "documents begin one token late",
     story="The first token of a document belongs to the one before it.",
@@ -99,7 +99,7 @@ def _counted(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor
     return torch.bucketize(i, offsets, right=True) == torch.bucketize(j, offsets, right=True)
 
 
-O48 = SHELF.put(
+O48 = FAULTS.add(
     "O48",
     "what lies in no document attends itself",
     story="Positions before the first offset, and after the last, are documents of their own.",
@@ -113,11 +113,11 @@ def _lengths(more: int) -> Callable[[Problem, torch.Tensor], torch.Tensor]:
     )  # fmt: skip
 
 
-O49 = SHELF.put("O49", "one padded key attended", story="j ≤ length.", ring=replace(STEPS, key_lengths=_lengths(1)))
-O50 = SHELF.put(
+O49 = FAULTS.add("O49", "one padded key attended", story="j ≤ length.", ring=replace(STEPS, key_lengths=_lengths(1)))
+O50 = FAULTS.add(
     "O50", "the last valid key left out", story="j < length − 1.", ring=replace(STEPS, key_lengths=_lengths(-1))
 )
-O51 = SHELF.put(
+O51 = FAULTS.add(
     "O51",
     "one key length for the batch",
     story="The first batch element's. Needs two that differ.",
@@ -135,43 +135,43 @@ def _branches(change: Callable[[Problem, int, Branch], Branch]) -> Steps:
     return replace(STEPS, branches=changed)
 
 
-O52 = SHELF.put(
+O52 = FAULTS.add(
     "O52",
     "dilation offset one too large",
     story="(offset + 1) % r. Needs a rate above 1.",
     ring=_branches(lambda problem, head, branch: (branch[0], branch[1], (branch[2] + 1) % branch[1])),
 )
-O53 = SHELF.put(
+O53 = FAULTS.add(
     "O53",
     "dilation offset 0 in every head",
     story="Heads do not take turns. Needs a rate above 1 and two heads or branches.",
     ring=_branches(lambda problem, head, branch: (branch[0], branch[1], 0)),
 )
-O54 = SHELF.put(
+O54 = FAULTS.add(
     "O54",
     "dilation rate one too small",
     story="r − 1.",
     ring=_branches(lambda problem, head, branch: (branch[0], max(1, branch[1] - 1), branch[2])),
 )
-O55 = SHELF.put(
+O55 = FAULTS.add(
     "O55",
     "segments of one token more",
     story="w + 1.",
     ring=_branches(lambda problem, head, branch: (branch[0] + 1, *branch[1:])),
 )
-O56 = SHELF.put(
+O56 = FAULTS.add(
     "O56",
     "segments begin one token late",
     story="(p + 1) // w for p // w: the places within a segment are right, its borders are not.",
     ring=replace(STEPS, segment=lambda p, w: (p + 1) // w),
 )
-O57 = SHELF.put(
+O57 = FAULTS.add(
     "O57",
     "segments ignored",
     story="Covered positions attend one another across segments.",
     ring=replace(STEPS, segment=lambda p, w: torch.zeros_like(p // w)),
 )
-O58 = SHELF.put(
+O58 = FAULTS.add(
     "O58",
     "place counted from the start of the sequence",
     story="p % r for p % w % r. Needs segments that r does not divide.",
@@ -184,7 +184,7 @@ def _split_by_head(problem: Problem, head: int, branch: Branch) -> Branch:
     return (branch[0], branch[1], head % branch[1]) if split else branch
 
 
-O59 = SHELF.put(
+O59 = FAULTS.add(
     "O59",
     "split heads: offset from the head",
     story="h % r for b % r. Needs branches of several heads.",
@@ -197,7 +197,7 @@ def _block_down(problem: Problem, head: int, branch: Branch) -> Branch:
     return (branch[0], branch[1], head // max(1, problem.heads // branch[1])) if block else branch
 
 
-O60 = SHELF.put(
+O60 = FAULTS.add(
     "O60",
     "block offset rounded down",
     story="h // floor(H / r) for h // ceil(H / r). Needs a rate that does not divide the heads.",
@@ -210,7 +210,7 @@ def _cyclic(problem: Problem, head: int, branch: Branch) -> Branch:
     return (branch[0], branch[1], head % branch[1]) if shared else branch
 
 
-O61 = SHELF.put("O61", "block offset taken for cyclic", story="h % r whatever was asked for.", ring=_branches(_cyclic))
+O61 = FAULTS.add("O61", "block offset taken for cyclic", story="h % r whatever was asked for.", ring=_branches(_cyclic))
 
 
 def _smaller_first(problem: Problem) -> list[list[Branch]]:
@@ -223,19 +223,19 @@ def _smaller_first(problem: Problem) -> list[list[Branch]]:
     return [[(*dilation.branches[b], b % dilation.branches[b][1])] for b in of]
 
 
-O62 = SHELF.put(
+O62 = FAULTS.add(
     "O62",
     "split heads: groups cut in proportion",
     story="h · G // H for larger groups first. The same up to three branches: needs four.",
     ring=replace(STEPS, branches=_smaller_first),
 )
-O63 = SHELF.put(
+O63 = FAULTS.add(
     "O63",
     "source off by one hop",
     story="The block of hop h is masked as that of hop h + 1. Needs a mask.",
     ring=replace(STEPS, keys=lambda here, hop, owner: fitted(here.shards[(owner - 1) % here.size], here, owner)),
 )
-O64 = SHELF.put(
+O64 = FAULTS.add(
     "O64",
     "queries placed one rank to the right",
     story="Positions of the next rank's queries. Needs a mask.",
@@ -261,31 +261,31 @@ def _hop(change: Callable[[Here, int], int]) -> Steps:
     return replace(STEPS, accumulate=accumulate)
 
 
-O65 = SHELF.put(
+O65 = FAULTS.add(
     "O65",
     "last hop left out",
     story="range(world − 1): the block of the right neighbour is never attended. The backward is complete.",
     ring=_hop(lambda here, hop: 0 if hop and hop == here.size - 1 else 1),
 )
-O66 = SHELF.put(
+O66 = FAULTS.add(
     "O66",
     "own block counted twice",
     story="It is merged before the loop and in its first turn.",
     ring=_hop(lambda here, hop: 2 if hop == 0 and here.size > 1 else 1),
 )
-O67 = SHELF.put(
+O67 = FAULTS.add(
     "O67",
     "own block left out",
     story="The loop starts at hop 1.",
     ring=_hop(lambda here, hop: 0 if hop == 0 and here.size > 1 and not here.replicated else 1),
 )
-O68 = SHELF.put(
+O68 = FAULTS.add(
     "O68",
     "last block merged twice",
     story="Once in the loop and once behind it. Needs two ranks.",
     ring=_hop(lambda here, hop: 2 if hop and hop == here.size - 1 else 1),
 )
-O69 = SHELF.put(
+O69 = FAULTS.add(
     "O69",
     "block of rank 0 counted twice",
     story="By every rank but its owner.",
@@ -297,7 +297,7 @@ def _lost(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None,
     return travel(steps, here, hop, owner, None if hop == 1 else carried, part)
 
 
-O70 = SHELF.put(
+O70 = FAULTS.add(
     "O70",
     "the owner's own part of dk and dv lost",
     story="The second rank starts the sum anew. Needs two ranks.",
@@ -309,13 +309,13 @@ def _twice(hop: int, carried: Block, part: Block) -> Block:
     return Block(carried.k + 2 * part.k, carried.v + 2 * part.v) if hop == 1 else STEPS.add_part(hop, carried, part)
 
 
-O71 = SHELF.put(
+O71 = FAULTS.add(
     "O71",
     "one rank's part of dk and dv counted twice",
     story="That of the second rank on the way. Needs two ranks.",
     ring=replace(STEPS, add_part=_twice),
 )
-O72 = SHELF.put(
+O72 = FAULTS.add(
     "O72",
     "dk and dv not summed over ranks",
     story="What arrives is not added to: each rank returns the part of the last one on the way.",
@@ -327,13 +327,13 @@ def _another_shard(here: Here, block: Block) -> Block:
     return Block(block.k.roll(1, dims=1), block.v.roll(1, dims=1))
 
 
-O73 = SHELF.put(
+O73 = FAULTS.add(
     "O73",
     "dk and dv one row off",
     story="Rows of the gradient are shifted by one.",
     ring=replace(STEPS, home=_another_shard),
 )
-O74 = SHELF.put(
+O74 = FAULTS.add(
     "O74",
     "replicated queries: own partial merged last",
     story="Merged as it comes, without the first rank's: range(1, world).",
