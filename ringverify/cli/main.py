@@ -19,9 +19,10 @@ from ringverify.cli.check import add_options as add_check_options
 from ringverify.cli.confirm_options import RULE as CONFIRM_RULE
 from ringverify.cli.confirm_options import add_options as add_confirm_options
 from ringverify.cli.init import add_options as add_init_options
+from ringverify.cli.mutants import add_options as add_mutants_options
 from ringverify.cli.plan_options import add_options as add_plan_options
 from ringverify.errors import Inconclusive, UsageError, complain
-from ringverify.option_types import Renamed, count, names, positive, seconds
+from ringverify.option_types import seconds
 from ringverify.reports.command import add_options as add_report_options
 from ringverify.reports.command import with_missing
 from ringverify.reports.jsonl import ReportError
@@ -203,7 +204,9 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list what there is")
     listing.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
     listing.set_defaults(command=_list)
-    _add_mutants(commands.add_parser("mutants", help="try the suite on implementations broken on purpose"))
+    mutants = commands.add_parser("mutants", help="try the suite on implementations broken on purpose")
+    add_mutants_options(mutants)
+    mutants.set_defaults(command=_mutants)
     bench = commands.add_parser("bench", help="measure our ring's speed and memory beside all it can be compared with")
     add_bench_options(bench)
     bench.set_defaults(command=_bench)
@@ -229,43 +232,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_mutants(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ids", nargs="*", metavar="ID", help="these mutants only (ringverify list mutants)")
-    parser.add_argument("--matrix", action="store_true", help="every property on every mutant, not only the first kill")
-    parser.add_argument("--variants", action="store_true", help="correct implementations instead: false alarms")
-    parser.add_argument("--only", type=names, metavar="ID,…", help="these properties only")
-    parser.add_argument("--skip", type=names, metavar="ID,…", default=(), help="not these properties")
-    parser.add_argument("--expected", type=Path, metavar="FILE", help="only the kills that this file expects")
-    parser.add_argument("--write-expected", type=Path, metavar="FILE", help="with --matrix: write the cheapest kills")
-    parser.add_argument("--seed", type=count, default=0, metavar="N", help="decides which cases are tried (default: 0)")
-    parser.add_argument(
-        "--max-examples", type=positive, metavar="N", help="examples of each property (--variants: in all), at most"
-    )
-    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes side by side (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE.json", help="add what is found to this file")
-    parser.add_argument("--report", action=Renamed, now="--json")
-    parser.add_argument("--table", type=Path, metavar="FILE.md", help="run nothing, make tables of the file of --json")
-    parser.set_defaults(command=_mutants)
-
-
 def _mutants(options: argparse.Namespace) -> int:
-    from ringverify.lab.zoo import Wish, run
+    from ringverify.cli.mutants import run
 
-    wish = Wish(
-        ids=tuple(options.ids),
-        only=options.only,
-        skip=options.skip,
-        every=options.matrix,
-        variants=options.variants,
-        expected=options.expected,
-        write_expected=options.write_expected,
-        report=options.json,
-        table=options.table,
-        seed=options.seed,
-        most=options.max_examples,
-        jobs=options.jobs,
-    )
-    return run(wish, lambda text: print(legible_lines(text), flush=True))
+    return run(options)
 
 
 def _check(options: argparse.Namespace) -> int:
