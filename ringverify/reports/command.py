@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ringverify import files
 from ringverify.errors import UsageError, complain
+from ringverify.option_types import OUTPUTS
 from ringverify.reports.badge import badges
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.junit import junit
@@ -36,10 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Add the options of files that `check` writes too."""
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the verdicts and pictures")
-    parser.add_argument("--junit", type=Path, metavar="FILE.xml", help="write the verdicts as JUnit XML")
-    parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write a summary for a CI job")
+    """Add the options of files that several commands write."""
+    for name, (metavar, text) in OUTPUTS.items():
+        parser.add_argument(f"--{name}", type=Path, metavar=metavar, help=text)
 
 
 def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
