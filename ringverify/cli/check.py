@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -20,6 +21,21 @@ from ringverify.reports.command import Outputs, with_missing
 from ringverify.reports.jsonl import Event, ReportWriter, finite
 from ringverify.reports.results import results_of
 from ringverify.reports.terminal import Terminal
+
+EXIT_CODES = "Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive."
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "check",
+        help="give a verdict on implementations",
+        description="Runs implementations on generated cases in a world of several ranks, and holds every rank to a "
+        "float64 oracle. Options that are not typed are those of [tool.ringverify] in the nearest pyproject.toml.",
+        epilog=EXIT_CODES,
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

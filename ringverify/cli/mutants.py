@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from ringverify.option_types import Renamed, count, names, positive
 from ringverify.words import legible_lines
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "mutants",
+        help="try the suite on implementations broken on purpose",
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", type=Path, metavar="FILE.md", help="run nothing, make tables of the file of --json")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, console: Console) -> int:
     """Try the suite on mutants or on correct variants, and return the exit code."""
+    del console
     from ringverify.lab.zoo import MutantsRequest
     from ringverify.lab.zoo import run as try_them
 
