@@ -71,8 +71,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     # Before torch is imported, which takes seconds: a target is easily mistyped.
     subjects = _subjects(options.targets, options.load_deadline, console)
 
+    from ringverify.check.drawing import home_of_our_own
     from ringverify.check.planning import device_for
-    from ringverify.check.profiles import home_of_our_own
     from ringverify.check.run import check
 
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})
