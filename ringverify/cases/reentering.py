@@ -16,7 +16,7 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.cases.local import Local, RankResult, backward, forward, local_part, result_of
 from ringverify.cases.running import Observation, Runner, Task, rows_of
 from ringverify.targets import load
-from ringverify.worlds import torch_groups
+from ringverify.worlds import torch_private
 from ringverify.worlds.foreign_text import refuses_second_backward
 from ringverify.worlds.whose import ours
 
@@ -82,11 +82,11 @@ def _reentered(task: Task) -> Reentered:
 
     def called(local: Local) -> tuple[torch.Tensor, torch.Tensor | None]:
         results = forward(implementation, local)
-        groups.append(torch_groups.groups())
+        groups.append(torch_private.groups())
         late.append(_communicate(set(threading.enumerate()) - threads))
         return results
 
-    groups, late, threads = [torch_groups.groups()], [False], set(threading.enumerate())
+    groups, late, threads = [torch_private.groups()], [False], set(threading.enumerate())
     other = second_of(case)
     one, two = part(case, 0, 1, 2), part(other, 0, 1, 2)
     out, lse = called(one)
@@ -119,12 +119,12 @@ def _reentered(task: Task) -> Reentered:
 
 def _communicate(threads: set[threading.Thread]) -> bool:
     """Whether threads that calls have left behind communicate; those that are idle are given a moment, once."""
-    before, until = torch_groups.operations(), time.monotonic() + LATE_SECONDS
+    before, until = torch_private.operations(), time.monotonic() + LATE_SECONDS
     for thread in threads - set(_IDLE):
         thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
             _IDLE.add(thread)
-    return torch_groups.operations() > before
+    return torch_private.operations() > before
 
 
 def _again(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ringverify
-from ringverify.check.options import MOST_DRAWN, Options, Subject
+from ringverify.check.options import MOST_DRAWN, CheckRequest, Options, Subject
 from ringverify.check.outcome import LOADS
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
@@ -24,7 +24,6 @@ from ringverify.testing.conformance import MARK, PROPERTY, Conformance
 from ringverify.testing.items import CannotBeChecked, Implementations, Prepared, PropertyItem
 from ringverify.testing.ledger import UNLEARNED, Entry, Ledger, name_with
 from ringverify.testing.results import ConformanceError, PropertyResult
-from ringverify.testing.wish import Wish
 from ringverify.words import legible
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class RingVerifySession:
         self._config = config
         workerinput = getattr(config, "workerinput", None)
         self._drawn: int = secrets.randbelow(MOST_DRAWN) if workerinput is None else workerinput[DRAWN]
-        self._wish = asked.wish(config)
+        self._request = asked.request(config)
         names, self._chosen = asked.take_targets(config)
         self._baseline: Baseline | None = None
         self._mistake: UsageError | None = None
@@ -67,7 +66,7 @@ class RingVerifySession:
         report = None if config.option.collectonly else config.getoption("ringverify_report")
         self._ledger: Ledger | None = None
         if workerinput is None:
-            settings = self._wish.settings(self._drawn)
+            settings = self._request.settings(self._drawn)
             self._ledger = Ledger(report and Path(report), settings=settings, baseline=self._baseline is not None)
         self._checks: Checks | None = None
         self._calls: list[Entry] = []
@@ -76,7 +75,7 @@ class RingVerifySession:
     def _prepare(self, names: list[str]) -> list[Prepared]:
         """The targets, each looked at as far as that is possible before anything runs."""
         # Before torch is imported, which takes seconds: a target is easily mistyped.
-        loaded = [(name, _described(name, self._wish.load_deadline)) for name in names]
+        loaded = [(name, _described(name, self._request.load_deadline)) for name in names]
 
         from ringverify.check.run import named_apart
         from ringverify.testing.checks import Checked, plan_for
@@ -88,11 +87,11 @@ class RingVerifySession:
             )
         subjects = [Subject(name, one) for name, one in loaded if not isinstance(one, Inconclusive)]
         self._implementations = named_apart(subject.implementation for subject in subjects)
-        options = self._options(self._wish)
+        options = self._options(self._request)
         prepared = []
         for name, one in loaded:
             chosen = None if self._chosen is None else self._chosen.get(name)
-            properties = Wish(only=chosen).over(self._wish).properties()
+            properties = CheckRequest(only=chosen).over(self._request).properties()
             checked: Checked | Inconclusive
             try:
                 if isinstance(one, Inconclusive):
@@ -108,12 +107,12 @@ class RingVerifySession:
         """Read the baseline, which is not looked at where nothing of ours is tested."""
         from ringverify.check.baseline import read_baseline
 
-        if self._baseline is None and self._wish.baseline is not None:
-            self._baseline = read_baseline(self._wish.baseline)
+        if self._baseline is None and self._request.baseline is not None:
+            self._baseline = read_baseline(self._request.baseline)
 
-    def _options(self, wish: Wish) -> Options:
+    def _options(self, request: CheckRequest) -> Options:
         """The options of a run, with the baseline of this session."""
-        options = dataclasses.replace(wish, baseline=None).options(drawn=self._drawn)
+        options = dataclasses.replace(request, baseline=None).options(drawn=self._drawn)
         return dataclasses.replace(options, baseline=self._baseline)
 
     # -- what is collected ---------------------------------------------------------------------------------------------
@@ -164,7 +163,7 @@ class RingVerifySession:
             metafunc.parametrize(PROPERTY, [None], indirect=True, ids=[LOADS])
             return
         try:
-            properties = about.wish.over(self._wish).properties()
+            properties = about.request.over(self._request).properties()
         except UsageError as error:
             raise pytest.Collector.CollectError(f"{metafunc.definition.nodeid}: {error}") from None
         metafunc.parametrize(PROPERTY, properties, indirect=True, ids=[property.id for property in properties])
@@ -189,10 +188,10 @@ class RingVerifySession:
         __tracebackhide__ = True
         if not isinstance(about.implementation, Implementation):
             raise about.implementation.with_traceback(None)
-        wish = about.wish.over(self._wish)
+        request = about.request.over(self._request)
         function, name = _function_of(item), about.implementation.name
         checked = self._checks_here().of(
-            function, about.implementation, self._options(wish), asked=len(wish.properties())
+            function, about.implementation, self._options(request), asked=len(request.properties())
         )
         return self._try(item, checked, property, name=name_with(name, function) if function in self._shared else name)
 

@@ -130,6 +130,20 @@ def test_the_action_is_shown_with_inputs_that_it_has():
     assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == set(inputs)
 
 
+def missing_from(text):
+    """The files of a map that are not there; it names them from ringverify/ or from the top."""
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    assert len(named) == len(set(named)), "a file is named where its room is described, and nowhere else"
+    return [name for name in named if not ((ROOT / name).is_file() or (ROOT / "ringverify" / name).is_file())]
+
+
+def test_the_map_of_the_house_names_files_that_exist():
+    """In CONTRIBUTING.md, in the order in which a case meets them; and a file that is gone is noticed."""
+    text = text_of("CONTRIBUTING.md").split("## From the command line to the verdict")[1].split("\n## ")[0]
+    assert missing_from(text) == []
+    assert missing_from("first `check/run.py`, then `check/gone.py`") == ["check/gone.py"]
+
+
 @pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_and_paths_lead_somewhere(document):
     """Links from where the document is, to headings too; paths in backticks from the top of the project."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from imports import Import, cycle, imports, is_below, modules, reachable
 from pickles import WITHIN_A_WORLD, pickles
+from private_torch import EXPLAINED, explained, private_torch
 from tolerances import literal_tolerances
 from wordings import HOME, decisions
 
@@ -138,10 +139,10 @@ def test_wall_2_can_fall(files, tmp_path):
 # -- 3. light to import ------------------------------------------------------------------------------------------------
 
 
-def loaded_by(code, root):
-    """The top-level modules that are loaded when a fresh interpreter has run some code."""
+def modules_after(code, root):
+    """The modules that are loaded when a fresh interpreter has run some code."""
     process = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys; print('\\n'.join({{m.split('.')[0] for m in sys.modules}}))"],
+        [sys.executable, "-c", f"{code}\nimport sys; print('', *sys.modules, sep='\\n')"],
         env={**os.environ, "PYTHONPATH": str(root)},
         cwd=root,
         capture_output=True,
@@ -150,6 +151,11 @@ def loaded_by(code, root):
         check=True,
     )
     return set(process.stdout.split())
+
+
+def loaded_by(code, root):
+    """The top-level modules that are loaded when a fresh interpreter has run some code."""
+    return {module.split(".")[0] for module in modules_after(code, root)}
 
 
 HELP = "import ringverify.cli.main\ntry:\n    ringverify.cli.main.main(['--help'])\nexcept SystemExit:\n    pass"
@@ -339,6 +345,107 @@ def test_what_others_say_only_in_words_has_one_file(tmp_path):
     text = "def f(error: Exception):\n    return 'closed by peer' in str(error)"
     assert decisions(tree(tmp_path, ringverify__worlds__foreign_text=text)) == []
     assert len(decisions(tree(tmp_path, ringverify__worlds__limits=text))) == 1
+
+
+# -- 7. private interfaces of torch ------------------------------------------------------------------------------------
+
+
+def test_private_interfaces_of_torch_sit_in_one_file_a_room():
+    """Wall 7: the file is called torch_private.py. Every exception has its reason, and is needed."""
+    assert private_torch(ROOT) == []
+    assert explained(ROOT) == set(EXPLAINED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch._dynamo",
+        "import torch.distributed._functional_collectives as collectives",
+        "from torch._C import _push_on_torch_dispatch_stack",
+        "from torch._compile import _disable_dynamo",
+        "from torch.distributed import _functional_collectives",
+        "import torch\ntorch._C.x()",
+        "import torch as t\nt.ops.aten._softmax(x)",
+        "from torch.distributed import distributed_c10d as c10d\nworld = c10d._world",
+        "import torch\nworld = getattr(torch.distributed.distributed_c10d, '_world', None)",
+        "import importlib\nimportlib.import_module('torch.distributed.tensor._api')",
+        "def f(group):\n    return group._get_sequence_number_for_group()",
+        "def f(operation):\n    return getattr(operation, '_schema', None)",
+    ],
+)
+def test_wall_7_can_fall(text, tmp_path):
+    """Every form of import and attribute is seen, at home and with users as elsewhere; there it is let pass."""
+    places = ("ringverify__ring__attention", "ringverify__ring__torch_private", "ringverify__peers__torch_ring")
+    found = private_torch(tree(tmp_path, **dict.fromkeys(places, text)))
+    assert [place.split(":")[0] for place in found] == ["ringverify/ring/attention.py"]
+
+
+@pytest.mark.parametrize("text", ["import torch\ntorch.__version__", "self._world = 1", "from ours import _private"])
+def test_wall_7_lets_pass_what_is_not_torchs(text, tmp_path):
+    """Public names, and private ones of our own."""
+    assert private_torch(tree(tmp_path, ringverify__ring__attention=text)) == []
+
+
+# -- the lab -----------------------------------------------------------------------------------------------------------
+
+LAB = "ringverify.lab"
+MAINTAINERS_COMMAND = ("ringverify.cli.mutants", "call")
+"""The one import of the lab from outside it: what `ringverify mutants` loads when it runs."""
+
+
+def breaches_of_the_lab(root):
+    """Imports of the lab from outside it, but for those of the maintainers' own command."""
+    return [
+        str(edge)
+        for edge in imports(root)
+        if is_below(edge.imported, LAB)
+        and not is_below(edge.importer, LAB)
+        and (edge.importer, edge.when) != MAINTAINERS_COMMAND
+    ]
+
+
+def test_only_the_maintainers_command_imports_the_lab():
+    """Kill scores, false alarms and the survey are for maintainers: nobody who checks a ring loads them."""
+    assert breaches_of_the_lab(ROOT) == []
+    assert any(is_below(edge.imported, LAB) and edge.importer == MAINTAINERS_COMMAND[0] for edge in imports(ROOT))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"ringverify__check__run": "from ringverify.lab import killing"},
+        {"ringverify__testing__session": "def f():\n    import ringverify.lab.killing"},
+        {"ringverify__pytest_plugin": "import importlib\nimportlib.import_module('ringverify.lab.killing')"},
+        {"ringverify__implementation": "from typing import TYPE_CHECKING as T\nif T: import ringverify.lab.killing"},
+        {"ringverify__cli__mutants": "import ringverify.lab.killing"},
+        {"ringverify__cli__main": "def f():\n    import ringverify.lab.killing"},
+    ],
+)
+def test_the_walls_of_the_lab_can_fall(files, tmp_path):
+    """At once, in a call, by name, for types; and in the command itself, before it runs."""
+    assert len(breaches_of_the_lab(tree(tmp_path, ringverify__lab__killing="", **files))) == 1
+
+
+CHECKS = """
+import ringverify, ringverify.pytest_plugin, ringverify.testing.session, ringverify.testing.checks
+from ringverify.cli.main import main
+assert main(["check", "ring", "--only", "forward", "--max-examples", "1", "--world-sizes", "1", "-q"]) == 0
+"""
+
+
+@pytest.mark.timeout(60)
+def test_the_package_the_plugin_and_a_check_do_not_load_the_lab(tmp_path):
+    """Shown by a run to its verdict."""
+    loaded = modules_after(f"import os; os.chdir({str(tmp_path)!r})\n{CHECKS}", ROOT)
+    assert "ringverify.check.run" in loaded
+    assert not [module for module in loaded if is_below(module, LAB)]
+
+
+def test_what_a_fresh_interpreter_loads_of_the_lab_is_seen(tmp_path):
+    """The proof that the test above can fail."""
+    root = tree(tmp_path, ringverify__lab__killing="")
+    (root / "ringverify" / "__init__.py").write_text("import ringverify.lab.killing")
+    assert [module for module in modules_after("import ringverify", root) if is_below(module, LAB)]
 
 
 # -- floors ------------------------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def _vectors(path: Path) -> None:
 def _pyproject(path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    configured(parser.parse_args([]), parser, path.parent)
+    configured(parser.parse_args([]), path.parent)
 
 
 def _tensors(path: Path) -> None:

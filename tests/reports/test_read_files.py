@@ -37,7 +37,7 @@ def options_of(path):
     """What a project's file says."""
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return configured(parser.parse_args([]), parser, path.parent)
+    return configured(parser.parse_args([]), path.parent)
 
 
 def vector_of(path):

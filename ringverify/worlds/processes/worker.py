@@ -22,9 +22,6 @@ from typing import Any, NoReturn, cast
 import torch
 import torch.distributed as dist
 
-# Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
-import torch.distributed._functional_collectives
-
 from ringverify.words import TEXT, cut
 from ringverify.worlds import reproducible, whose
 from ringverify.worlds.exceptions import one_line
@@ -34,7 +31,10 @@ from ringverify.worlds.processes.residue import Ledger
 from ringverify.worlds.processes.settings import Settings
 from ringverify.worlds.processes.wire import Job, NotReady, Raised, Ready, Report, Returned, Seat, packed
 from ringverify.worlds.raising import raising_of
+from ringverify.worlds.torch_private import import_functional_collectives
 from ringverify.worlds.world import WorldUnavailable
+
+import_functional_collectives()  # or every rank imports them anew; the fork server does it once
 
 FOREVER = datetime.timedelta(days=1)
 """The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
