@@ -14,10 +14,11 @@ from ringverify.check.configuration import TABLE, configured
 from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.options import Options, Subject, Unavailable, seed_for
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import Event
 from ringverify.option_types import count, names, positive, seconds, sizes
 from ringverify.properties.suites import SUITES
 from ringverify.reports.command import Outputs, add_outputs, with_missing
-from ringverify.reports.jsonl import Event, ReportWriter, finite
+from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
 from ringverify.reports.terminal import Terminal
 
@@ -119,7 +120,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             terminal.tell(event)
             if writer is not None:
                 writer.write(event)
-            events.append(finite(event))
+            events.append(event)
 
         crew = None
         if here is not None and options.world != "simulated":

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from ringverify import targets
 from ringverify.check.options import Subject
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import Event
 from ringverify.implementation import Implementation
-from ringverify.reports.jsonl import Event
 from ringverify.testing import calls
 from ringverify.testing.results import ConformanceError, ConformanceResult
 from ringverify.testing.unwatched import Unwatched

@@ -14,7 +14,7 @@ from ringverify.check import casefile, trusting
 from ringverify.check.hunting import Counterexample
 from ringverify.cli.main import main
 from ringverify.properties.property import Violation
-from ringverify.reports.jsonl import replay_line
+from ringverify.reports.story import replay_line
 
 pytestmark = pytest.mark.timeout(120)
 

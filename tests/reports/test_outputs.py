@@ -19,7 +19,7 @@ from ringverify.reports.results import results_of
 from ringverify.reports.terminal import counterexample_text
 
 FOLDER = Path(__file__).parent.parent / "snapshots"
-RESULTS = results_of(sample.everything())
+RESULTS = results_of(sample.typed(sample.everything()))
 
 
 def assert_as_recorded(name, text):
@@ -104,7 +104,7 @@ def test_text_does_not_become_markup():
 
 def test_many_failures_are_counted_rather_than_told():
     """A job's summary has a limit."""
-    text = markdown(results_of(sample.crowd(2)))
+    text = markdown(results_of(sample.typed(sample.crowd(2))))
     assert text.count("<details>") == MOST + 1
     assert f"{2 * len(sample.PROPERTIES) - MOST} more failures" in text
 
@@ -137,7 +137,7 @@ def test_each_implementation_has_a_badge_and_a_file_for_badge_services():
 def test_names_that_differ_only_in_signs_have_badges_of_their_own():
     """Files are named for what is left of a name."""
     names = ("a.b", "a-b", "A b", "…")
-    files = badges(results_of(sample.run({name: ("inconclusive", []) for name in names})))
+    files = badges(results_of(sample.typed(sample.run({name: ("inconclusive", []) for name in names}))))
     assert [name for name in files if name.endswith(".svg")] == [
         "a-b.svg",
         "a-b-2.svg",

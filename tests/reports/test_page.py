@@ -44,7 +44,7 @@ class Elements(HTMLParser):
         return [attributes["id"] for _, attributes in self.found if "id" in attributes]
 
 
-RESULTS = results_of(sample.everything())
+RESULTS = results_of(sample.typed(sample.everything()))
 TEXT = page(RESULTS)
 ELEMENTS = Elements(TEXT)
 
@@ -109,19 +109,19 @@ def test_a_link_leads_only_where_a_page_may_lead():
     for link, led in (("javascript:alert(1)", False), ("https://example.org/", True)):
         known = {"reason": "because", "link": link}
         events = [sample.row(name, "forward", "fail", known=known), sample.counterexample(name, "forward")]
-        text = page(results_of(sample.run({name: ("violations", events)})))
+        text = page(results_of(sample.typed(sample.run({name: ("violations", events)}))))
         assert (f'href="{link}"' in text) is led
         assert link in Elements(text).text
 
 
 def test_the_same_events_make_the_same_page():
     """A page is a function of the events."""
-    assert page(results_of(sample.everything())) == TEXT
+    assert page(results_of(sample.typed(sample.everything()))) == TEXT
 
 
 def test_ten_implementations_that_fail_everywhere_fit_in_a_megabyte():
     """With the largest pictures that there can be: they become coarser."""
-    text = page(results_of(sample.crowd(10)))
+    text = page(results_of(sample.typed(sample.crowd(10))))
     assert len(text.encode()) <= LARGEST < 1_000_000
     assert text.count('<svg class="map"') == 10 * len(sample.PROPERTIES)
     assert Elements(text).loose == []
