@@ -170,13 +170,13 @@ def test_the_declaration_that_would_pass_is_said_in_every_output(tmp_path):
     fields = {"declaration": {"probabilities": "input"}, "declare": words}
     failure = sample.counterexample("one", "dtypes", **fields)
     events = sample.run({"one": ("violations", [sample.row("one", "dtypes", "fail"), failure])})
-    results = results_of(events)
+    results = results_of(sample.typed(events))
     for text in (junit(results), page(results), markdown(results)):
         assert words in html.unescape(text)
-    assert f"declare {words}" in counterexample_text(failure)
+    assert f"declare {words}" in counterexample_text(*sample.typed([failure]))
     path = tmp_path / "report.jsonl"
     path.write_text(sample.sealed(events))
-    assert read_report(path) == events
+    assert read_report(path) == sample.typed(events)
     path.write_text(
         sample.sealed(json.loads(json.dumps(events).replace('"probabilities": "input"', '"probabilities": 1')))
     )

@@ -132,7 +132,7 @@ def test_ten_implementations_that_fail_everywhere_fit_in_a_megabyte():
 
 def drawn(**fields):
     """The picture of a counterexample."""
-    return picture(sample.counterexample("a", "forward", **fields))
+    return picture(*sample.typed([sample.counterexample("a", "forward", **fields)]))
 
 
 def cells(svg, kind):
@@ -190,7 +190,7 @@ def test_a_map_whose_digits_do_not_fit_its_axes_is_drawn_without_them():
 
 def test_joined_cells_show_the_largest_error_and_keep_to_their_rank():
     """Half as many pieces an axis, and no piece of two ranks."""
-    event = sample.crowd(1)[2]
+    (event,) = sample.typed([sample.crowd(1)[2]])
     fine, coarse = picture(event), picture(event, most=12)
     assert len(coarse.svg) < len(fine.svg) / 2
     assert re.search(r'class="e" d="([^"]+)"', coarse.svg).group(1).count("v") == 4

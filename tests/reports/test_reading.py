@@ -195,6 +195,7 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize("what", CONTRADICTIONS)
 def test_events_that_contradict_one_another_are_refused(what):
     """Each follows the schema; together they say nothing."""
+    footer = {"event": "footer", "verdict": "conformant", "exit_code": 0}
+    events = sample.typed([sample.HEADER, *CONTRADICTIONS[what], footer])
     with pytest.raises(ReportError, match=what):
-        footer = {"event": "footer", "verdict": "conformant", "exit_code": 0}
-        results_of(sample.typed([sample.HEADER, *CONTRADICTIONS[what], footer]))
+        results_of(events)
