@@ -78,7 +78,7 @@ def test_every_verdict_is_in_the_matrix():
     expected = []
     for name in RESULTS.properties:
         for one in RESULTS.implementations:
-            expected.append(one.outcomes[name].kind if name in one.outcomes else "none")
+            expected.append(one.outcomes[name].verdict.kind if name in one.outcomes else "none")
     assert cells == expected
     assert {"pass", "fail", "known", "unsupported", "inconclusive", "none"} == set(cells)
 
@@ -90,7 +90,7 @@ def test_every_failure_has_its_story_its_picture_its_case_and_its_replay_line():
     for one in RESULTS.implementations:
         for outcome in one.failures:
             event = outcome.counterexample
-            for said in (event["case_text"], event["replay"], event["diagnosis"] or ""):
+            for said in (event.case_text, event.replay, event.diagnosis or ""):
                 assert said in ELEMENTS.text, (one.name, outcome.id)
     assert TEXT.count('<svg class="map"') == 4
     assert "on rank 0 the part of rank 2's keys (hop 1) is missing" in ELEMENTS.text
