@@ -177,7 +177,9 @@ def _short(target: str, package: Package) -> str:
 def _cell(told: Mapping[str, Any] | None) -> str:
     if told is None:
         return ""
-    margin = "" if told["margin"] is None or told["verdict"] == "unsupported" else f" {margin_text(told['margin'])}"
+    margin = (
+        "" if told["margin"] is None or told["verdict"] == "unsupported" else f" {margin_text(float(told['margin']))}"
+    )
     return SIGNS[told["verdict"]] + margin
 
 

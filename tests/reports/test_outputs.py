@@ -127,7 +127,7 @@ def test_each_implementation_has_a_badge_and_a_file_for_badge_services():
         texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
         assert texts[0] == "ringverify"
         assert texts[1] == said.get(one.verdict.verdict, texts[1])
-        assert COLOURS[one.verdict] in files[svg]
+        assert COLOURS[one.verdict.verdict] in files[svg]
         assert one.name in root.get("aria-label")
         assert json.loads(files[endpoint]).keys() == {"schemaVersion", "label", "message", "color"}
         assert json.loads(files[endpoint])["message"] == texts[1]
