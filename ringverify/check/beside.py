@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import worst
 from ringverify.cases.running import Runner
 from ringverify.errors import Inconclusive
+from ringverify.events import Hint
 from ringverify.implementation import TensorLayout
 from ringverify.properties.adversity import HAZARDS, PROGRESS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
@@ -29,23 +28,6 @@ SHARED_STATE = (
     "What one case leaves behind changes the next. Ranks of the simulated world are threads of one process and share "
     "what a module keeps: a module that caches its group or rank has to declare processes=True"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Hint:
-    """Something that was found beside a failure.
-
-    Attributes:
-        text: it, in a sentence.
-        property: the property that says so, if it is one.
-    """
-
-    text: str
-    property: str | None = None
-
-    def told(self) -> dict[str, Any]:
-        """As an entry of an event's field."""
-        return dataclasses.asdict(self)
 
 
 def beside(property: Property, runner: Runner, watched: Runner | None, case: Case, violation: Violation) -> list[Hint]:

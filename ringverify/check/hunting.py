@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import Shrunk, shrink
-from ringverify.check.beside import SHARED_STATE, Hint, beside
+from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
@@ -20,8 +20,8 @@ from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.region import Region
 from ringverify.diagnosis.suspicion import Suspicion
-from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
+from ringverify.events import Hint, Where
 from ringverify.properties.property import Judgement, Property, Violation
 from ringverify.properties.suites import Suite
 from ringverify.worlds.world import REFUSED, WorldUnavailable

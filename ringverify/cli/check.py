@@ -17,8 +17,9 @@ from ringverify.check.interrupts import Progress, interrupts
 from ringverify.check.option_table import ARGUMENTS, add_to
 from ringverify.check.options import CheckRequest, Subject, Unavailable
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import Event
 from ringverify.reports.command import Outputs, with_missing
-from ringverify.reports.jsonl import Event, ReportWriter, finite
+from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
 from ringverify.reports.terminal import Terminal
 
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             terminal.tell(event)
             if writer is not None:
                 writer.write(event)
-            events.append(finite(event))
+            events.append(event)
 
         crew = None
         if here is not None and options.world != "simulated":

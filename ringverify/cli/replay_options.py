@@ -61,5 +61,5 @@ def run(options: argparse.Namespace, console: Console) -> int:
         load_deadline=options.load_deadline or LOAD_SECONDS,
         in_process=options.in_process,
         say=lambda text: console.print(legible(text), highlight=False, markup=False, emoji=False, soft_wrap=True),
-        show=Terminal(console, verbose=options.verbose, printed=True).counterexample,
+        show=Terminal(console, verbose=options.verbose, printed=True).tell,
     )

@@ -13,8 +13,8 @@ from ringverify import targets
 from ringverify.check.option_table import ARGUMENTS
 from ringverify.check.options import CheckRequest, Subject
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import Event
 from ringverify.implementation import Implementation
-from ringverify.reports.jsonl import Event
 from ringverify.testing import calls
 from ringverify.testing.results import ConformanceError, ConformanceResult
 from ringverify.testing.unwatched import Unwatched

@@ -19,4 +19,4 @@ def test_closed_standard_files_change_no_verdict(closed, tmp_path):
     limited = [*command, "--max-examples", "1", "--report", "report.jsonl"]
     ended = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *limited], cwd=tmp_path, check=False, timeout=100)
     assert ended.returncode == 0
-    assert read_report(Path(tmp_path, "report.jsonl"))[-1]["verdict"] == "conformant"
+    assert read_report(Path(tmp_path, "report.jsonl"))[-1].verdict == "conformant"

@@ -1,5 +1,6 @@
 """`ringverify confirm`: what a violation's own script shows of it, and what it does not."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from command_line import assert_one_line, miniature
 from ringverify.check import casefile
 from ringverify.confirm.confirming import Confirmation, Scripts, names_of, read
 from ringverify.errors import UsageError
+from ringverify.events import CounterexampleEvent, RunFailure
 from ringverify.reports.jsonl import read_report
 
 pytestmark = pytest.mark.timeout(240)
@@ -25,7 +27,7 @@ def violated(ringverify, target, property, examples=20):
 
 def counterexamples(report):
     """The violations of a report."""
-    return [event for event in read_report(report) if event["event"] == "counterexample"]
+    return [event for event in read_report(report) if isinstance(event, CounterexampleEvent)]
 
 
 def test_a_wrong_result_is_shown_by_its_script(ringverify):
@@ -72,9 +74,9 @@ def test_another_exception_shows_nothing(ringverify):
     """A script that ends for a reason of its own is no confirmation."""
     report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)
     (event,) = counterexamples(report)
-    assert event["failure"] == {"kind": "raised", "exception": "ValueError"}
-    event["failure"]["exception"] = "KeyError"
-    seen = Scripts(ringverify.folder, 120).confirmed(event, casefile.read(Path(event["file"])))
+    assert event.failure == RunFailure(kind="raised", exception="ValueError")
+    event = dataclasses.replace(event, failure=RunFailure(kind="raised", exception="KeyError"))
+    seen = Scripts(ringverify.folder, 120).confirmed(event, casefile.read(Path(event.file)))
     assert (seen.outcome, seen.said) == ("not shown", ("rank 1 raised ValueError: rank 1 cannot go on",))
 
 
@@ -93,8 +95,8 @@ def test_a_script_that_does_not_end_shows_a_deadlock(ringverify, monkeypatch):
     """And nothing else."""
     report = violated(ringverify, miniature("misbehaving:leaves_a_rank_waiting"), "forward", 4)
     (event,) = counterexamples(report)
-    assert event["failure"] == {"kind": "deadlock", "exception": None}
-    recorded = casefile.read(Path(event["file"]))
+    assert event.failure == RunFailure(kind="deadlock", exception=None)
+    recorded = casefile.read(Path(event.file))
     scripts = Scripts(ringverify.folder, 3)
     seen = scripts.confirmed(event, recorded)
     assert (seen.outcome, seen.said) == ("shown", ("ranks 0, 1 had not ended after 3 s",))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from report_lines import report_lines
 
 from ringverify import reports
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.reports.jsonl import read_report
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -114,7 +114,7 @@ def test_junit_files_have_every_property_and_what_is_needed_to_repeat_it(ran, la
 
 def assert_is_the_report_of_both(project, name):
     """It is whole, it is as the schema has it, and it has both implementations' verdicts."""
-    events = read_report(project.folder / name)
+    events = report_lines(project.folder / name)
     schema = json.loads((Path(reports.__file__).parent / "schema" / "report-1.json").read_text(encoding="utf-8"))
     for event in project.events(name):
         jsonschema.validate(event, schema)

@@ -1,6 +1,7 @@
 """What tests in files check is told like what targets are: in the report, and held to the baseline."""
 
 import pytest
+from report_lines import report_lines
 
 from ringverify.reports.jsonl import read_report
 from ringverify.reports.results import results_of
@@ -77,10 +78,10 @@ VERDICTS = {
 }
 
 
-def verdicts(events):
+def verdicts(path):
     """What became of every property, by the name of its implementation."""
-    found = results_of(events)  # it has one verdict on each
-    return {(one.name, id): of.kind for one in found.implementations for id, of in one.outcomes.items()}
+    found = results_of(read_report(path))  # it has one verdict on each
+    return {(one.name, id): of.verdict.kind for one in found.implementations for id, of in one.outcomes.items()}
 
 
 @pytest.fixture
@@ -95,8 +96,8 @@ def test_the_report_has_decorated_tests_and_calls(theirs):
     ran = theirs.pytest_apart(*REPORT)
     assert ran.code == 1, ran.out + ran.err
     assert ran.counts()["failed"] == 1
-    events = read_report(theirs.folder / "report.jsonl")
-    assert verdicts(events) == VERDICTS
+    events = report_lines(theirs.folder / "report.jsonl")
+    assert verdicts(theirs.folder / "report.jsonl") == VERDICTS
     assert (events[0]["seed"], events[-1]["exit_code"], events[-1]["known"]) == (0, 1, 2)
     of_two = [event.get("seed") for event in events if event["event"] == "implementation" and event.get("seed")]
     assert of_two == [5, 5]
@@ -116,9 +117,9 @@ def test_among_workers_all_of_it_is_told_and_known_too(theirs):
     assert ran.code == 0, ran.out + ran.err
     assert ran.counts()["xfailed"] == 2
     assert "dK and dV change places (https://example.org/issues/12)" in ran.out
-    events = read_report(theirs.folder / "report.jsonl")
+    events = report_lines(theirs.folder / "report.jsonl")
     known = {("swapped gradients", "gradients"): "known"}
-    assert verdicts(events) == {("right", "forward"): "pass", **VERDICTS, **known}
+    assert verdicts(theirs.folder / "report.jsonl") == {("right", "forward"): "pass", **VERDICTS, **known}
     assert (events[-1]["exit_code"], events[-1]["known"], events[-1]["verdict"]) == (0, 3, "violations")
 
 

@@ -205,7 +205,7 @@ def _report(path: Path) -> None:
     for one in results.implementations:
         for outcome in one.failures:
             if outcome.counterexample is not None:
-                terminal.counterexample(outcome.counterexample)
+                terminal.tell(outcome.counterexample)
 
 
 def _verdicts(path: Path) -> None:
