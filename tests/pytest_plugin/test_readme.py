@@ -26,7 +26,7 @@ def theirs(tmp_path):
 
 def test_the_test_file_is_a_test_file(theirs):
     """Two properties and one call."""
-    ran = theirs.pytest("-v", PYTEST_ADDOPTS="--ringverify-max-examples 2 --ringverify-only forward")
+    ran = theirs.pytest_apart("-v", PYTEST_ADDOPTS="--ringverify-max-examples 2 --ringverify-only forward")
     assert ran.code == 0, ran.out
     assert ran.ended("test_ring.py::test_attend_is_attention[gradients]") == "PASSED"
     assert ran.counts() == {"passed": 3}
