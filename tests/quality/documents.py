@@ -95,6 +95,7 @@ NOT_RUN = {
     "ringverify vectors generate": "tests/vectors/test_vectors_documents.py runs it, where it writes nothing",
     "make verify": "it checks our ring and a published package; tests/conformance checks both",
     "make test": "it is what runs these tests",
+    "make nightly": "it is what runs the tests that take long",
     "ringverify bench --length 8192": "takes minutes; tests/bench runs it small",
 }
 

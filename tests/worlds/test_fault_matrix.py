@@ -25,6 +25,7 @@ from ringverify.check import run as running
 from ringverify.check.interrupts import interrupts
 from ringverify.check.options import Options, Subject
 from ringverify.check.run import check
+from ringverify.events import CounterexampleEvent, PropertyEvent
 from ringverify.properties.catalogue import select
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -199,9 +200,9 @@ def checked(world, target, *, property, deadline=PLENTY):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "open_world", lambda name: Kept(world))
         check([subject], select([property], ()), options, events.append, Silent())
-    (told,) = [event for event in events if event["event"] == "property"]
-    shown = [event["summary"] for event in events if event["event"] == "counterexample"]
-    return told["verdict"], "".join(shown) or told.get("reason", "")
+    (told,) = [event for event in events if isinstance(event, PropertyEvent)]
+    shown = [event.summary for event in events if isinstance(event, CounterexampleEvent)]
+    return told.verdict, "".join(shown) or told.reason or ""
 
 
 def descendants(ancestor):
