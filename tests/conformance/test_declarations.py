@@ -10,11 +10,11 @@ import undeclared
 from ringverify.cases.running import Runner
 from ringverify.check import declaring
 from ringverify.check.hunting import Counterexample, hunt
-from ringverify.check.run import told
+from ringverify.check.run import counterexample_event
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.reports.terminal import story
+from ringverify.reports.story import story
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,7 +51,8 @@ def test_what_would_pass_under_another_declaration_is_told_so(attend, declaratio
     assert shown is not None
     assert shown.declaration == declaration
     ((name, value),) = declaration.items()
-    (line,) = [text for label, text in story(told(shown)) if label == "declare"]
+    event = counterexample_event(shown, implementation=attend.name, property=property)
+    (line,) = [text for label, text in story(event) if label == "declare"]
     assert line == (
         f'would pass with {name}="{value}": declare it if that is what your kernel does '
         "(u = 2^-8, half the distance from 1 to the next bfloat16)"
