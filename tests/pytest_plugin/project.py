@@ -105,7 +105,7 @@ class Project:
             cwd=self.folder / folder,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
             check=False,
             # A person's shell, not the environment of the tests' own pytest; and lines as long as they are.
             env={

@@ -7,7 +7,7 @@ import pytest
 import ringverify
 from ringverify.errors import Inconclusive, UsageError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 TESTS = """
 import os

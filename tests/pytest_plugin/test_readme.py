@@ -7,7 +7,7 @@ import shutil
 import pytest
 from project import ROOT, Project
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## In your own tests\n")[1].split("\n## ")[0]
 COMMANDS = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", SECTION, re.MULTILINE)]

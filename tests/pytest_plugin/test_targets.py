@@ -12,7 +12,7 @@ from report_lines import report_lines
 from ringverify import reports
 from ringverify.properties.catalogue import PROPERTIES
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 RIGHT, WRONG = "right.py:attend", "faulty_rings.py:swapped_gradients"
 TARGETS = ("--ringverify", RIGHT, "--ringverify", WRONG)

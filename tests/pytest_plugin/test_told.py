@@ -6,7 +6,7 @@ from report_lines import report_lines
 from ringverify.reports.jsonl import read_report
 from ringverify.reports.results import results_of
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 INCONCLUSIVE = 3
 REPORT = ("--ringverify-report", "report.jsonl")

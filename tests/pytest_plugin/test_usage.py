@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 USAGE = 4
 RIGHT = ("--ringverify", "right.py:attend")

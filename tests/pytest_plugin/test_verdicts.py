@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 INCONCLUSIVE, USAGE = 3, 4
 RIGHT = ("--ringverify", "right.py:attend")
