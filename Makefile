@@ -1,6 +1,8 @@
-# make verify: set up, then the verdict on our ring and, as a demonstration, on a published package.
-# make suite:  the same, then every test.
-# make test:   the same, lint and strict types too.
+# make test:    set up, lint, strict types, and every test but those of a night.
+# make suite:   the same without lint and types.
+# make nightly: the tests that take long and change rarely, which are marked `nightly`; pytest leaves them out otherwise.
+#               `pytest -m nightly FILE` runs those of one file, `pytest -m "" FILE` all of it.
+# make verify:  the verdict on our ring and, as a demonstration, on a published package; tests hold what both come to.
 #
 # VERSIONS=pinned installs what constraints.txt names, into .venv; VERSIONS=newest the newest that pip finds, which is
 # what users get; VERSIONS=floor the oldest that pyproject.toml allows. The last two have an environment each beside it.
@@ -13,7 +15,13 @@ INSTALLED := $(VENV)/installed
 CONSTRAINTS := $(VENV)/constraints.txt
 FLOORS := /^dependencies = \[/,/^\]/s/^ *"\([a-z0-9-]*\)>=\([0-9.]*\).*/\1==\2/p
 
-.PHONY: verify suite test lint browser install clean
+# Tests that mostly wait: for processes that start, for deadlines, for processes to end. More of them run at once.
+WAITING := tests/bench/test_bench.py tests/ci tests/conformance/test_closed_files.py \
+  tests/conformance/test_deadlines.py tests/conformance/test_ended_from_outside.py tests/misbehaviour \
+  tests/pytest_plugin tests/worlds/test_fault_matrix.py tests/worlds/test_gloo_leaving.py \
+  tests/worlds/test_gloo_world.py tests/worlds/test_torchrun.py tests/worlds/test_whose_fault.py
+
+.PHONY: verify suite test nightly lint browser install clean
 
 verify: install
 	@$(BIN)/ringverify check ring --report .ringverify/ring.jsonl; status=$$?; \
@@ -22,10 +30,15 @@ verify: install
 	  --report .ringverify/peer.jsonl; \
 	echo; echo "make verify: exit status of our ring's verdict is $$status"; exit $$status
 
-suite: verify browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+suite: install browser
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(WAITING)); first=$$?; \
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(WAITING) && exit $$first
 
-test: verify lint suite
+test: lint suite
+	@echo "make test: tests marked nightly were left out; \`make nightly\` runs them"
+
+nightly: install browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly
 
 lint: install
 	$(BIN)/ruff check .

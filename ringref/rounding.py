@@ -37,7 +37,8 @@ returned.
 **Gradients.** With g_ij = dout_i . v_j, D_i = sum_j p_ij g_ij, h_ij = g_ij - D_i + dlse_i: ds_ij = p_ij h_ij slope_ij.
 Weights may be computed again, from scores that are rounded anew and from lse: then they are at most
 w_i exp(2 kappa_ij), and E'_ij bounds their error. D_i comes from out or from weights as they were, so it errs by
-sum_j E_ij G_ij, G_ij = sum_d |dout_id| |v_jd|, and out as returned is rounded: u_out sum_d |dout_id| |out_id|.
+sum_j E_ij G_ij, G_ij = sum_d |dout_id| |v_jd|, and out as returned is rounded: sum_d |dout_id| (u_out |out_id| + tiny),
+tiny because rounding is not relative any more below the smallest normal number, which float16 is soon.
 g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so roundings are relative to
 W_ij = G_ij + its weighted mean over j + |dlse_i|. So ds_ij errs by E'_ij |h_ij| slope_ij and by p_ij + E'_ij times the
 errors of h_ij and of the slope. dq, dk and dv are sums of such terms.
@@ -215,10 +216,11 @@ def allowed_error(
     merge_cost = MERGE_ROUNDINGS * (merges + 1)
     summing = u * (keys + merge_cost) + u_weight  # and a partial result's rounding
     # A weight, or the factor of a merge, may vanish below the smallest normal number of the running sums, and so may
-    # each product that is summed. Rounded to the input dtype, weights and gradients of scores vanish where that does.
+    # each product that is summed. Rounded to the input dtype, weights, gradients of scores and partial results vanish
+    # where that does.
     narrow = UNDERFLOW[pipeline.dtype] if pipeline.probabilities == "input" else 0.0
     vanishing = (2 * tiny + narrow) * attended
-    lost = tiny * (keys + merges) * some
+    lost = (tiny * (keys + merges) + narrow * merges) * some
     # A convex combination o - w (o - b) of two partial results errs by their size, whatever the weight.
     largest_value = np.where(attended[..., None], v_size[:, :, None], 0.0).max(axis=3, initial=0.0)
     combining = np.expm1(u * merge_cost) * largest_value
@@ -244,8 +246,9 @@ def allowed_error(
     p_error = weights.backward + vanishing
     p_size = p + p_error
     d_error = weights.forward + (p + weights.forward) * np.expm1(summing) + vanishing
-    d_error = (d_error * product).sum(axis=3, keepdims=True)
-    d_error = d_error + (dout_size * (u_out * out_size + combining)).sum(axis=3, keepdims=True)
+    d_error = (d_error * product).sum(axis=3, keepdims=True) + (dout_size * combining).sum(axis=3, keepdims=True)
+    returned = u_out * out_size + UNDERFLOW[pipeline.dtype]
+    d_error = (1 + u_out) * d_error + (dout_size * returned).sum(axis=3, keepdims=True)
     h_error = d_error + np.expm1(u * (2 * problem.dv + merge_cost) + 3 * u_weight) * w + problem.dv * tiny
     slope: Any = 1.0
     slope_error: Any = 0.0
@@ -267,7 +270,7 @@ def allowed_error(
     ds_error_T, ds_size_T, p_error_T, p_size_T = (x.swapaxes(2, 3) for x in (ds_error, ds_size, p_error, p_size))
     queries = problem.nq * group
     row_cost, column_cost = np.expm1(summing), float(np.expm1(u * (queries + merge_cost) + u_weight))
-    lost_T, larger = tiny * queries * columns, max(scale, 1.0)
+    lost_T, larger = (tiny * queries + narrow * merges) * columns, max(scale, 1.0)
     dq_size, dk_size, dv_size = ds_size @ k_size, ds_size_T @ q_size, p_size_T @ dout_size
     dq_error = scale * ((ds_error + row_cost * ds_size) @ k_size) + larger * lost
     dk_error = scale * (ds_error_T @ q_size + column_cost * dk_size) + larger * lost_T

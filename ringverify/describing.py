@@ -21,6 +21,7 @@ from ringverify.implementation import Capabilities, Implementation, sharding_nam
 from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.processes.contained import OF_A_RANK
 from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.processes.rank import start_fork_server
 from ringverify.worlds.processes.wire import signal_name
 from ringverify.worlds.world import LOAD_SECONDS, Failure, TooEarly, WorldUnavailable
 
@@ -96,7 +97,10 @@ def describe(target: str, *, seconds: float | None = None) -> Implementation:
     """
     module, _ = targets.located(target)
     # What is being imported as a target is in a process that can be spared already.
-    if targets.is_ours(module) or targets.being_loaded() is not None:
+    if targets.being_loaded() is not None:
+        return targets.load(target)
+    if targets.is_ours(module):
+        start_fork_server("ringverify.worlds.processes.contained")  # imports torch while this process does, too
         return targets.load(target)
     place = _Place(target, LOAD_SECONDS if seconds is None else seconds)
     try:
@@ -180,7 +184,7 @@ class _Place:
         try:
             run = self._world.run(program, argument, world_size=1, seed=0, deadline=seconds)
         except TooEarly as error:  # in the middle of an import
-            return Failure("deadline", 0, error.detail.partition("\n")[0], error.detail)
+            return Failure("deadline", 0, str(error), error.detail, places=error.places)
         except WorldUnavailable as error:
             raise Inconclusive(f"{self._target} was not looked at: {error}") from None
         return json.loads(run.results[0]) if run.failure is None else run.failure
@@ -193,7 +197,7 @@ class _Place:
             case "died":
                 return UsageError(f"{self._target} {_ends(failure)} while it is imported{_code(failure)}")
             case "deadline":
-                where = failure.message.removeprefix("rank 0 ")
+                where = dict(failure.places).get(0, "at an unknown place")
                 why = f"was not imported within {self._seconds:g} s: {where}; allow more with --load-deadline"
                 return Inconclusive(f"{self._target} {why}")
         return Inconclusive(f"{self._target} was not looked at: {failure.message}")

@@ -67,6 +67,14 @@ def branches(text: str) -> tuple[tuple[int, int], ...]:
     return found
 
 
+OUTPUTS = {
+    "html": ("FILE.html", "write a page with the verdicts and pictures"),
+    "junit": ("FILE.xml", "write the verdicts as JUnit XML"),
+    "markdown": ("FILE.md", "write a summary for a CI job"),
+}
+"""Files that `check` and `report` both write: what stands for the file in `--help`, and what that says."""
+
+
 class Renamed(argparse.Action):
     """The old name of an option: it does what the new one does, and says which that is."""
 

@@ -7,24 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringverify.properties.suites import SUITES
-
-OPTIONS = {
-    "world": ("simulated|gloo|nccl", "where ranks run (default: what the target declares)"),
-    "world_sizes": ("1,2,3", "numbers of ranks"),
-    "device": ("DEVICE", "device of the tensors (default: cpu; nccl world: cuda)"),
-    "suite": ("|".join(SUITES), "how many examples (default: quick; smoke: at most 10 of each property)"),
-    "only": ("ID,…", "these properties only"),
-    "skip": ("ID,…", "not these properties"),
-    "seed": ("N", "decides which cases are tried (default: 0; nightly: drawn, and told)"),
-    "max_examples": ("N", "examples of each property, at most"),
-    "time_budget": ("SECONDS", "time for all properties together (with -n: of each worker)"),
-    "deadline": ("SECONDS", "time for one run of a case (default: 10, gloo 30)"),
-    "load_deadline": ("SECONDS", "time to import an implementation in a process (default: 120)"),
-    "cases": ("DIR", "folder for counterexamples (default: .ringverify)"),
-    "baseline": ("FILE.toml", "violations that are known: xfailed, and failed if they are gone"),
-}
-"""Options of `ringverify check`, which the configuration file has as ringverify_world and so on."""
+from ringverify.check.option_table import OPTIONS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,10 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "run these tests and no others",
     )
     parser.addini("ringverify_targets", "targets that are checked where no argument says what to run", type="linelist")
-    for name, (metavar, text) in OPTIONS.items():
-        group.addoption(f"--ringverify-{name.replace('_', '-')}", metavar=metavar, help=text)
-        parser.addini(f"ringverify_{name}", text, default="")
-    group.addoption("--ringverify-report", metavar="FILE.jsonl", help="write events as JSON lines")
+    for option in OPTIONS:
+        if option.pytest:
+            group.addoption(f"--ringverify-{option.key}", metavar=option.pytest_metavar, help=option.pytest_help)
+        if option.argument:
+            parser.addini(f"ringverify_{option.name}", option.pytest_help, default="")
 
 
 @pytest.hookimpl(tryfirst=True)

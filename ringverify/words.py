@@ -1,12 +1,14 @@
 """What others say, as text to be shown: escaped for terminals, logs and pages, and cut at a stated length.
 
 Names, messages, printed lines and whatever a file says go through here before a person or a CI service sees them.
-Importing this module imports nothing but `re`.
+Importing this module imports little.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import IO
 
 LINE = 2_000
 """Characters of a message or a name, at most: of more, the beginning and the end are kept."""
@@ -43,6 +45,11 @@ def cut(text: str, most: int = LINE) -> str:
         return text
     half = most // 2
     return f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"
+
+
+def say_on(file: IO[str]) -> Callable[[str], None]:
+    """A function that prints texts to a file: each legible, on a line of its own, at once."""
+    return lambda text: print(legible(text), file=file, flush=True)
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -29,6 +29,14 @@ collect_ignore = ["somebody_elses_project"]
 
 torch.set_num_threads(1)
 
+
+def pytest_terminal_summary(terminalreporter):
+    """Says how to run the tests that pyproject.toml leaves to the night, where there are any among those chosen."""
+    left = [one for one in terminalreporter.stats.get("deselected", ()) if one.get_closest_marker("nightly")]
+    if left and terminalreporter.config.option.markexpr == "not nightly":
+        terminalreporter.write_line(f"{len(left)} tests are marked nightly: `-m nightly` runs them, `make nightly` all")
+
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's job in the background ignores Ctrl-C, and so would every process that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)

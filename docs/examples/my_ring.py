@@ -9,7 +9,7 @@ from ringverify import AttentionCall, implementation
 @implementation(sharding="contiguous", causal="both")
 def attend(q, k, v, call: AttentionCall):
     """This rank's shards in, this rank's output out, all (batch, sequence, heads, head_dim)."""
-    k, v = (all_gather_tensor_autograd(shard.contiguous(), 1, call.group) for shard in (k, v))
+    k, v = all_gather_tensor_autograd(torch.stack([k, v]), 2, call.group)
     scores = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
     if call.causal:
         later = torch.arange(k.shape[1]) > call.positions[:, None]

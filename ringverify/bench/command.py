@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -11,6 +12,16 @@ from ringverify.option_types import Renamed, branches
 
 PATTERNS = ("dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure our ring's speed and memory beside all it can be compared with",
+    )
+    add_options(parser)
+    parser.set_defaults(run=bench)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -132,7 +132,7 @@ def _cuda(report: Mapping[str, Any]) -> Iterable[str]:
     yield "## CUDA"
     yield ""
     if found["reason"] is not None:
-        yield f"{found['reason'].capitalize().replace('cuda', 'CUDA')}: these rows are empty."
+        yield f"{found['reason'][:1].upper()}{found['reason'][1:]}: these rows are empty."
         return
     for entry in found["speed"]:
         yield f"### {found['device']}: {entry['title']}"

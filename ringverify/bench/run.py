@@ -14,8 +14,9 @@ from ringverify.bench.sides import Side, chosen_sides, side
 from ringverify.bench.table import Tables
 from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import as_json
 from ringverify.files import look_at_place, read_json, write_whole
-from ringverify.reports.jsonl import finite, presentable
+from ringverify.reports.story import presentable
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.processes.gloo import MOST_PROCESSES, GlooWorld
 from ringverify.worlds.processes.rank import ThisMachine
@@ -96,7 +97,7 @@ def run(wish: Wish, tables: Tables, progress: speed.Progress) -> int:
 
 def _write(wish: Wish, report: Report) -> None:
     if wish.report is not None:
-        write(wish.report, json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write(wish.report, json.dumps(as_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if wish.markdown is not None:
         write(wish.markdown, markdown.page(report))
     if wish.plot is not None:

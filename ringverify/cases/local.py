@@ -19,9 +19,10 @@ from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE, Inputs, lay_out
 from ringverify.implementation import AttentionCall, Capabilities, Implementation
 from ringverify.worlds import torch_settings
+from ringverify.worlds.raising import Charge
 from ringverify.worlds.watch.hazards import only_group
 from ringverify.worlds.watch.memory import measured
-from ringverify.worlds.whose import Charge, theirs
+from ringverify.worlds.whose import theirs
 
 Array = NDArray[np.float64]
 
@@ -215,22 +216,30 @@ def _unpack(returned: Any, capabilities: Capabilities) -> tuple[Any, Any]:
     if not capabilities.lse:
         return returned, None
     if not isinstance(returned, tuple) or len(returned) != 2:
-        raise ContractError(f"returned {_kind(returned)}: with lse=True declared, (out, lse) is expected")
+        raise ContractError(f"returned {_kind(returned)}: with lse=True declared, (out, lse) is expected", rule="pair")
     return returned[0], returned[1]
 
 
 def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: str) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise ContractError(f"returned {_kind(tensor)} for {name}: a tensor is expected")
+        raise ContractError(f"returned {_kind(tensor)} for {name}: a tensor is expected", rule="type", tensor=name)
     if tuple(tensor.shape) != shape:
         raise ContractError(
-            f"returned {name} of shape {tuple(tensor.shape)}: {shape} is expected{_turned(tensor, shape)}"
+            f"returned {name} of shape {tuple(tensor.shape)}: {shape} is expected{_turned(tensor, shape)}",
+            rule="shape",
+            tensor=name,
         )
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ContractError(f"returned {name} in {str(tensor.dtype).removeprefix('torch.')}: {wanted} is expected")
+        raise ContractError(
+            f"returned {name} in {str(tensor.dtype).removeprefix('torch.')}: {wanted} is expected",
+            rule="dtype",
+            tensor=name,
+        )
     if tensor.device.type != torch.device(device).type:
-        raise ContractError(f"returned {name} on device {tensor.device}: {device} is expected")
+        raise ContractError(
+            f"returned {name} on device {tensor.device}: {device} is expected", rule="device", tensor=name
+        )
 
 
 def _turned(tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
@@ -253,7 +262,8 @@ def _gradients(
     if len(attached) < len(results) and any(leaf.numel() for leaf in leaves):
         raise ContractError(
             "returned a result that is not attached to q, k and v by autograd: make it differentiable, or declare "
-            "gradients=False"
+            "gradients=False",
+            rule="detached",
         )
     if not attached:
         return tuple(torch.zeros_like(leaf) for leaf in leaves)

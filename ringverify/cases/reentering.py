@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 import time
 import weakref
@@ -17,7 +16,8 @@ from ringverify.cases.inputs import make_inputs
 from ringverify.cases.local import Local, RankResult, backward, forward, local_part, result_of
 from ringverify.cases.running import Observation, Runner, Task, rows_of
 from ringverify.targets import load
-from ringverify.worlds import torch_groups
+from ringverify.worlds import torch_private
+from ringverify.worlds.foreign_text import refuses_second_backward
 from ringverify.worlds.whose import ours
 
 Step = Literal[
@@ -29,9 +29,6 @@ LATE_SECONDS = 0.25
 """How long a thread that a call has left behind is watched; a thread of a pool waits for work as long as it lives."""
 _IDLE: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads that have been watched."""
-
-_REFUSAL = re.compile(r"second time|twice|retain_graph|freed|once|more than one backward|double backward")
-"""What a clear refusal of a second backward speaks of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +82,11 @@ def _reentered(task: Task) -> Reentered:
 
     def called(local: Local) -> tuple[torch.Tensor, torch.Tensor | None]:
         results = forward(implementation, local)
-        groups.append(torch_groups.groups())
+        groups.append(torch_private.groups())
         late.append(_communicate(set(threading.enumerate()) - threads))
         return results
 
-    groups, late, threads = [torch_groups.groups()], [False], set(threading.enumerate())
+    groups, late, threads = [torch_private.groups()], [False], set(threading.enumerate())
     other = second_of(case)
     one, two = part(case, 0, 1, 2), part(other, 0, 1, 2)
     out, lse = called(one)
@@ -122,12 +119,12 @@ def _reentered(task: Task) -> Reentered:
 
 def _communicate(threads: set[threading.Thread]) -> bool:
     """Whether threads that calls have left behind communicate; those that are idle are given a moment, once."""
-    before, until = torch_groups.operations(), time.monotonic() + LATE_SECONDS
+    before, until = torch_private.operations(), time.monotonic() + LATE_SECONDS
     for thread in threads - set(_IDLE):
         thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
             _IDLE.add(thread)
-    return torch_groups.operations() > before
+    return torch_private.operations() > before
 
 
 def _again(
@@ -140,7 +137,7 @@ def _again(
     try:
         return backward(local, case, out, lse), None
     except RuntimeError as error:
-        if _REFUSAL.search(str(error)) is None:
+        if not refuses_second_backward(str(error)):
             raise
         return None, str(error)
 

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -80,8 +80,31 @@ class Observation:
 
 
 @dataclasses.dataclass
+class RunLog:
+    """What runs of one implementation in one world have left to be told.
+
+    Attributes:
+        runs: how many runs there were.
+        seconds_inside: processor time spent inside the implementation, all ranks and runs together.
+        printed: what each rank printed in the latest run.
+        notes: what the world noticed that ranks cannot do in it.
+        history: the latest cases that were run, also for other properties: the process may remember them.
+        findings: what worked in a simulated world and gloo refuses, by name, with an example of each.
+        load_failure: why the target could not be loaded in its time; it is not loaded again, which would take as long.
+    """
+
+    runs: int = 0
+    seconds_inside: float = 0.0
+    printed: tuple[tuple[int | None, str], ...] = ()
+    notes: list[str] = dataclasses.field(default_factory=list)
+    history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=50))
+    findings: dict[str, str] = dataclasses.field(default_factory=dict)
+    load_failure: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runs cases of one implementation in one world, and keeps count.
+    """Runs cases of one implementation in one world. It cannot be changed: each property is tried with one of its own.
 
     Attributes:
         implementation: what is run.
@@ -92,12 +115,7 @@ class Runner:
         deadline: seconds that one run may take.
         load_deadline: seconds that a process may take to load the target, which is no part of a run.
         loading: called with the target when a process begins to load it, and with `None` at the end.
-        findings: what worked in a simulated world and gloo refuses, by name, with an example of each.
-        runs: how many runs there were.
-        seconds_inside: processor time spent inside the implementation, all ranks and runs together.
-        history: the latest cases that were run.
-        printed: what each rank printed in the latest run.
-        notes: what the world noticed that ranks cannot do in it, since somebody cleared it.
+        log: where runs are counted and what they leave to be told is kept.
     """
 
     implementation: Implementation
@@ -108,13 +126,7 @@ class Runner:
     deadline: float = 30.0
     load_deadline: float = LOAD_SECONDS
     loading: Callable[[str | None], None] = lambda what: None
-    findings: dict[str, str] = dataclasses.field(default_factory=dict)
-    runs: int = 0
-    seconds_inside: float = 0.0
-    history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=50))
-    printed: tuple[tuple[int | None, str], ...] = ()
-    notes: list[str] = dataclasses.field(default_factory=list)
-    _too_long: str | None = None
+    log: RunLog = dataclasses.field(default_factory=RunLog)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -147,7 +159,7 @@ class Runner:
         """
         task = Task(self.named, case, gradients, self.device, inputs, unwritten, layout)
         results, failure, run = self.launch(run_rank, task, watch=watch)
-        self.seconds_inside += sum(rank.seconds for rank in results)
+        self.log.seconds_inside += sum(rank.seconds for rank in results)
         return Observation(results, failure, run)
 
     @property
@@ -164,8 +176,8 @@ class Runner:
             WorldUnavailable: as in `run`.
         """
         case = task.case
-        if self._too_long is not None:
-            raise LoadTooLong(self._too_long)  # it would be so again, after as long
+        if self.log.load_failure is not None:
+            raise LoadTooLong(self.log.load_failure)
         make_inputs(case)  # drawn once here, not once a rank
         if task.gradients and self.target is None:
             _import_for_gradients()
@@ -181,29 +193,30 @@ class Runner:
                 load=None if self.target is None else Load(self.target, load, self.load_deadline, self.loading),
             )
         except LoadTooLong as error:
-            self._too_long = str(error)
+            self.log.load_failure = str(error)
             raise
-        self.runs += 1
-        self.history.append(case)
+        self.log.runs += 1
+        self.log.history.append(case)
         for name, example in run.findings:
-            self.findings.setdefault(name, f"{example}, on {case.describe()}")
-        self.printed = run.printed
-        self.notes += [note for note in run.notes if note not in self.notes]
+            self.log.findings.setdefault(name, f"{example}, on {case.describe()}")
+        self.log.printed = run.printed
+        self.log.notes += [note for note in run.notes if note not in self.log.notes]
         if run.failure is not None:
             if run.failure.limit is not None:
                 met = f"{sentence(run.failure.limit)}: {run.failure.message}, on {case.describe()}"
                 raise OurError(met, run.failure.detail)
-            return (), _told_briefly(run.failure), run
+            return (), run.failure, run
         return tuple(run.results[rank] for rank in case.ring_ranks), None, run
 
-    @contextlib.contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """Give each run this long, if that is shorter, until this ends."""
-        before, self.deadline = self.deadline, min(self.deadline, seconds)
-        try:
-            yield
-        finally:
-            self.deadline = before
+    def within(self, seconds: float) -> Runner:
+        """The same, with so many seconds for each run if that is less; both write one log."""
+        return dataclasses.replace(self, deadline=min(self.deadline, seconds))
+
+    def for_another_property(self) -> Runner:
+        """The same with nothing counted or noted yet; what outlives a property in the process stays in its log."""
+        log = self.log
+        fresh = RunLog(history=log.history, findings=log.findings, load_failure=log.load_failure)
+        return dataclasses.replace(self, log=fresh)
 
 
 @functools.cache
@@ -215,14 +228,6 @@ def _import_for_gradients() -> None:
     """
     one = torch.ones(1, requires_grad=True)
     torch.autograd.grad(one * 1, one, torch.ones(1))
-
-
-def _told_briefly(failure: Failure) -> Failure:
-    """A breach of the contract is told as such, not as an exception of ours."""
-    if failure.exception != ContractError.__name__:
-        return failure
-    told = f"rank {failure.rank} {failure.message.removeprefix(f'rank {failure.rank} raised {failure.exception}: ')}"
-    return dataclasses.replace(failure, message=told, detail="")  # the traceback is of this module
 
 
 @functools.lru_cache(maxsize=64)
@@ -283,11 +288,15 @@ def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) 
                 work.wait()
             block = arriving
             if not bool((block == (place - hop - 1) % size).all()):
-                raise ContractError("is outside the ring's group, and received what was not sent to it")
+                raise ContractError(
+                    "is outside the ring's group, and received what was not sent to it", rule="message from outside"
+                )
     total = torch.ones(1, device=device)
     dist.all_reduce(total, group=group)
     if float(total) != size:
-        raise ContractError("is outside the ring's group, and something of it got into a reduction there")
+        raise ContractError(
+            "is outside the ring's group, and something of it got into a reduction there", rule="reduction from outside"
+        )
 
 
 def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:

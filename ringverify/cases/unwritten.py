@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ringverify.worlds.torch_private import TorchDispatchMode, schema_of
 
 _EMPTY = frozenset(("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"))
 """Operations that give memory without contents."""
@@ -24,7 +25,7 @@ class Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        schema = getattr(func, "_schema", None)
+        schema = schema_of(func)
         if schema is not None and schema.name.removeprefix("aten::") in _EMPTY and isinstance(result, torch.Tensor):
             if result.is_floating_point() or result.is_complex():
                 result.fill_(math.nan)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringverify.errors import UsageError
+from ringverify.events import Known
 from ringverify.files import read_toml
 from ringverify.properties.catalogue import PROPERTIES
 
@@ -18,7 +19,7 @@ FOUND = ("always", "sometimes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownViolation:
     """One `[[violation]]` of a baseline.
 
     Attributes:
@@ -35,9 +36,9 @@ class Known:
     link: str
     found: str = "always"
 
-    def told(self) -> dict[str, str]:
+    def told(self) -> Known:
         """What reports say of it."""
-        return {"reason": self.reason, "link": self.link}
+        return Known(reason=self.reason, link=self.link)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Baseline:
     """The known violations of a file, by implementation and property."""
 
     path: Path
-    violations: Mapping[tuple[str, str], Known]
+    violations: Mapping[tuple[str, str], KnownViolation]
 
-    def known(self, implementation: str, property: str) -> Known | None:
+    def known(self, implementation: str, property: str) -> KnownViolation | None:
         """What is known of this property of this implementation."""
         return self.violations.get((implementation, property))
 
@@ -88,7 +89,7 @@ def read_baseline(path: Path) -> Baseline:
     entries = content.get(TABLE, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"baseline {path}: {TABLE} is not a list of tables; begin each with [[{TABLE}]]")
-    violations: dict[tuple[str, str], Known] = {}
+    violations: dict[tuple[str, str], KnownViolation] = {}
     for number, entry in enumerate(entries, 1):
         known = _known(entry, _place(path, number))
         id = (known.implementation, known.property)
@@ -106,7 +107,7 @@ def _place(path: Path, number: int) -> str:
     return f"baseline {path}, {TABLE} {number}"
 
 
-def _known(entry: dict[str, Any], place: str) -> Known:
+def _known(entry: dict[str, Any], place: str) -> KnownViolation:
     for key, value in entry.items():
         if key not in (*REQUIRED, "found"):
             raise UsageError(f"{place}: unknown key {key!r}{_instead(key, (*REQUIRED, 'found'))}")
@@ -115,7 +116,7 @@ def _known(entry: dict[str, Any], place: str) -> Known:
     for key in REQUIRED:
         if key not in entry:
             raise UsageError(f"{place}: {key} is missing; expected {', '.join(REQUIRED)}")
-    known = Known(**{key: " ".join(value.split()) for key, value in entry.items()})  # a reason may have lines
+    known = KnownViolation(**{key: " ".join(value.split()) for key, value in entry.items()})  # a reason may have lines
     if known.found not in FOUND:
         raise UsageError(f"{place}: found is {known.found!r}; expected {' or '.join(map(repr, FOUND))}")
     if not known.link.startswith(("https://", "http://")):

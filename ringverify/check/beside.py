@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import worst
 from ringverify.cases.running import Runner
 from ringverify.errors import Inconclusive
+from ringverify.events import Hint
 from ringverify.implementation import TensorLayout
 from ringverify.properties.adversity import HAZARDS, PROGRESS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED
@@ -32,23 +30,6 @@ SHARED_STATE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Hint:
-    """Something that was found beside a failure.
-
-    Attributes:
-        text: it, in a sentence.
-        property: the property that says so, if it is one.
-    """
-
-    text: str
-    property: str | None = None
-
-    def told(self) -> dict[str, Any]:
-        """As an entry of an event's field."""
-        return dataclasses.asdict(self)
-
-
 def beside(property: Property, runner: Runner, watched: Runner | None, case: Case, violation: Violation) -> list[Hint]:
     """What else is wrong on a case that breaks a property.
 
@@ -60,11 +41,8 @@ def beside(property: Property, runner: Runner, watched: Runner | None, case: Cas
         violation: how it breaks the property.
     """
     until = time.monotonic() + SECONDS
-    with contextlib.ExitStack() as stack:
-        for there in (runner, watched):
-            if there is not None:
-                stack.enter_context(there.within(SECONDS))
-        return [*_layout(runner, case, violation), *_neighbours(property, runner, watched, case, violation, until)]
+    runner, watched = runner.within(SECONDS), None if watched is None else watched.within(SECONDS)
+    return [*_layout(runner, case, violation), *_neighbours(property, runner, watched, case, violation, until)]
 
 
 def _neighbours(
@@ -83,9 +61,9 @@ def _neighbours(
             seen = _judged(neighbour, variant, there)
             if seen is None or seen.violation is None or seen.violation.reason in known:
                 continue
-            if seen.violation.reason[0] == "deadline":  # which is shorter here than anywhere else
+            if seen.violation.kind == "deadline":  # which is shorter here than anywhere else
                 return
-            if seen.violation.reason[0] in ("value", "raised"):  # news only where nothing is wrong as usual
+            if seen.violation.kind in ("value", "raised"):  # news only where nothing is wrong as usual
                 if right is None:
                     usual = _judged(None, case, runner)
                     right = usual is not None and usual.violation is None
@@ -111,7 +89,7 @@ def _judged(property: Property | None, case: Case, runner: Runner) -> Judgement 
 def _layout(runner: Runner, case: Case, violation: Violation) -> Iterator[Hint]:
     """Whether an implementation that raises is right when it is given the other layout."""
     c = runner.capabilities
-    if violation.reason[0] != "raised":
+    if violation.kind != "raised":
         return
     layout: TensorLayout = "bshd" if c.tensor_layout == "bhsd" else "bhsd"
     try:

@@ -23,8 +23,8 @@ from ringverify.cases.case import Case
 from ringverify.check import trusting
 from ringverify.check.hunting import Counterexample
 from ringverify.errors import UsageError
+from ringverify.events import as_json
 from ringverify.files import parsed, read_text, write_whole
-from ringverify.reports.jsonl import finite
 from ringverify.words import cut
 
 SCHEMA = 1
@@ -103,7 +103,7 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
         "summary": cut(counterexample.violation.summary),
     }
     if (finding := counterexample.violation.finding) is not None:
-        content["finding"] = finite({k: v for k, v in dataclasses.asdict(finding).items() if k != "wrong"})
+        content["finding"] = as_json({k: v for k, v in dataclasses.asdict(finding).items() if k != "wrong"})
     if counterexample.diagnosis is not None:
         content["diagnosis"] = cut(counterexample.diagnosis)
     if (signed := trusting.signature(content, make_key=True)) is not None:

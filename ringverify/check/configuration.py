@@ -1,7 +1,7 @@
 """`[tool.ringverify]` of pyproject.toml: the options of `ringverify check`, as a project wants them.
 
-There is no list of keys here: they are the options of the command's own parser, under their long names, and a value is
-looked at by what looks at it on the command line. The command line wins. Importing this module does not import torch.
+Its keys are the names of `ringverify.check.option_table`, and a value is looked at by what looks at it on the command
+line. The command line wins. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -9,19 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ringverify.check.option_table import EXCLUSIVE, OPTIONS, Option
 from ringverify.errors import UsageError
 from ringverify.files import read_toml
 from ringverify.option_types import count, names, positive, seconds, sizes
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 
 FILE = "pyproject.toml"
 TABLE = "tool.ringverify"
@@ -35,13 +30,17 @@ WRITTEN: dict[Any, tuple[tuple[type, ...], str]] = {
 }
 """How TOML writes what an option is given as; every other option is a text there."""
 
+TARGETS = "targets"
+"""The key of what is checked where the command line names no target."""
 
-def configured(options: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> argparse.Namespace:
+KEYS: dict[str, Option | None] = {TARGETS: None, **{option.key: option for option in OPTIONS}}
+
+
+def configured(options: argparse.Namespace, folder: Path) -> argparse.Namespace:
     """The options of a command, and where the command line says nothing, those of the project's file.
 
     Args:
         options: what was typed; `None`, False and an empty list are not said.
-        parser: the command's.
         folder: where to begin; the nearest file with such a table counts, in that folder or above.
 
     Raises:
@@ -51,29 +50,24 @@ def configured(options: argparse.Namespace, parser: argparse.ArgumentParser, fol
     if found is None:
         return options
     file, table = found
-    known = dict(_keys(parser))
-    said = {
-        action.dest
-        for action in known.values()
-        if getattr(options, action.dest) not in (None, False) and getattr(options, action.dest) != []
-    }
-    for group in parser._mutually_exclusive_groups:  # of -v and -q the file's gives way to the other on the line
-        of_group = {action.dest for action in group._group_actions}
-        written = [key for key, action in known.items() if action.dest in of_group and table.get(key) is True]
-        if len(written) > 1:
-            raise UsageError(f"{file}, [{TABLE}]: {' and '.join(written)} are not both possible: leave one out")
-        if said & of_group:
-            said |= of_group
+    said = {name for name, value in vars(options).items() if value not in (None, False) and value != []}
+    both = [key for key in EXCLUSIVE if table.get(key) is True]
+    if len(both) > 1:
+        raise UsageError(f"{file}, [{TABLE}]: {' and '.join(both)} are not both possible: leave one out")
+    if said & {*EXCLUSIVE}:  # of -v and -q the file's gives way to the other on the line
+        said |= {*EXCLUSIVE}
     merged = argparse.Namespace(**vars(options))
     for key, value in table.items():
         place = f"{file}, [{TABLE}]: {key}"
-        if key not in known:
-            close = difflib.get_close_matches(str(key).replace("_", "-"), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        if key not in KEYS:
+            close = difflib.get_close_matches(str(key).replace("_", "-"), KEYS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(KEYS)}"
             raise UsageError(f"{place} is no option of check; {hint}")
-        looked_at = _value(known[key], value, file.parent, folder, place)
-        if known[key].dest not in said:
-            setattr(merged, known[key].dest, looked_at)
+        option = KEYS[key]
+        name = TARGETS if option is None else option.name
+        looked_at = _value(option, value, file.parent, folder, place)
+        if name not in said:
+            setattr(merged, name, looked_at)
     return merged
 
 
@@ -98,43 +92,28 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
     return None
 
 
-def _keys(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
-    """The options that may be written, by their long names, and the targets."""
-    for action in parser._actions:
-        long = [option.removeprefix("--") for option in action.option_strings if option.startswith("--")]
-        if not action.option_strings:
-            yield action.dest, action
-        elif long and long[0] != "help":
-            yield long[0], action
-
-
-def _value(action: argparse.Action, value: Any, home: Path, here: Path, place: str) -> Any:
-    """What the command line would make of a value.
+def _value(option: Option | None, value: Any, home: Path, here: Path, place: str) -> Any:
+    """What the command line would make of a value; `None` stands for the targets.
 
     Raises:
         UsageError: it is of another type, or impossible.
     """
-    if action.nargs == 0:
+    if option is not None and option.read is None:
         if not isinstance(value, bool):
             raise UsageError(f"{place} is {value!r}, expected true or false")
         return value
-    types, expected = WRITTEN[names] if action.nargs == "*" else WRITTEN.get(action.type, ((str,), "a text"))
+    types, expected = WRITTEN[names] if option is None else WRITTEN.get(option.read, ((str,), "a text"))
     several: list[Any] = value if isinstance(value, list) else []
-    inner = int if action.type is sizes else str
+    inner = int if option is not None and option.read is sizes else str
     if type(value) not in types or not all(type(one) is inner for one in several):
         raise UsageError(f"{place} is {value!r}, expected {expected}")
-    if action.nargs == "*":
+    if option is None:
         return [_target_from(home, here, one) for one in several]
-    text = ",".join(map(str, several)) if several else str(value)
-    if action.choices is not None and text not in action.choices:
-        raise UsageError(f"{place} is {value!r}, expected one of {', '.join(action.choices)}")
-    if not callable(action.type):
-        return text
     try:
-        parsed = action.type(text)
+        parsed = option.value(",".join(map(str, several)) if several else str(value))
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"{place} is {error}") from None
-    return Path(_from(home, here, text)) if isinstance(parsed, Path) else parsed
+    return Path(_from(home, here, str(value))) if isinstance(parsed, Path) else parsed
 
 
 def _target_from(home: Path, here: Path, target: str) -> str:

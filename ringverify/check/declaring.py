@@ -46,7 +46,7 @@ Declaration = dict[str, str]
 """Capabilities and what they would have to be."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Once(Runner):
     """A runner that runs a case once: declarations change what is allowed, not what comes back."""
 
@@ -90,7 +90,7 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
         what would have to be declared; `None` if no declaration accounts for the violation.
     """
     dtype = cases[0].problem.dtype
-    if dtype not in LOW or violation.reason[0] not in NUMERIC:
+    if dtype not in LOW or violation.kind not in NUMERIC:
         return None
     until = time.monotonic() + SECONDS
     fields = {field.name: getattr(runner, field.name) for field in dataclasses.fields(Runner)}
@@ -101,7 +101,7 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
     like = [case for case in dict.fromkeys(cases) if case.problem.dtype == dtype]
     try:
         for declaration in alternatives(c, dtype):
-            once.implementation = _declaring(runner, declaration)
+            once = dataclasses.replace(once, implementation=_declaring(runner, declaration))
             if not _holds(property, once, like, until):
                 continue
             others = drawn(property, alone, OTHERS)
@@ -110,8 +110,6 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
                 return declaration
     except (WorldUnavailable, _OutOfTime):
         return None
-    finally:
-        runner.runs, runner.seconds_inside = once.runs, once.seconds_inside
     return None
 
 

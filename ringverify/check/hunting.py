@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import Shrunk, shrink
-from ringverify.check.beside import SHARED_STATE, Hint, beside
+from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
@@ -21,11 +20,11 @@ from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.region import Region
-from ringverify.diagnosis.where import Where
 from ringverify.errors import Inconclusive
-from ringverify.properties.property import REFUSED, Judgement, Property, Violation
+from ringverify.events import Hint, Where
+from ringverify.properties.property import Judgement, Property, Violation
 from ringverify.properties.suites import Suite
-from ringverify.worlds.world import WorldUnavailable
+from ringverify.worlds.world import REFUSED, WorldUnavailable
 
 if TYPE_CHECKING:
     from ringverify.check.casefile import CaseFile
@@ -138,7 +137,7 @@ def hunt(
 
     Args:
         property: what must hold.
-        runner: the implementation in its world.
+        runner: the implementation in its world; another one for each property (`Runner.for_another_property`).
         examples: cases to try at most.
         seed: decides which.
         share: the time for it.
@@ -154,7 +153,6 @@ def hunt(
     """
     started = time.monotonic()
     hunt = Hunt()
-    runner.notes.clear()
     found: list[tuple[Case, Judgement]] = []
     refused: list[tuple[Case, Judgement]] = []
     ended: list[Exception] = []
@@ -177,7 +175,7 @@ def hunt(
         if judgement.violation is None:
             hunt.margin = max(hunt.margin, judgement.margin)
             return
-        if judgement.violation.reason[0] == REFUSED:
+        if judgement.violation.kind == REFUSED:
             refused.append((case, judgement))
             if len(refused) < MOST_REFUSED:
                 return
@@ -229,7 +227,7 @@ def _needed(property: Property, runner: Runner, case: Case, violation: Violation
             return False
         return seen.applies and seen.violation is None
 
-    found = needed(case, runner.capabilities, passes, refused=violation.reason[0] == "raised")
+    found = needed(case, runner.capabilities, passes, refused=violation.kind == "raised")
     return [] if found is None else [Hint(found)]
 
 
@@ -269,19 +267,20 @@ def _smallest(
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
-    hangs = reason[0] == "deadline"
+    hangs = violation.kind == "deadline"
     if hangs:  # processes that are ranks are slow to start again: there each attempt would cost too much
         seconds = HUNG_SHRINKING if runner.world.name == "simulated" else 0.0
+    hurried = runner.within(HUNG_DEADLINE) if hangs else runner
     best = (first, judgement)
 
     def still_fails(case: Case) -> bool:
         nonlocal best
         try:
-            seen = judged(property, case, runner)
+            seen = judged(property, case, hurried)
         except (Inconclusive, WorldUnavailable):
             return False  # of this case nothing was learned; the one that was found still stands
         if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
-            if seen.violation is not None and seen.violation.reason[0] == REFUSED:
+            if seen.violation is not None and seen.violation.kind == REFUSED:
                 refused.append((case, seen))
             return False
         best = (case, seen)
@@ -289,7 +288,7 @@ def _smallest(
 
     # Half of what is left of the share, so that there is time to explain what was found.
     allowed = max(0.0, share.until - time.monotonic()) / 2
-    ran_before = tuple(dict.fromkeys(reversed(runner.history)))
+    ran_before = tuple(dict.fromkeys(reversed(runner.log.history)))
     capabilities = runner.capabilities
 
     def smaller() -> Shrunk:
@@ -298,14 +297,13 @@ def _smallest(
             # The messages that were held back, by number: so it can be found out which of them it takes.
             explicit = first.replace(delayed=judgement.delayed)
             start = explicit if still_fails(explicit) else first
-        with runner.within(HUNG_DEADLINE) if hangs else contextlib.nullcontext():
-            return shrink(
-                start,
-                still_fails,
-                capabilities,
-                seconds=min(seconds, allowed),
-                applies=lambda case: property.applies(case, capabilities),
-            )
+        return shrink(
+            start,
+            still_fails,
+            capabilities,
+            seconds=min(seconds, allowed),
+            applies=lambda case: property.applies(case, capabilities),
+        )
 
     shrunk = attempt(mishaps, "shrinking the case", smaller, None)
     complete = shrunk is not None and shrunk.complete
@@ -326,7 +324,7 @@ def _smallest(
         judgement = afresh if afresh.violation is not None else judgement
     violation = judgement.violation
     assert violation is not None
-    printed = runner.printed
+    printed = runner.log.printed
     # What depends on earlier cases, or on chance, is not to be explained by a case.
     steady = repeats and not after
     in_time = time.monotonic() <= share.late
@@ -341,7 +339,7 @@ def _smallest(
         )
     if steady and not in_time:
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
-    hints = [Hint(note) for note in runner.notes]
+    hints = [Hint(note) for note in runner.log.notes]
     if runner.world.name == "simulated" and after and not hints:
         hints.append(Hint(SHARED_STATE))
     unexplained = declaration is None and (diagnosis is None or not diagnosis.causes)

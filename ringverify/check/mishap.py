@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ringverify.errors import Inconclusive
-from ringverify.reports.jsonl import Event
+from ringverify.events import PropertyEvent
 from ringverify.worlds.world import WorldUnavailable
 
 Made = TypeVar("Made")
@@ -59,13 +59,15 @@ def attempt(mishaps: list[Mishap], doing: str, make: Callable[[], Made], otherwi
         return otherwise
 
 
-def with_mishaps(event: Event, mishaps: Sequence[Mishap]) -> Event:
+def with_mishaps(event: PropertyEvent, mishaps: Sequence[Mishap]) -> PropertyEvent:
     """The event of a property, with what it costs: a verdict that is no violation is none any more."""
     if not mishaps:
         return event
-    said = [*([event["reason"]] if "reason" in event else []), *(one.said for one in mishaps)]
-    tracebacks = [*([event["traceback"]] if "traceback" in event else []), *(one.traceback for one in mishaps)]
-    found = {**event, "reason": "; ".join(dict.fromkeys(said)), "traceback": "\n\n".join(filter(None, tracebacks))}
-    if not found["traceback"]:
-        del found["traceback"]
-    return found if event["verdict"] == "fail" else {**found, "verdict": "inconclusive"}
+    said = dict.fromkeys([event.reason, *(one.said for one in mishaps)])
+    tracebacks = [event.traceback, *(one.traceback for one in mishaps)]
+    return dataclasses.replace(
+        event,
+        verdict="fail" if event.verdict == "fail" else "inconclusive",
+        reason="; ".join(text for text in said if text is not None),
+        traceback="\n\n".join(text for text in tracebacks if text) or None,
+    )

@@ -65,13 +65,10 @@ def _told(case: Case, other: Case) -> str:
     """In what the second case differs, as `name=value`."""
     p, q = case.problem, other.problem
     names = {"hk": "key_heads", "dv": "value_dim", "nq": "n"}
-    changed = [
+    implied = {"hk"} if q.hk == q.heads else set()
+    implied |= {"dv"} if q.dv == q.head_dim else set()
+    return " and ".join(
         f"{names.get(name, name)}={getattr(q, name)}"
         for name in ("heads", "hk", "head_dim", "dv", "nq", "scale")
-        if getattr(p, name) != getattr(q, name)
-    ]
-    if q.hk == q.heads:
-        changed = [one for one in changed if not one.startswith("key_heads")]
-    if q.dv == q.head_dim:
-        changed = [one for one in changed if not one.startswith("value_dim")]
-    return " and ".join(changed)
+        if getattr(p, name) != getattr(q, name) and name not in implied
+    )

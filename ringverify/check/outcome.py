@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import typing
 from collections.abc import Sequence
+from typing import Literal
 
-from ringverify.errors import Inconclusive
-from ringverify.reports.jsonl import Event, finite
+from ringverify.events import (
+    FooterEvent,
+    ImplementationEvent,
+    ImplementationVerdict,
+    PropertyEvent,
+    PropertyOutcome,
+    Verdict,
+)
 
-CODES = (1, 2, 3)
+ExitCode = Literal[0, 1, 2, 3]
+CODES: tuple[ExitCode, ...] = (1, 2, 3)
 """Exit codes but 0, the one that tells most first: a new violation, a baseline out of date, nothing learned."""
 
 ELSEWHERE = ("gloo",)
@@ -19,43 +27,32 @@ LOADS = "loads"
 """What stands for all properties of a target that cannot be checked on this machine."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Told:
-    """What came of one property of one implementation, with all that is needed to tell of it elsewhere.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TriedProperty:
+    """What came of one property of one implementation, and what it took.
 
     Attributes:
-        implementation: name of the implementation.
-        world: where its ranks ran.
-        undeclared: optional features that it does not declare.
-        events: the event of the property, and that of its counterexample if there is one.
+        outcome: its events.
+        world: where the implementation's ranks ran.
+        undeclared: optional features that the implementation does not declare.
         runs: runs of the world that it took.
         seconds_inside: processor time spent inside the implementation.
     """
 
-    implementation: str
+    outcome: PropertyOutcome
     world: str
-    undeclared: list[str]
-    events: list[Event]
-    runs: int
-    seconds_inside: float
+    undeclared: tuple[str, ...] = ()
+    runs: int = 0
+    seconds_inside: float = 0.0
 
     @property
-    def verdict(self) -> Event:
+    def verdict(self) -> PropertyEvent:
         """The event of the property."""
-        return self.events[0]
-
-    def to_json(self) -> str:
-        """As text, for another process."""
-        return json.dumps(finite(dataclasses.asdict(self)))
-
-    @classmethod
-    def from_json(cls, text: str) -> Told:
-        """From such text."""
-        return cls(**json.loads(text))
+        return self.outcome.verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class ImplementationOutcome:
     """What came of one implementation.
 
     Attributes:
@@ -65,93 +62,90 @@ class Outcome:
         unexpected: a line for each property that passes where the baseline has it violated.
     """
 
-    verdict: str
-    exit_code: int
+    verdict: ImplementationVerdict
+    exit_code: ExitCode
     known: int
-    unexpected: list[str]
+    unexpected: tuple[str, ...]
 
     @classmethod
-    def of(cls, properties: Sequence[Event]) -> Outcome:
+    def of(cls, properties: Sequence[PropertyEvent]) -> ImplementationOutcome:
         """From the events of its properties."""
-        seen = {event["verdict"] for event in properties}
-        verdict = "violations" if "fail" in seen else "inconclusive"
+        seen = {event.verdict for event in properties}
+        verdict: ImplementationVerdict = "violations" if "fail" in seen else "inconclusive"
         if verdict != "violations" and "inconclusive" not in seen and "pass" in seen:
             verdict = "conformant"
-        unexpected = [event["unexpected"] for event in properties if "unexpected" in event]
-        code = 3 if "inconclusive" in seen or not seen & {"pass", "fail"} else 0
+        unexpected = tuple(event.unexpected for event in properties if event.unexpected is not None)
+        code: ExitCode = 3 if "inconclusive" in seen or not seen & {"pass", "fail"} else 0
         if unexpected:
             code = 2
-        if any(is_new_violation(event) for event in properties):
+        if any(event.is_new_violation() for event in properties):
             code = 1
-        return cls(verdict, code, sum("known" in event for event in properties), unexpected)
+        return cls(verdict, code, sum(event.known is not None for event in properties), unexpected)
 
-    def without_a_word(self) -> Outcome:
+    def without_a_word(self) -> ImplementationOutcome:
         """The same where something could not be told that was to be: a violation stays one, and nothing else does."""
         if self.exit_code == 1:
             return self
-        return dataclasses.replace(self, verdict="inconclusive", exit_code=Inconclusive.exit_code)
+        return dataclasses.replace(self, verdict="inconclusive", exit_code=3)
 
 
-def is_new_violation(event: Event) -> bool:
-    """Whether an event of a property tells of a violation that no baseline knows."""
-    return event["verdict"] == "fail" and "known" not in event
-
-
-def implementation_event(told: Sequence[Told], *, implementation: str, asked: int, seconds: float) -> Event:
+def implementation_event(
+    tried: Sequence[TriedProperty], *, implementation: str, asked: int, seconds: float
+) -> ImplementationEvent:
     """The event that tells of an implementation.
 
     Args:
-        told: what came of its properties.
+        tried: what came of its properties.
         implementation: its name.
         asked: how many properties were to be tried.
         seconds: wall-clock time of it all.
     """
-    properties = [one.verdict for one in told]
-    seen, outcome = [event["verdict"] for event in properties], Outcome.of(properties)
-    worlds = {told[0].world, *(one.verdict["world"] for one in told if "world" in one.verdict)}
-    refuses = sorted({text for one in told for text in one.verdict.get("gloo_refuses", ())})
-    beside = sum(one.runs for one in told if "world" in one.verdict)
-    return {
-        "event": "implementation",
-        "implementation": implementation,
-        "verdict": outcome.verdict,
-        "world": told[0].world,
-        "not_run_in": [name for name in ELSEWHERE if name not in worlds],
-        **({"gloo_refuses": refuses} if refuses else {}),
-        "undeclared": told[0].undeclared,
-        "properties": {kind: seen.count(kind) for kind in ("pass", "fail", "unsupported", "inconclusive")},
-        "known": outcome.known,
-        "not_run": asked - len(seen),
-        "examples": sum(event["examples"] for event in properties),
-        "runs": sum(one.runs for one in told) - beside,
-        **({"simulated_runs": beside} if beside else {}),
-        "seconds": round(seconds, 3),
-        "seconds_inside": round(sum(one.seconds_inside for one in told), 3),
-    }
+    properties = [one.verdict for one in tried]
+    seen, outcome = [event.verdict for event in properties], ImplementationOutcome.of(properties)
+    worlds = {tried[0].world, *(event.world for event in properties)}
+    refuses = sorted({text for event in properties for text in event.gloo_refuses or ()})
+    beside = sum(one.runs for one in tried if one.verdict.world is not None)
+    return ImplementationEvent(
+        implementation=implementation,
+        verdict=outcome.verdict,
+        world=tried[0].world,
+        not_run_in=tuple(name for name in ELSEWHERE if name not in worlds),
+        gloo_refuses=tuple(refuses) or None,
+        undeclared=tried[0].undeclared,
+        properties={verdict: seen.count(verdict) for verdict in typing.get_args(Verdict)},
+        known=outcome.known,
+        not_run=asked - len(seen),
+        examples=sum(event.examples for event in properties),
+        runs=sum(one.runs for one in tried) - beside,
+        simulated_runs=beside or None,
+        seconds=round(seconds, 3),
+        seconds_inside=round(sum(one.seconds_inside for one in tried), 3),
+    )
 
 
-def told_of_unavailable(target: str, reason: str) -> Told:
+def unavailable(target: str, reason: str) -> TriedProperty:
     """What came of a target that cannot be checked on this machine.
 
     Args:
         target: as it was typed.
         reason: why, in a line.
     """
-    event: Event = {
-        "event": "property",
-        "implementation": target,
-        "property": LOADS,
-        "meaning": "what the target needs is on this machine",
-        "verdict": "inconclusive",
-        "examples": 0,
-        "seconds": 0.0,
-        "margin": None,
-        "reason": reason,
-    }
-    return Told(target, "none", [], [event], 0, 0.0)
+    verdict = PropertyEvent(
+        implementation=target,
+        property=LOADS,
+        meaning="what the target needs is on this machine",
+        verdict="inconclusive",
+        examples=0,
+        seconds=0.0,
+        margin=None,
+        reason=reason,
+    )
+    return TriedProperty(outcome=PropertyOutcome(verdict), world="none")
 
 
-def footer_event(outcomes: Sequence[Outcome], *, baseline: bool, elsewhere: Sequence[str] = ()) -> Event:
+def footer_event(
+    outcomes: Sequence[ImplementationOutcome], *, baseline: bool, elsewhere: Sequence[str] = ()
+) -> FooterEvent:
     """The event that ends a run.
 
     Args:
@@ -159,16 +153,12 @@ def footer_event(outcomes: Sequence[Outcome], *, baseline: bool, elsewhere: Sequ
         baseline: whether there is a baseline.
         elsewhere: implementations that the baseline names and that this run does not check.
     """
-    verdicts, codes = ({getattr(outcome, name) for outcome in outcomes} for name in ("verdict", "exit_code"))
-    verdict = next((v for v in ("violations", "inconclusive") if v in verdicts), "conformant")
-    footer: Event = {
-        "event": "footer",
-        "verdict": verdict,
-        "exit_code": next((code for code in CODES if code in codes), 0),
-    }
-    if baseline:
-        footer["known"] = sum(outcome.known for outcome in outcomes)
-        footer["unexpected"] = [line for outcome in outcomes for line in outcome.unexpected]
-        if elsewhere:
-            footer["elsewhere"] = list(elsewhere)
-    return footer
+    verdicts, codes = {outcome.verdict for outcome in outcomes}, {outcome.exit_code for outcome in outcomes}
+    deciding: tuple[ImplementationVerdict, ...] = ("violations", "inconclusive")
+    return FooterEvent(
+        verdict=next((verdict for verdict in deciding if verdict in verdicts), "conformant"),
+        exit_code=next((code for code in CODES if code in codes), 0),
+        known=sum(outcome.known for outcome in outcomes) if baseline else None,
+        unexpected=tuple(line for outcome in outcomes for line in outcome.unexpected) if baseline else None,
+        elsewhere=tuple(elsewhere) or None if baseline else None,
+    )

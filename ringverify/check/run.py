@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import platform
 import shlex
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 import torch
 
@@ -29,20 +29,35 @@ from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.check.mishap import Mishap, attempt, with_mishaps
 from ringverify.check.options import Options, Subject, Unavailable, Watch
 from ringverify.check.outcome import (
-    Outcome,
-    Told,
+    ImplementationOutcome,
+    TriedProperty,
     footer_event,
     implementation_event,
-    is_new_violation,
-    told_of_unavailable,
+    unavailable,
 )
 from ringverify.check.planning import Plan, find_device, open_world, planned
 from ringverify.check.sameness import Story, same_as
 from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import (
+    CounterexampleEvent,
+    Declaration,
+    Event,
+    ExchangeEvent,
+    HeaderEvent,
+    Printed,
+    PropertyEvent,
+    PropertyOutcome,
+    RecordedCase,
+    Refused,
+    RunFailure,
+    Verdict,
+    from_json,
+)
 from ringverify.implementation import Capabilities, Implementation, sharding_name
-from ringverify.properties.property import Property
-from ringverify.reports.jsonl import SCHEMA, Event, ReportError, replay_line
+from ringverify.properties.property import Property, Violation
+from ringverify.reports.jsonl import ReportError
+from ringverify.reports.story import replay_line
 from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.processes.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
@@ -93,7 +108,7 @@ def check(
     ]
     budget = Budget(options.time_budget, len(tried))
     tell(header(options))
-    outcomes: list[Outcome] = []
+    outcomes: list[ImplementationOutcome] = []
     for plan in plans:
         if isinstance(plan, Unavailable):
             outcomes.append(_unavailable(plan, tell))
@@ -108,8 +123,7 @@ def check(
             break
     elsewhere = [] if options.baseline is None else options.baseline.elsewhere(named)
     footer = footer_event(outcomes, baseline=options.baseline is not None, elsewhere=elsewhere)
-    code: int = footer["exit_code"]
-    return code if tells(tell, footer) else code or Inconclusive.exit_code
+    return footer.exit_code if tells(tell, footer) else footer.exit_code or Inconclusive.exit_code
 
 
 def tells(tell: Callable[[Event], None], event: Event) -> bool:
@@ -129,12 +143,12 @@ def tells(tell: Callable[[Event], None], event: Event) -> bool:
     return True
 
 
-def _unavailable(one: Unavailable, tell: Callable[[Event], None]) -> Outcome:
+def _unavailable(one: Unavailable, tell: Callable[[Event], None]) -> ImplementationOutcome:
     """Tell of a target that cannot be checked here."""
-    told = told_of_unavailable(one.target, one.reason)
-    tell(told.verdict)
-    tell(implementation_event([told], implementation=one.target, asked=1, seconds=0.0))
-    return Outcome.of([told.verdict])
+    tried = unavailable(one.target, one.reason)
+    tell(tried.verdict)
+    tell(implementation_event([tried], implementation=one.target, asked=1, seconds=0.0))
+    return ImplementationOutcome.of([tried.verdict])
 
 
 def named_apart(implementations: Iterable[Implementation]) -> list[str]:
@@ -153,20 +167,18 @@ def named_apart(implementations: Iterable[Implementation]) -> list[str]:
     return list(seen)
 
 
-def header(options: Options) -> Event:
+def header(options: Options) -> HeaderEvent:
     """The event that begins a run."""
-    return {
-        "event": "header",
-        "schema": SCHEMA,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "ringverify": ringverify.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "device": options.device,
-        "suite": options.suite,
-        "seed": options.seed,
-    }
+    return HeaderEvent(
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        ringverify=ringverify.__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        device=options.device,
+        suite=options.suite,
+        seed=options.seed,
+    )
 
 
 def why_not(property: Property, plan: Plan, device: str) -> str | None:
@@ -247,15 +259,15 @@ class ImplementationRun:
                 if runner is not None:
                     stack.callback(runner.world.close)
 
-    def outcome(self, properties: Sequence[Property]) -> Outcome:
+    def outcome(self, properties: Sequence[Property]) -> ImplementationOutcome:
         """Try properties one after another, and tell what came of the implementation."""
-        started, told = time.monotonic(), []
+        started, tried = time.monotonic(), []
         for property in properties:
-            told.append(self.try_property(property))
-            if self.options.stop_early and is_new_violation(told[-1].verdict):
+            tried.append(self.try_property(property))
+            if self.options.stop_early and tried[-1].verdict.is_new_violation():
                 break
         event = implementation_event(
-            told,
+            tried,
             implementation=self.implementation.name,
             asked=len(properties),
             seconds=time.monotonic() - started,
@@ -266,39 +278,38 @@ class ImplementationRun:
         except Exception:
             traceback.print_exc()
             tellable = False
-        outcome = Outcome.of([one.verdict for one in told])
+        outcome = ImplementationOutcome.of([one.verdict for one in tried])
         return outcome if tellable else outcome.without_a_word()
 
-    def try_property(self, property: Property) -> Told:
+    def try_property(self, property: Property) -> TriedProperty:
         """Try one property; tell what came of it, and give that back.
 
         An error of ours costs this property its verdict, unless a violation was found, and no other property anything.
         """
+        self._runner = self._runner.for_another_property()
+        self._beside = None if self._beside is None else self._beside.for_another_property()
         runner = self._runner_for(property)
-        runs, inside = runner.runs, runner.seconds_inside
         try:
-            events = self._property(property, runner)
+            outcome = self._property(property, runner)
         except Exception as error:
-            events = [with_mishaps(self._untried(property), [Mishap.of(error, f"trying {property.id}")])]
-        for place, event in enumerate(events):
-            try:
-                self.tell(event)
-            except (ReportError, OSError):  # it cannot be told to anybody any more
-                raise
-            except Exception as error:
-                if place > 0:  # that there is a violation is told, and how it looks cannot be
-                    traceback.print_exc()
-                    continue
-                events[0] = with_mishaps(event, [Mishap.of(error, f"telling of {property.id}")])
-                with contextlib.suppress(Exception):
-                    self.tell(events[0])
-        return Told(
-            implementation=self.implementation.name,
+            outcome = _not_decided(self._untried(property), error)
+        try:
+            self.tell(outcome.verdict)
+        except (ReportError, OSError):  # it cannot be told to anybody any more
+            raise
+        except Exception as error:
+            verdict = with_mishaps(outcome.verdict, [Mishap.of(error, f"telling of {property.id}")])
+            outcome = dataclasses.replace(outcome, verdict=verdict)
+            with contextlib.suppress(Exception):
+                self.tell(verdict)
+        if outcome.counterexample is not None:
+            tells(self.tell, outcome.counterexample)  # if not: that there is a violation is told, how it looks is not
+        return TriedProperty(
+            outcome=outcome,
             world=self.world.name,
-            undeclared=undeclared(self.implementation.capabilities),
-            events=events,
-            runs=runner.runs - runs,
-            seconds_inside=runner.seconds_inside - inside,
+            undeclared=tuple(undeclared(self.implementation.capabilities)),
+            runs=runner.log.runs,
+            seconds_inside=runner.log.seconds_inside,
         )
 
     def _exchange(self, runner: Runner) -> None:
@@ -312,43 +323,39 @@ class ImplementationRun:
             return
         if run is None or run.traffic is None:
             return
-        memory = [line for rank in run.memory for line in rank.describe()]
         self.tell(
-            {
-                "event": "exchange",
-                "implementation": self.implementation.name,
-                "case": case.to_json(),
-                "case_text": case.describe(),
-                "traffic": run.traffic.describe(),
-                "memory": memory,
-            }
+            ExchangeEvent(
+                implementation=self.implementation.name,
+                case=recorded(case),
+                case_text=case.describe(),
+                traffic=tuple(run.traffic.describe()),
+                memory=tuple(line for rank in run.memory for line in rank.describe()),
+            )
         )
 
-    def _untried(self, property: Property) -> Event:
+    def _untried(self, property: Property) -> PropertyEvent:
         """The event of a property of which nothing is known yet."""
-        return {
-            "event": "property",
-            "implementation": self.implementation.name,
-            "property": property.id,
-            "meaning": property.meaning,
-            "verdict": "unsupported",
-            "examples": 0,
-            "seconds": 0.0,
-            "margin": None,
-        }
+        return PropertyEvent(
+            implementation=self.implementation.name,
+            property=property.id,
+            meaning=property.meaning,
+            verdict="unsupported",
+            examples=0,
+            seconds=0.0,
+            margin=None,
+        )
 
-    def _property(self, property: Property, runner: Runner) -> list[Event]:
-        """Try one property: the event that tells of it, and that of its counterexample."""
+    def _property(self, property: Property, runner: Runner) -> PropertyOutcome:
+        """Try one property."""
         options, event = self.options, self._untried(property)
-        if (reason := why_not(property, self._plan, options.device)) is not None:
-            return [{**event, "reason": reason}]
+        if (why := why_not(property, self._plan, options.device)) is not None:
+            return PropertyOutcome(dataclasses.replace(event, reason=why))
         examples = affordable_examples(runner.capabilities, property.examples_in(options.suite))
         if options.max_examples is not None:
             examples = min(examples, options.max_examples)
         beside = runner is not self._runner
         earlier, passed_over = self._remembered(property, runner)
-        if passed_over:
-            event["passed_over"] = passed_over
+        event = dataclasses.replace(event, passed_over=tuple(passed_over) or None)
         self.watch.start(self.implementation.name, property.id, examples)
         try:
             found = hunt(
@@ -365,36 +372,40 @@ class ImplementationRun:
         except Exception as error:
             unavailable = isinstance(error, WorldUnavailable) and not isinstance(error, OurError)
             if beside and unavailable:  # nobody asked for it
-                return [{**event, "reason": f"needs the simulated world: {error}"}]
-            return [with_mishaps(event, [Mishap.of(error, f"trying {property.id}")])]
+                return PropertyOutcome(dataclasses.replace(event, reason=f"needs the simulated world: {error}"))
+            return _not_decided(event, error)
         finally:
             self.watch.stop()
-        if beside:
-            event["world"] = runner.world.name
-        if runner.findings:
-            event["gloo_refuses"] = [f"{name}: {example}" for name, example in sorted(runner.findings.items())]
-        event |= {"examples": found.examples, "seconds": round(found.seconds, 3), "margin": found.margin}
-        if found.remembered:
-            event["remembered"] = found.remembered
+        verdict: Verdict = "pass" if found.examples else "inconclusive"
+        reason: str | None = None
+        margin: float | None = found.margin
         if found.counterexample is not None:
-            event["verdict"] = "fail"
+            verdict = "fail"
             if found.counterexample.violation.finding is None:
-                event["margin"] = None  # it failed without a number
-        elif found.examples:
-            event["verdict"] = "pass"
-        else:
-            event["verdict"] = "inconclusive"
-            event["reason"] = "the time budget ended first" if found.out_of_time else "no case puts it to the test"
+                margin = None  # it failed without a number
+        elif not found.examples:
+            reason = "the time budget ended first" if found.out_of_time else "no case puts it to the test"
         if found.out_of_time and found.examples:
-            event["reason"] = f"the time budget ended after {found.examples} of {examples + len(earlier)} examples"
+            reason = f"the time budget ended after {found.examples} of {examples + len(earlier)} examples"
         if found.unfinished is not None:
-            event["reason"] = f"the time budget ended {found.unfinished}"
+            reason = f"the time budget ended {found.unfinished}"
+        event = dataclasses.replace(
+            event,
+            reason=reason,
+            verdict=verdict,
+            examples=found.examples,
+            seconds=round(found.seconds, 3),
+            margin=margin,
+            world="simulated" if beside else None,
+            gloo_refuses=tuple(f"{name}: {example}" for name, example in sorted(runner.log.findings.items())) or None,
+            remembered=found.remembered or None,
+        )
         if options.baseline is not None:
-            event |= _expected(event, options.baseline, whole=not found.out_of_time)
+            event = _expected(event, options.baseline, whole=not found.out_of_time)
         if found.counterexample is None:
-            return [event]
-        shown = self._counterexample(property, found, found.counterexample, runner)
-        return [with_mishaps(event, found.mishaps), shown]
+            return PropertyOutcome(event)
+        told = self._counterexample(property, found, found.counterexample, runner)
+        return PropertyOutcome(with_mishaps(event, found.mishaps), told)
 
     def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
         """The cases that failed in earlier runs, which are tried first; and those that cannot be tried, and why not."""
@@ -411,7 +422,9 @@ class ImplementationRun:
                 usable.append(one)
         return usable, passed_over
 
-    def _counterexample(self, property: Property, found: Hunt, shown: Counterexample, runner: Runner) -> Event:
+    def _counterexample(
+        self, property: Property, found: Hunt, shown: Counterexample, runner: Runner
+    ) -> CounterexampleEvent:
         def saved() -> dict[str, str]:
             try:
                 path = casefile.save(
@@ -439,66 +452,94 @@ class ImplementationRun:
         region = attempt(
             mishaps, "drawing where", lambda: shown.region or outline(shown.case, runner.capabilities), None
         )
-        return {
-            "event": "counterexample",
-            "implementation": self.implementation.name,
-            "property": property.id,
-            "case": shown.case.to_json(),
-            **told(shown),
-            "region": None if region is None else region.told(),
-            "after": [case.describe() for case in shown.after],
-            "shrunk_from": shown.first.describe(),
-            "tried": shown.tried,
-            "smallest": shown.smallest,
-            "repeats": shown.repeats,
-            "first_margin": found.margin,
-            "same_as": None if repeated is None else repeated.id,
-            **kept,
-            "replay": replay_line(kept) or shlex.join(again),
-        }
+        return dataclasses.replace(
+            counterexample_event(shown, implementation=self.implementation.name, property=property.id),
+            takes=tuple(takes(shown.case)) if shown.smallest else (),
+            region=None if region is None else region.told(),
+            after=tuple(case.describe() for case in shown.after),
+            shrunk_from=shown.first.describe(),
+            tried=shown.tried,
+            smallest=shown.smallest,
+            repeats=shown.repeats,
+            first_margin=found.margin,
+            same_as=None if repeated is None else repeated.id,
+            file=kept.get("file"),
+            note=kept.get("note"),
+            replay=replay_line(file=kept.get("file")) or shlex.join(again),
+        )
 
 
-def _expected(event: Event, baseline: Baseline, *, whole: bool) -> Event:
-    """What the baseline adds to an event of a property; a pass that the time budget cut short surprises nobody."""
-    id = (event["implementation"], event["property"])
+def _not_decided(event: PropertyEvent, error: Exception) -> PropertyOutcome:
+    """What came of a property whose trial ended with an error of ours, or of the world."""
+    return PropertyOutcome(with_mishaps(event, [Mishap.of(error, f"trying {event.property}")]))
+
+
+def _expected(event: PropertyEvent, baseline: Baseline, *, whole: bool) -> PropertyEvent:
+    """An event with what the baseline adds to it; a pass that the time budget cut short surprises nobody."""
+    id = (event.implementation, event.property)
     known, surprise = baseline.known(*id), baseline.surprise(*id)
-    if event["verdict"] == "fail" and known is not None:
-        return {"known": known.told()}
-    return {"unexpected": surprise} if event["verdict"] == "pass" and surprise is not None and whole else {}
+    if event.verdict == "fail" and known is not None:
+        return dataclasses.replace(event, known=known.told())
+    return dataclasses.replace(event, unexpected=surprise) if event.verdict == "pass" and whole else event
 
 
-def told(shown: Counterexample) -> dict[str, Any]:
-    """A counterexample's violation as the fields of an event."""
-    violation, finding = shown.violation, shown.violation.finding
-    fields: dict[str, Any] = {
-        "case_text": shown.case.describe(),
-        "rank": violation.rank,
-        "hop": shown.hop,
-        "tensor": None,
-        "index": None,
-        "error": None,
-        "allowed": None,
-        "diagnosis": shown.diagnosis,
-        "hints": [hint.told() for hint in shown.hints],
-        "takes": takes(shown.case) if shown.smallest else [],
-        "printed": [{"rank": rank, "text": text[-LETTERS:]} for rank, text in shown.printed],
-        "where": None if shown.where is None else shown.where.told(),
-        "summary": violation.summary,
-        "detail": violation.detail,
-    }
-    if shown.declaration is not None:
-        words = in_words(shown.declaration, shown.case.problem.dtype)
-        fields |= {"declaration": shown.declaration, "declare": words}
-    if violation.failure is not None:
-        fields["failure"] = {"kind": violation.failure.kind, "exception": violation.failure.exception}
+def recorded(case: Case) -> RecordedCase:
+    """A case as events have it."""
+    return from_json(RecordedCase, case.to_json())
+
+
+def violation_event(
+    violation: Violation, *, implementation: str, property: str, case: Case, case_text: str
+) -> CounterexampleEvent:
+    """What is wrong on a case, as an event."""
+    finding, failure = violation.finding, violation.failure
+    event = CounterexampleEvent(
+        implementation=implementation,
+        property=property,
+        case=recorded(case),
+        case_text=case_text,
+        rank=violation.rank,
+        hop=None,
+        tensor=None,
+        index=None,
+        error=None,
+        allowed=None,
+        diagnosis=None,
+        summary=violation.summary,
+        detail=violation.detail,
+        failure=None if failure is None else RunFailure(kind=failure.kind, exception=failure.exception),
+        replay="",
+    )
+    if finding is None:
+        return event
+    names = ("tensor", "position", "actual", "expected", "error", "allowed", "margin", "of", "wrong")
+    numbers = {name: getattr(finding, name) for name in names}
+    return dataclasses.replace(event, index=tuple(finding.index), **numbers)
+
+
+def counterexample_event(shown: Counterexample, *, implementation: str, property: str) -> CounterexampleEvent:
+    """A counterexample as an event, without what only the run that found it knows."""
+    declaration, refused = shown.declaration, None
     if shown.refused is not None:
         case, refusal = shown.refused
-        fields["refused"] = {"summary": refusal.summary, "case": case.to_json(), "case_text": case.describe()}
-    if finding is not None:
-        fields |= {name: getattr(finding, name) for name in ("tensor", "position", "actual", "expected", "error")}
-        fields |= {name: getattr(finding, name) for name in ("allowed", "margin", "of")}
-        fields |= {"index": list(finding.index), "wrong": {str(r): n for r, n in finding.wrong.items()}}
-    return fields
+        refused = Refused(summary=refusal.summary, case=recorded(case), case_text=case.describe())
+    return dataclasses.replace(
+        violation_event(
+            shown.violation,
+            implementation=implementation,
+            property=property,
+            case=shown.case,
+            case_text=shown.case.describe(),
+        ),
+        hop=shown.hop,
+        diagnosis=shown.diagnosis,
+        hints=shown.hints,
+        printed=tuple(Printed(rank, text[-LETTERS:]) for rank, text in shown.printed),
+        where=shown.where,
+        declaration=None if declaration is None else from_json(Declaration, declaration),
+        declare=None if declaration is None else in_words(declaration, shown.case.problem.dtype),
+        refused=refused,
+    )
 
 
 def ordinary_case(capabilities: Capabilities) -> Case | None:

@@ -45,7 +45,7 @@ def _same(earlier: Story, new: Story, runner_for: Callable[[Property], Runner]) 
     if one.causes and other.causes:
         return any(cause is another for cause in one.causes for another in other.causes)
     reasons = one.violation.reason, other.violation.reason
-    if not (_steady(one) and _steady(other)) or "deadline" in (reasons[0][0], reasons[1][0]):
+    if not (_steady(one) and _steady(other)) or "deadline" in (one.violation.kind, other.violation.kind):
         return reasons[0] == reasons[1] and _steady(one) == _steady(other)
     return _breaks(new.property, one.case, reasons[1], runner_for) and _breaks(
         earlier.property, other.case, reasons[0], runner_for

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from ringverify.option_types import Renamed, positive, seconds
+from ringverify.words import say_on
 
 DEADLINE = 120.0
 
@@ -14,6 +18,18 @@ RULE = (
     "2 wrong usage, 3 the reports hold no violation."
 )
 """By what the command exits; it says nothing else of an implementation than that."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "confirm",
+        help="show the violations of a report once more, without ringverify",
+        description="Writes a script for each violation of the reports, runs it, and says whether it shows the same.",
+        epilog=RULE,
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,3 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
     )
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="scripts side by side (default: 1)")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run the command and return its exit code."""
+    from ringverify.confirm.confirming import confirm
+
+    return confirm(options, say_on(console.file))

@@ -7,14 +7,29 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from ringverify.errors import UsageError
 from ringverify.files import write_whole
+from ringverify.words import say_on
 
 FOLDER = Path(__file__).parent / "adapters"
 KINDS = ("function", "module", "ulysses")
 WRITTEN = Path("adapter.py")
 """What an adapter is called if nothing else is said, and within the text of each."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "init",
+        help="write an adapter to fill in",
+        description="Writes a file that check gives a verdict on as it is, with a place for a call of your own code.",
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +44,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="function: code that is called with shards of q, k and v; module: a torch module that is built with a "
         "process group; ulysses: all-to-all over heads (default: function)",
     )
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run the command and return its exit code."""
+    return write(options, say_on(console.file))
 
 
 def write(options: argparse.Namespace, say: Callable[[str], None]) -> int:

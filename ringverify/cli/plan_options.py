@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
+
+from rich.console import Console
 
 from ringref.problem import DTYPES
 from ringverify.implementation import SHARDING_NAMES
 from ringverify.option_types import branches
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "plan",
+        help="draw what our ring would send and compute, rank by rank and hop by hop",
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,3 +39,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim", type=int, default=64, metavar="D", help="default: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: %(default)s")
     parser.add_argument("--bucket", type=int, metavar="ROWS", help="longest side of a tile; default: the CPU kernel's")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run the command and return its exit code."""
+    from ringverify.cli.plan_table import plan_table
+
+    return plan_table(options, console)

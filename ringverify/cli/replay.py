@@ -14,17 +14,16 @@ from ringverify import targets
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile, trusting
-from ringverify.check.beside import Hint
 from ringverify.check.hunting import Counterexample, judged
 from ringverify.check.planning import WorldName, find_device, open_world
-from ringverify.check.run import DEADLINES, told
+from ringverify.check.run import DEADLINES, counterexample_event
 from ringverify.confirm.script import snippet
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import Event, Hint
 from ringverify.files import write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
-from ringverify.reports.jsonl import Event
 from ringverify.words import legible_lines
 from ringverify.worlds import reproducible
 from ringverify.worlds.printing import Labelled
@@ -176,11 +175,9 @@ def replay(
         tried=0,
         smallest=False,
         repeats=True,
-        hints=tuple(Hint(note) for note in runner.notes),
+        hints=tuple(Hint(note) for note in runner.log.notes),
     )
-    shown = told(again)
-    del shown["takes"]
-    show({"event": "counterexample", **shown})
+    show(counterexample_event(again, implementation=name, property=property.id))
     if judgement.digest == recorded.digest:
         say("the same bits as recorded")
     else:

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Literal
@@ -29,10 +30,12 @@ from ringverify.check.trusting import agree
 from ringverify.confirm.script import Script, snippet
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import CounterexampleEvent, as_json, from_json
 from ringverify.files import read_json, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.reports.command import look_at_file
-from ringverify.reports.jsonl import Event, finite, read_report, replay_line
+from ringverify.reports.jsonl import read_report
+from ringverify.reports.story import replay_of
 
 Outcome = Literal["shown", "not shown"]
 
@@ -94,11 +97,12 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """
     if options.json is not None:
         look_at_file("--json", options.json)
-    found = [event for path in options.reports for event in read_report(path) if event["event"] == "counterexample"]
+    events = [event for path in options.reports for event in read_report(path)]
+    found = [event for event in events if isinstance(event, CounterexampleEvent)]
     if not found:
         raise Inconclusive("there is no violation in these reports, so there is nothing to confirm")
     recorded = [_recorded(event) for event in found]
-    files = [(Path(event["file"]), one) for event, one in zip(found, recorded, strict=True) if one is not None]
+    files = [(Path(str(event.file)), one) for event, one in zip(found, recorded, strict=True) if one is not None]
     agree(files, trust=options.trust, say=say)
     seen: list[Confirmation] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -107,7 +111,7 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot write scripts to {folder}: {error.strerror}; name another --scripts") from None
-        scripts = Scripts(folder, options.deadline)
+        scripts = Scripts(folder, options.deadline, names_of(event.file or "" for event in found))
         with ThreadPoolExecutor(options.jobs) as pool:
             for one in pool.map(scripts.confirmed, found, recorded):
                 seen.append(one)
@@ -115,9 +119,9 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
                     continue
                 say(f"{one.outcome:<10}  {one.implementation}  {one.property}: {one.said[0] if one.said else ''}")
     if options.json is not None:
-        content = {"schema": SCHEMA, "confirmations": [dataclasses.asdict(one) for one in seen]}
+        content = as_json({"schema": SCHEMA, "confirmations": seen})
         try:
-            write_whole(options.json, json.dumps(finite(content), indent=1) + "\n")
+            write_whole(options.json, json.dumps(content, indent=1) + "\n")
         except OSError as error:
             raise UsageError(f"cannot write {options.json}: {error.strerror}; name another --json") from None
     shown = sum(one.outcome == "shown" for one in seen)
@@ -135,24 +139,35 @@ def read(path: Path) -> list[Confirmation]:
         content = read_json(path)
         if content["schema"] != SCHEMA:
             raise UsageError(f"{path} has schema {content['schema']!r}, this reads {SCHEMA}: run confirm again")
-        return [Confirmation(**{**one, "said": tuple(one["said"])}) for one in content["confirmations"]]
+        return [from_json(Confirmation, one) for one in content["confirmations"]]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{path} is not what ringverify confirm --json writes") from None
 
 
-def _recorded(event: Event) -> CaseFile | None:
+def _recorded(event: CounterexampleEvent) -> CaseFile | None:
     """The case of a violation; golden vectors have none.
 
     Raises:
         UsageError: the case file is gone, or it is none.
     """
-    if "file" not in event:
+    if event.file is None:
         return None
-    if not Path(event["file"]).is_file():
-        raise UsageError(f"no case {event['file']}: run this from the folder that check was run in")
-    return casefile.read(Path(event["file"]))
+    if not Path(event.file).is_file():
+        raise UsageError(f"no case {event.file}: run this from the folder that check was run in")
+    return casefile.read(Path(event.file))
+
+
+def names_of(files: Iterable[str]) -> dict[str, str]:
+    """A name for the scripts of each case file: that of the file, with a number where files of two folders share it."""
+    names: dict[str, str] = {}
+    seen: Counter[str] = Counter()
+    for file in dict.fromkeys(files):
+        stem = Path(file).stem
+        seen[stem] += 1
+        names[file] = stem if seen[stem] == 1 else f"{stem}.{seen[stem]}"
+    return names
 
 
 class Scripts:
@@ -161,18 +176,20 @@ class Scripts:
     Args:
         folder: where they go.
         deadline: seconds for one.
+        names: what the scripts of each case file are called; by default as the file is.
     """
 
-    def __init__(self, folder: Path, deadline: float) -> None:
+    def __init__(self, folder: Path, deadline: float, names: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._deadline = deadline
+        self._names = names or {}
         self._ran: dict[str, Future[Said | str]] = {}
         self._lock = threading.Lock()
 
-    def confirmed(self, event: Event, recorded: CaseFile | None) -> Confirmation:
+    def confirmed(self, event: CounterexampleEvent, recorded: CaseFile | None) -> Confirmation:
         """What the script of a counterexample shows; of several cases that are compared, each has one."""
-        if recorded is None:
-            again = replay_line(event)
+        if recorded is None or event.file is None:
+            again = replay_of(event)
             told = "there is no case file to make a script of"
             return _not_shown(event, told + (again and f"; this shows it again: {again}"))
         try:
@@ -182,16 +199,16 @@ class Scripts:
         (property,) = select((recorded.property,), ())
         if (reason := why_unsupported(recorded.case, capabilities)) is not None:
             return _not_shown(event, f"{recorded.target} does not declare what the case needs: {reason}")
-        seen = None
+        name, seen = self._names.get(event.file, Path(event.file).stem), None
         for number, case in enumerate(property.compared(recorded.case, capabilities)):
-            script = self._folder / f"{Path(event['file']).stem}{f'-{number}' if number else ''}.py"
+            script = self._folder / f"{name}{f'-{number}' if number else ''}.py"
             said = self._run(snippet(dataclasses.replace(recorded, case=case), capabilities), script)
             shown = not isinstance(said, str) and shows(said, event)
             if seen is None or shown:
                 lines = (said,) if isinstance(said, str) else said.lines or ("nothing is wrong here",)
                 kept = tuple(line.rstrip()[:LETTERS] for line in lines[:SAID])
                 outcome: Outcome = "shown" if shown else "not shown"
-                seen = Confirmation(event["implementation"], event["property"], event["file"], outcome, kept)
+                seen = Confirmation(event.implementation, event.property, event.file, outcome, kept)
             if shown:
                 break
         assert seen is not None
@@ -214,24 +231,24 @@ class Scripts:
         return future.result()
 
 
-def shows(said: Said, event: Event) -> bool:
+def shows(said: Said, event: CounterexampleEvent) -> bool:
     """Whether what a script says is of the kind that a counterexample tells of: a wrong result, or the same failure."""
-    failure = event.get("failure")
+    failure = event.failure
     if failure is None:
         return bool(said.wrong)
     kinds = {kind for kind, _ in said.failures}
-    match failure["kind"]:
-        case "raised" if failure["exception"] is not None:
-            return ("raised", failure["exception"]) in said.failures
+    match failure.kind:
+        case "raised" if failure.exception is not None:
+            return ("raised", failure.exception) in said.failures
         case "raised" | "died":  # simulated ranks that end their process are stopped before they do
             return bool(kinds & {"exited", "died"})
         case _:
             return "deadline" in kinds
 
 
-def _not_shown(event: Event, reason: str) -> Confirmation:
+def _not_shown(event: CounterexampleEvent, reason: str) -> Confirmation:
     """What became of a violation for which no script can run."""
-    return Confirmation(event["implementation"], event["property"], event.get("file", ""), "not shown", (reason,))
+    return Confirmation(event.implementation, event.property, event.file or "", "not shown", (reason,))
 
 
 def _ran(script: Path, deadline: float) -> Said | str:

@@ -27,7 +27,8 @@ from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import Region, region
 from ringverify.diagnosis.reproducing import MASK, place_of
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.where import Probe, Where, locate, wrong_elements
+from ringverify.diagnosis.where import Probe, locate, wrong_elements
+from ringverify.events import Where
 from ringverify.faults.ring import STEPS
 from ringverify.implementation import Capabilities
 

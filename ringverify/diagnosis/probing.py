@@ -23,7 +23,8 @@ from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.hypothesis import comparable, relative_rounding
 from ringverify.diagnosis.scene import Array, Counts, Scene
-from ringverify.diagnosis.where import Mask, Pair, Probe, What, wrong_elements
+from ringverify.diagnosis.where import Mask, Probe, wrong_elements
+from ringverify.events import What, WrongPair
 from ringverify.faults.ring import STEPS
 
 SURE = 8
@@ -60,7 +61,7 @@ class Asked:
         """Every rank's weights `(B, H, S, Nk)` as they are, and the error allowed in all of them `(B, H, Nq, Nk)`."""
         return _weights(self.scene, self.probe) if self.finite("out") else None
 
-    def pairs(self, tensor: TensorName) -> Sequence[Pair]:
+    def pairs(self, tensor: TensorName) -> Sequence[WrongPair]:
         """The queries and keys between which a result goes wrong."""
         if not self.finite(tensor):
             return ()
@@ -118,7 +119,7 @@ def _add_up(scene: Scene, weights: list[Array], limits: Array) -> bool:
     return True
 
 
-def _by_weight(asked: Asked) -> Sequence[Pair]:
+def _by_weight(asked: Asked) -> Sequence[WrongPair]:
     """Pairs with wrong weights."""
     if (probed := asked.weights) is None:
         return ()
@@ -172,11 +173,11 @@ def _numbers(mask: Mask) -> list[int]:
     return [int(number) for number in np.flatnonzero(mask)]
 
 
-def _sorted(scene: Scene, found: dict[tuple[What, int, int], set[int]]) -> list[Pair]:
+def _sorted(scene: Scene, found: dict[tuple[What, int, int], set[int]]) -> list[WrongPair]:
     pairs = []
     for (what, rank, owner), keys in found.items():
         hop = None if scene.replicated or scene.size == 1 else (rank - owner) % scene.size
-        pairs.append(Pair(rank, owner, hop, tuple(sorted(keys)), what))
+        pairs.append(WrongPair(rank, owner, hop, tuple(sorted(keys)), what))
     return sorted(pairs, key=lambda pair: (pair.rank, pair.hop or 0, pair.what))
 
 
@@ -194,7 +195,7 @@ def _subsets(size: int) -> list[tuple[What, tuple[int, ...]]]:
 
 def _explained_rows(
     scene: Scene, tensor: TensorName, with_: Callable[[int, What, tuple[int, ...]], Array]
-) -> Sequence[Pair]:
+) -> Sequence[WrongPair]:
     """For every wrong row the fewest blocks that are missing or counted twice; nothing unless all are explained."""
     found: dict[tuple[What, int, int], set[int]] = {}
     for rank in range(scene.size):
@@ -218,7 +219,7 @@ def _explained_rows(
     return _sorted(scene, found)
 
 
-def _by_mass(scene: Scene) -> Sequence[Pair]:
+def _by_mass(scene: Scene) -> Sequence[WrongPair]:
     """Blocks that lse counts twice or not at all."""
     inner = scene.truth.intermediates
 
@@ -231,7 +232,7 @@ def _by_mass(scene: Scene) -> Sequence[Pair]:
     return _explained_rows(scene, "lse", lse_with)
 
 
-def _in_dq(scene: Scene) -> Sequence[Pair]:
+def _in_dq(scene: Scene) -> Sequence[WrongPair]:
     """Blocks that dq counts twice or not at all."""
     if scene.replicated:
         return ()
@@ -251,7 +252,7 @@ def _in_dq(scene: Scene) -> Sequence[Pair]:
     return _explained_rows(scene, "dq", dq_with)
 
 
-def _in_blocks(scene: Scene, probe: Probe, tensor: TensorName) -> Sequence[Pair]:
+def _in_blocks(scene: Scene, probe: Probe, tensor: TensorName) -> Sequence[WrongPair]:
     """Ranks whose queries add the wrong thing to dk or dv of a block."""
     if scene.replicated or scene.size > PROBES:
         return ()

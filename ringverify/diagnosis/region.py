@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from ringref.pattern import multiplicity
 from ringref.problem import Problem
 from ringref.rounding import margins
 from ringref.sharding import Positions
+from ringverify import events
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import AXES, TensorName, allowed_on
 from ringverify.cases.running import shards
@@ -79,16 +79,16 @@ class Region:
     pairs: Levels | None = None
     rows: Levels | None = None
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> events.Region:
         """As the field of an event: a digit a cell, a string a row."""
-        return {
-            "tensor": self.tensor,
-            "queries": _ends(self.queries),
-            "keys": _ends(self.keys),
-            "pattern": _digits(self.pattern),
-            "pairs": _digits(self.pairs),
-            "rows": _digits(self.rows),
-        }
+        return events.Region(
+            tensor=self.tensor,
+            queries=_ends(self.queries),
+            keys=_ends(self.keys),
+            pattern=_digits(self.pattern),
+            pairs=_digits(self.pairs),
+            rows=_digits(self.rows),
+        )
 
 
 def outline(case: Case, capabilities: Capabilities) -> Region | None:
@@ -221,9 +221,9 @@ def _level(margin: Array) -> int:
     return int(min(HIGHEST, np.ceil(np.log10(worst)))) if np.isfinite(worst) else HIGHEST
 
 
-def _ends(pieces: tuple[Piece, ...]) -> list[list[int]]:
-    return [[piece.rank, int(piece.positions[0]), int(piece.positions[-1])] for piece in pieces]
+def _ends(pieces: tuple[Piece, ...]) -> events.Pieces:
+    return tuple((piece.rank, int(piece.positions[0]), int(piece.positions[-1])) for piece in pieces)
 
 
-def _digits(levels: Levels | None) -> list[str] | None:
-    return None if levels is None else ["".join(map(str, row)) for row in levels.tolist()]
+def _digits(levels: Levels | None) -> events.Digits | None:
+    return None if levels is None else tuple("".join(map(str, row)) for row in levels.tolist())

@@ -6,9 +6,7 @@ which weight in which row (`probing`). What is said so is said only where it add
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,68 +18,13 @@ from ringverify.cases.comparing import AXES, TensorName
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.scene import Scene
+from ringverify.events import What, Where, WrongPair
 
 Mask = NDArray[np.bool_]
 Probe = Callable[[Case, Inputs], Observation]
-What = Literal["missing", "forbidden", "repeated", "scaled", "wrong"]
 
 SHOWN = 2
 """Ranks, or pairs of ranks, that a line names before it says how many more there are."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """What is wrong between the queries of one rank and the keys of one block.
-
-    Attributes:
-        rank: whose queries.
-        owner: whose keys.
-        hop: passes that the block has made when it gets there; `None` where nothing rotates.
-        keys: global positions of the keys concerned.
-        what: they have no weight; have one though they are excluded; count several times; all of the row is
-            multiplied by one number; or their weight is another wrong one.
-    """
-
-    rank: int
-    owner: int
-    hop: int | None
-    keys: tuple[int, ...]
-    what: What
-
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """Where a case is wrong.
-
-    Attributes:
-        tensor: the result.
-        rows: global positions of its wrong rows, by rank.
-        heads: heads in which it is wrong.
-        text: all of it in one line or two.
-        pairs: the queries and keys between which it goes wrong; empty where that cannot be told.
-    """
-
-    tensor: TensorName
-    rows: dict[int, tuple[int, ...]]
-    heads: tuple[int, ...]
-    text: tuple[str, ...]
-    pairs: tuple[Pair, ...] = ()
-
-    @property
-    def hop(self) -> int | None:
-        """The hop, if only one is concerned."""
-        hops = {pair.hop for pair in self.pairs}
-        return hops.pop() if len(hops) == 1 else None
-
-    def told(self) -> dict[str, Any]:
-        """As the field of an event."""
-        return {
-            "tensor": self.tensor,
-            "rows": {str(rank): list(rows) for rank, rows in self.rows.items()},
-            "heads": list(self.heads),
-            "pairs": [{**dataclasses.asdict(pair), "keys": list(pair.keys)} for pair in self.pairs],
-            "text": list(self.text),
-        }
 
 
 def wrong_elements(scene: Scene, name: TensorName, rank: int) -> Mask:
@@ -92,7 +35,7 @@ def wrong_elements(scene: Scene, name: TensorName, rank: int) -> Mask:
     return found
 
 
-def locate(scene: Scene, tensor: TensorName, pairs: Sequence[Pair]) -> Where | None:
+def locate(scene: Scene, tensor: TensorName, pairs: Sequence[WrongPair]) -> Where | None:
     """Where a result is wrong; `None` if it is not.
 
     Args:
@@ -116,7 +59,7 @@ def locate(scene: Scene, tensor: TensorName, pairs: Sequence[Pair]) -> Where | N
     text = [_rows_told(scene, tensor, rows, tuple(sorted(heads)))]
     if found:
         text.append(_pairs_told(tensor, found))
-    return Where(tensor, rows, tuple(sorted(heads)), tuple(text), found)
+    return Where(tensor, rows, tuple(sorted(heads)), found, tuple(text))
 
 
 def _rows_told(scene: Scene, tensor: TensorName, rows: dict[int, tuple[int, ...]], heads: tuple[int, ...]) -> str:
@@ -140,7 +83,7 @@ def _rows_told(scene: Scene, tensor: TensorName, rows: dict[int, tuple[int, ...]
     return text + f", head{'s'[: len(heads) > 1]} {ranges(heads)} of {count}"
 
 
-def _pairs_told(tensor: TensorName, pairs: tuple[Pair, ...]) -> str:
+def _pairs_told(tensor: TensorName, pairs: tuple[WrongPair, ...]) -> str:
     """What is wrong, of the kind that says most, for the first few pairs of ranks."""
     kinds: tuple[What, ...] = ("missing", "forbidden", "repeated", "wrong", "scaled")
     what = next(kind for kind in kinds if any(pair.what == kind for pair in pairs))
@@ -164,7 +107,7 @@ def _all_told(tensor: TensorName, what: What) -> str:
     return f"on every rank the parts of all ranks' {kind} are {'missing' if what == 'missing' else 'wrong'}"
 
 
-def _weight_told(tensor: TensorName, pair: Pair) -> str:
+def _weight_told(tensor: TensorName, pair: WrongPair) -> str:
     """As of a rank that attends keys."""
     keys = f"key{'s'[: len(pair.keys) > 1]} {ranges(pair.keys)} of rank {pair.owner}{_hop(pair)}"
     if pair.rank == pair.owner:
@@ -180,7 +123,7 @@ def _weight_told(tensor: TensorName, pair: Pair) -> str:
             return f"rank {pair.rank} weighs {keys} wrongly"
 
 
-def _part_told(tensor: TensorName, pair: Pair) -> str:
+def _part_told(tensor: TensorName, pair: WrongPair) -> str:
     """As of a rank's gradient, to which another rank's queries or keys add."""
     here, other, kind = (pair.rank, pair.owner, "keys") if tensor == "dq" else (pair.owner, pair.rank, "queries")
     whose = f"its own {kind}" if here == other else f"rank {other}'s {kind}{_hop(pair)}"
@@ -188,7 +131,7 @@ def _part_told(tensor: TensorName, pair: Pair) -> str:
     return f"on rank {here} the part of {whose} {said.get(pair.what, 'is wrong')}"
 
 
-def _hop(pair: Pair) -> str:
+def _hop(pair: WrongPair) -> str:
     return "" if pair.hop is None else f" (hop {pair.hop})"
 
 

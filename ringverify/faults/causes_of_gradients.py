@@ -329,7 +329,7 @@ FAULTS.cause(
 )
 FAULTS.cause("all heads of k and v read head 0, where their memory is not dense", given("k v", first_head))
 for narrow in ("bfloat16", "float16", "float32"):
-    for what, names in {
+    for what, inputs in {
         "all inputs": "q k v dout", "q": "q", "k and v": "k v", "the cotangent of out": "dout"
     }.items():  # fmt: skip
-        FAULTS.cause(f"result as if {what} were rounded to {narrow}", given(names, _rounded(getattr(torch, narrow))))
+        FAULTS.cause(f"result as if {what} were rounded to {narrow}", given(inputs, _rounded(getattr(torch, narrow))))

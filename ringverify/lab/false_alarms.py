@@ -84,7 +84,9 @@ def _tried(effort: Effort, name: str) -> Acquittal:
     try:
         for property in applicable:
             share = property.examples if effort.most is None else -(-property.examples * effort.most // quick)
-            found = hunt(property, runner, examples=share, seed=effort.seed, progress=lambda _: None)
+            found = hunt(
+                property, runner.for_another_property(), examples=share, seed=effort.seed, progress=lambda _: None
+            )
             examples[property.id], margin[property.id] = found.examples, round(found.margin, 3)
             if (shown := found.counterexample) is not None:
                 alarms.append(Alarm(property.id, shown.case.describe(), shown.violation.summary))

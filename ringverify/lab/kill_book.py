@@ -16,13 +16,13 @@ from typing import Any, Literal
 import torch
 
 import ringverify
+from ringverify import events
 from ringverify.errors import UsageError
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.fault import FaultKind
 from ringverify.files import read_json, write_whole
 from ringverify.lab.false_alarms import Acquittal
 from ringverify.lab.killing import Effort, Kill, as_json
-from ringverify.reports.jsonl import finite
 
 SCHEMA = 2
 Section = Literal["first", "matrix", "variants"]
@@ -127,7 +127,7 @@ def add(path: Path, section: Section, content: dict[str, Any]) -> None:
     """
     book = read(path) | {section: content}
     try:
-        write_whole(path, _text(finite(book)))
+        write_whole(path, _text(events.as_json(book)))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
 

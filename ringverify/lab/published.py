@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringverify.events import CounterexampleEvent
 from ringverify.files import read_json, read_toml
-from ringverify.reports.jsonl import Event, ReportError, presentable
-from ringverify.reports.results import Checked
-from ringverify.reports.terminal import story
+from ringverify.reports.jsonl import ReportError
+from ringverify.reports.results import ImplementationResult
+from ringverify.reports.story import presentable, story
 
 SCHEMA = 1
 Verdicts = dict[str, Any]
@@ -140,7 +141,7 @@ def _made(kind: type[Any], entry: dict[str, Any], path: Path) -> Any:
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
 
 
-def told_of(one: Checked, confirmed: dict[str, tuple[str, Sequence[str]]]) -> dict[str, Any]:
+def told_of(one: ImplementationResult, confirmed: dict[str, tuple[str, Sequence[str]]]) -> dict[str, Any]:
     """What is kept of the verdict on an implementation.
 
     Args:
@@ -154,25 +155,25 @@ def told_of(one: Checked, confirmed: dict[str, tuple[str, Sequence[str]]]) -> di
             shown, said = confirmed.get(outcome.id, ("not shown", ()))
             violations[outcome.id] = _violation(event) | {"outcome": shown, "said": list(said)}
     return {
-        "verdict": one.verdict,
-        "examples": sum(outcome.told["examples"] for outcome in one.outcomes.values()),
-        "seconds": one.told["seconds"],
-        "undeclared": one.told["undeclared"],
+        "verdict": one.verdict.verdict,
+        "examples": one.examples,
+        "seconds": one.verdict.seconds,
+        "undeclared": list(one.verdict.undeclared or ()),
         "properties": {
-            outcome.id: {name: outcome.told.get(name) for name in ("verdict", "margin", "examples", "reason")}
+            outcome.id: {name: getattr(outcome.verdict, name) for name in ("verdict", "margin", "examples", "reason")}
             for outcome in one.outcomes.values()
         },
         "violations": violations,
     }
 
 
-def _violation(event: Event) -> dict[str, Any]:
+def _violation(event: CounterexampleEvent) -> dict[str, Any]:
     return {
-        "summary": event["summary"],
-        "case": event["case_text"],
-        "file": Path(event["file"]).name,
+        "summary": event.summary,
+        "case": event.case_text,
+        "file": Path(event.file or "").name,
         "story": [list(row) for row in story(event) if row[0] not in ("same", "next", "replay", "shrunk")],
-        "diagnosis": event["diagnosis"],
+        "diagnosis": event.diagnosis,
     }
 
 

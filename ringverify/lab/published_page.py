@@ -7,7 +7,7 @@ from typing import Any
 
 from ringverify.lab.published import Facts, Package, Script, Verdicts, used, violations
 from ringverify.reports.markdown import SIGNS, VERDICT_SIGNS, table
-from ringverify.reports.terminal import margin_text
+from ringverify.reports.story import margin_text
 
 MOST_CASES = 3
 """Violations of a finding that are told in full; the table names all."""
@@ -177,7 +177,9 @@ def _short(target: str, package: Package) -> str:
 def _cell(told: Mapping[str, Any] | None) -> str:
     if told is None:
         return ""
-    margin = "" if told["margin"] is None or told["verdict"] == "unsupported" else f" {margin_text(told['margin'])}"
+    margin = (
+        "" if told["margin"] is None or told["verdict"] == "unsupported" else f" {margin_text(float(told['margin']))}"
+    )
     return SIGNS[told["verdict"]] + margin
 
 

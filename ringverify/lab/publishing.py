@@ -19,11 +19,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ringverify import targets
 from ringverify.confirm import confirming
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import as_json
 from ringverify.files import read_text, write_whole
 from ringverify.lab.published import (
     SCHEMA,
@@ -36,7 +36,7 @@ from ringverify.lab.published import (
     violations,
 )
 from ringverify.lab.published_page import published_page
-from ringverify.reports.jsonl import ReportError, finite
+from ringverify.reports.jsonl import ReportError
 from ringverify.reports.results import Source, read_results
 
 PAGE = Path("docs/published-packages.md")
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts = read_facts(FACTS)
         if options.survey is not None:
             gathered = gather(options.survey, facts)
-            write_whole(VERDICTS, json.dumps(finite(gathered), indent=1, ensure_ascii=False) + "\n")
+            write_whole(VERDICTS, json.dumps(as_json(gathered), indent=1, ensure_ascii=False) + "\n")
         verdicts = read_verdicts(VERDICTS)
         for line in (amiss := unexplained(verdicts, facts)):
             print(f"unfit: {line}")
@@ -88,10 +88,10 @@ def gather(survey: Path, facts: Facts) -> Verdicts:
     _same_versions(facts)
     CASES.mkdir(parents=True, exist_ok=True)
     named = [
-        Path(outcome.counterexample["file"])
+        Path(outcome.counterexample.file)
         for one in results.implementations
         for outcome in one.failures
-        if outcome.counterexample is not None
+        if outcome.counterexample is not None and outcome.counterexample.file is not None
     ]
     kept = {path.name: path if path.is_file() else survey / path for path in named}
     for path in CASES.glob("*.json"):
@@ -99,9 +99,9 @@ def gather(survey: Path, facts: Facts) -> Verdicts:
             path.unlink()
     for name, path in kept.items():
         write_whole(CASES / name, read_text(path))
-    header: dict[str, Any] = results.headers[0]
-    made = {name: header[name] for name in ("ringverify", "torch", "python", "platform", "suite", "seed")}
-    made["date"] = max(str(one["started"]) for one in results.headers)[:10]
+    header = results.headers[0]
+    made = {name: getattr(header, name) for name in ("ringverify", "torch", "python", "platform", "suite", "seed")}
+    made["date"] = max(str(one.started) for one in results.headers)[:10]
     known = [target for package in facts.packages for target in package.targets]
     ordered = [*(target for target in known if target in found), *(target for target in found if target not in known)]
     scripts = {script.file: _output(FOLDER / script.file) for script in facts.scripts}

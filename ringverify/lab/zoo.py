@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wish:
+class MutantsRequest:
     """What a user asked of `ringverify mutants`.
 
     Attributes:
@@ -54,7 +54,7 @@ class Wish:
     jobs: int = 1
 
 
-def run(wish: Wish, say: Say) -> int:
+def run(request: MutantsRequest, say: Say) -> int:
     """Do what is asked, tell what is found as it comes, and return 0 if nothing is amiss, 1 if a mutant survives or a
     correct implementation is rejected.
 
@@ -62,33 +62,33 @@ def run(wish: Wish, say: Say) -> int:
         UsageError: an id, a property, a file or a combination of options is wrong.
         Inconclusive: the world could not be set up.
     """
-    known = CORRECT if wish.variants else MUTANTS
-    for id in wish.ids:
+    known = CORRECT if request.variants else MUTANTS
+    for id in request.ids:
         if id not in known:
-            hint = f"known: {', '.join(CORRECT)}" if wish.variants else "`ringverify list mutants` names them"
-            raise UsageError(f"unknown {'implementation' if wish.variants else 'mutant'} {id!r}: {hint}")
-    if wish.write_expected is not None and not wish.every:
+            hint = f"known: {', '.join(CORRECT)}" if request.variants else "`ringverify list mutants` names them"
+            raise UsageError(f"unknown {'implementation' if request.variants else 'mutant'} {id!r}: {hint}")
+    if request.write_expected is not None and not request.every:
         raise UsageError("--write-expected takes the cheapest kill of each mutant, which needs --matrix")
-    if wish.table is not None:
-        return _write_table(wish.table, wish.report, say)
-    if wish.report is not None:
-        kill_book.read(wish.report)  # refused now rather than when all is done
+    if request.table is not None:
+        return _write_table(request.table, request.report, say)
+    if request.report is not None:
+        kill_book.read(request.report)  # refused now rather than when all is done
     effort = Effort(
-        properties=tuple(property.id for property in select(wish.only, wish.skip)),
-        seed=wish.seed,
-        most=wish.most,
-        jobs=wish.jobs,
+        properties=tuple(property.id for property in select(request.only, request.skip)),
+        seed=request.seed,
+        most=request.most,
+        jobs=request.jobs,
     )
-    ids = wish.ids or tuple(known)
-    if wish.variants:
-        return _variants(ids, effort, wish.report, say)
-    if wish.expected is not None:
-        entries = [one for one in expectations.read(wish.expected) if one.mutant in ids]
-        kills = list(_told(expected_kills(entries, wish.jobs), say))
+    ids = request.ids or tuple(known)
+    if request.variants:
+        return _variants(ids, effort, request.report, say)
+    if request.expected is not None:
+        entries = [one for one in expectations.read(request.expected) if one.mutant in ids]
+        kills = list(_told(expected_kills(entries, request.jobs), say))
         return _survivors([one.mutant for one in kills if one.verdict != "killed"], len(kills), say)
-    if wish.every:
-        return _matrix(ids, effort, wish.report, wish.write_expected, say)
-    return _first(ids, effort, wish.report, say)
+    if request.every:
+        return _matrix(ids, effort, request.report, request.write_expected, say)
+    return _first(ids, effort, request.report, say)
 
 
 def _told(kills: Iterable[Kill], say: Say) -> Iterable[Kill]:

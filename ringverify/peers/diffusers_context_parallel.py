@@ -39,6 +39,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from ringverify.errors import Inconclusive
 from ringverify.implementation import AttentionCall, Implementation, implementation
 from ringverify.peers import torch_flash_kernel
 from ringverify.peers.dense import with_key_heads
@@ -113,16 +114,36 @@ _native = functools.partial(_attend, "native", lambda size: (1, size), dtypes=("
 _flash = functools.partial(_attend, "_native_flash", dtypes=("float32", "bfloat16", "float16"), lse=True)
 
 ring = _flash(lambda size: (size, 1), "ring", world_sizes=_SEVERAL)
-ring_anything = _flash(
-    lambda size: (size, 1),
-    "ring-anything",
-    anything="ring_anything",
-    world_sizes=_SEVERAL,
-    gradients=False,
-    uneven=True,
-)
 ulysses = _native("ulysses", world_sizes=_SEVERAL, heads_multiple="world_size")
-ulysses_anything = _native(
-    "ulysses-anything", anything="ulysses_anything", world_sizes=_SEVERAL, gradients=False, uneven=True
-)
 unified = _flash(lambda size: (2, size // 2), "unified", world_sizes=(4, 6, 8), heads_multiple="world_size")
+
+_ANYTHING = {
+    "ring_anything": _flash(
+        lambda size: (size, 1),
+        "ring-anything",
+        anything="ring_anything",
+        world_sizes=_SEVERAL,
+        gradients=False,
+        uneven=True,
+    ),
+    "ulysses_anything": _native(
+        "ulysses-anything", anything="ulysses_anything", world_sizes=_SEVERAL, gradients=False, uneven=True
+    ),
+}
+
+
+def __getattr__(name: str) -> Implementation:
+    """The two "anything" modes, where they can run: `gather_size_by_comm` exchanges lengths on torch's accelerator.
+
+    Raises:
+        Inconclusive: torch was built for an accelerator that this machine has not.
+    """
+    if name not in _ANYTHING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    device = torch.accelerator.current_accelerator()
+    if device is not None and not torch.accelerator.is_available():
+        raise Inconclusive(
+            f"{_ANYTHING[name].name} exchanges lengths on {device}, for which this torch was built and which this "
+            "machine has not: install a build of torch for the CPU"
+        )
+    return _ANYTHING[name]

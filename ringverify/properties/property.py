@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 
 from hypothesis.strategies import SearchStrategy
@@ -15,10 +14,8 @@ from ringverify.implementation import Capabilities
 from ringverify.properties.suites import Suite, examples_in
 from ringverify.worlds.world import Failure
 
-REFUSED = "refused"
-"""The first word of the reason of a case on which the transport refused a call for what only some world sizes ask."""
 Reason = tuple[str, ...]
-"""Why a case fails, coarsely: shrinking keeps it."""
+"""Why a case fails, without what differs from case to case: the kind, and what it is about. Shrinking keeps it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +39,11 @@ class Violation:
     finding: Finding | None = None
     also: tuple[Reason, ...] = ()
     failure: Failure | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of failure: "value", "raised", "deadlock" and so on."""
+        return self.reason[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,17 +134,7 @@ def violation_of(observation: Observation) -> Violation:
     """The violation that a run without results is."""
     failure = observation.failure
     assert failure is not None
-    reason = (failure.kind, _coarsely(failure)) if failure.refusal is None else (REFUSED, failure.refusal)
-    return Violation(reason, failure.rank, failure.message, failure.detail, failure=failure)
-
-
-def _coarsely(failure: Failure) -> str:
-    """What a rank did, without what differs from case to case: the type of an exception, a shape's tensor."""
-    if failure.kind in ("deadlock", "deadline"):
-        return ""
-    head = failure.message.split(":")[0]
-    head = re.sub(r"\(.*?\)", "", head)
-    return re.sub(r"^rank \d+(?:'s process)? (?:raised )?", "", head).strip()
+    return Violation(failure.manner, failure.rank, failure.message, failure.detail, failure=failure)
 
 
 def where(finding: Finding) -> str:

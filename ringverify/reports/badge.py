@@ -9,7 +9,7 @@ import json
 import re
 from html import escape
 
-from ringverify.reports.results import Checked, Results
+from ringverify.reports.results import ImplementationResult, Results
 
 LABEL = "ringverify"
 COLOURS = {"conformant": "#2a7f3f", "violations": "#b3261e", "inconclusive": "#7a5c00"}
@@ -33,11 +33,11 @@ def badges(results: Results) -> dict[str, str]:
     return found
 
 
-def message(one: Checked) -> str:
+def message(one: ImplementationResult) -> str:
     """The verdict, and how many properties it rests on."""
     counts = one.counts
     ran = sum(number for kind, number in counts.items() if kind != "unsupported")
-    match one.verdict:
+    match one.verdict.verdict:
         case "conformant":
             return f"conformant, {ran} propert{'y' if ran == 1 else 'ies'}"
         case "violations":
@@ -46,13 +46,13 @@ def message(one: Checked) -> str:
             return verdict
 
 
-def endpoint(one: Checked) -> str:
+def endpoint(one: ImplementationResult) -> str:
     """As shields.io asks for it: https://shields.io/badges/endpoint-badge."""
-    told = {"schemaVersion": 1, "label": LABEL, "message": message(one), "color": NAMED[one.verdict]}
+    told = {"schemaVersion": 1, "label": LABEL, "message": message(one), "color": NAMED[one.verdict.verdict]}
     return json.dumps(told) + "\n"
 
 
-def badge(one: Checked) -> str:
+def badge(one: ImplementationResult) -> str:
     """As SVG."""
     said = message(one)
     left, right = _width(LABEL), _width(said)
@@ -69,7 +69,7 @@ def badge(one: Checked) -> str:
         f"<title>{told}</title>"
         f'<clipPath id="r"><rect width="{whole}" height="20" rx="3"/></clipPath>'
         f'<g clip-path="url(#r)"><rect width="{middle}" height="20" fill="#444"/>'
-        f'<rect x="{middle}" width="{whole - middle}" height="20" fill="{COLOURS[one.verdict]}"/></g>'
+        f'<rect x="{middle}" width="{whole - middle}" height="20" fill="{COLOURS[one.verdict.verdict]}"/></g>'
         f'<g fill="#fff" font-family="Verdana,Geneva,DejaVu Sans,sans-serif" font-size="11">{texts}</g></svg>\n'
     )
 

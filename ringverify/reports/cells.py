@@ -5,13 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
-Piece = tuple[int, int, int]
-"""A rank, and the first and the last of some of its positions."""
-
-Digits = list[str]
-"""A string a row, a digit a cell."""
+from ringverify.events import Digits, Piece, Region
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,30 +23,30 @@ class Cells:
     """
 
     tensor: str | None
-    queries: list[Piece]
-    keys: list[Piece]
+    queries: Sequence[Piece]
+    keys: Sequence[Piece]
     pattern: Digits | None
     pairs: Digits | None
     strip: Digits | None
 
     @classmethod
-    def of(cls, region: dict[str, Any], most: int) -> Cells:
+    def of(cls, region: Region, most: int) -> Cells:
         """The cells of a region.
 
         Args:
             region: the field of an event.
             most: pieces of an axis at most, but for one of each rank.
         """
-        rows, columns = (_joints(region[axis], most) for axis in ("queries", "keys"))
-        strip = region["rows"] if region["tensor"] is not None else None
+        rows, columns = (_joints(axis, most) for axis in (region.queries, region.keys))
+        strip = region.rows if region.tensor is not None else None
         heads = [[head] for head in range(len(strip[0]))] if strip else []
         return cls(
-            region["tensor"],
-            _joined(region["queries"], rows),
-            _joined(region["keys"], columns),
-            _digits(region["pattern"], rows, columns),
-            _digits(region["pairs"], rows, columns),
-            _digits(strip, columns if region["tensor"] in ("dk", "dv") else rows, heads) if heads else None,
+            region.tensor,
+            _joined(region.queries, rows),
+            _joined(region.keys, columns),
+            _digits(region.pattern, rows, columns),
+            _digits(region.pairs, rows, columns),
+            _digits(strip, columns if region.tensor in ("dk", "dv") else rows, heads) if heads else None,
         )
 
     @property
@@ -60,16 +55,16 @@ class Cells:
         return self.tensor in ("dk", "dv")
 
 
-def _joints(pieces: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+def _joints(pieces: Sequence[Piece], most: int) -> list[list[int]]:
     """Which pieces become one: neighbours of one rank, so that about `most` are left."""
     each = -(-len(pieces) // most) if pieces else 1
     found = []
-    for _, first, count in spans([(a, b, c) for a, b, c in pieces]):
+    for _, first, count in spans(pieces):
         found += [list(range(at, min(at + each, first + count))) for at in range(first, first + count, each)]
     return found
 
 
-def _joined(pieces: Sequence[Sequence[int]], joints: list[list[int]]) -> list[Piece]:
+def _joined(pieces: Sequence[Piece], joints: list[list[int]]) -> list[Piece]:
     return [(pieces[some[0]][0], pieces[some[0]][1], pieces[some[-1]][2]) for some in joints]
 
 
@@ -78,7 +73,7 @@ def _digits(digits: Digits | None, rows: list[list[int]], columns: list[list[int
     high, wide = (sum(map(len, joints)) for joints in (rows, columns))
     if digits is None or len(digits) != high or any(len(row) != wide for row in digits):
         return None
-    return ["".join(max(digits[y][x] for y in some for x in others) for others in columns) for some in rows]
+    return tuple("".join(max(digits[y][x] for y in some for x in others) for others in columns) for some in rows)
 
 
 def spans(pieces: Iterable[Piece]) -> list[tuple[int, int, int]]:

@@ -8,18 +8,33 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from ringverify import files
 from ringverify.errors import UsageError, complain
+from ringverify.option_types import OUTPUTS
 from ringverify.reports.badge import badges
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.junit import junit
 from ringverify.reports.markdown import markdown
 from ringverify.reports.page import page
 from ringverify.reports.results import Results, Source, read_results
+from ringverify.words import say_on
 
 INDEX, BADGES = "index.html", "badges"
 """The page in its folder, and the folder of its badges there."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "report",
+        help="make a page, JUnit, Markdown and badges of what check wrote",
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +51,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Add the options of files that `check` writes too."""
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the verdicts and pictures")
-    parser.add_argument("--junit", type=Path, metavar="FILE.xml", help="write the verdicts as JUnit XML")
-    parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write a summary for a CI job")
+    """Add the options of files that several commands write."""
+    for name, (metavar, text) in OUTPUTS.items():
+        parser.add_argument(f"--{name}", type=Path, metavar=metavar, help=text)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run the command and return its exit code."""
+    return report(options, say_on(console.file))
 
 
 def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:

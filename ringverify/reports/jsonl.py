@@ -9,22 +9,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import os
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ringverify import files, words
+from ringverify import events, files, words
+from ringverify.events import Event, FooterEvent, as_json, from_json
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
-Event = dict[str, Any]
-SCHEMA = 1
 ERRORS = 100
 """Breaches of an event that are looked at, at most, for the one to tell of."""
 
@@ -37,54 +34,14 @@ EVENTS = 50_000
 MESSAGE = 160
 """Characters of a message about one event, at most."""
 
-LINES = ("detail", "printed")
-"""Fields whose texts have lines; every other text is one line."""
-
 
 class ReportError(Exception):
     """A report cannot be written, or a file is not a whole report; the message is one line."""
 
 
-def finite(value: Any) -> Any:
-    """The value with numbers that JSON lacks as text: "inf", "-inf", "nan"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
-
-
-def presentable(value: Any, *, lines: bool = False) -> Any:
-    """What an event says as it may be shown, escaped and cut as in `ringverify.words`; all presenters show no other."""
-    if isinstance(value, str):
-        return (words.legible_lines if lines else words.legible)(words.cut(value, words.TEXT))
-    if isinstance(value, Mapping):
-        return {
-            words.legible(words.cut(key)): presentable(item, lines=lines or key in LINES) for key, item in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [presentable(item, lines=lines) for item in value]
-    return value
-
-
-def replay_line(event: Mapping[str, Any]) -> str:
-    """The command that shows a failure again; "" if there is none.
-
-    It is made here of the case file's name, or of the words for the vectors: a line that a report holds is never shown
-    as something to type.
-    """
-    if "file" in event:
-        file = str(event["file"])
-        return shlex.join(["ringverify", "replay", f"./{file}" if file.startswith("-") else file])
-    given = [str(word) for word in event.get("vectors", ())]
-    return shlex.join(["ringverify", "vectors", "check", *given]) if given else ""
-
-
-def _line(event: Event) -> str:
+def _line(event: dict[str, Any]) -> str:
     """An event as a line of a report: texts that are too long are cut, and what cannot be seen is JSON's escape."""
-    text = json.dumps(_cut(finite(event)), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_cut(event), ensure_ascii=False, allow_nan=False)
     return words.UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n"
 
 
@@ -139,12 +96,13 @@ class ReportWriter:
             if not self._begun and not self._is_stream:
                 os.ftruncate(self._file, 0)
             self._begun = True
-            line = _line(event)
+            content, is_last = as_json(event), isinstance(event, FooterEvent)
+            line = _line(content)
             self._digest.update(line.encode())
-            if event["event"] == "footer":
-                line = _line({**event, "seal": self._digest.hexdigest()})
+            if is_last:
+                line = _line({**content, "seal": self._digest.hexdigest()})
             files.write_all(self._file, line.encode())
-            if event["event"] == "footer" and not self._is_stream:
+            if is_last and not self._is_stream:
                 os.replace(self.partial, self._place)
         except OSError as error:
             kept = "" if self._is_stream else f"; what was told before is in {self.partial}"
@@ -164,12 +122,12 @@ def partial_of(path: Path) -> Path:
 
 
 def read_report(path: Path) -> list[Event]:
-    """The events of a whole report as they were told: without its seal, and without kinds that are not known here.
+    """The events of a whole report; those of a kind that is not known here are left out.
 
     Raises:
         ReportError: the file cannot be read, is cut off, was edited, has another schema or does not follow it.
     """
-    events: list[Event] = []
+    found: list[dict[str, Any]] = []
     digest = hashlib.sha256()
     for number, line in enumerate(_lines(path), 1):
         try:
@@ -183,29 +141,29 @@ def read_report(path: Path) -> list[Event]:
             raise ReportError(f"report {path} has more than {EVENTS:,} events: name a file that check wrote")
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise ReportError(f"report {path}, line {number}: not an event")
-        if not events and event["event"] == "header" and event.get("schema") != SCHEMA:
+        if not found and event["event"] == "header" and event.get("schema") != events.SCHEMA:
             # Before anything else of it is looked at: it may be written in another way.
             raise ReportError(
-                f"report {path} has schema {event.get('schema')!r}, this reads {SCHEMA}: upgrade ringverify, or "
+                f"report {path} has schema {event.get('schema')!r}, this reads {events.SCHEMA}: upgrade ringverify, or "
                 "make all reports with one version of it"
             )
         if event["event"] != "footer":
             digest.update(f"{line}\n".encode())
-        events.append(event)
-    if not events or events[0]["event"] != "header":
+        found.append(event)
+    if not found or found[0]["event"] != "header":
         raise ReportError(f"{path} is not a report: it does not begin with a header")
-    if any(event["event"] in ("header", "footer") for event in events[1:-1]):
+    if any(event["event"] in ("header", "footer") for event in found[1:-1]):
         raise ReportError(f"{path} holds more than one report: keep each in a file of its own")
-    if events[-1]["event"] != "footer":
+    if found[-1]["event"] != "footer":
         raise ReportError(f"report {path} is incomplete: it has no footer, so the run was cut off; run check again")
-    footer = {name: value for name, value in events[-1].items() if name != "seal"}
+    footer = {name: value for name, value in found[-1].items() if name != "seal"}
     digest.update(_line(footer).encode())
-    if events[-1].get("seal") != digest.hexdigest():
+    if found[-1].get("seal") != digest.hexdigest():
         raise ReportError(f"report {path} was edited after it was written: run check again, or get the file as it was")
-    for number, event in enumerate(events, 1):
-        if event["event"] in _validators() and (wrong := _breach(event)) is not None:
+    for number, event in enumerate(found, 1):
+        if event["event"] in events.KINDS and (wrong := _breach(event)) is not None:
             raise ReportError(f"report {path}, line {number}: {event['event']} {wrong}; run check again")
-    return [event for event in [*events[:-1], footer] if event["event"] in _validators()]
+    return [from_json(events.KINDS[event["event"]], event) for event in found if event["event"] in events.KINDS]
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -241,13 +199,11 @@ def _validators() -> dict[str, Draft202012Validator]:
     """What an event of each kind has to follow."""
     from jsonschema import Draft202012Validator  # only readers need it, and it takes a tenth of a second
 
-    text = (Path(__file__).parent / "schema" / f"report-{SCHEMA}.json").read_text(encoding="utf-8")
-    definitions = json.loads(text)["$defs"]
-    kinds = [name for name, told in definitions.items() if "event" in told.get("properties", ())]
-    return {kind: Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": definitions}) for kind in kinds}
+    definitions = events.schema()["$defs"]
+    return {kind: Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": definitions}) for kind in events.KINDS}
 
 
-def _breach(event: Event) -> str | None:
+def _breach(event: dict[str, Any]) -> str | None:
     """How an event breaks the schema."""
     from jsonschema.exceptions import best_match
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from ringverify.reports.jsonl import Event
-from ringverify.reports.results import Checked, Outcome, Results
-from ringverify.reports.terminal import margin_text, story
+from ringverify.events import CounterexampleEvent, PropertyOutcome
+from ringverify.reports.results import ImplementationResult, Results
+from ringverify.reports.story import detail_lines, margin_text, story
 
 KINDS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
@@ -21,55 +21,57 @@ def junit(results: Results) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(root: ElementTree.Element, one: Checked) -> None:
+def _suite(root: ElementTree.Element, one: ImplementationResult) -> None:
     suite = ElementTree.SubElement(root, "testsuite", name=one.name)
-    if "started" in one.header:
-        suite.set("timestamp", str(one.header["started"]).removesuffix("+00:00"))
+    if one.header.started is not None:
+        suite.set("timestamp", one.header.started.removesuffix("+00:00"))
     about = ElementTree.SubElement(suite, "properties")
     known = ("ringverify", "torch", "python", "platform", "device", "suite", "seed")
-    told = {name: one.header[name] for name in known} | {"world": one.told.get("world", ""), "verdict": one.verdict}
+    told = {name: getattr(one.header, name) for name in known}
+    told |= {"world": one.verdict.world or "", "verdict": one.verdict.verdict}
     for name, value in told.items():
         ElementTree.SubElement(about, "property", name=name, value=str(value))
     for outcome in one.outcomes.values():
         _case(suite, one, outcome)
-    if one.verdict == "inconclusive" and "inconclusive" not in one.counts:
+    if one.verdict.verdict == "inconclusive" and "inconclusive" not in one.counts:
         # Nothing but what is unsupported: a suite that only skips would pass for one that passes.
         case = ElementTree.SubElement(suite, "testcase", classname=one.name, name="verdict", time="0.000")
         ElementTree.SubElement(case, "error", message="inconclusive: nothing applicable ran", type="inconclusive")
     _count(suite, suite.findall("testcase"))
 
 
-def _case(suite: ElementTree.Element, one: Checked, outcome: Outcome) -> None:
-    told = outcome.told
-    case = ElementTree.SubElement(suite, "testcase", classname=one.name, name=outcome.id, time=f"{told['seconds']:.3f}")
+def _case(suite: ElementTree.Element, one: ImplementationResult, outcome: PropertyOutcome) -> None:
+    told = outcome.verdict
+    case = ElementTree.SubElement(suite, "testcase", classname=one.name, name=outcome.id, time=f"{told.seconds:.3f}")
     what: ElementTree.Element | None = None
-    match outcome.kind:
+    match told.kind:
         case "fail":
             shown = outcome.counterexample
-            message = f"{outcome.id} does not hold" if shown is None else shown.get("summary", "")
+            message = f"{outcome.id} does not hold" if shown is None else shown.summary or ""
             what = ElementTree.SubElement(case, "failure", message=message, type="violation")
-        case "known":
-            message = f"known violation: {told['known']['reason']} ({told['known']['link']})"
+        case "known" if told.known is not None:
+            message = f"known violation: {told.known.reason} ({told.known.link})"
             what = ElementTree.SubElement(case, "skipped", message=message, type="known")
         case "unsupported":
-            ElementTree.SubElement(case, "skipped", message=told.get("reason", ""), type="unsupported")
+            ElementTree.SubElement(case, "skipped", message=told.reason or "", type="unsupported")
         case "inconclusive":
-            what = ElementTree.SubElement(case, "error", message=told.get("reason", ""), type="inconclusive")
-            what.text = told.get("traceback")
-        case "pass" if "unexpected" in told:
-            ElementTree.SubElement(case, "failure", message=told["unexpected"], type="unexpected pass")
+            what = ElementTree.SubElement(case, "error", message=told.reason or "", type="inconclusive")
+            what.text = told.traceback
+        case "pass" if told.unexpected is not None:
+            ElementTree.SubElement(case, "failure", message=told.unexpected, type="unexpected pass")
     if what is not None and outcome.counterexample is not None:
         what.text = "\n".join(_lines(outcome.counterexample))
-    if told["examples"]:
-        numbers = f"{told['examples']} examples, margin {margin_text(told['margin'])}"
-        notes = [f" ({told['reason']})"] if "reason" in told else []
-        notes += [f" in the {told['world']} world"] if "world" in told else []
+    if told.examples:
+        numbers = f"{told.examples} examples, margin {margin_text(told.margin)}"
+        notes = [] if told.reason is None else [f" ({told.reason})"]
+        notes += [] if told.world is None else [f" in the {told.world} world"]
         ElementTree.SubElement(case, "system-out").text = "".join([numbers, *notes])
 
 
-def _lines(event: Event) -> list[str]:
+def _lines(event: CounterexampleEvent) -> list[str]:
     lines = [f"{label:<8}{text}" if label else text for label, text in story(event)]
-    return [*lines, "", *event["detail"].rstrip().splitlines()] if event.get("detail") else lines
+    _, detail = detail_lines(event, None)
+    return [*lines, "", *detail] if detail else lines
 
 
 def _count(element: ElementTree.Element, cases: list[ElementTree.Element]) -> None:

@@ -6,14 +6,13 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from ringverify.reports.jsonl import Event, replay_line
-from ringverify.reports.results import Checked, Outcome, Results
-from ringverify.reports.terminal import margin_text, story
+from ringverify.events import CounterexampleEvent, PropertyOutcome
+from ringverify.reports.results import ImplementationResult, Results
+from ringverify.reports.story import detail_lines, margin_text, replay_of, story
 
 SIGNS = {"pass": "✅", "fail": "❌", "known": "⚠️", "unsupported": "➖", "inconclusive": "❔"}
 VERDICT_SIGNS = {"conformant": "✅", "violations": "❌", "inconclusive": "❔"}
 WORDS = {"fail": "fail", "known": "known"}
-DETAIL_LINES = 14
 MOST = 30
 """Failures that are told in full: a job's summary has a limit, and a reader has one too."""
 
@@ -28,9 +27,8 @@ def markdown(results: Results) -> str:
     if len(failures) > MOST:
         blocks.append(f"{len(failures) - MOST} more failures are in the report.")
     blocks += [
-        f"<sub>ringverify {_text(header['ringverify'])}, torch {_text(header['torch'])}, "
-        f"python {_text(header['python'])}, {_text(header['platform'])}, {_text(header['device'])}, "
-        f"suite {header['suite']}, seed {header['seed']}</sub>"
+        f"<sub>ringverify {_text(header.ringverify)}, torch {_text(header.torch)}, python {_text(header.python)}, "
+        f"{_text(header.platform)}, {_text(header.device)}, suite {header.suite}, seed {header.seed}</sub>"
         for header in results.headers
     ]
     return "\n\n".join(blocks) + "\n"
@@ -41,10 +39,9 @@ def _verdicts(results: Results) -> str:
     lines.append("|---|---|---|---:|")
     for one in results.implementations:
         counts = ", ".join(f"{number} {kind}" for kind, number in one.counts.items())
-        examples = sum(outcome.told["examples"] for outcome in one.outcomes.values())
-        sign = VERDICT_SIGNS[one.verdict]
-        verdict = _text(one.verdict + one.where)
-        lines.append(f"| {_text(one.name)} | {sign} {verdict} | {counts} | {examples:,} |")
+        sign = VERDICT_SIGNS[one.verdict.verdict]
+        verdict = _text(one.verdict.verdict + one.where)
+        lines.append(f"| {_text(one.name)} | {sign} {verdict} | {counts} | {one.examples:,} |")
     return "\n".join(lines)
 
 
@@ -60,25 +57,27 @@ def _matrix(results: Results) -> str:
     return f"<details><summary>{title}</summary>\n\n{table}\n\n</details>"
 
 
-def _cell(outcome: Outcome | None) -> str:
+def _cell(outcome: PropertyOutcome | None) -> str:
     if outcome is None:
         return ""
-    told = outcome.told
-    return SIGNS[outcome.kind] + (f" {margin_text(told['margin'])}" if told["margin"] is not None else "")
+    verdict = outcome.verdict
+    return SIGNS[verdict.kind] + (f" {margin_text(verdict.margin)}" if verdict.margin is not None else "")
 
 
-def _failure(one: Checked, outcome: Outcome) -> str:
+def _failure(one: ImplementationResult, outcome: PropertyOutcome) -> str:
     event = outcome.counterexample
-    title = f"{SIGNS[outcome.kind]} {_html(one.name)}: {_html(outcome.id)}"
+    title = f"{SIGNS[outcome.verdict.kind]} {_html(one.name)}: {_html(outcome.id)}"
     if event is None:
         return title
     said = "\n".join(_lines(event))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", said)), default=0))
-    if event.get("same_as") is not None:
-        return f"{title}: the same as {_html(event['same_as'])}: {_html(event.get('summary', ''))} ({_code(event)})"
-    known = outcome.told.get("known")
-    note = "" if known is None else f"Known: {_text(known['reason'])} ({_text(known['link'])})\n\n"
-    told = f"{title}: {_html(event.get('summary', ''))}"
+    summary = _html(event.summary or "")
+    if event.same_as is not None:
+        again = f"<code>{_html(replay_of(event))}</code>"
+        return f"{title}: the same as {_html(event.same_as)}: {summary} ({again})"
+    known = outcome.verdict.known
+    note = "" if known is None else f"Known: {_text(known.reason)} ({_text(known.link)})\n\n"
+    told = f"{title}: {summary}"
     return f"<details><summary>{told}</summary>\n\n{note}{fence}\n{said}\n{fence}\n\n</details>"
 
 
@@ -89,17 +88,10 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def _lines(event: Event) -> list[str]:
+def _lines(event: CounterexampleEvent) -> list[str]:
     lines = [f"{label:<8}{text}" for label, text in story(event)]
-    detail = str(event.get("detail", "")).rstrip().splitlines()
-    if len(detail) > DETAIL_LINES:
-        lines.append(f"… {len(detail) - DETAIL_LINES} more lines in the report")
-    return lines + detail[-DETAIL_LINES:]
-
-
-def _code(event: Event) -> str:
-    """The line that runs a failure again."""
-    return f"<code>{_html(replay_line(event))}</code>"
+    left_out, detail = detail_lines(event)
+    return [*lines, *([f"… {left_out} more lines in the report"] if left_out else ()), *detail]
 
 
 def _text(text: object) -> str:

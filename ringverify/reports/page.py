@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringverify.reports.jsonl import Event, replay_line
-from ringverify.reports.picture import Picture, picture
-from ringverify.reports.results import Checked, Outcome, Results
-from ringverify.reports.terminal import margin_text, story
+from ringverify.events import CounterexampleEvent, PropertyOutcome, as_json
+from ringverify.reports.picture import picture
+from ringverify.reports.results import ImplementationResult, Results
+from ringverify.reports.story import detail_lines, margin_text, replay_of, story
 
 FOLDER = Path(__file__).parent
 SIGNS = {"pass": "✓", "fail": "✗", "known": "!", "unsupported": "–", "inconclusive": "?"}
@@ -24,7 +24,6 @@ WORDS = {
     "unsupported": "unsupported",
     "inconclusive": "inconclusive",
 }
-DETAIL_LINES = 14
 NAME = 36
 """Letters of a name above a column."""
 
@@ -33,7 +32,7 @@ LARGEST = 950_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Effort:
+class Detail:
     """How much of a failure is shown; all of it is in the report.
 
     Attributes:
@@ -47,20 +46,20 @@ class Effort:
     json: bool = True
 
 
-EFFORTS = (Effort(24, 1600), Effort(12, 800), Effort(6, 0, json=False))
+DETAILS = (Detail(24, 1600), Detail(12, 800), Detail(6, 0, json=False))
 
 
 def page(results: Results) -> str:
     """The whole page."""
     text = ""
-    for effort in EFFORTS:
-        text = _page(results, effort)
+    for detail in DETAILS:
+        text = _page(results, detail)
         if len(text) <= LARGEST:
             break
     return text
 
 
-def _page(results: Results, effort: Effort) -> str:
+def _page(results: Results, detail: Detail) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -71,56 +70,49 @@ def _page(results: Results, effort: Effort) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"margin": margin_text, "count": lambda number: f"{number:,}", "seconds": _seconds}
-    environment.filters["replay_line"] = replay_line
+    environment.filters["replay_line"] = replay_of
     environment.globals |= {"SIGNS": SIGNS, "WORDS": WORDS}
     return environment.get_template("page.html").render(
         results=results,
         style=(FOLDER / "page.css").read_text(encoding="utf-8"),
         implementations=[
-            _implementation(f"i{number}", one, effort) for number, one in enumerate(results.implementations)
+            _implementation(f"i{number}", one, detail) for number, one in enumerate(results.implementations)
         ],
         meanings=_meanings(results),
-        verdicts=[one.verdict for one in results.implementations],
+        verdicts=[one.verdict.verdict for one in results.implementations],
     )
 
 
-def _implementation(anchor: str, one: Checked, effort: Effort) -> dict[str, Any]:
-    examples = sum(outcome.told["examples"] for outcome in one.outcomes.values())
+def _implementation(anchor: str, one: ImplementationResult, detail: Detail) -> dict[str, Any]:
+    exchange = (
+        () if one.exchange is None else (one.exchange.case_text or "", *one.exchange.traffic, *one.exchange.memory)
+    )
     return {
         "one": one,
         "id": anchor,
         "short": one.name if len(one.name) <= NAME else f"{one.name[: NAME // 2]}…{one.name[-NAME // 2 + 1 :]}",
-        "examples": examples,
-        "shares": [(kind, count) for kind, count in one.counts.items()],
-        "outcomes": list(one.outcomes.values()),
-        "failures": [_failure(f"{anchor}-{outcome.id}", outcome, effort) for outcome in one.failures],
-        "exchange": _lines(one.exchange),
+        "failures": [_failure(f"{anchor}-{outcome.id}", outcome, detail) for outcome in one.failures],
+        "exchange": exchange,
     }
 
 
-def _lines(exchange: Event | None) -> list[str]:
-    if exchange is None:
-        return []
-    return [exchange.get("case_text", ""), *exchange["traffic"], *exchange["memory"]]
-
-
-def _failure(anchor: str, outcome: Outcome, effort: Effort) -> dict[str, Any]:
-    event = outcome.counterexample
-    drawn: Picture | None = None if event is None else picture(event, most=effort.cells)
+def _failure(anchor: str, outcome: PropertyOutcome, detail: Detail) -> dict[str, Any]:
+    event, known = outcome.counterexample, outcome.verdict.known
+    drawn = None if event is None else picture(event, most=detail.cells)
     return {
         "id": anchor,
-        "outcome": outcome,
+        "verdict": outcome.verdict,
         "event": event,
         "told": {} if event is None else _told(event),
         "picture": None if drawn is None else drawn.svg,
         "caption": () if drawn is None else drawn.caption,
-        "detail": "" if event is None else _detail(str(event.get("detail", "")), effort.letters),
-        "case": json.dumps(event["case"], ensure_ascii=False) if event is not None and effort.json else "",
-        "link": _link(outcome.told.get("known", {}).get("link", "")),
+        "detail": "" if event is None else _detail(event, detail.letters),
+        "case": json.dumps(as_json(event.case), ensure_ascii=False) if event is not None and detail.json else "",
+        "link": "" if known is None else _link(known.link),
     }
 
 
-def _told(event: Event) -> dict[str, list[str]]:
+def _told(event: CounterexampleEvent) -> dict[str, list[str]]:
     """The lines of the story by label."""
     found: dict[str, list[str]] = {}
     label = ""
@@ -130,15 +122,13 @@ def _told(event: Event) -> dict[str, list[str]]:
     return found
 
 
-def _detail(text: str, letters: int) -> str:
-    """The end of it, where what happened is said."""
+def _detail(event: CounterexampleEvent, letters: int) -> str:
+    """The end of what the ranks said, where what happened is said."""
     if not letters:
         return ""
-    lines = text.rstrip().splitlines()
-    shown = lines[-DETAIL_LINES:]
+    left, shown = detail_lines(event)
     while len(shown) > 1 and sum(map(len, shown)) > letters:
-        shown = shown[1:]
-    left = len(lines) - len(shown)
+        left, shown = left + 1, shown[1:]
     told = "\n".join(shown)[-letters:]
     return f"… {left} more lines in the report\n{told}" if left else told
 
@@ -153,7 +143,7 @@ def _meanings(results: Results) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in results.implementations:
         for outcome in one.outcomes.values():
-            found.setdefault(outcome.id, outcome.told.get("meaning", ""))
+            found.setdefault(outcome.id, outcome.verdict.meaning or "")
     return found
 
 

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from html import escape
 
-from ringverify.reports.cells import Cells, Digits, Piece, holding, runs, spans
-from ringverify.reports.jsonl import Event
-from ringverify.reports.terminal import AXES
+from ringverify.events import CounterexampleEvent, Digits, Piece
+from ringverify.reports.cells import Cells, holding, runs, spans
+from ringverify.reports.story import AXES
 
 GRID = 240
 """Pixels of the longer side of the grid, about."""
@@ -47,23 +47,23 @@ class Picture:
     caption: tuple[str, ...]
 
 
-def picture(event: Event, *, most: int = 24) -> Picture | None:
+def picture(event: CounterexampleEvent, *, most: int = 24) -> Picture | None:
     """The picture of a counterexample; `None` where there is nothing to draw.
 
     Args:
         event: the counterexample.
         most: cells of an axis at most, about; neighbours within a rank are joined where there are more.
     """
-    region = event.get("region")
-    if not region or not region["queries"] or not region["keys"]:
+    region = event.region
+    if region is None or not region.queries or not region.keys:
         return None
     return _Drawing(event, Cells.of(region, most)).picture()
 
 
 class _Drawing:
-    def __init__(self, event: Event, cells: Cells) -> None:
+    def __init__(self, event: CounterexampleEvent, cells: Cells) -> None:
         self.event, self.map = event, cells
-        self.known = [pair for pair in (event.get("where") or {}).get("pairs", []) if pair["what"] != "scaled"]
+        self.known = [] if event.where is None else [pair for pair in event.where.pairs if pair.what != "scaled"]
         self.cell = max(SMALLEST, min(LARGEST, GRID // max(len(cells.queries), len(cells.keys))))
         self.width, self.height = self.cell * len(cells.keys), self.cell * len(cells.queries)
         self.parts: list[str] = []
@@ -93,15 +93,13 @@ class _Drawing:
     def _concerned(self) -> None:
         """Hatch the queries and keys between which it goes wrong, or the queries of the rank that failed."""
         wrong: list[tuple[list[int], list[int]]] = []
-        rows = (self.event.get("where") or {}).get("rows", {})
+        rows = {} if self.event.where is None else self.event.where.rows
         for pair in self.known:
-            queries = None if self.map.of_keys else rows.get(str(pair["rank"]), [])
-            keys = rows.get(str(pair["owner"]), []) if self.map.of_keys else pair["keys"]
-            wrong.append(
-                (holding(self.map.queries, pair["rank"], queries), holding(self.map.keys, pair["owner"], keys))
-            )
-        if self.map.tensor is None and self.event["rank"] is not None:
-            wrong.append((holding(self.map.queries, self.event["rank"], None), list(range(len(self.map.keys)))))
+            asking = None if self.map.of_keys else rows.get(pair.rank, ())
+            owned = rows.get(pair.owner, ()) if self.map.of_keys else pair.keys
+            wrong.append((holding(self.map.queries, pair.rank, asking), holding(self.map.keys, pair.owner, owned)))
+        if self.map.tensor is None and self.event.rank is not None:
+            wrong.append((holding(self.map.queries, self.event.rank, None), list(range(len(self.map.keys)))))
         path = []
         for queries, keys in wrong:
             for top, high in runs(queries):
@@ -123,8 +121,8 @@ class _Drawing:
         """Outline the blocks between which it goes wrong, with the hops at which they come; these are returned."""
         rows = {rank: (first, count) for rank, first, count in spans(self.map.queries)}
         columns = {rank: (first, count) for rank, first, count in spans(self.map.keys)}
-        concerned = {(pair["rank"], pair["owner"]): pair["hop"] for pair in self.known}
-        size, hop = self.event["case"]["world_size"], self.event["hop"]
+        concerned = {(pair.rank, pair.owner): pair.hop for pair in self.known}
+        size, hop = self.event.case.world_size, self.event.hop
         if hop is not None and not concerned:
             concerned = {(rank, (rank - hop) % size): hop for rank in range(size)}
         drawn = []
@@ -143,7 +141,7 @@ class _Drawing:
         """Ranks and positions of both axes."""
         self._text("t", LEFT + self.width / 2, 11, "keys")
         self._add(f'<text class="t" transform="translate(11 {TOP + self.height / 2:g}) rotate(-90)">queries</text>')
-        blamed = self.event["rank"] if self.map.tensor is None else None
+        blamed = self.event.rank if self.map.tensor is None else None
         for rank, first, count in spans(self.map.keys):
             text = _that_fits(count * self.cell, f"rank {rank}", str(rank))
             self._text("t b", LEFT + (first + count / 2) * self.cell, 24, text)
@@ -165,7 +163,7 @@ class _Drawing:
         thick = max(5, min(self.cell, 18, STRIP // heads))
         x, y = (LEFT, TOP + self.height + GAP) if below else (LEFT + self.width + GAP, TOP)
         size = (self.cell, thick) if below else (thick, self.cell)
-        shown = ["".join(row[head] for row in strip) for head in range(heads)] if below else strip
+        shown = tuple("".join(row[head] for row in strip) for head in range(heads)) if below else strip
         w, h = size[0] * len(shown[0]), size[1] * len(shown)
         self._add(f'<rect class="p0" x="{x}" y="{y}" width="{w}" height="{h}"/>')
         self._cells(shown, lambda digit: SHADES.get(digit, "w4"), (x, y), size)
@@ -182,15 +180,17 @@ class _Drawing:
 
     def _worst(self, heads: int) -> tuple[int, int] | None:
         """The piece and the column of the worst element."""
-        index, position = self.event["index"], self.event.get("position")
-        if index is None or position is None or self.event["tensor"] != self.map.tensor:
+        event = self.event
+        if event.tensor is None or event.tensor != self.map.tensor or event.rank is None:
             return None
-        held = holding(self.map.keys if self.map.of_keys else self.map.queries, self.event["rank"], [position])
-        problem = self.event["case"]["problem"]
+        if event.index is None or event.position is None:
+            return None
+        held = holding(self.map.keys if self.map.of_keys else self.map.queries, event.rank, [event.position])
+        problem = event.case.problem
         count = problem.get("heads") or 1
         if self.map.of_keys:
             count = problem.get("key_heads") or count
-        head = index[AXES[self.event["tensor"]].index("head")]
+        head = event.index[AXES[event.tensor].index("head")]
         # As the heads were joined: the first ones hold one more.
         each, more = divmod(count, heads)
         column = head // (each + 1) if head < more * (each + 1) else more + (head - more * (each + 1)) // max(each, 1)
@@ -202,15 +202,15 @@ class _Drawing:
         said, tensor = [], self.map.tensor
         if tensor is None:
             said.append("No values came back: who holds what, and which query attends which key.")
-            if self.event["rank"] is not None:
-                said.append(f"Hatched: the queries of rank {self.event['rank']}.")
+            if self.event.rank is not None:
+                said.append(f"Hatched: the queries of rank {self.event.rank}.")
         elif self.map.pairs is not None:
             what = f"each key's weight in the rows of {tensor}" if tensor == "out" else "each key's weight in a row"
             said.append(f"Error of {f'what each query adds to {tensor}' if self.map.of_keys else what}.")
         elif not self.known:
             said.append("Which keys are at fault cannot be told.")
         if self.known:
-            said.append(f"Hatched: {', '.join(dict.fromkeys(pair['what'] for pair in self.known))}.")
+            said.append(f"Hatched: {', '.join(dict.fromkeys(pair.what for pair in self.known))}.")
         if hops:
             said.append(f"Outlined: hop{'s' if len(hops) > 1 else ''} {', '.join(map(str, hops))}.")
         if self.map.strip is not None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-from ringverify.reports.jsonl import Event, ReportError, presentable, read_report
+from ringverify.events import (
+    Event,
+    ExchangeEvent,
+    FooterEvent,
+    HeaderEvent,
+    ImplementationEvent,
+    ImplementationVerdict,
+    Kind,
+    PropertyOutcome,
+    outcomes_of,
+)
+from ringverify.reports.jsonl import ReportError, read_report
+from ringverify.reports.story import shown
 from ringverify.words import legible
 
-Kind = Literal["pass", "fail", "known", "unsupported", "inconclusive"]
-"""What became of a property; `known` is a `fail` that a baseline knows."""
-
-VERDICTS = ("violations", "inconclusive", "conformant")
+VERDICTS: tuple[ImplementationVerdict, ...] = ("violations", "inconclusive", "conformant")
 """Of an implementation, the one that decides for several first."""
 
 
@@ -41,81 +50,44 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of one property of one implementation.
-
-    Attributes:
-        told: the event of the property.
-        counterexample: the event of the smallest case that violates it, if one does.
-    """
-
-    told: Event
-    counterexample: Event | None = None
-
-    @property
-    def id(self) -> str:
-        """Of the property."""
-        return str(self.told["property"])
-
-    @property
-    def kind(self) -> Kind:
-        """Its verdict, with known violations apart."""
-        kind: Kind = "known" if "known" in self.told else self.told["verdict"]
-        return kind
-
-
-def where_text(told: Event) -> tuple[str, str]:
-    """In which world an implementation passed, and where it was not tried: to follow a verdict; empty for other ones.
-
-    Args:
-        told: the event of its verdict; in older reports it does not say where it was not tried.
-    """
-    if told["verdict"] != "conformant" or "world" not in told:
-        return "", ""
-    elsewhere = told.get("not_run_in", ())
-    return f" in the {told['world']} world", f"; not run on {' and '.join(elsewhere)}" if elsewhere else ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Checked:
-    """One implementation of one run.
+class ImplementationResult:
+    """What became of one implementation in one run.
 
     Attributes:
         name: as it is shown, its label included.
-        told: the event of its verdict.
+        verdict: the event of its verdict.
         header: the header of the run.
         outcomes: its properties by id, in the order in which they were tried.
         exchange: the event of what it exchanges, if that was asked for.
     """
 
     name: str
-    told: Event
-    header: Event
-    outcomes: dict[str, Outcome]
-    exchange: Event | None = None
-
-    @property
-    def verdict(self) -> str:
-        """`conformant`, `violations` or `inconclusive`."""
-        return str(self.told["verdict"])
+    verdict: ImplementationEvent
+    header: HeaderEvent
+    outcomes: dict[str, PropertyOutcome]
+    exchange: ExchangeEvent | None = None
 
     @property
     def where(self) -> str:
         """Of a pass: in which world it is one, and where it was not tried. Empty for other verdicts."""
-        return "".join(where_text(self.told))
+        return self.verdict.reached + self.verdict.not_reached
 
     @property
     def counts(self) -> dict[Kind, int]:
         """How many of its properties came to what, those that any came to."""
-        kinds = [outcome.kind for outcome in self.outcomes.values()]
-        order: tuple[Kind, ...] = ("pass", "fail", "known", "unsupported", "inconclusive")
-        return {kind: kinds.count(kind) for kind in order if kind in kinds}
+        kinds = [outcome.verdict.kind for outcome in self.outcomes.values()]
+        return {kind: kinds.count(kind) for kind in typing.get_args(Kind) if kind in kinds}
 
     @property
-    def failures(self) -> list[Outcome]:
+    def examples(self) -> int:
+        """Cases that were tried, of all properties."""
+        return sum(outcome.verdict.examples for outcome in self.outcomes.values())
+
+    @property
+    def failures(self) -> list[PropertyOutcome]:
         """Properties that are violated, known ones last."""
-        failed = [outcome for outcome in self.outcomes.values() if outcome.told["verdict"] == "fail"]
-        return sorted(failed, key=lambda outcome: outcome.kind == "known")
+        failed = [outcome for outcome in self.outcomes.values() if outcome.verdict.verdict == "fail"]
+        return sorted(failed, key=lambda outcome: outcome.verdict.kind == "known")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,15 +101,15 @@ class Results:
         unexpected: lines on known violations that are gone.
     """
 
-    implementations: tuple[Checked, ...]
+    implementations: tuple[ImplementationResult, ...]
     properties: tuple[str, ...]
-    headers: tuple[Event, ...]
+    headers: tuple[HeaderEvent, ...]
     unexpected: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> ImplementationVerdict:
         """Of all together."""
-        seen = {one.verdict for one in self.implementations}
+        seen = {one.verdict.verdict for one in self.implementations}
         return next((verdict for verdict in VERDICTS if verdict in seen), "inconclusive")
 
 
@@ -153,9 +125,8 @@ def read_results(sources: Sequence[Source]) -> Results:
     reports = [(source, read_report(source.path)) for source in sources]
     found: dict[str, Source] = {}
     for source, events in reports:
-        for name in dict.fromkeys(
-            _named(event, source.label) for event in events if event["event"] == "implementation"
-        ):
+        names = (event.implementation for event in events if isinstance(event, ImplementationEvent))
+        for name in dict.fromkeys(_named(name, source.label) for name in names):
             if (other := found.setdefault(name, source)) is not source:
                 raise ReportError(
                     f"{other.path} and {source.path} both tell of {name!r}: give one a label, "
@@ -170,46 +141,34 @@ def results_of(events: Sequence[Event], source: Source | None = None) -> Results
     Raises:
         ReportError: they do not fit together.
     """
-    events = [presentable(event) for event in events]
+    events = [shown(event) for event in events]
     where, label = ("the events", None) if source is None else (f"report {source.path}", source.label)
-    outcomes: dict[str, dict[str, Outcome]] = {}
-    verdicts: dict[str, Event] = {}
-    exchanges: dict[str, Event] = {}
+    try:
+        outcomes = outcomes_of(events)
+    except ValueError as error:
+        raise ReportError(f"{where}: {error}") from None
+    verdicts: dict[str, ImplementationEvent] = {}
     for event in events:
-        match event["event"]:
-            case "property":
-                mine = outcomes.setdefault(event["implementation"], {})
-                if event["property"] in mine:
-                    raise ReportError(f"{where}: two verdicts on {event['property']} of {event['implementation']!r}")
-                mine[event["property"]] = Outcome(event)
-            case "counterexample":
-                mine = outcomes.get(event["implementation"], {})
-                outcome = mine.get(event["property"])
-                if outcome is None or outcome.told["verdict"] != "fail":
-                    raise ReportError(
-                        f"{where}: a counterexample to {event['property']} of {event['implementation']!r}, "
-                        "which is not said to fail"
-                    )
-                mine[event["property"]] = dataclasses.replace(outcome, counterexample=event)
-            case "implementation":
-                if event["implementation"] in verdicts:
-                    raise ReportError(f"{where}: two implementations are named {event['implementation']!r}")
-                verdicts[event["implementation"]] = event
-            case "exchange":
-                exchanges[event["implementation"]] = event
+        if isinstance(event, ImplementationEvent):
+            if event.implementation in verdicts:
+                raise ReportError(f"{where}: two implementations are named {event.implementation!r}")
+            verdicts[event.implementation] = event
     for name in outcomes:
         if name not in verdicts:
             raise ReportError(f"{where}: no verdict on {name!r}")
+    exchanges = {event.implementation: event for event in events if isinstance(event, ExchangeEvent)}
+    (header,) = (event for event in events if isinstance(event, HeaderEvent))
     implementations = tuple(
-        Checked(_named(told, label), told, events[0], outcomes.get(name, {}), exchanges.get(name))
-        for name, told in verdicts.items()
+        ImplementationResult(_named(name, label), verdict, header, outcomes.get(name, {}), exchanges.get(name))
+        for name, verdict in verdicts.items()
     )
     order = _merged([list(mine) for mine in outcomes.values()])
-    return Results(implementations, order, (events[0],), tuple(events[-1].get("unexpected", ())))
+    unexpected = [line for event in events if isinstance(event, FooterEvent) for line in event.unexpected or ()]
+    return Results(implementations, order, (header,), tuple(unexpected))
 
 
 def _joined(results: Sequence[Results]) -> Results:
-    headers: list[Event] = []
+    headers: list[HeaderEvent] = []
     for result in results:
         headers += [header for header in result.headers if header not in headers]
     return Results(
@@ -220,9 +179,8 @@ def _joined(results: Sequence[Results]) -> Results:
     )
 
 
-def _named(told: Event, label: str | None) -> str:
-    name = told["implementation"] if label is None else f"{told['implementation']} ({label})"
-    return legible(name)
+def _named(name: str, label: str | None) -> str:
+    return legible(name if label is None else f"{name} ({label})")
 
 
 def _merged(orders: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
-from torch._compile import _disable_dynamo
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
@@ -35,6 +34,7 @@ from ringverify.ring.calls import (
 from ringverify.ring.choosing import Method
 from ringverify.ring.group import Ring
 from ringverify.ring.layouts import TensorLayout, check_not_mixed_up, hinted, relaid
+from ringverify.ring.torch_private import disable_dynamo
 from ringverify.ring.transport import TransportName
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _untraced(function: Callable[P, R]) -> Callable[P, R]:
 
     `torch.compiler.disable` says the same, but imports dynamo, for seconds, in programs that never compile.
     """
-    untraced: Callable[P, R] = _disable_dynamo(function)
+    untraced: Callable[P, R] = disable_dynamo(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ringverify.check.option_table import ARGUMENTS, OPTIONS
+from ringverify.check.options import CheckRequest
 from ringverify.check.outcome import LOADS
 from ringverify.errors import UsageError
 from ringverify.testing.items import ROOM
-from ringverify.testing.wish import PARSERS, Wish
 
 Chosen = dict[str, tuple[str, ...] | None]
 """Properties by target; `None` is all of them."""
@@ -24,21 +25,21 @@ def option(name: str) -> str:
 
 def in_our_words(message: str) -> str:
     """A message of `check`, which names its own options, with those of pytest."""
-    known = "|".join([*(name.replace("_", "-") for name in PARSERS), "report"])
+    known = "|".join(option.key for option in OPTIONS if option.pytest)
     return re.sub(rf"(?<![\w-])--({known})(?![\w-])", r"--ringverify-\1", message)
 
 
-def wish(config: pytest.Config) -> Wish:
+def request(config: pytest.Config) -> CheckRequest:
     """What the command line asks for, and where it says nothing, the project's configuration.
 
     Raises:
         UsageError: a value is impossible.
     """
-    typed = {name: config.getoption(f"ringverify_{name}") for name in PARSERS}
-    written = {name: text for name in PARSERS if (text := config.getini(f"ringverify_{name}"))}
-    written |= {name: _from_here(config, text) for name, text in written.items() if PARSERS[name] is Path}
+    typed = {name: config.getoption(f"ringverify_{name}") for name in ARGUMENTS}
+    written = {name: text for name in ARGUMENTS if (text := config.getini(f"ringverify_{name}"))}
+    written |= {name: _from_here(config, text) for name, text in written.items() if ARGUMENTS[name].read is Path}
     file = config.inipath.name if config.inipath is not None else "configuration"
-    return Wish.of(typed, option).over(Wish.of(written, lambda name: f"{file}: ringverify_{name}"))
+    return CheckRequest.of(typed, option).over(CheckRequest.of(written, lambda name: f"{file}: ringverify_{name}"))
 
 
 def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:

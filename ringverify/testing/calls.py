@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 
-from ringverify.check.outcome import Told
-from ringverify.reports.jsonl import Event
+from ringverify.check.outcome import TriedProperty
+from ringverify.events import Event, ImplementationEvent, outcomes_of
 
 Listener = Callable[[Sequence[Event]], None]
 """Is handed all events of a call, when it is over."""
@@ -32,23 +32,19 @@ def tell(events: Sequence[Event]) -> None:
         listener(events)
 
 
-def told_in(events: Sequence[Event]) -> list[Told]:
+def tried_in(events: Sequence[Event]) -> list[TriedProperty]:
     """What a call came to, property by property; one that was interrupted came to those that were over."""
-    (of_all,) = [event for event in events if event["event"] == "implementation"] or [{}]
-    by_property: dict[str, list[Event]] = {}
-    for event in events:
-        if "property" in event:
-            by_property.setdefault(event["property"], []).append(event)
+    whole = next((event for event in events if isinstance(event, ImplementationEvent)), None)
     # They are known of the whole call, and added up again.
-    runs = {None: of_all.get("runs", 0), "simulated": of_all.get("simulated_runs", 0)}
+    runs = {} if whole is None else {None: whole.runs or 0, "simulated": whole.simulated_runs or 0}
     return [
-        Told(
-            implementation=about[0]["implementation"],
-            world=of_all.get("world", ""),
-            undeclared=of_all.get("undeclared", []),
-            events=about,
-            runs=runs.pop(about[0].get("world"), 0),
-            seconds_inside=0.0 if number else of_all.get("seconds_inside", 0.0),
+        TriedProperty(
+            outcome=outcome,
+            world="" if whole is None else whole.world or "",
+            undeclared=() if whole is None else whole.undeclared or (),
+            runs=runs.pop(outcome.verdict.world, 0),
+            seconds_inside=0.0 if number or whole is None else whole.seconds_inside or 0.0,
         )
-        for number, about in enumerate(by_property.values())
+        for outcomes in outcomes_of(events).values()
+        for number, outcome in enumerate(outcomes.values())
     ]

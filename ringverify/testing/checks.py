@@ -9,7 +9,7 @@ from ringverify.check.budget import Budget
 from ringverify.check.casefile import look_at
 from ringverify.check.interrupts import interrupts
 from ringverify.check.options import Options, Subject
-from ringverify.check.outcome import Told
+from ringverify.check.outcome import TriedProperty
 from ringverify.check.planning import Plan, find_device, open_world, planned
 from ringverify.check.run import ImplementationRun
 from ringverify.implementation import Implementation
@@ -23,7 +23,7 @@ MOST_WARM = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Checked:
+class PlannedChecks:
     """One implementation with all that is asked of it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Checks:
         self._runs: dict[str, ImplementationRun] = {}
         self._warm: list[str] = []
 
-    def of(self, key: str, implementation: Implementation, options: Options, *, asked: int) -> Checked:
+    def of(self, key: str, implementation: Implementation, options: Options, *, asked: int) -> PlannedChecks:
         """An implementation that is at hand, with what is asked of it.
 
         Raises:
@@ -81,9 +81,9 @@ class Checks:
             if key not in self._targets:
                 self._targets[key] = reached(implementation, options.load_deadline)
             target = self._targets[key]
-            return Checked(f"{key} {target}", plan_for(Subject(target, implementation), options), options, asked)
+            return PlannedChecks(f"{key} {target}", plan_for(Subject(target, implementation), options), options, asked)
 
-    def try_property(self, one: Checked, property: Property) -> Told:
+    def try_property(self, one: PlannedChecks, property: Property) -> TriedProperty:
         """Try a property, and say what came of it."""
         with undisturbed(self._folder), interrupts() as look:
             run = self._run(one)
@@ -96,7 +96,7 @@ class Checks:
             self._runs[key].close()
         self._warm.clear()
 
-    def _run(self, one: Checked) -> ImplementationRun:
+    def _run(self, one: PlannedChecks) -> ImplementationRun:
         if one.key not in self._runs:
             seconds = one.options.time_budget
             budget = self._budgets.setdefault(seconds, Budget(seconds, self._expected))

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ringverify import targets
-from ringverify.check.options import Subject
+from ringverify.check.option_table import ARGUMENTS
+from ringverify.check.options import CheckRequest, Subject
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import Event
 from ringverify.implementation import Implementation
-from ringverify.reports.jsonl import Event
 from ringverify.testing import calls
 from ringverify.testing.results import ConformanceError, ConformanceResult
 from ringverify.testing.unwatched import Unwatched
-from ringverify.testing.wish import Wish
 
 Names = str | Iterable[str]
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -36,11 +36,11 @@ class Conformance:
 
     Attributes:
         implementation: the implementation, or why its target is none here.
-        wish: what was asked for.
+        request: what was asked for.
     """
 
     implementation: Implementation | UsageError | Inconclusive
-    wish: Wish
+    request: CheckRequest
 
 
 def run_conformance(
@@ -87,7 +87,7 @@ def run_conformance(
         UsageError: an argument is wrong, or the baseline is out of date.
     """
     __tracebackhide__ = True
-    said = {name: value for name, value in locals().items() if name in Wish.__dataclass_fields__}
+    said = {name: value for name, value in locals().items() if name in ARGUMENTS}
     try:
         return _result(attend, said)
     except (ConformanceError, Inconclusive, UsageError) as error:
@@ -101,8 +101,8 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
         attend: a function or a target.
         said: its other arguments, by name.
     """
-    wish = Wish.of(said, _argument)
-    implementation = _implementation(attend, wish.load_deadline)
+    request = CheckRequest.of(said, _argument)
+    implementation = _implementation(attend, request.load_deadline)
     if (file := targets.being_loaded()) is not None:
         raise UsageError(
             f"run_conformance is called as {file} is imported, which every rank does: call it in a test, or under "
@@ -112,14 +112,14 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
     from ringverify.check.run import check
     from ringverify.testing.undisturbed import undisturbed
 
-    target = attend if isinstance(attend, str) else reached(implementation, wish.load_deadline)
+    target = attend if isinstance(attend, str) else reached(implementation, request.load_deadline)
     events: list[Event] = []
     try:
         with undisturbed(Path.cwd()), interrupts() as look:
             check(
                 [Subject(target, implementation)],
-                wish.properties(),
-                wish.options(),
+                request.properties(),
+                request.options(),
                 events.append,
                 Unwatched(look),
             )
@@ -174,9 +174,9 @@ def conformance(
     Raises:
         UsageError: an argument is wrong. A target that is wrong, or cannot be checked here, is an error of the test.
     """
-    said = {name: value for name, value in locals().items() if name in Wish.__dataclass_fields__}
-    wish = Wish.of(said, _argument)
-    about = Conformance(_or_why_not(attend, wish.load_deadline), wish)
+    said = {name: value for name, value in locals().items() if name in ARGUMENTS}
+    request = CheckRequest.of(said, _argument)
+    about = Conformance(_or_why_not(attend, request.load_deadline), request)
 
     def decorate(function: Decorated) -> Decorated:
         parameters = inspect.signature(function).parameters
@@ -221,8 +221,7 @@ def _or_why_not(attend: Implementation | str, seconds: float | None) -> Implemen
     except (UsageError, Inconclusive) as error:
         if not isinstance(attend, str):
             raise
-        told = str(error)
-        return type(error)(told if attend in told else f"{attend}: {told}")
+        return error
 
 
 def _implementation(attend: Implementation | str, seconds: float | None) -> Implementation:

@@ -18,13 +18,13 @@ from ringverify.words import legible
 
 if TYPE_CHECKING:
     from ringverify.properties.property import Property
-    from ringverify.testing.checks import Checked
+    from ringverify.testing.checks import PlannedChecks
     from ringverify.testing.results import PropertyResult
 
 ROOM = "ringverify"
 """First part of the ids."""
 
-Try = Callable[[pytest.Item, "Checked", "Property"], "PropertyResult"]
+Try = Callable[[pytest.Item, "PlannedChecks", "Property"], "PropertyResult"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Prepared:
     """
 
     target: str
-    checked: Checked | Inconclusive
+    checked: PlannedChecks | Inconclusive
     properties: list[Property]
 
 
@@ -86,7 +86,7 @@ class ImplementationUnderTest(pytest.Collector):
 class PropertyItem(pytest.Item):
     """One property of one target."""
 
-    checked: Checked
+    checked: PlannedChecks
     property: Property
     attempt: Try
 

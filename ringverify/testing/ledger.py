@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event, is_new_violation
+from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.errors import Inconclusive
-from ringverify.reports.jsonl import Event, ReportWriter, finite
-from ringverify.reports.results import where_text
+from ringverify.events import HeaderEvent, ImplementationEvent, Known, as_json, from_json
+from ringverify.reports.jsonl import ReportWriter
 
 INCONCLUSIVE = Inconclusive.exit_code
 """Exit status where nothing but inconclusive properties stands in the way of 0."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TestedProperty:
     """What came of one property: of a target, for a decorated function, or in a call of `run_conformance`.
 
     Attributes:
@@ -31,26 +32,25 @@ class Entry:
         name: of the implementation, as the report has it; see `name_with`.
         asked: how many properties of it were to be tried.
         header: the event that begins a report of such runs.
-        told: what came of the property.
+        tried: what came of the property.
         called: whether it is of a call, where the test that makes it decides what it comes to.
     """
 
     key: str
     name: str
     asked: int
-    header: Event
-    told: Told
+    header: HeaderEvent
+    tried: TriedProperty
     called: bool = False
 
-    def to_json(self) -> str:
+    def to_text(self) -> str:
         """As text, for another process."""
-        return json.dumps({**vars(self), "header": finite(self.header), "told": self.told.to_json()})
+        return json.dumps(as_json(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Entry:
+    def from_text(cls, text: str) -> TestedProperty:
         """From such text."""
-        fields = json.loads(text)
-        return cls(**{**fields, "told": Told.from_json(fields["told"])})
+        return from_json(cls, json.loads(text))
 
 
 def name_with(implementation: str, test: str) -> str:
@@ -73,8 +73,8 @@ class Ledger:
         ReportError: the report cannot be written.
     """
 
-    def __init__(self, report: Path | None, *, settings: Event, baseline: bool) -> None:
-        self._entries: dict[str, list[Entry]] = {}
+    def __init__(self, report: Path | None, *, settings: Mapping[str, Any], baseline: bool) -> None:
+        self._tested: dict[str, list[TestedProperty]] = {}
         self._writer = None if report is None else ReportWriter(report)
         self._settings = settings
         self._begun = False
@@ -84,19 +84,19 @@ class Ledger:
     def add(self, report: pytest.TestReport, told: Iterable[str]) -> None:
         """Take note of a report of a test, and of what was told of properties in it."""
         for text in told:
-            self.note(_as_expected(Entry.from_json(text), report))
+            self.note(_as_expected(TestedProperty.from_text(text), report))
         if report.failed and getattr(report, UNLEARNED, False):
             self._unlearned += 1
 
-    def note(self, entry: Entry) -> None:
+    def note(self, tested: TestedProperty) -> None:
         """Take note of a property."""
-        self._entries.setdefault(entry.key, []).append(entry)
+        self._tested.setdefault(tested.key, []).append(tested)
         if self._writer is not None:
             if not self._begun:
-                self._writer.write({**entry.header, **self._settings})
+                self._writer.write(dataclasses.replace(tested.header, **self._settings))
                 self._begun = True
-            for event in entry.told.events:
-                self._writer.write({**event, "implementation": entry.name})
+            for event in tested.tried.outcome.events:
+                self._writer.write(dataclasses.replace(event, implementation=tested.name))
 
     def exit_status(self, status: int, failed: int) -> int:
         """The exit status of the session, where what was not learned is neither a pass nor a violation.
@@ -106,7 +106,7 @@ class Ledger:
             failed: how many tests failed, ours and others.
         """
         nothing_else = status == pytest.ExitCode.TESTS_FAILED and failed == self._unlearned
-        ours = (self._outcome(all_of) for all_of in self._entries.values() if not all_of[0].called)
+        ours = (self._outcome(all_of) for all_of in self._tested.values() if not all_of[0].called)
         nothing_applied = any(outcome.exit_code == INCONCLUSIVE for outcome in ours) or self._nothing_to_report()
         if nothing_else or (status == pytest.ExitCode.OK and nothing_applied):
             return INCONCLUSIVE
@@ -122,28 +122,27 @@ class Ledger:
             return
         with self._writer:
             if whole and self._begun:
-                for all_of in self._entries.values():
+                for all_of in self._tested.values():
                     header = all_of[0].header
-                    own = {name: header[name] for name, value in self._settings.items() if header[name] != value}
-                    self._writer.write({**_implementation(all_of), **own})
-                outcomes = [self._outcome(all_of) for all_of in self._entries.values()]
+                    said = {name: getattr(header, name) for name in self._settings}
+                    own = {name: value for name, value in said.items() if value != self._settings[name]}
+                    self._writer.write(dataclasses.replace(_implementation(all_of), **own))
+                outcomes = [self._outcome(all_of) for all_of in self._tested.values()]
                 known = self._baseline or any(outcome.known for outcome in outcomes)
                 self._writer.write(footer_event(outcomes, baseline=known))
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """What people are told at the end: an implementation a line, with its verdict."""
-        for all_of in self._entries.values():
+        for all_of in self._tested.values():
             event, first = _implementation(all_of), all_of[0]
             if first.called:
                 continue  # its test says what there is to say
-            counts = ", ".join(f"{count} {kind}" for kind, count in event["properties"].items() if count)
-            known = f" ({event['known']} known)" if event["known"] else ""
-            how = "{device}, suite {suite}, seed {seed}".format(**first.header)
-            said = f"{event['implementation']}: {event['verdict']}: {counts}{known}; {event['world']} world, {how}"
-            said += where_text(event)[1]
-            yield event["verdict"], said
-            if event["undeclared"]:
-                yield "", f"  not declared, so not tested: {', '.join(event['undeclared'])}"
+            counts = ", ".join(f"{count} {kind}" for kind, count in (event.properties or {}).items() if count)
+            known = f" ({event.known} known)" if event.known else ""
+            how = f"{event.world} world, {first.header.device}, suite {first.header.suite}, seed {first.header.seed}"
+            yield event.verdict, f"{first.name}: {event.verdict}: {counts}{known}; {how}{event.not_reached}"
+            if event.undeclared:
+                yield "", f"  not declared, so not tested: {', '.join(event.undeclared)}"
         if self._writer is not None and self._nothing_to_report():
             yield "inconclusive", f"no report {self._writer.path}: no test that ran checks an implementation"
 
@@ -151,38 +150,40 @@ class Ledger:
         """What nobody may miss, however quiet the session is: passes of less than was asked for, and seeds drawn."""
         if self._writer is not None and self._writer.failure is not None:
             yield self._writer.failure
-        headers = [entry.header for all_of in self._entries.values() for entry in all_of]
-        for seed in dict.fromkeys(header["seed"] for header in headers if header["suite"] == "nightly"):
+        tested = [one for all_of in self._tested.values() for one in all_of]
+        headers = [one.header for one in tested]
+        for seed in dict.fromkeys(header.seed for header in headers if header.suite == "nightly"):
             yield f"suite nightly, seed {seed}: --ringverify-seed {seed}, or seed={seed} in a call, tries it again"
-        for entry in (entry for all_of in self._entries.values() for entry in all_of):
-            verdict = entry.told.verdict
-            if verdict["verdict"] == "pass" and "reason" in verdict:
-                yield f"{entry.name}: {verdict['property']}: {verdict['reason']}"
+        for one in tested:
+            verdict = one.tried.verdict
+            if verdict.verdict == "pass" and verdict.reason is not None:
+                yield f"{one.name}: {verdict.property}: {verdict.reason}"
 
     @staticmethod
-    def _outcome(all_of: list[Entry]) -> Outcome:
-        return Outcome.of([one.told.verdict for one in all_of])
+    def _outcome(all_of: list[TestedProperty]) -> ImplementationOutcome:
+        return ImplementationOutcome.of([one.tried.verdict for one in all_of])
 
 
 UNLEARNED = "ringverify_unlearned"
 """Attribute of a test's report that is an error since nothing was learned."""
 
 
-def _as_expected(entry: Entry, report: pytest.TestReport) -> Entry:
-    """The entry, where a violation is known if its test does not fail of it: it is marked so, or catches the error."""
-    verdict, *rest = entry.told.events
-    if report.failed or not is_new_violation(verdict):
-        return entry
+def _as_expected(tested: TestedProperty, report: pytest.TestReport) -> TestedProperty:
+    """The same, where a violation is known if its test does not fail of it: it is marked so, or catches the error."""
+    outcome = tested.tried.outcome
+    if report.failed or not outcome.verdict.is_new_violation():
+        return tested
     reason = str(getattr(report, "wasxfail", "")).removeprefix("reason: ") or "its test expects it"
-    verdict = {**verdict, "known": {"reason": reason, "link": report.nodeid}}
-    return dataclasses.replace(entry, told=dataclasses.replace(entry.told, events=[verdict, *rest]))
+    verdict = dataclasses.replace(outcome.verdict, known=Known(reason=reason, link=report.nodeid))
+    tried = dataclasses.replace(tested.tried, outcome=dataclasses.replace(outcome, verdict=verdict))
+    return dataclasses.replace(tested, tried=tried)
 
 
-def _implementation(all_of: list[Entry]) -> Event:
-    told = [one.told for one in all_of]
+def _implementation(all_of: list[TestedProperty]) -> ImplementationEvent:
+    tried = [one.tried for one in all_of]
     return implementation_event(
-        told,
+        tried,
         implementation=all_of[0].name,
         asked=all_of[0].asked,
-        seconds=sum(one.verdict["seconds"] for one in told),
+        seconds=sum(one.verdict.seconds for one in tried),
     )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
 
-from ringverify.reports.jsonl import Event
-from ringverify.reports.results import where_text
+from ringverify.events import (
+    CounterexampleEvent,
+    Event,
+    HeaderEvent,
+    ImplementationEvent,
+    Known,
+    PropertyOutcome,
+    outcomes_of,
+)
 from ringverify.words import legible
 
 
@@ -35,21 +40,15 @@ class PropertyResult:
     seconds: float
     margin: float | None
     reason: str | None = None
-    known: dict[str, str] | None = None
+    known: Known | None = None
     unexpected: str | None = None
-    counterexample: Event | None = None
+    counterexample: CounterexampleEvent | None = None
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> PropertyResult:
+    def of(cls, outcome: PropertyOutcome) -> PropertyResult:
         """From the events that tell of it."""
-        told: dict[str, Any] = {}
-        for event in events:
-            if event["event"] == "property":
-                fields = (field.name for field in dataclasses.fields(cls))
-                told |= {name: event[name] for name in fields if name in event}
-            elif event["event"] == "counterexample":
-                told["counterexample"] = event
-        return cls(**told)
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "counterexample"]
+        return cls(**{name: getattr(outcome.verdict, name) for name in names}, counterexample=outcome.counterexample)
 
     def is_new_violation(self) -> bool:
         """Whether it is violated in a way that no baseline knows."""
@@ -95,28 +94,25 @@ class ConformanceResult:
     @classmethod
     def of(cls, events: list[Event]) -> ConformanceResult:
         """From the events of a run on one implementation."""
-        header = events[0]
-        (told,) = [event for event in events if event["event"] == "implementation"]
-        by_property: dict[str, list[Event]] = {}
-        for event in events:
-            if "property" in event:
-                by_property.setdefault(event["property"], []).append(event)
+        (header,) = [event for event in events if isinstance(event, HeaderEvent)]
+        (told,) = [event for event in events if isinstance(event, ImplementationEvent)]
+        outcomes = outcomes_of(events).get(told.implementation, {})
         return cls(
-            implementation=told["implementation"],
-            verdict=told["verdict"],
-            world=told["world"],
-            device=header["device"],
-            suite=header["suite"],
-            seed=header["seed"],
-            properties={id: PropertyResult.of(of_one) for id, of_one in by_property.items()},
+            implementation=told.implementation,
+            verdict=told.verdict,
+            world=told.world or "",
+            device=header.device,
+            suite=header.suite,
+            seed=header.seed,
+            properties={id: PropertyResult.of(outcome) for id, outcome in outcomes.items()},
             events=events,
         )
 
     @property
     def elsewhere(self) -> str:
         """Of a pass: where it was not tried."""
-        (told,) = [event for event in self.events if event["event"] == "implementation"]
-        return where_text(told)[1]
+        (told,) = [event for event in self.events if isinstance(event, ImplementationEvent)]
+        return told.not_reached
 
     def describe(self, *, verbose: bool = False) -> str:
         """The verdict, and all that is to be said of violations and of what could not be tried, or only in part."""

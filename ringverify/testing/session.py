@@ -13,30 +13,29 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ringverify
-from ringverify.check.options import MOST_DRAWN, Options, Subject
+from ringverify.check.options import MOST_DRAWN, CheckRequest, Options, Subject
 from ringverify.check.outcome import LOADS
 from ringverify.errors import Inconclusive, UsageError
+from ringverify.events import Event, HeaderEvent, ImplementationEvent
 from ringverify.implementation import Implementation
-from ringverify.reports.jsonl import Event
 from ringverify.testing import asked
-from ringverify.testing.calls import listening, told_in
+from ringverify.testing.calls import listening, tried_in
 from ringverify.testing.conformance import MARK, PROPERTY, Conformance
 from ringverify.testing.items import CannotBeChecked, Implementations, Prepared, PropertyItem
-from ringverify.testing.ledger import UNLEARNED, Entry, Ledger, name_with
+from ringverify.testing.ledger import UNLEARNED, Ledger, TestedProperty, name_with
 from ringverify.testing.results import ConformanceError, PropertyResult
-from ringverify.testing.wish import Wish
 from ringverify.words import legible
 
 if TYPE_CHECKING:
     from ringverify.check.baseline import Baseline
     from ringverify.properties.property import Property
-    from ringverify.testing.checks import Checked, Checks
+    from ringverify.testing.checks import Checks, PlannedChecks
 
 TOLD = "ringverify_told"
 """Attribute of a test's report: what was told of properties, each as text."""
 DRAWN = "ringverify_drawn"
 """What xdist hands each of its workers: the seed that was drawn for nightly runs."""
-ENTRY = pytest.StashKey[Entry]()
+TESTED = pytest.StashKey[TestedProperty]()
 """Of a test of ours: what came of its property."""
 
 
@@ -55,7 +54,7 @@ class RingVerifySession:
         self._config = config
         workerinput = getattr(config, "workerinput", None)
         self._drawn: int = secrets.randbelow(MOST_DRAWN) if workerinput is None else workerinput[DRAWN]
-        self._wish = asked.wish(config)
+        self._request = asked.request(config)
         names, self._chosen = asked.take_targets(config)
         self._baseline: Baseline | None = None
         self._mistake: UsageError | None = None
@@ -67,19 +66,19 @@ class RingVerifySession:
         report = None if config.option.collectonly else config.getoption("ringverify_report")
         self._ledger: Ledger | None = None
         if workerinput is None:
-            settings = self._wish.settings(self._drawn)
+            settings = self._request.settings(self._drawn)
             self._ledger = Ledger(report and Path(report), settings=settings, baseline=self._baseline is not None)
         self._checks: Checks | None = None
-        self._calls: list[Entry] = []
+        self._calls: list[TestedProperty] = []
         self._expected = 0
 
     def _prepare(self, names: list[str]) -> list[Prepared]:
         """The targets, each looked at as far as that is possible before anything runs."""
         # Before torch is imported, which takes seconds: a target is easily mistyped.
-        loaded = [(name, _described(name, self._wish.load_deadline)) for name in names]
+        loaded = [(name, _described(name, self._request.load_deadline)) for name in names]
 
         from ringverify.check.run import named_apart
-        from ringverify.testing.checks import Checked, plan_for
+        from ringverify.testing.checks import PlannedChecks, plan_for
         from ringverify.worlds.processes.torchrun import placement
 
         if (here := placement()) is not None and here.world_size > 1:
@@ -88,17 +87,17 @@ class RingVerifySession:
             )
         subjects = [Subject(name, one) for name, one in loaded if not isinstance(one, Inconclusive)]
         self._implementations = named_apart(subject.implementation for subject in subjects)
-        options = self._options(self._wish)
+        options = self._options(self._request)
         prepared = []
         for name, one in loaded:
             chosen = None if self._chosen is None else self._chosen.get(name)
-            properties = Wish(only=chosen).over(self._wish).properties()
-            checked: Checked | Inconclusive
+            properties = CheckRequest(only=chosen).over(self._request).properties()
+            checked: PlannedChecks | Inconclusive
             try:
                 if isinstance(one, Inconclusive):
                     checked = one
                 else:
-                    checked = Checked(name, plan_for(Subject(name, one), options), options, len(properties))
+                    checked = PlannedChecks(name, plan_for(Subject(name, one), options), options, len(properties))
             except Inconclusive as error:
                 checked = Inconclusive(f"{name} cannot be checked here: {asked.in_our_words(str(error))}")
             prepared.append(Prepared(name, checked, properties))
@@ -108,12 +107,12 @@ class RingVerifySession:
         """Read the baseline, which is not looked at where nothing of ours is tested."""
         from ringverify.check.baseline import read_baseline
 
-        if self._baseline is None and self._wish.baseline is not None:
-            self._baseline = read_baseline(self._wish.baseline)
+        if self._baseline is None and self._request.baseline is not None:
+            self._baseline = read_baseline(self._request.baseline)
 
-    def _options(self, wish: Wish) -> Options:
+    def _options(self, request: CheckRequest) -> Options:
         """The options of a run, with the baseline of this session."""
-        options = dataclasses.replace(wish, baseline=None).options(drawn=self._drawn)
+        options = dataclasses.replace(request, baseline=None).options(drawn=self._drawn)
         return dataclasses.replace(options, baseline=self._baseline)
 
     # -- what is collected ---------------------------------------------------------------------------------------------
@@ -164,7 +163,7 @@ class RingVerifySession:
             metafunc.parametrize(PROPERTY, [None], indirect=True, ids=[LOADS])
             return
         try:
-            properties = about.wish.over(self._wish).properties()
+            properties = about.request.over(self._request).properties()
         except UsageError as error:
             raise pytest.Collector.CollectError(f"{metafunc.definition.nodeid}: {error}") from None
         metafunc.parametrize(PROPERTY, properties, indirect=True, ids=[property.id for property in properties])
@@ -181,7 +180,7 @@ class RingVerifySession:
 
     # -- what is tried -------------------------------------------------------------------------------------------------
 
-    def _try_target(self, item: pytest.Item, checked: Checked, property: Property) -> PropertyResult:
+    def _try_target(self, item: pytest.Item, checked: PlannedChecks, property: Property) -> PropertyResult:
         __tracebackhide__ = True
         return self._try(item, checked, property, name=checked.plan.implementation.name)
 
@@ -189,10 +188,10 @@ class RingVerifySession:
         __tracebackhide__ = True
         if not isinstance(about.implementation, Implementation):
             raise about.implementation.with_traceback(None)
-        wish = about.wish.over(self._wish)
+        request = about.request.over(self._request)
         function, name = _function_of(item), about.implementation.name
         checked = self._checks_here().of(
-            function, about.implementation, self._options(wish), asked=len(wish.properties())
+            function, about.implementation, self._options(request), asked=len(request.properties())
         )
         return self._try(item, checked, property, name=name_with(name, function) if function in self._shared else name)
 
@@ -204,7 +203,7 @@ class RingVerifySession:
             self._checks = Checks(self._config.invocation_params.dir, self._expected)
         return self._checks
 
-    def _try(self, item: pytest.Item, checked: Checked, property: Property, *, name: str) -> PropertyResult:
+    def _try(self, item: pytest.Item, checked: PlannedChecks, property: Property, *, name: str) -> PropertyResult:
         """Try a property for a test, and end the test as the verdict demands.
 
         Raises:
@@ -217,17 +216,17 @@ class RingVerifySession:
             raise self._mistake
         from ringverify.check.run import header
 
-        told = self._checks_here().try_property(checked, property)
-        item.stash[ENTRY] = Entry(checked.key, name, checked.asked, header(checked.options), told)
-        result = PropertyResult.of(told.events)
-        item.user_properties += _for_junit(result, told.verdict.get("world", told.world), checked)
+        tried = self._checks_here().try_property(checked, property)
+        item.stash[TESTED] = TestedProperty(checked.key, name, checked.asked, header(checked.options), tried)
+        result = PropertyResult.of(tried.outcome)
+        item.user_properties += _for_junit(result, tried.verdict.world or tried.world, checked)
         match result.verdict:
             case "unsupported":
                 pytest.skip(legible(result.reason))
             case "inconclusive":
                 raise Inconclusive(result.describe())
             case "fail" if result.known is not None:
-                pytest.xfail(legible(f"{result.known['reason']} ({result.known['link']})"))
+                pytest.xfail(legible(f"{result.known.reason} ({result.known.link})"))
         if result.verdict == "fail" or result.unexpected is not None:
             raise ConformanceError(result, verbose=self._config.get_verbosity() > 0)
         return result
@@ -240,14 +239,16 @@ class RingVerifySession:
         made = Counter[str]()
 
         def hear(events: Sequence[Event]) -> None:
-            if told := told_in(events):
-                item.user_properties.append(("ringverify_seed", events[0]["seed"]))
-                implementation = told[0].implementation
+            header = events[0] if events else None
+            if isinstance(header, HeaderEvent) and (tried := tried_in(events)):
+                item.user_properties.append(("ringverify_seed", header.seed))
+                implementation = tried[0].verdict.implementation
                 made[implementation] += 1
                 call = item.nodeid if made[implementation] == 1 else f"{item.nodeid}, call {made[implementation]}"
-                asked = len(told) + sum(event.get("not_run", 0) for event in events)
+                whole = [event for event in events if isinstance(event, ImplementationEvent)]
+                asked = len(tried) + sum(event.not_run or 0 for event in whole)
                 name = name_with(implementation, call)
-                self._calls += [Entry(name, name, asked, events[0], one, called=True) for one in told]
+                self._calls += [TestedProperty(name, name, asked, header, one, called=True) for one in tried]
 
         with listening(hear):
             return (yield)
@@ -258,16 +259,16 @@ class RingVerifySession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Have a failure read as `check` tells it, and what was not learned be an error rather than a failure."""
         report = yield
-        entry = item.stash.get(ENTRY, None) if call.when == "call" else None
-        told = [*self._take_calls(), *([] if entry is None else [entry])]
+        tested = item.stash.get(TESTED, None) if call.when == "call" else None
+        told = [*self._take_calls(), *([] if tested is None else [tested])]
         if told:
-            setattr(report, TOLD, [one.to_json() for one in told])
+            setattr(report, TOLD, [one.to_text() for one in told])
         if call.when != "call":
             return report
         error = None if call.excinfo is None else call.excinfo.value
         file, line, _ = item.reportinfo()
-        if entry is not None and report.skipped and entry.told.verdict["verdict"] == "unsupported":
-            report.longrepr = (str(file), (line or 0) + 1, legible(f"Skipped: {entry.told.verdict['reason']}"))
+        if tested is not None and report.skipped and tested.tried.verdict.verdict == "unsupported":
+            report.longrepr = (str(file), (line or 0) + 1, legible(f"Skipped: {tested.tried.verdict.reason}"))
         ours = isinstance(item, (PropertyItem, CannotBeChecked)) or _about(item) is not None
         if call.excinfo is not None and ours and isinstance(error, (ConformanceError, Inconclusive, UsageError)):
             shown: Any = call.excinfo.getrepr(style="value")
@@ -287,11 +288,11 @@ class RingVerifySession:
 
     def pytest_keyboard_interrupt(self) -> None:
         """Keep what the calls of a test came to that was interrupted, and will have no report."""
-        for entry in self._take_calls():
+        for tested in self._take_calls():
             if self._ledger is not None:
-                self._ledger.note(entry)
+                self._ledger.note(tested)
 
-    def _take_calls(self) -> list[Entry]:
+    def _take_calls(self) -> list[TestedProperty]:
         taken, self._calls = self._calls, []
         return taken
 
@@ -366,7 +367,7 @@ def _described(target: str, seconds: float | None) -> Implementation | Inconclus
         return error
 
 
-def _for_junit(result: PropertyResult, world: str, checked: Checked) -> list[tuple[str, object]]:
+def _for_junit(result: PropertyResult, world: str, checked: PlannedChecks) -> list[tuple[str, object]]:
     """What JUnit files and other readers of reports find beside a test's name."""
     said = {
         "implementation": result.implementation,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ringverify.check.profiles import home_of_our_own
+from ringverify.check.drawing import home_of_our_own
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import time
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 
 from ringref.rounding import Allowed, Pipeline, allowed_error, margins
 from ringverify.cases.inputs import Inputs
-from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event
+from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.errors import UsageError
+from ringverify.events import PropertyOutcome, Verdict
 from ringverify.files import read_bytes, read_text
 from ringverify.properties.property import Violation
 from ringverify.vectors import index, making, tensorfile
 from ringverify.vectors.index import Index
 from ringverify.vectors.making import RESULTS
-from ringverify.vectors.recording import Tell, begun, counterexample_event, vector_event
+from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story, written_out
 from ringverify.vectors.tensorfile import NotSafetensors, Tensor
 
@@ -95,7 +97,7 @@ def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_th
         UsageError: what is wrong with the first one that is.
     """
     name, started = f"vectors in {found.folder}", time.monotonic()
-    told: list[Told] = []
+    tried: list[TriedProperty] = []
     wrong: UsageError | None = None
     record(begun("cpu"))
     for story in stories:
@@ -107,16 +109,17 @@ def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_th
             if not all_of_them:
                 raise
             wrong, violation = wrong or error, Violation(("vector",), None, str(error))
-        seconds, verdict = round(time.monotonic() - since, 3), "fail" if violation else "pass"
-        event = vector_event(name, story, verdict, examples=1, seconds=seconds)
-        told.append(Told(name, "none", [], [event], 0, 0.0))
+        seconds = time.monotonic() - since
+        verdict: Verdict = "fail" if violation else "pass"
+        event = property_event(name, story.id, verdict, meaning=sentence(story), examples=1, seconds=seconds)
+        tried.append(TriedProperty(outcome=PropertyOutcome(event), world="none"))
         record(event)
         if violation is not None:
             again = [str(found.folder), "--only", story.id]
             record(counterexample_event(name, story, story.layouts[0], violation, vectors=again))
-    record(implementation_event(told, implementation=name, asked=len(told), seconds=time.monotonic() - started))
-    footer = footer_event([Outcome.of([one.verdict for one in told])], baseline=False)
-    record(footer if wrong is None else {**footer, "exit_code": wrong.exit_code})
+    record(implementation_event(tried, implementation=name, asked=len(tried), seconds=time.monotonic() - started))
+    footer = footer_event([ImplementationOutcome.of([one.verdict for one in tried])], baseline=False)
+    record(footer if wrong is None else dataclasses.replace(footer, exit_code=2))
     if wrong is not None:
         raise wrong
 

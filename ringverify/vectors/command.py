@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -20,6 +21,16 @@ FOLDER = Path("fixtures")
 
 OURS = (Path(__file__).parent / "fixtures", Path(__file__).parents[2] / "fixtures")
 """Where the vectors of this package lie: in an installed one within it, else beside it."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "vectors",
+        help="golden vectors: make them, check them, hold implementations to them",
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -134,11 +134,7 @@ def _refuse_changes(folder: Path, files: Mapping[str, bytes], there: Mapping[str
             )
     if index.NAME in there:
         # An index that cannot be read, or tells other stories of these ids, is not written over unasked either.
-        try:
-            before = index.read(folder).entries
-        except UsageError as error:
-            reason = str(error).split(";")[0].split(": ")[0]
-            raise UsageError(f"{reason}: pass --force to write over it") from None
+        before = index.read(folder).entries
         after = {entry["id"]: entry for entry in json.loads(files[index.NAME])["vectors"]}
         for id, entry in before.items():
             if after.get(id) != entry:

@@ -5,20 +5,19 @@ So whatever reads a report reads this one: JUnit has a test a vector, `ringverif
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ringverify.check.options import Options
-from ringverify.check.run import header
+from ringverify.check.run import header, violation_event
+from ringverify.events import CounterexampleEvent, Event, FooterEvent, HeaderEvent, PropertyEvent, Verdict
 from ringverify.properties.property import Violation
 from ringverify.reports.command import Outputs
-from ringverify.reports.jsonl import Event, ReportWriter, finite, replay_line
+from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
+from ringverify.reports.story import replay_line
 from ringverify.vectors.story import Layout, Story, trial_name
-
-SUITE = "vectors"
-"""What the header of a report has in the place of a suite."""
 
 Tell = Callable[[Event], None]
 
@@ -42,14 +41,14 @@ class Recorded:
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
-        self._events.append(finite(event))
+        self._events.append(event)
         if self._writer is not None:
             self._writer.write(event)
 
     def close(self) -> list[str]:
         """Write what there is to write; a line on each output that could not be."""
         missing: list[str] = []
-        if self._outputs.named and self._events and self._events[-1]["event"] == "footer":
+        if self._outputs.named and self._events and isinstance(self._events[-1], FooterEvent):
             missing += self._outputs.write(results_of(self._events))[1]
         if self._writer is not None:
             with self._writer:
@@ -57,29 +56,43 @@ class Recorded:
         return missing
 
 
-def begun(device: str) -> Event:
-    """The event that begins a run."""
-    return {**header(Options(device=device)), "suite": SUITE}
+def begun(device: str) -> HeaderEvent:
+    """The event that begins a run; "vectors" stands in the place of a suite."""
+    return dataclasses.replace(header(Options(device=device)), suite="vectors")
 
 
-def vector_event(implementation: str, story: Story, verdict: str, **fields: Any) -> Event:
-    """The event that tells of one vector; `fields` are those that it adds to, or changes."""
-    return {
-        "event": "property",
-        "implementation": implementation,
-        "property": story.id,
-        "meaning": f"{story.topic}: {story.title}",
-        "verdict": verdict,
-        "examples": 0,
-        "seconds": 0.0,
-        "margin": None,
-        **fields,
-    }
+def sentence(story: Story) -> str:
+    """What a vector asks, where a report says what a property means."""
+    return f"{story.topic}: {story.title}"
+
+
+def property_event(
+    implementation: str,
+    property: str,
+    verdict: Verdict,
+    *,
+    meaning: str | None = None,
+    examples: int = 0,
+    seconds: float = 0.0,
+    margin: float | None = None,
+    reason: str | None = None,
+) -> PropertyEvent:
+    """The event that tells of a vector, or on a terminal of all vectors of a topic."""
+    return PropertyEvent(
+        implementation=implementation,
+        property=property,
+        meaning=meaning,
+        verdict=verdict,
+        examples=examples,
+        seconds=round(seconds, 3),
+        margin=margin,
+        reason=reason or None,
+    )
 
 
 def counterexample_event(
     implementation: str, story: Story, layout: Layout, wrong: Violation, *, vectors: Sequence[str]
-) -> Event:
+) -> CounterexampleEvent:
     """The event that tells how a vector fails.
 
     Args:
@@ -89,21 +102,15 @@ def counterexample_event(
         wrong: what is wrong.
         vectors: the arguments of `ringverify vectors check` that show it again.
     """
-    event: Event = {
-        "event": "counterexample",
-        "implementation": implementation,
-        "property": story.id,
-        "case": story.case(layout).to_json(),
-        "case_text": f"{trial_name(story, layout)}: {story.title}",
-        "summary": wrong.summary,
-        "note": story.note,
-        **dict.fromkeys(("hop", "tensor", "index", "error", "allowed", "diagnosis")),
-        "rank": wrong.rank,
-        "detail": wrong.detail,
-        "vectors": list(vectors),
-        "replay": replay_line({"vectors": vectors}),
-    }
-    if wrong.finding is not None:
-        names = ("tensor", "position", "actual", "expected", "error", "allowed", "index")
-        event |= {name: getattr(wrong.finding, name) for name in names}
-    return event
+    return dataclasses.replace(
+        violation_event(
+            wrong,
+            implementation=implementation,
+            property=story.id,
+            case=story.case(layout),
+            case_text=f"{trial_name(story, layout)}: {story.title}",
+        ),
+        note=story.note,
+        vectors=tuple(vectors),
+        replay=replay_line(file=None, vectors=vectors),
+    )

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 
 from ringverify.cases.running import Runner
 from ringverify.check.options import Subject, Watch
-from ringverify.check.outcome import Outcome, Told, footer_event, implementation_event
+from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.check.planning import Plan, WorldName, find_device, open_world, planned
 from ringverify.check.run import DEADLINES, named_apart, undeclared
+from ringverify.events import CounterexampleEvent, PropertyEvent, PropertyOutcome, Verdict
 from ringverify.properties.property import Judgement, Violation
-from ringverify.reports.jsonl import Event
 from ringverify.vectors import checking
 from ringverify.vectors.index import Index
-from ringverify.vectors.recording import Tell, begun, counterexample_event, vector_event
+from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story
 from ringverify.vectors.tensorfile import Tensor
 from ringverify.vectors.trying import Trial, trial, tried
@@ -77,8 +77,7 @@ def run(
             world.close()
     footer = footer_event(outcomes, baseline=False)
     record(footer)
-    code: int = footer["exit_code"]
-    return code
+    return footer.exit_code
 
 
 @dataclasses.dataclass
@@ -114,15 +113,22 @@ class _Tally:
         if judgement.violation is not None and self.failed is None:
             self.failed = one, judgement.violation
 
-    def event(self, implementation: str, story: Story, ended: str | None) -> Event:
+    def event(self, implementation: str, story: Story, ended: str | None) -> PropertyEvent:
         """As a report tells it; `ended` is why no further trial was possible."""
-        verdict, reason = "fail" if self.failed else "pass" if self.asked else "unsupported", _left_out(self.left_out)
+        verdict: Verdict = "fail" if self.failed else "pass" if self.asked else "unsupported"
+        reason = _left_out(self.left_out)
         if self.failed is None and self.examples < len(self.asked):
             verdict, reason = "inconclusive", str(ended)
-        numbers = {"examples": self.examples, "seconds": round(self.seconds, 3)}
-        margin = self.margin if self.examples and (self.margin or not self.failed) else None
-        said = {"reason": reason} if reason else {}
-        return vector_event(implementation, story, verdict, **numbers, margin=margin, **said)
+        return property_event(
+            implementation,
+            story.id,
+            verdict,
+            meaning=sentence(story),
+            examples=self.examples,
+            seconds=self.seconds,
+            margin=self.margin if self.examples and (self.margin or not self.failed) else None,
+            reason=reason,
+        )
 
 
 @dataclasses.dataclass
@@ -135,9 +141,9 @@ class _Run:
     watch: Watch
     record: Tell
     shown: int = 0
-    recorded: list[Told] = dataclasses.field(default_factory=list)
+    recorded: list[TriedProperty] = dataclasses.field(default_factory=list)
 
-    def outcome(self, stories: Sequence[Story], tensors: Mapping[str, Mapping[str, Tensor]]) -> Outcome:
+    def outcome(self, stories: Sequence[Story], tensors: Mapping[str, Mapping[str, Tensor]]) -> ImplementationOutcome:
         implementation, started = self.plan.implementation, time.monotonic()
         topics = list(dict.fromkeys(story.topic for story in stories))
         seen = []
@@ -151,60 +157,55 @@ class _Run:
                 deadline=DEADLINES[self.world.name],
             )
             event = self._topic(topic, [story for story in stories if story.topic == topic], tensors, runner)
-            seen.append(self._told(event, runner.runs, runner.seconds_inside))
+            seen.append(self._tried(event, runner.log.runs, runner.log.seconds_inside))
         seconds = time.monotonic() - started
         for tell, told in ((self.tell, seen), (self.record, self.recorded)):
             tell(implementation_event(told, implementation=implementation.name, asked=len(told), seconds=seconds))
-        return Outcome.of([one.verdict for one in seen])
+        return ImplementationOutcome.of([one.verdict for one in seen])
 
-    def _told(self, event: Event, runs: int, seconds_inside: float) -> Told:
-        implementation = self.plan.implementation
-        missing = undeclared(implementation.capabilities)
-        return Told(implementation.name, self.world.name, missing, [event], runs, seconds_inside)
+    def _tried(self, event: PropertyEvent, runs: int, seconds_inside: float) -> TriedProperty:
+        return TriedProperty(
+            outcome=PropertyOutcome(event),
+            world=self.world.name,
+            undeclared=tuple(undeclared(self.plan.implementation.capabilities)),
+            runs=runs,
+            seconds_inside=seconds_inside,
+        )
 
     def _topic(
         self, topic: str, stories: list[Story], tensors: Mapping[str, Mapping[str, Tensor]], runner: Runner
-    ) -> Event:
+    ) -> PropertyEvent:
         """What came of the vectors of one topic, told."""
         name, started = runner.implementation.name, time.monotonic()
         tallies = {story.id: _Tally.of(story, runner) for story in stories}
         trials = [one for tally in tallies.values() for one in tally.asked]
         reason = _left_out([why for tally in tallies.values() for why in tally.left_out])
-        event: Event = {
-            "event": "property",
-            "implementation": name,
-            "property": topic,
-            "verdict": "unsupported",
-            "examples": 0,
-            "seconds": 0.0,
-            "margin": None,
-        }
-        ended: str | None = None
+        verdict: Verdict = "unsupported"
+        examples, margin, ended = 0, None, None
         self.watch.start(name, topic, len(trials))
         try:
             for one in trials:
                 since = time.monotonic()
                 judgement = tried(one, tensors[one.story.id], runner)
                 tallies[one.story.id].add(one, judgement, time.monotonic() - since)
-                event["examples"] += 1
-                self.watch.step(event["examples"])
+                examples += 1
+                self.watch.step(examples)
         except WorldUnavailable as error:
             ended = str(error)
         finally:
             self.watch.stop()
         failed = {id: tally.failed for id, tally in tallies.items() if tally.failed is not None}
         if ended is not None:
-            event["verdict"], reason = "fail" if failed else "inconclusive", ended
+            verdict, reason = "fail" if failed else "inconclusive", ended
         elif trials:
             largest = max(tally.margin for tally in tallies.values())
-            event |= {"verdict": "fail" if failed else "pass", "margin": largest if largest or not failed else None}
-        event["seconds"] = round(time.monotonic() - started, 3)
-        if event["verdict"] == "fail":
+            verdict, margin = "fail" if failed else "pass", largest if largest or not failed else None
+        if verdict == "fail":
             reason = f"wrong: {' '.join(failed)}" + (f"; {reason}" if reason else "")
-        if reason:
-            event["reason"] = reason
+        seconds = time.monotonic() - started
+        event = property_event(name, topic, verdict, examples=examples, seconds=seconds, margin=margin, reason=reason)
         self.tell(event)
-        for one, violation in failed.values() if event["verdict"] == "fail" else ():
+        for one, violation in failed.values() if verdict == "fail" else ():
             if self.shown < SHOWN:
                 self.shown += 1
                 self.tell(self._counterexample(one, violation))
@@ -215,13 +216,13 @@ class _Run:
     def _record(self, story: Story, tally: _Tally, ended: str | None, runner: Runner | None) -> None:
         """Have a vector in the report; `runner` is what its topic took, which is told once."""
         event = tally.event(self.plan.implementation.name, story, ended)
-        runs, inside = (0, 0.0) if runner is None else (runner.runs, runner.seconds_inside)
-        self.recorded.append(self._told(event, runs, inside))
+        runs, inside = (0, 0.0) if runner is None else (runner.log.runs, runner.log.seconds_inside)
+        self.recorded.append(self._tried(event, runs, inside))
         self.record(event)
         if tally.failed is not None:
             self.record(self._counterexample(*tally.failed))
 
-    def _counterexample(self, one: Trial, violation: Violation) -> Event:
+    def _counterexample(self, one: Trial, violation: Violation) -> CounterexampleEvent:
         again = [str(self.found.folder), "--target", self.plan.target, "--only", one.story.id]
         return counterexample_event(self.plan.implementation.name, one.story, one.layout, violation, vectors=again)
 

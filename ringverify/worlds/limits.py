@@ -6,12 +6,12 @@ None of them says anything about an implementation. Importing this module does n
 from __future__ import annotations
 
 import errno
-import os
 import resource
 from pathlib import Path
 from typing import Literal
 
 from ringverify.worlds.exceptions import name_of, text_of
+from ringverify.worlds.foreign_text import system_error_in
 
 Limit = Literal["memory", "processes", "threads", "file descriptors", "disk"]
 """What a machine may have too little of."""
@@ -42,15 +42,8 @@ def limit_of(error: BaseException, *, starting: bool = False) -> Limit | None:
         return "processes" if starting and number == errno.EAGAIN else _OF_ERRNO.get(number or 0)
     if starting and issubclass(kind, RuntimeError) and not issubclass(kind, NotImplementedError):
         return "threads"  # threading has no other reason
-    return _said_by_the_system(text_of(error) or "") if issubclass(kind, RuntimeError) else None
-
-
-def _said_by_the_system(text: str) -> Limit | None:
-    """Torch makes a `RuntimeError` of the system's errors, of which only their words are left to know them by."""
-    said = text.lower()
-    if "can't allocate memory" in said:
-        return "memory"
-    return next((limit for number, limit in _OF_ERRNO.items() if os.strerror(number).lower() in said), None)
+    said = (text_of(error) or "") if issubclass(kind, RuntimeError) else ""
+    return _OF_ERRNO.get(system_error_in(said, tuple(_OF_ERRNO)) or 0)
 
 
 def sentence(limit: Limit) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import torch
 
+from ringverify.worlds.raising import marked
+
 MESSAGE_TO_ITSELF = "a message to itself"
 """The name of the one refusal that comes and goes with the number of ranks, and would hide what is wrong elsewhere."""
 
@@ -24,6 +26,10 @@ _DTYPES = {
 STACKED = "a gathered tensor that does not lie along the first axis"
 SCATTERED_FLAT = "a scattered tensor of another first axis"
 SMALL_FLOATS = "a collective in 8-bit floating point"
+LISTS_ALL_TO_ALL = "all_to_all of lists of tensors"
+
+GLOO_LACKS_ALL_TO_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+"""Seen with torch 2.11, whose gloo has `all_to_all_single` alone; 2.13 has both."""
 
 
 def message_to_itself(rank: int, *, sends: bool) -> RuntimeError:
@@ -36,20 +42,6 @@ def message_to_itself(rank: int, *, sends: bool) -> RuntimeError:
         ),
         MESSAGE_TO_ITSELF,
     )
-
-
-def marked(error: RuntimeError, rule: str) -> RuntimeError:
-    """The error, with the name of the rule by which a transport refused the call."""
-    error.refusal = rule  # type: ignore[attr-defined] # a plain RuntimeError, as torch raises, that says why
-    return error
-
-
-def refusal_of(error: BaseException) -> str | None:
-    """The rule by which a transport refused the call that raised this error, if that is what happened."""
-    if type(error) is not RuntimeError:  # `marked` marks no other, and a class of a user's may compute attributes
-        return None
-    rule = getattr(error, "refusal", None)
-    return rule if isinstance(rule, str) else None
 
 
 def check_tag(tag: object, *, sends: bool) -> None:

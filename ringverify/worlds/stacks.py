@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 import traceback
@@ -9,13 +10,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Literal, NamedTuple
 
-import torch
-
 from ringverify.words import TEXT, cut
 from ringverify.worlds.exceptions import one_line, trace_of
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_FOUND = importlib.util.find_spec("torch")
+_TORCH = os.path.dirname(_FOUND.origin if _FOUND and _FOUND.origin else "no torch is here/") + os.sep
 _THREADING = os.path.abspath(threading.__file__)
 
 

@@ -15,13 +15,10 @@ from types import TracebackType
 from typing import Any
 
 from ringverify.worlds.limits import limit_of
+from ringverify.worlds.raising import Charge
 from ringverify.worlds.world import OurError
 
 _OURS, _THEIRS = b"o", b"t"
-
-
-class Charge(Exception):
-    """What code of ours says of the implementation, such as a breach of the contract: no error of ours."""
 
 
 class _Threads:

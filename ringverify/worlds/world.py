@@ -13,9 +13,13 @@ from typing import Any, Literal, Protocol
 
 from ringverify.words import TEXT, cut
 from ringverify.worlds.limits import Limit, sentence
+from ringverify.worlds.raising import Raising
 from ringverify.worlds.watch.hazards import Hazard
 from ringverify.worlds.watch.memory import Memory
 from ringverify.worlds.watch.traffic import Traffic
+
+REFUSED = "refused"
+"""The manner of a failure in which the transport refused a call for what only some world sizes ask."""
 
 FailureKind = Literal["raised", "deadlock", "deadline", "died"]
 
@@ -31,9 +35,13 @@ class Failure:
         message: one line, for a table or a report.
         detail: all that is known: the rank's own traceback, who waits for whom, captured output.
         exception: type of the exception, if a rank raised one.
+        call: the function by which the rank ended its process, if it called one.
+        rule: of a rank that raised a `Charge`, what it did not keep to.
+        tensor: the result that the charge is about, if it is one.
         refusal: the name of what the transport refused, where it is known to come and go with the number of ranks.
         limit: the limit of the machine that the rank met, if it was one.
         exit_code: how a process ended that did so without a word, negative for a signal.
+        places: where ranks were when time ran out, each "at ring.py:41 in attend".
     """
 
     kind: FailureKind
@@ -41,13 +49,31 @@ class Failure:
     message: str
     detail: str
     exception: str | None = None
+    call: str | None = None
+    rule: str | None = None
+    tensor: str | None = None
     refusal: str | None = None
     limit: Limit | None = None
     exit_code: int | None = None
+    places: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", cut(self.message))
         object.__setattr__(self, "detail", cut(self.detail, TEXT))
+
+    @classmethod
+    def of(cls, rank: int, raised: Raising) -> Failure:
+        """The failure of a run that ended because a rank raised."""
+        fields = {name: getattr(raised, name) for name in ("exception", "call", "rule", "tensor", "refusal", "limit")}
+        return cls("raised", rank, f"rank {rank} {raised.what}", raised.detail, **fields)
+
+    @property
+    def manner(self) -> tuple[str, ...]:
+        """How the run ended, without what differs from case to case: two failures of one manner are alike."""
+        if self.refusal is not None:
+            return REFUSED, self.refusal
+        known = (self.exception, self.call, self.rule, self.tensor, self.exit_code)
+        return self.kind, *(str(one) for one in known if one is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,15 +226,25 @@ class LoadTooLong(OurError):
 
 
 class TooEarly(OurError):
-    """A deadline ended a run that was in the middle of an import, or in code of ours."""
+    """A deadline ended a run that was in the middle of an import, or in code of ours.
+
+    Attributes:
+        places: where ranks were then, as in `Failure`.
+    """
+
+    places: tuple[tuple[int, str], ...] = ()
 
     @classmethod
-    def at(cls, deadline: float, rank: int, doing: str, detail: str) -> TooEarly:
+    def at(
+        cls, deadline: float, rank: int, doing: str, detail: str, places: tuple[tuple[int, str], ...] = ()
+    ) -> TooEarly:
         """From what a rank was doing then."""
-        return cls(
+        error = cls(
             f"after {deadline:g} s rank {rank} was still {doing}: nothing was learned; allow more with --deadline",
             detail,
         )
+        error.places = places
+        return error
 
 
 class World(Protocol):

@@ -226,6 +226,7 @@ def test_a_world_that_dies_is_inconclusive(bench, tmp_path):
     assert "exit code 7" in err
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="sessions are read from /proc")
 def test_an_interrupt_ends_it_and_leaves_no_process(tmp_path):
     """Ctrl-C while ranks are at work: exit code 130, and nobody is left."""

@@ -6,9 +6,8 @@ import sys
 import xml.etree.ElementTree
 
 import pytest
+from report_lines import report_lines
 from steps import ROOT, document, run
-
-from ringverify.reports.jsonl import read_report
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -45,7 +44,7 @@ def test_a_right_ring_leaves_reports_for_people_and_for_machines(project):
     assert "my\\_ring.attend" in ran.summary
     folder = project / RESULTS
     assert sorted(path.name for path in folder.iterdir()) == ["junit.xml", "report.html", "report.jsonl", "summary.md"]
-    header, *events = read_report(folder / "report.jsonl")
+    header, *events = report_lines(folder / "report.jsonl")
     assert (header["suite"], header["seed"]) == ("quick", 3)
     assert [event["property"] for event in events if event["event"] == "property"] == ["forward", "inputs_untouched"]
     names = [case.get("name") for case in xml.etree.ElementTree.parse(folder / "junit.xml").iter("testcase")]
@@ -62,7 +61,7 @@ def test_a_wrong_ring_fails_the_job_and_its_case_is_kept_for_replay(project, tmp
     assert ran.outputs == {"exit-code": "1"}
     assert "out is wrong on rank" in ran.summary
     (failure,) = [
-        event for event in read_report(project / RESULTS / "report.jsonl") if event["event"] == "counterexample"
+        event for event in report_lines(project / RESULTS / "report.jsonl") if event["event"] == "counterexample"
     ]
     assert failure["replay"] in ran.summary
     assert len(ran.used) == 1  # the artifact, although the job failed
@@ -76,6 +75,7 @@ def test_a_wrong_ring_fails_the_job_and_its_case_is_kept_for_replay(project, tmp
     assert "the same bits as recorded" in replayed.stdout
 
 
+@pytest.mark.nightly
 def test_a_known_violation_does_not_fail_the_job(project):
     """The baseline decides, and the summary says that it did."""
     (project / "known.toml").write_text(
@@ -87,13 +87,14 @@ def test_a_known_violation_does_not_fail_the_job(project):
     assert "the scale of another head" in ran.summary
 
 
+@pytest.mark.nightly
 def test_under_torchrun_the_exit_code_is_the_verdicts(project):
     """torchrun ends with 1 whatever happens; three ranks over gloo, as where there is no GPU."""
     target = "my_ring.py:attend faulty_rings.py:wrong_scale"
     ran = used(project, target=target, only="forward", nproc="3", world_sizes="3")
     assert "under torchrun: 3 ranks on 1 machine, over gloo" in ran.out
     assert ran.codes == {"Check": 1}, ran.out
-    verdicts = [event["verdict"] for event in read_report(project / RESULTS / "report.jsonl") if "world" in event]
+    verdicts = [event["verdict"] for event in report_lines(project / RESULTS / "report.jsonl") if "world" in event]
     assert verdicts == ["conformant", "violations"]
     ran = used(project, target="my_ring.py:attend", world="nccl", nproc="2")
     assert ran.codes == {"Check": 3}, ran.out

@@ -7,9 +7,8 @@ import venv
 
 import pytest
 import yaml
+from report_lines import report_lines
 from steps import ROOT, document, run
-
-from ringverify.reports.jsonl import read_report
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -80,7 +79,7 @@ def test_every_job_that_is_shown_is_run_here():
     assert set(shown_jobs()) == set(HERE)
 
 
-@pytest.mark.parametrize("job", HERE)
+@pytest.mark.parametrize("job", ["cpu", pytest.param("gpus", marks=pytest.mark.nightly)])
 def test_a_job_that_is_shown_installs_the_project_and_checks_it(job, project, action, runner):
     """Word for word, but on few examples; what it installs is what is checked."""
     steps = shown_jobs()[job]["steps"]
@@ -91,5 +90,5 @@ def test_a_job_that_is_shown_installs_the_project_and_checks_it(job, project, ac
     known = {"github.action_path": str(action), **{f"inputs.{name}": value for name, value in inputs.items()}}
     ran = run(ACTION["runs"]["steps"], known, project, environment=runner, timeout=200)
     assert ran.codes == {"Install": 0, "Check": 0}, ran.out
-    (verdict,) = [one for one in read_report(project / inputs["folder"] / "report.jsonl") if one.get("world")]
+    (verdict,) = [one for one in report_lines(project / inputs["folder"] / "report.jsonl") if one.get("world")]
     assert (verdict["implementation"], verdict["verdict"]) == ("my_package.ring.attend", "conformant")

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from report_lines import report_lines
+
 from ringverify.cli.main import main
-from ringverify.reports.jsonl import read_report
 
 MINIATURES = Path(__file__).resolve().parent.parent / "miniatures"
 
@@ -69,7 +70,7 @@ class CommandLine:
         """The outcome of `check` in this process, with the events of its report."""
         path = next(self._reports)
         outcome = self("check", *arguments, "--report", path)
-        return dataclasses.replace(outcome, events=read_report(path) if path.exists() else [])
+        return dataclasses.replace(outcome, events=report_lines(path) if path.exists() else [])
 
     def apart(self, *arguments):
         """A command in a process and a session of its own, started and not waited for."""

@@ -9,7 +9,8 @@ from command_line import assert_one_line, miniature
 
 from ringverify import reports
 from ringverify.check.baseline import read_baseline
-from ringverify.check.outcome import Outcome
+from ringverify.check.outcome import ImplementationOutcome
+from ringverify.events import Known, PropertyEvent
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -127,9 +128,17 @@ def test_the_exit_code_is_that_of_the_worst_that_is_not_known():
     """A new violation, then a baseline that is out of date, then what could not be learned."""
 
     def code(*properties):
-        return Outcome.of([{"verdict": verdict, **fields} for verdict, fields in properties]).exit_code
+        numbers = {"examples": 1, "seconds": 0.0, "margin": None}
+        events = [
+            PropertyEvent(implementation="a", property=str(number), verdict=verdict, **numbers, **fields)
+            for number, (verdict, fields) in enumerate(properties)
+        ]
+        return ImplementationOutcome.of(events).exit_code
 
-    known, gone = ("fail", {"known": {}}), ("pass", {"unexpected": "it passes"})
+    known, gone = (
+        ("fail", {"known": Known(reason="it is", link="https://example.org")}),
+        ("pass", {"unexpected": "it passes"}),
+    )
     new, unknown, passed, unsupported = ((verdict, {}) for verdict in ("fail", "inconclusive", "pass", "unsupported"))
     assert code(known) == code(passed) == code(passed, known, unsupported) == 0
     assert code(new, gone, unknown, known) == 1

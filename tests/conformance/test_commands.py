@@ -173,7 +173,7 @@ def test_the_command_line_wins(ringverify):
     parser = _Parser()
     command.add_options(parser)
     typed = ["ring", "--suite", "quick", "--only", "lse", "-v", "--cases", ".ringverify"]
-    options = configured(parser.parse_args(typed), parser, Path.cwd())
+    options = configured(parser.parse_args(typed), Path.cwd())
     assert (options.targets, options.suite, options.only, options.cases) == (
         ["ring"],
         "quick",
@@ -199,7 +199,7 @@ def test_every_option_of_check_may_be_written_and_nothing_else(ringverify):
         value = {"world-sizes": [2], "suite": "smoke"}.get(name, value)
         lines.append(f"{name} = {json.dumps(value)}")
     written("[tool.ringverify]\n" + "\n".join(lines))
-    options = configured(parser.parse_args([]), parser, Path.cwd())
+    options = configured(parser.parse_args([]), Path.cwd())
     assert all(getattr(options, action.dest) for action in parser._actions if action.dest not in ("help", "quiet"))
 
 

@@ -1,5 +1,6 @@
 """`ringverify confirm`: what a violation's own script shows of it, and what it does not."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,8 +9,9 @@ import pytest
 from command_line import assert_one_line, miniature
 
 from ringverify.check import casefile
-from ringverify.confirm.confirming import Confirmation, Scripts, read
+from ringverify.confirm.confirming import Confirmation, Scripts, names_of, read
 from ringverify.errors import UsageError
+from ringverify.events import CounterexampleEvent, RunFailure
 from ringverify.reports.jsonl import read_report
 
 pytestmark = pytest.mark.timeout(240)
@@ -25,7 +27,7 @@ def violated(ringverify, target, property, examples=20):
 
 def counterexamples(report):
     """The violations of a report."""
-    return [event for event in read_report(report) if event["event"] == "counterexample"]
+    return [event for event in read_report(report) if isinstance(event, CounterexampleEvent)]
 
 
 def test_a_wrong_result_is_shown_by_its_script(ringverify):
@@ -46,6 +48,7 @@ def test_a_wrong_result_is_shown_by_its_script(ringverify):
     assert all("beyond what is allowed in " in line for line in seen.said[1:])
 
 
+@pytest.mark.nightly
 def test_of_two_worlds_the_one_that_is_wrong_is_shown(ringverify):
     """On a world of one nothing is wrong, and the smallest case of the comparison may be that one."""
     report = violated(ringverify, miniature("ten_faults:own_gradients"), "world_size_invariance")
@@ -66,16 +69,18 @@ def test_an_exception_is_shown_if_it_is_the_same(ringverify):
     assert "shown       raises on one rank  forward: rank 1 raised ValueError: rank 1 cannot go on" in outcome.out
 
 
+@pytest.mark.nightly
 def test_another_exception_shows_nothing(ringverify):
     """A script that ends for a reason of its own is no confirmation."""
     report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)
     (event,) = counterexamples(report)
-    assert event["failure"] == {"kind": "raised", "exception": "ValueError"}
-    event["failure"]["exception"] = "KeyError"
-    seen = Scripts(ringverify.folder, 120).confirmed(event, casefile.read(Path(event["file"])))
+    assert event.failure == RunFailure(kind="raised", exception="ValueError")
+    event = dataclasses.replace(event, failure=RunFailure(kind="raised", exception="KeyError"))
+    seen = Scripts(ringverify.folder, 120).confirmed(event, casefile.read(Path(event.file)))
     assert (seen.outcome, seen.said) == ("not shown", ("rank 1 raised ValueError: rank 1 cannot go on",))
 
 
+@pytest.mark.nightly
 def test_what_no_result_shows_is_told_apart(ringverify):
     """An input that is written to does not make a result wrong, which is all that a script looks at."""
     report = violated(ringverify, miniature("misbehaving:changes_its_input"), "inputs_untouched", 4)
@@ -85,17 +90,28 @@ def test_what_no_result_shows_is_told_apart(ringverify):
     assert outcome.out.endswith("0 of 1 violations are shown without ringverify\n")
 
 
+@pytest.mark.nightly
 def test_a_script_that_does_not_end_shows_a_deadlock(ringverify, monkeypatch):
     """And nothing else."""
     report = violated(ringverify, miniature("misbehaving:leaves_a_rank_waiting"), "forward", 4)
     (event,) = counterexamples(report)
-    assert event["failure"] == {"kind": "deadlock", "exception": None}
-    recorded = casefile.read(Path(event["file"]))
+    assert event.failure == RunFailure(kind="deadlock", exception=None)
+    recorded = casefile.read(Path(event.file))
     scripts = Scripts(ringverify.folder, 3)
     seen = scripts.confirmed(event, recorded)
     assert (seen.outcome, seen.said) == ("shown", ("ranks 0, 1 had not ended after 3 s",))
     other = event | {"failure": {"kind": "raised", "exception": "ValueError"}}
     assert scripts.confirmed(other, recorded).outcome == "not shown"
+
+
+def test_case_files_of_one_name_have_scripts_of_two_names():
+    """Case files of several folders, each with a script of its own; one that is named twice has one."""
+    files = ["a/ring-forward-1.json", "b/ring-forward-1.json", "a/ring-forward-1.json", "b/ring-lse-2.json"]
+    assert names_of(files) == {
+        "a/ring-forward-1.json": "ring-forward-1",
+        "b/ring-forward-1.json": "ring-forward-1.2",
+        "b/ring-lse-2.json": "ring-lse-2",
+    }
 
 
 def test_bad_input_is_one_line(ringverify):

@@ -1,5 +1,6 @@
 """Deadlines: what one property does with them is no other property's affair, and loading has one of its own."""
 
+import dataclasses
 import time
 
 import pytest
@@ -7,9 +8,12 @@ import right
 
 from ringverify import implementation
 from ringverify.cases.running import Runner
-from ringverify.check import hunting
+from ringverify.check import hunting, run
 from ringverify.check.hunting import hunt
+from ringverify.check.options import Options, Subject
+from ringverify.events import PropertyEvent
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.testing.unwatched import Unwatched
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import LoadTooLong
@@ -42,14 +46,33 @@ def verdict(property, runner):
     return None if shown is None else shown.violation.reason[0]
 
 
-@pytest.mark.parametrize("order", [("forward", "gradients"), ("gradients", "forward")], ids=" then ".join)
-def test_the_order_of_properties_changes_no_verdict(order, monkeypatch):
-    """One that hangs does not shorten the time of those that come after it."""
+ORDER = ("forward", "gradients")
+"""A property that holds and takes its time, and one that hangs."""
+
+
+@pytest.mark.parametrize("order", [ORDER, ORDER[::-1]], ids=" then ".join)
+def test_the_order_of_properties_changes_no_verdict(order, monkeypatch, tmp_path):
+    """A property that hangs shortens the time of none that come after it, in one run of `check`."""
     monkeypatch.setattr(hunting, "HUNG_DEADLINE", SLOW / 3)
-    runner = Runner(slow_and_endless, SimulatedWorld(), deadline=DEADLINE)
-    found = {property: verdict(property, runner) for property in order}
-    assert found == {"forward": None, "gradients": "deadline"}
-    assert runner.deadline == DEADLINE
+    monkeypatch.setattr(run, "open_world", lambda name: SimulatedWorld())
+    events = []
+    options = Options(deadline=DEADLINE, max_examples=1, cases=tmp_path)
+    subject = Subject(f"{__file__}:slow_and_endless", slow_and_endless)
+    run.check([subject], [PROPERTIES[id] for id in order], options, events.append, Unwatched())
+    verdicts = {event.property: event.verdict for event in events if isinstance(event, PropertyEvent)}
+    assert verdicts == {id: "fail" if id == "gradients" else "pass" for id in order}
+
+
+def test_a_runner_cannot_be_changed_and_another_propertys_log_begins_empty():
+    """What a property could leave behind for the next one has no place to stay."""
+    runner = Runner(right.attend, SimulatedWorld())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        runner.deadline = 1.0
+    runner.log.notes.append("what one property saw")
+    runner.log.runs = 3
+    another = runner.for_another_property()
+    assert (another.log.notes, another.log.runs) == ([], 0)
+    assert runner.within(1.0).log is runner.log
 
 
 def test_a_target_that_loads_too_long_is_not_loaded_again(tmp_path):

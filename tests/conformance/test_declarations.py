@@ -10,11 +10,11 @@ import undeclared
 from ringverify.cases.running import Runner
 from ringverify.check import declaring
 from ringverify.check.hunting import Counterexample, hunt
-from ringverify.check.run import told
+from ringverify.check.run import counterexample_event
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.reports.terminal import story
+from ringverify.reports.story import story
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,7 +51,8 @@ def test_what_would_pass_under_another_declaration_is_told_so(attend, declaratio
     assert shown is not None
     assert shown.declaration == declaration
     ((name, value),) = declaration.items()
-    (line,) = [text for label, text in story(told(shown)) if label == "declare"]
+    event = counterexample_event(shown, implementation=attend.name, property=property)
+    (line,) = [text for label, text in story(event) if label == "declare"]
     assert line == (
         f'would pass with {name}="{value}": declare it if that is what your kernel does '
         "(u = 2^-8, half the distance from 1 to the next bfloat16)"
@@ -59,7 +60,13 @@ def test_what_would_pass_under_another_declaration_is_told_so(attend, declaratio
     assert found(attend, property, dtypes=dtypes, **declaration) is None
 
 
-@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16",)], ids=["with float32", "alone"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        pytest.param(("float32", "bfloat16"), id="with float32", marks=pytest.mark.nightly),
+        pytest.param(("bfloat16",), id="alone"),
+    ],
+)
 @pytest.mark.parametrize(
     "attend",
     [undeclared.WRONG_SCALE, undeclared.ALWAYS_WRONG_SCALE, undeclared.LAST_KEY_UNSEEN],
@@ -73,7 +80,9 @@ def test_no_declaration_excuses_a_fault(attend, property, dtypes):
     assert shown.declaration is None
 
 
-@pytest.mark.parametrize("mutant", ["A2a", "A9", "B9a", "D3a", "E3b", "O10"])
+@pytest.mark.parametrize(
+    "mutant", ["A9", "E3b", *(pytest.param(id, marks=pytest.mark.nightly) for id in ("A2a", "B9a", "D3a", "O10"))]
+)
 def test_no_declaration_excuses_a_mutant_in_bfloat16_alone(mutant):
     """A merge, a mask, a layout, a scale, a formula: none is a matter of rounding."""
     attend = MUTANTS[mutant].implementation
@@ -112,10 +121,14 @@ def test_gradients_summed_over_ranks_in_the_input_dtype_are_named_as_the_cause()
 
 KINDS = ["A1", "A10", "A2a", "A9", "B9a", "E3b", "O10", "R6b"]
 """Mutants of the merge, of blocks left out, of masks, of scale, of gradients."""
+QUICK = [("A10", "bfloat16"), ("E3b", "bfloat16"), ("O10", "float16")]
+NIGHTLY = [
+    pytest.param(mutant, dtype, marks=pytest.mark.nightly)
+    for mutant in KINDS for dtype in ("bfloat16", "float16") if (mutant, dtype) not in QUICK
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("mutant", KINDS)
+@pytest.mark.parametrize(("mutant", "dtype"), [*QUICK, *NIGHTLY])
 def test_a_fault_declared_in_sixteen_bits_alone_never_breaks_the_diagnosis(mutant, dtype, monkeypatch):
     """Under every declaration of sums and probabilities, whatever the case was shrunk to."""
     monkeypatch.setattr("ringverify.diagnosis.diagnose.SECONDS", 1.0)

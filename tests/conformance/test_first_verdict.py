@@ -13,7 +13,7 @@ from ringverify.properties.catalogue import PROPERTIES
 
 pytestmark = pytest.mark.timeout(120)
 
-FAULTS = ("wrong_scale", "dropped_key", "swapped_gradients")
+ALIKE = [pytest.param(fault, marks=pytest.mark.nightly) for fault in ("wrong_scale", "dropped_key")]
 COMPARED_WITH_THE_ORACLE = "forward,gradients,overflow,dtypes,chunk_boundaries,strided_inputs"
 QUICKLY = ("--only", "forward,gradients", "--max-examples", 6)
 
@@ -21,7 +21,15 @@ QUICKLY = ("--only", "forward,gradients", "--max-examples", 6)
 # -- right and wrong ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["ring", "allgather", miniature("right:attend"), miniature("right:attend_with_lse")])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "ring",
+        pytest.param("allgather", marks=pytest.mark.nightly),
+        miniature("right:attend"),
+        miniature("right:attend_with_lse"),
+    ],
+)
 def test_a_right_implementation_is_conformant(target, ringverify):
     """Every property that applies passes, each on some examples, with errors below what is allowed."""
     outcome = ringverify.check(target, "--max-examples", 6)
@@ -46,8 +54,10 @@ def test_what_is_not_declared_is_unsupported_and_listed(ringverify):
     assert {"lse", "window", "dilation", "uneven"} <= set(outcome.told("implementation")[0]["undeclared"])
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "fault", ["wrong_scale", "swapped_gradients", pytest.param("dropped_key", marks=pytest.mark.nightly)]
+)
 def test_a_simple_fault_shrinks_to_two_ranks_and_four_tokens(fault, seed, ringverify):
     """In every property that compares with the oracle; those that compare wrong answers have other small cases."""
     outcome = ringverify.check(
@@ -69,7 +79,7 @@ def test_a_simple_fault_shrinks_to_two_ranks_and_four_tokens(fault, seed, ringve
         assert counterexample["replay"] in outcome.out
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["swapped_gradients", *ALIKE])
 def test_replay_shows_the_same_bits_in_a_fresh_process(fault, ringverify):
     """And the same case on a right implementation does not fail."""
     outcome = ringverify.check(miniature(f"faulty_rings:{fault}"), "--only", "gradients", "--max-examples", 12)
@@ -133,6 +143,7 @@ def test_a_failure_that_does_not_repeat_is_a_failure_that_says_so(name, ringveri
     assert "not repeatable" in outcome.out
 
 
+@pytest.mark.nightly
 def test_what_is_wrong_in_a_fresh_process_only_repeats_because_each_replay_is_one(ringverify):
     """Shrinking goes nowhere, since the process is no longer fresh; the case is still shown, and fails again."""
     outcome = ringverify.check(miniature("misbehaving:wrong_at_first"), "--only", "forward", "--max-examples", 4)
@@ -205,6 +216,7 @@ def test_a_budget_that_cuts_a_property_short_says_how_far_it_came(ringverify):
     assert event["reason"] in outcome.out
 
 
+@pytest.mark.nightly
 def test_a_budget_is_shared_among_properties_and_targets(ringverify):
     """The first does not eat the time of the others: each is tried, each is cut short, and each says so."""
     target = (miniature("right:attend"), miniature("right:attend_with_lse"))
@@ -250,7 +262,7 @@ def test_world_sizes_choose_the_numbers_of_ranks(ringverify):
 # -- worlds ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["swapped_gradients", *ALIKE])
 def test_processes_give_the_verdicts_of_the_simulated_world(fault, ringverify):
     """The same properties fail, and the counterexample replays in the world that it was found in."""
     options = (*QUICKLY, "--world-sizes", "1,2")

@@ -10,8 +10,8 @@ import pytest
 from command_line import miniature
 from hypothesis import Phase, Verbosity
 
+from ringverify.check.drawing import NAME, home_of_our_own, profile
 from ringverify.check.options import MOST_DRAWN, seed_for
-from ringverify.check.profiles import NAME, home_of_our_own, profile
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.suites import SUITES
 

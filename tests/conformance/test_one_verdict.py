@@ -13,7 +13,7 @@ from ringverify.lab.agreeing import Compared, Comparison, Seen, everything, line
 pytestmark = pytest.mark.timeout(240)
 
 WORLDS = ("simulated", "gloo")
-KILLS = Path(__file__).resolve().parents[1] / "mutants" / "expected_kills.json"
+KILLS = Path(__file__).resolve().parents[1] / "faults" / "expected_kills.json"
 
 
 def checked(ringverify, name, world, *arguments):

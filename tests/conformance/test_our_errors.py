@@ -12,6 +12,7 @@ from ringverify import targets
 from ringverify.cases.shrinking import Shrunk
 from ringverify.check import casefile, explaining, hunting, run
 from ringverify.check.options import Options, Subject
+from ringverify.events import as_json
 from ringverify.properties import property as properties_module
 from ringverify.properties.catalogue import select
 from ringverify.testing.unwatched import Unwatched
@@ -48,7 +49,7 @@ def checked(name, properties=("forward",), tell=None, verbose=False):
         [Subject(target, targets.load(target))],
         select(properties, ()),
         options,
-        tell or events.append,
+        tell or (lambda event: events.append(as_json(event))),
         Unwatched(),
     )
     return code, events
@@ -133,10 +134,10 @@ def test_an_error_in_telling_costs_a_pass_and_no_violation(kind):
     events, spoiled = [], []
 
     def tell(event):
-        if event["event"] == kind and not spoiled:
+        if event.event == kind and not spoiled:
             spoiled.append(event)
             breaks()
-        events.append(event)
+        events.append(as_json(event))
 
     code, _ = checked(RIGHT_RING, tell=tell)
     assert code == INCONCLUSIVE

@@ -44,7 +44,10 @@ def shown(script, *, hidden):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("target", WRONG)
+@pytest.mark.parametrize(
+    "target",
+    ["ten_faults.py:grouped", *(pytest.param(one, marks=pytest.mark.nightly) for one in WRONG if "grouped" not in one)],
+)
 def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(target, tmp_path, capsys, monkeypatch):
     """It exits with 1, says which results are off, and imports nothing of the suite."""
     monkeypatch.chdir(tmp_path)
@@ -109,6 +112,7 @@ def test_a_snippet_takes_gradients_where_the_property_did():
         assert f"RETURNS_LSE, GRADIENTS, COTANGENT = False, {gradients}, 'out'" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_a_snippet_of_what_lives_in_the_tool_says_that_it_needs_it(tmp_path, capsys, monkeypatch):
     """A mutant is part of ringverify: its script runs where that is installed."""

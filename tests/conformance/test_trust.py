@@ -14,7 +14,7 @@ from ringverify.check import casefile, trusting
 from ringverify.check.hunting import Counterexample
 from ringverify.cli.main import main
 from ringverify.properties.property import Violation
-from ringverify.reports.jsonl import replay_line
+from ringverify.reports.story import replay_line
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -202,12 +202,11 @@ def test_a_replay_line_is_made_of_the_case_files_name(ringverify, capsys):
 
 def test_a_replay_line_is_one_command_whatever_the_file_is_called():
     """Names with spaces and quotes, names that look like options; and of a golden vector its own."""
-    assert replay_line({"file": "a b;c.json"}) == "ringverify replay 'a b;c.json'"
-    assert replay_line({"file": "--trust"}) == "ringverify replay ./--trust"
-    assert replay_line({"vectors": ["a b", "--only", "V001"], "replay": "rm -r ."}) == (
-        "ringverify vectors check 'a b' --only V001"
-    )
-    assert replay_line({"replay": "rm -r ."}) == ""
+    assert replay_line(file="a b;c.json") == "ringverify replay 'a b;c.json'"
+    assert replay_line(file="--trust") == "ringverify replay ./--trust"
+    vectors = ("a b", "--only", "V001")
+    assert replay_line(file=None, vectors=vectors) == "ringverify vectors check 'a b' --only V001"
+    assert replay_line(file=None) == ""
 
 
 def test_a_forged_case_executes_nothing_and_a_path_may_hold_anything(ringverify):

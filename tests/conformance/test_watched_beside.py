@@ -7,7 +7,8 @@ import pytest
 from command_line import miniature
 
 from ringverify.check.outcome import implementation_event
-from ringverify.testing.calls import told_in
+from ringverify.events import KINDS, from_json
+from ringverify.testing.calls import tried_in
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.world import WorldUnavailable
 
@@ -65,8 +66,9 @@ def test_runs_of_each_world_are_added_up_again_as_they_were(ringverify, only):
     """Where a call's events are taken apart by property, as the plug-in does."""
     outcome = ringverify.check("ring", *IN_PROCESSES, "--only", only)
     (told,) = outcome.told("implementation")
-    again = implementation_event(told_in(outcome.events), implementation="ring", asked=1, seconds=1.0)
-    assert {name: again.get(name) for name in ("runs", "simulated_runs")} == {
+    events = [from_json(KINDS[event["event"]], event) for event in outcome.events]
+    again = implementation_event(tried_in(events), implementation="ring", asked=1, seconds=1.0)
+    assert {name: getattr(again, name) for name in ("runs", "simulated_runs")} == {
         name: told.get(name) for name in ("runs", "simulated_runs")
     }
 

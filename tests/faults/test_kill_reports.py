@@ -31,6 +31,7 @@ def report(tmp_path_factory):
     return path
 
 
+@pytest.mark.nightly
 def test_each_run_adds_its_section(report):
     """First kills with their sizes, pairs that kill, examples without a false alarm."""
     book = json.loads(report.read_text(encoding="utf-8"))
@@ -46,6 +47,7 @@ def test_each_run_adds_its_section(report):
     assert variants["examples"] >= 12
 
 
+@pytest.mark.nightly
 def test_the_table_says_what_each_property_kills_alone(report, tmp_path, capsys):
     """And how it was made, in commands that exist."""
     page = tmp_path / "mutants.md"

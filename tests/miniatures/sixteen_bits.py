@@ -9,7 +9,7 @@ from ringverify import AttentionCall, implementation
 
 def gathered(x, call):
     """Keys or values of all ranks; backward, a reduce-scatter in their dtype."""
-    return all_gather_tensor_autograd(x.contiguous(), 1, call.group)
+    return all_gather_tensor_autograd(x[None].contiguous(), 2, call.group)[0]  # so that gradients are contiguous
 
 
 @implementation(name="SDPA", dtypes=("bfloat16",), probabilities="input", reduces="input")

@@ -460,7 +460,7 @@ def main() -> int:
     parser.add_argument("--place", action="append", choices=PLACES)
     parser.add_argument("--only", action="append", choices=sorted(WAYS), metavar="NAME")
     parser.add_argument("--phase", action="append", choices=PHASES)
-    parser.add_argument("--quick", action="store_true", help="the part that `make test` runs")
+    parser.add_argument("--quick", action="store_true", help="the part that `make nightly` runs")
     parser.add_argument(
         "--shrink", action="store_true", help="also look for the smallest case, which has its own tests"
     )

@@ -257,8 +257,8 @@ for _name, _code in (
     ("cheat-json", "json.dumps = lambda *_, **__: '{}'"),
     ("cheat-torch-compares", "torch.equal = torch.allclose = lambda *_, **__: True"),
     ("cheat-oracle", "import ringref.attention as a\nfor name in vars(a).copy(): setattr(a, name, None)"),
-    ("cheat-outcome", "from ringverify.check.outcome import Outcome\n"
-                      "Outcome.of = classmethod(lambda cls, _: cls('conformant', 0, 0, []))"),
+    ("cheat-outcome", "from ringverify.check.outcome import ImplementationOutcome as It\n"
+                      "It.of = classmethod(lambda cls, _: cls('conformant', 0, 0, ()))"),
     ("cheat-main-thread", "threading.Thread(target=lambda: (time.sleep(1), os._exit(0)), daemon=True).start()"),
     ("cheat-abs", "torch.Tensor.abs = lambda self: torch.zeros_like(self)"),
     ("cheat-builtins-max", "builtins.max = lambda *_, **__: 0"),

@@ -21,7 +21,7 @@ def head_masks(branches, heads, positions, length):
 
 
 def dilated_attention(q, k, v, group, positions, causal, scale, branches=None):
-    k, v = (all_gather_tensor_autograd(x.contiguous(), 1, group) for x in (k, v))
+    k, v = (all_gather_tensor_autograd(x[None].contiguous(), 2, group)[0] for x in (k, v))
     length, heads = k.shape[1], q.shape[2]
     if branches is None:
         mask = torch.ones(heads, positions.numel(), length, dtype=torch.bool)
@@ -33,7 +33,7 @@ def dilated_attention(q, k, v, group, positions, causal, scale, branches=None):
     s = scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
     top = s.detach().masked_fill(mask == 0, torch.finfo(s.dtype).min).amax(-1, keepdim=True)
     top = torch.where(mask.sum(-1, keepdim=True) > 0, top, s.detach().amax(-1, keepdim=True))
-    weights = (s - top).clamp(max=0.0).exp() * mask  # the clamp is for masked scores only: others are at most top
+    weights = (s - top).masked_fill(mask == 0, 0.0).exp() * mask
     total = weights.sum(-1, keepdim=True)
     weights = weights / (total + (total == 0))  # a query that no branch covers has no weights, and out 0
     return torch.einsum("bhqk,bkhd->bqhd", weights, v)

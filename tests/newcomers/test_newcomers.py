@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from report_lines import report_lines
 
 from ringverify.cli.main import main
-from ringverify.reports.jsonl import read_report
 
 HERE = Path(__file__).parent
 TRIED = "forward,gradients,isolation,inputs_untouched,reentrancy"
@@ -41,5 +41,5 @@ def test_a_right_ring_of_a_newcomer_is_conformant(ring, tmp_path, monkeypatch, c
     code = main(["check", str(HERE / ring), "--only", TRIED, "--max-examples", "3", "--report", "report.jsonl", "-q"])
     told = capsys.readouterr()
     assert code == 0, told.out + told.err
-    verdicts = {event["verdict"] for event in read_report(Path("report.jsonl")) if event["event"] == "property"}
+    verdicts = {event["verdict"] for event in report_lines(Path("report.jsonl")) if event["event"] == "property"}
     assert verdicts == {"pass"}

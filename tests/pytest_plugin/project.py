@@ -1,6 +1,9 @@
-"""Somebody's project, and what pytest says of it, run as a process of its own."""
+"""Somebody's project, and what pytest says of it: in this process, or in one of its own where that is the point."""
 
+import contextlib
 import dataclasses
+import importlib
+import io
 import json
 import os
 import re
@@ -10,8 +13,12 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 MINIATURES = ROOT / "tests" / "miniatures"
+NOT_A_PERSONS = ("PYTEST_", "CI")
+"""Variables of the environment that the tests' own pytest or a CI service sets, and no person's shell has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +65,37 @@ class Project:
             (self.folder / f"{name}.py").write_text(text, encoding="utf-8")
 
     def pytest(self, *arguments, folder=".", **environment):
-        """Run it."""
+        """Run it in this process, which has torch already; nothing of the project stays in it."""
+        out, err = io.StringIO(), io.StringIO()
+        captured = (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err))
+        with self._alone(self.folder / folder, environment), captured[0], captured[1]:
+            code = pytest.main([str(word) for word in arguments])
+        return Outcome(int(code), out.getvalue(), err.getvalue())
+
+    @contextlib.contextmanager
+    def _alone(self, folder, environment):
+        """This process in that folder, with the project's modules in place of others of the same names."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            for name in [name for name in os.environ if name.startswith(NOT_A_PERSONS)]:
+                patch.delenv(name)
+            for name, value in {"COLUMNS": "200", **environment}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "path", [str(folder), *sys.path])
+            patch.setattr(sys, "dont_write_bytecode", True)
+            for name in {path.stem for path in self.folder.rglob("*.py")} & set(sys.modules):
+                patch.delitem(sys.modules, name)
+            importlib.invalidate_caches()
+            before = set(sys.modules)
+            try:
+                yield
+            finally:
+                for name in set(sys.modules) - before:
+                    if str(getattr(sys.modules[name], "__file__", None)).startswith(str(self.folder)):
+                        del sys.modules[name]
+
+    def pytest_apart(self, *arguments, folder=".", **environment):
+        """Run it in a process of its own."""
         return self.run(sys.executable, "-m", "pytest", *arguments, folder=folder, **environment)
 
     def run(self, *command, folder=".", **environment):
@@ -68,11 +105,11 @@ class Project:
             cwd=self.folder / folder,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
             check=False,
             # A person's shell, not the environment of the tests' own pytest; and lines as long as they are.
             env={
-                **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CI"))},
+                **{name: value for name, value in os.environ.items() if not name.startswith(NOT_A_PERSONS)},
                 "COLUMNS": "200",
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
                 **environment,

@@ -7,7 +7,7 @@ import pytest
 import ringverify
 from ringverify.errors import Inconclusive, UsageError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 TESTS = """
 import os
@@ -98,7 +98,7 @@ def ran(lasting):
     """One run of a test file in a project with settings of its own, in which tests change the folder."""
     lasting.write(test_ring=TESTS, conftest=CONFTEST)
     (lasting.folder / "pytest.ini").write_text(INI)
-    return lasting.pytest("-v", "-rs")
+    return lasting.pytest_apart("-v", "-rs")
 
 
 def test_a_decorated_function_is_a_test_a_property(ran):
@@ -187,7 +187,7 @@ def test_a_target_that_is_none_here_is_an_error_of_its_own_test(project):
     tests = [test.format(target, name) for name, target in targets.items()]
     project.with_another_version_of("yunchang")
     project.write(gone="import os\n\nos._exit(0)\n", test_ring="import ringverify\n\n\n" + "".join(tests))
-    ran = project.pytest("-v")
+    ran = project.pytest_apart("-v")
     assert ran.code == 1, ran.out
     assert ran.counts() == {"passed": 1, "errors": 3}
     assert ran.ended("test_right[forward]") == "PASSED"

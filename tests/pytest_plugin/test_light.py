@@ -6,9 +6,6 @@ import sys
 import pytest
 
 from ringverify import pytest_plugin
-from ringverify.cli import check as command
-from ringverify.cli.main import _Parser
-from ringverify.testing.wish import PARSERS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,7 +32,7 @@ def test_nothing_heavy_is_imported_without_need(arguments, project):
 def test_a_run_without_us_looks_as_it_did(project):
     """No header, no section, no line."""
     project.write(test_own="def test_own():\n    pass\n")
-    with_it, without = project.pytest(), project.pytest("-p", "no:ringverify")
+    with_it, without = project.pytest_apart(), project.pytest_apart("-p", "no:ringverify")
     assert [line for line in with_it.out.splitlines() if "ringverify" in line and "plugins" not in line] == []
     assert with_it.code == without.code == 0
 
@@ -44,16 +41,3 @@ def test_the_plugin_is_found_by_its_entry_point():
     """As pytest finds it in an installed package; `-p no:ringverify` leaves it out."""
     (found,) = importlib.metadata.entry_points(group="pytest11", name="ringverify")
     assert found.load() is pytest_plugin is sys.modules["ringverify.pytest_plugin"]
-
-
-NOT_OURS = {"exitfirst", "verbose", "quiet", "junit", "html", "markdown", "help"}
-"""Options of `check` that pytest has itself, or that make pages of a report."""
-
-
-def test_every_option_of_check_has_its_twin():
-    """An option that `check` gains has to be given to pytest too, or be listed above."""
-    parser = _Parser()
-    command.add_options(parser)
-    options = {action.dest for action in parser._actions if action.option_strings}
-    assert options - NOT_OURS == {*PARSERS, "report"}
-    assert set(pytest_plugin.OPTIONS) == set(PARSERS)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from project import ROOT, Project
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## In your own tests\n")[1].split("\n## ")[0]
 COMMANDS = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", SECTION, re.MULTILINE)]
@@ -26,13 +26,17 @@ def theirs(tmp_path):
 
 def test_the_test_file_is_a_test_file(theirs):
     """Two properties and one call."""
-    ran = theirs.pytest("-v", PYTEST_ADDOPTS="--ringverify-max-examples 2 --ringverify-only forward")
+    ran = theirs.pytest_apart("-v", PYTEST_ADDOPTS="--ringverify-max-examples 2 --ringverify-only forward")
     assert ran.code == 0, ran.out
     assert ran.ended("test_ring.py::test_attend_is_attention[gradients]") == "PASSED"
     assert ran.counts() == {"passed": 3}
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [COMMANDS[0], *(pytest.param(command, marks=pytest.mark.nightly) for command in COMMANDS[1:])],
+    ids=" ".join,
+)
 def test_the_commands_are_what_people_can_type(command, theirs):
     """Each from where the package lies, as a command of its own."""
     (theirs.folder / "test_ring.py").unlink()

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 from project import ROOT, Project
+from report_lines import report_lines
 
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.reports.jsonl import read_report
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -20,11 +20,12 @@ def theirs(tmp_path):
     return Project(tmp_path / "acme")
 
 
+@pytest.mark.nightly
 def test_their_ci_passes_and_leaves_what_people_want_to_keep(theirs):
     """JUnit, whole reports, the case of the violation that is known; nothing else."""
     ran = theirs.run("sh", "ci.sh")
     assert ran.code == 0, ran.out + ran.err
-    events = read_report(theirs.folder / "ci-results/ring.jsonl")
+    events = report_lines(theirs.folder / "ci-results/ring.jsonl")
     told = [event for event in events if event["event"] == "property"]
     verdicts = {event["property"]: event["verdict"] for event in told if event["implementation"] == "acme ring"}
     assert set(verdicts) == set(PROPERTIES)
@@ -42,12 +43,13 @@ def test_their_ci_passes_and_leaves_what_people_want_to_keep(theirs):
     assert {classname for classname, _ in theirs.junit("ci-results/tests.xml")} == {
         *("tests.test_layout", "tests.test_ring", "ringverify.acme.ring:attend"),
     }
-    assert read_report(theirs.folder / "ci-results/prototype.jsonl")[-1]["known"] == 2
+    assert report_lines(theirs.folder / "ci-results/prototype.jsonl")[-1]["known"] == 2
     cases = [path.name.rpartition("-")[0] for path in (theirs.folder / "ci-results/cases").iterdir()]
     assert sorted(cases) == ["acme-prototype-attend-hazards", "acme-prototype-attend-progress"]
     assert "acme ring: conformant: 17 pass, 6 unsupported" in ran.out
 
 
+@pytest.mark.nightly
 def test_their_ci_fails_when_they_break_their_ring_and_says_what_they_broke(theirs):
     """One sign, right on one rank and on two: it is named, and the line that shows it again works."""
     ring = theirs.folder / "acme" / "ring.py"
@@ -60,7 +62,7 @@ def test_their_ci_fails_when_they_break_their_ring_and_says_what_they_broke(thei
     assert "FAILED tests/test_ring.py::test_the_ring_is_attention_between_processes[forward]" in ran.out
     assert "the ring turns the other way" in ran.out
     assert "== the prototype" not in ran.out
-    assert read_report(theirs.folder / "ci-results/ring.jsonl")[-1]["exit_code"] == 1
+    assert report_lines(theirs.folder / "ci-results/ring.jsonl")[-1]["exit_code"] == 1
     (case,) = (theirs.folder / "ci-results/cases").glob("acme-ring-attend-forward-*.json")
     replayed = theirs.run("ringverify", "replay", case)
     assert replayed.code == 1
@@ -69,6 +71,6 @@ def test_their_ci_fails_when_they_break_their_ring_and_says_what_they_broke(thei
 
 def test_their_other_tests_run_alone_when_asked_for(theirs):
     """`ringverify_targets` is for runs that are told nothing."""
-    ran = theirs.pytest("tests/test_layout.py")
+    ran = theirs.pytest_apart("tests/test_layout.py")
     assert ran.code == 0
     assert ran.counts() == {"passed": 1}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from report_lines import report_lines
 
 from ringverify import reports
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.reports.jsonl import read_report
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 RIGHT, WRONG = "right.py:attend", "faulty_rings.py:swapped_gradients"
 TARGETS = ("--ringverify", RIGHT, "--ringverify", WRONG)
@@ -114,7 +114,7 @@ def test_junit_files_have_every_property_and_what_is_needed_to_repeat_it(ran, la
 
 def assert_is_the_report_of_both(project, name):
     """It is whole, it is as the schema has it, and it has both implementations' verdicts."""
-    events = read_report(project.folder / name)
+    events = report_lines(project.folder / name)
     schema = json.loads((Path(reports.__file__).parent / "schema" / "report-1.json").read_text(encoding="utf-8"))
     for event in project.events(name):
         jsonschema.validate(event, schema)
@@ -142,7 +142,7 @@ def test_the_report_is_one_that_check_could_have_written(ran, lasting):
 
 def test_what_failed_last_is_run_alone(ran, lasting):
     """With `--lf`, as any other test."""
-    again = lasting.pytest(*TARGETS, *FEW, "--lf", "-v")
+    again = lasting.pytest_apart(*TARGETS, *FEW, "--lf", "-v")
     assert again.code == 1
     assert again.ended(f"ringverify::{WRONG}::gradients") == "FAILED"
     assert again.counts()["failed"] == 1
@@ -151,7 +151,7 @@ def test_what_failed_last_is_run_alone(ran, lasting):
 
 def test_workers_of_xdist_share_the_work_and_one_report_comes_of_it(project):
     """The verdicts, the summary and the exit status are the same."""
-    ran = project.pytest(*TARGETS, *FEW, "-n", "2", "--ringverify-report=report.jsonl")
+    ran = project.pytest_apart(*TARGETS, *FEW, "-n", "2", "--ringverify-report=report.jsonl")
     assert ran.code == 1, ran.out + ran.err
     assert ran.counts()["failed"] == 1
     assert_is_the_report_of_both(project, "report.jsonl")
@@ -171,7 +171,7 @@ def test_workers_of_xdist_share_the_work_and_one_report_comes_of_it(project):
 def test_tests_are_chosen_as_pytest_chooses(arguments, expected, project):
     """All, by words, and by id: an id alone is enough, and runs nothing else of the project."""
     project.write(test_own="def test_own():\n    pass\n")
-    listed = project.pytest(*arguments, "--collect-only", "-q")
+    listed = project.pytest_apart(*arguments, "--collect-only", "-q")
     assert listed.code == 0, listed.out
     ids = [line for line in listed.out.splitlines() if "::" in line]
     if expected is None:
@@ -181,10 +181,11 @@ def test_tests_are_chosen_as_pytest_chooses(arguments, expected, project):
         assert ids == [*own, *(f"ringverify::{id}" for id in expected)]
 
 
+@pytest.mark.nightly
 def test_workers_agree_on_the_seed_that_a_nightly_run_draws(project):
     """The one that the header says; chosen by id, workers know that too."""
     ids = [f"ringverify::{RIGHT}::{id}" for id in ("forward", "gradients")]
-    ran = project.pytest(*ids, "-n", "2", "--ringverify-suite", "nightly", "--ringverify-max-examples", "1")
+    ran = project.pytest_apart(*ids, "-n", "2", "--ringverify-suite", "nightly", "--ringverify-max-examples", "1")
     assert ran.code == 0, ran.out
     seeds = re.findall(r"right.* suite nightly, seed (\d+)", ran.out)
     assert len(seeds) == 2

@@ -1,11 +1,12 @@
 """What tests in files check is told like what targets are: in the report, and held to the baseline."""
 
 import pytest
+from report_lines import report_lines
 
 from ringverify.reports.jsonl import read_report
 from ringverify.reports.results import results_of
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 INCONCLUSIVE = 3
 REPORT = ("--ringverify-report", "report.jsonl")
@@ -77,10 +78,10 @@ VERDICTS = {
 }
 
 
-def verdicts(events):
+def verdicts(path):
     """What became of every property, by the name of its implementation."""
-    found = results_of(events)  # it has one verdict on each
-    return {(one.name, id): of.kind for one in found.implementations for id, of in one.outcomes.items()}
+    found = results_of(read_report(path))  # it has one verdict on each
+    return {(one.name, id): of.verdict.kind for one in found.implementations for id, of in one.outcomes.items()}
 
 
 @pytest.fixture
@@ -92,11 +93,11 @@ def theirs(project):
 
 def test_the_report_has_decorated_tests_and_calls(theirs):
     """Under the implementation's name, with the test behind it where several check one."""
-    ran = theirs.pytest(*REPORT)
+    ran = theirs.pytest_apart(*REPORT)
     assert ran.code == 1, ran.out + ran.err
     assert ran.counts()["failed"] == 1
-    events = read_report(theirs.folder / "report.jsonl")
-    assert verdicts(events) == VERDICTS
+    events = report_lines(theirs.folder / "report.jsonl")
+    assert verdicts(theirs.folder / "report.jsonl") == VERDICTS
     assert (events[0]["seed"], events[-1]["exit_code"], events[-1]["known"]) == (0, 1, 2)
     of_two = [event.get("seed") for event in events if event["event"] == "implementation" and event.get("seed")]
     assert of_two == [5, 5]
@@ -112,13 +113,13 @@ def test_among_workers_all_of_it_is_told_and_known_too(theirs):
     """With a target, which keeps its name; known is an expected failure. A call has a baseline of its own."""
     (theirs.folder / "known.toml").write_text(SWAPPED)
     targets = ("--ringverify", "right.py:attend", "--ringverify-only", "forward", "--ringverify-max-examples", "1")
-    ran = theirs.pytest(*REPORT, *targets, "--ringverify-baseline", "known.toml", "-rx", "-n", "2")
+    ran = theirs.pytest_apart(*REPORT, *targets, "--ringverify-baseline", "known.toml", "-rx", "-n", "2")
     assert ran.code == 0, ran.out + ran.err
     assert ran.counts()["xfailed"] == 2
     assert "dK and dV change places (https://example.org/issues/12)" in ran.out
-    events = read_report(theirs.folder / "report.jsonl")
+    events = report_lines(theirs.folder / "report.jsonl")
     known = {("swapped gradients", "gradients"): "known"}
-    assert verdicts(events) == {("right", "forward"): "pass", **VERDICTS, **known}
+    assert verdicts(theirs.folder / "report.jsonl") == {("right", "forward"): "pass", **VERDICTS, **known}
     assert (events[-1]["exit_code"], events[-1]["known"], events[-1]["verdict"]) == (0, 3, "violations")
 
 
@@ -131,7 +132,7 @@ def test_a_violation_that_is_gone_fails_its_test(theirs):
     assert "forward of swapped gradients passes, but is listed as violated" in ran.out
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)])
 def test_a_baseline_may_name_who_is_not_tested(workers, project):
     """It excuses nobody else: the violation stays a failure, alone and among workers."""
     (project.folder / "known.toml").write_text(MISNAMED)
@@ -139,7 +140,7 @@ def test_a_baseline_may_name_who_is_not_tested(workers, project):
         test_ring="import ringverify\nfrom faulty_rings import swapped_gradients\n\n\n"
         "@ringverify.conformance(swapped_gradients, only='gradients')\ndef test_it():\n    pass\n"
     )
-    ran = project.pytest("--ringverify-baseline", "known.toml", *workers)
+    ran = project.pytest_apart("--ringverify-baseline", "known.toml", *workers)
     assert ran.code == 1, ran.out + ran.err
     assert ran.counts()["failed"] == 1
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 USAGE = 4
 RIGHT = ("--ringverify", "right.py:attend")
@@ -52,7 +52,7 @@ def test_wrong_usage_is_one_line_and_exit_status_4(mistake, project):
 def test_a_target_that_ends_its_process_when_it_is_imported_does_not_end_pytest(project):
     """With exit status 0 nothing would have been checked, and nobody would know."""
     project.write(gone="import os\n\nos._exit(0)\n")
-    ran = project.pytest("--ringverify", "gone.py:attend", *RIGHT)
+    ran = project.pytest_apart("--ringverify", "gone.py:attend", *RIGHT)
     assert ran.code == USAGE
     assert ran.err.strip() == "ERROR: ringverify: gone.py:attend ends its process while it is imported (exit code 0)"
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 INCONCLUSIVE, USAGE = 3, 4
 RIGHT = ("--ringverify", "right.py:attend")
@@ -148,9 +148,9 @@ def test_a_baseline_may_name_what_is_not_run(project):
     """One file serves several jobs, as it does for `check`; where all of it is run, nothing else is expected."""
     (project.folder / "pytest.ini").write_text(CONFIGURED)
     (project.folder / "known.toml").write_text(BASELINE.split("\n\n")[0].replace("swapped gradients", "another ring"))
-    ran = project.pytest(*RIGHT, *FEW)
+    ran = project.pytest_apart(*RIGHT, *FEW)
     assert ran.code == 0, ran.out + ran.err
-    assert project.pytest(*FEW).code == 1, "what it does not name fails"
+    assert project.pytest_apart(*FEW).code == 1, "what it does not name fails"
 
 
 def test_a_run_whose_only_violations_are_known_ends_with_0(project):
@@ -166,9 +166,9 @@ def test_a_run_whose_only_violations_are_known_ends_with_0(project):
         'ringverify_baseline = "known.toml"\n'
         'ringverify_cases = "found"\n'
     )
-    ran = project.pytest("--rootdir", project.folder, folder="below")
+    ran = project.pytest_apart("--rootdir", project.folder, folder="below")
     assert ran.code == 0, ran.out
     assert ran.counts() == {"xfailed": 1}
     assert "suite quick, seed 7" in ran.out
     assert len(list((project.folder / "found").glob("*.json"))) == 1
-    assert project.pytest("test_none.py").out.count("swapped gradients") == 0
+    assert project.pytest_apart("test_none.py").out.count("swapped gradients") == 0

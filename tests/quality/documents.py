@@ -93,8 +93,9 @@ NOT_RUN = {
     "pip install": "a fresh environment takes a minute; CI does it through the action",
     "pytest ": "tests/pytest_plugin/test_readme.py runs them in a project of their own",
     "ringverify vectors generate": "tests/vectors/test_vectors_documents.py runs it, where it writes nothing",
-    "make verify": "it is what installs and runs these tests",
+    "make verify": "it checks our ring and a published package; tests/conformance checks both",
     "make test": "it is what runs these tests",
+    "make nightly": "it is what runs the tests that take long",
     "ringverify bench --length 8192": "takes minutes; tests/bench runs it small",
 }
 

@@ -65,6 +65,7 @@ def test_every_feature_has_its_row() -> None:
         assert any(feature in row for row in commands()), feature
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("feature", [row for row, command in commands().items() if command.startswith("python ")])
 def test_every_feature_is_shown_by_a_command_that_runs(feature: str) -> None:

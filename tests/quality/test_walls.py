@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from imports import Import, cycle, imports, is_below, modules, reachable
 from pickles import WITHIN_A_WORLD, pickles
+from private_torch import EXPLAINED, explained, private_torch
 from tolerances import literal_tolerances
+from wordings import HOME, decisions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -34,6 +36,7 @@ FLOORS = {
     "ringverify.ring": 2,
     "ringverify.worlds": 1,
     "ringverify.reports": 1,
+    "ringverify.events": 1,
     "ringref": 1,
     "ringverify.errors": 0,
     "ringverify.files": 0,
@@ -42,6 +45,9 @@ FLOORS = {
 }
 GROUND = 1
 """The floor whose rooms know nothing of one another."""
+
+KNOWN_ON_THE_GROUND = {("ringverify.reports", "ringverify.events")}
+"""But presenters know the events that they present."""
 
 FACE = ("ringverify", "types")
 """The package's own `__init__` names for type checkers what it hands out on demand, from whichever floor."""
@@ -137,10 +143,10 @@ def test_wall_2_can_fall(files, tmp_path):
 # -- 3. light to import ------------------------------------------------------------------------------------------------
 
 
-def loaded_by(code, root):
-    """The top-level modules that are loaded when a fresh interpreter has run some code."""
+def modules_after(code, root):
+    """The modules that are loaded when a fresh interpreter has run some code."""
     process = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys; print('\\n'.join({{m.split('.')[0] for m in sys.modules}}))"],
+        [sys.executable, "-c", f"{code}\nimport sys; print('', *sys.modules, sep='\\n')"],
         env={**os.environ, "PYTHONPATH": str(root)},
         cwd=root,
         capture_output=True,
@@ -149,6 +155,11 @@ def loaded_by(code, root):
         check=True,
     )
     return set(process.stdout.split())
+
+
+def loaded_by(code, root):
+    """The top-level modules that are loaded when a fresh interpreter has run some code."""
+    return {module.split(".")[0] for module in modules_after(code, root)}
 
 
 HELP = "import ringverify.cli.main\ntry:\n    ringverify.cli.main.main(['--help'])\nexcept SystemExit:\n    pass"
@@ -282,6 +293,165 @@ def test_wall_5_can_fall(text, tmp_path):
     assert len(pickles(tree(tmp_path, ringverify__check__casefile=text))) == 1
 
 
+# -- 6. no wording decides anything ------------------------------------------------------------------------------------
+
+
+def test_no_wording_of_a_failure_decides_anything():
+    """Wall 6: what code needs to know of a failure is a field."""
+    assert decisions(ROOT) == []
+    assert (ROOT / HOME).is_file()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(failure):\n    return failure.message.startswith('rank 0')",
+        "def f(failure):\n    return failure.message.split(':')[0]",
+        "def f(violation):\n    return 'wrong' in violation.summary",
+        "def f(violation):\n    return violation.summary == 'dk is wrong'",
+        "def f(event):\n    return event['reason'].partition(':')",
+        "def f(event):\n    return 'refused' in event.get('reason', '')",
+        "import re\ndef f(failure):\n    return re.search('rank', failure.detail)",
+        "import re\nP = re.compile('rank')\ndef f(failure):\n    return P.match(failure.detail)",
+        "def f():\n    try:\n        pass\n    except OSError as error:\n        return 'memory' in str(error)",
+        "def f():\n    try:\n        pass\n    except OSError as error:\n        return error.args[0] == 'memory'",
+        "def f(error: BaseException):\n    return str(error).lower().endswith('memory')",
+        "def f(error: Exception):\n    told = one_line(error)\n    return any(a in told for a in 'ab')",
+        "def f(error: Exception):\n    for line in str(error).splitlines():\n        line.find('x')",
+        "def f(failure):\n    match failure:\n        case F(message=told):\n            told.removeprefix('rank')",
+        "def f(failure):\n    match failure.message:\n        case 'rank 0 died':\n            return 1",
+        "class A:\n    def f(self, failure):\n        told = f'{failure.message}.'\n        told.replace('rank', '')",
+    ],
+)
+def test_wall_6_can_fall(text, tmp_path):
+    """Every form of a look at the words, at what was made of them, and in the text of an exception."""
+    assert len(decisions(tree(tmp_path, ringverify__check__hunting=text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(failure):\n    return f'rank 0: {failure.message}'",
+        "def f(failure):\n    return failure.message is None or not failure.detail",
+        "def f(failure):\n    return failure.detail.strip().splitlines()[:3]",
+        "def f(failure):\n    return ' '.join(failure.detail.split())",
+        "def f(failure):\n    return failure.kind == 'died' and 'reason' in failure.fields",
+        "def f(error: Exception):\n    return isinstance(error, OSError) and error.errno == 12",
+    ],
+)
+def test_wall_6_lets_texts_be_shown_and_fields_decide(text, tmp_path):
+    """What is joined, cut and handed on is not read."""
+    assert decisions(tree(tmp_path, ringverify__check__hunting=text)) == []
+
+
+def test_what_others_say_only_in_words_has_one_file(tmp_path):
+    """The text of torch's and gloo's errors is looked at there and nowhere else."""
+    text = "def f(error: Exception):\n    return 'closed by peer' in str(error)"
+    assert decisions(tree(tmp_path, ringverify__worlds__foreign_text=text)) == []
+    assert len(decisions(tree(tmp_path, ringverify__worlds__limits=text))) == 1
+
+
+# -- 7. private interfaces of torch ------------------------------------------------------------------------------------
+
+
+def test_private_interfaces_of_torch_sit_in_one_file_a_room():
+    """Wall 7: the file is called torch_private.py. Every exception has its reason, and is needed."""
+    assert private_torch(ROOT) == []
+    assert explained(ROOT) == set(EXPLAINED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch._dynamo",
+        "import torch.distributed._functional_collectives as collectives",
+        "from torch._C import _push_on_torch_dispatch_stack",
+        "from torch._compile import _disable_dynamo",
+        "from torch.distributed import _functional_collectives",
+        "import torch\ntorch._C.x()",
+        "import torch as t\nt.ops.aten._softmax(x)",
+        "from torch.distributed import distributed_c10d as c10d\nworld = c10d._world",
+        "import torch\nworld = getattr(torch.distributed.distributed_c10d, '_world', None)",
+        "import importlib\nimportlib.import_module('torch.distributed.tensor._api')",
+        "def f(group):\n    return group._get_sequence_number_for_group()",
+        "def f(operation):\n    return getattr(operation, '_schema', None)",
+    ],
+)
+def test_wall_7_can_fall(text, tmp_path):
+    """Every form of import and attribute is seen, at home and with users as elsewhere; there it is let pass."""
+    places = ("ringverify__ring__attention", "ringverify__ring__torch_private", "ringverify__peers__torch_ring")
+    found = private_torch(tree(tmp_path, **dict.fromkeys(places, text)))
+    assert [place.split(":")[0] for place in found] == ["ringverify/ring/attention.py"]
+
+
+@pytest.mark.parametrize("text", ["import torch\ntorch.__version__", "self._world = 1", "from ours import _private"])
+def test_wall_7_lets_pass_what_is_not_torchs(text, tmp_path):
+    """Public names, and private ones of our own."""
+    assert private_torch(tree(tmp_path, ringverify__ring__attention=text)) == []
+
+
+# -- the lab -----------------------------------------------------------------------------------------------------------
+
+LAB = "ringverify.lab"
+MAINTAINERS_COMMAND = ("ringverify.cli.mutants", "call")
+"""The one import of the lab from outside it: what `ringverify mutants` loads when it runs."""
+
+
+def breaches_of_the_lab(root):
+    """Imports of the lab from outside it, but for those of the maintainers' own command."""
+    return [
+        str(edge)
+        for edge in imports(root)
+        if is_below(edge.imported, LAB)
+        and not is_below(edge.importer, LAB)
+        and (edge.importer, edge.when) != MAINTAINERS_COMMAND
+    ]
+
+
+def test_only_the_maintainers_command_imports_the_lab():
+    """Kill scores, false alarms and the survey are for maintainers: nobody who checks a ring loads them."""
+    assert breaches_of_the_lab(ROOT) == []
+    assert any(is_below(edge.imported, LAB) and edge.importer == MAINTAINERS_COMMAND[0] for edge in imports(ROOT))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"ringverify__check__run": "from ringverify.lab import killing"},
+        {"ringverify__testing__session": "def f():\n    import ringverify.lab.killing"},
+        {"ringverify__pytest_plugin": "import importlib\nimportlib.import_module('ringverify.lab.killing')"},
+        {"ringverify__implementation": "from typing import TYPE_CHECKING as T\nif T: import ringverify.lab.killing"},
+        {"ringverify__cli__mutants": "import ringverify.lab.killing"},
+        {"ringverify__cli__main": "def f():\n    import ringverify.lab.killing"},
+    ],
+)
+def test_the_walls_of_the_lab_can_fall(files, tmp_path):
+    """At once, in a call, by name, for types; and in the command itself, before it runs."""
+    assert len(breaches_of_the_lab(tree(tmp_path, ringverify__lab__killing="", **files))) == 1
+
+
+CHECKS = """
+import ringverify, ringverify.pytest_plugin, ringverify.testing.session, ringverify.testing.checks
+from ringverify.cli.main import main
+assert main(["check", "ring", "--only", "forward", "--max-examples", "1", "--world-sizes", "1", "-q"]) == 0
+"""
+
+
+@pytest.mark.timeout(60)
+def test_the_package_the_plugin_and_a_check_do_not_load_the_lab(tmp_path):
+    """Shown by a run to its verdict."""
+    loaded = modules_after(f"import os; os.chdir({str(tmp_path)!r})\n{CHECKS}", ROOT)
+    assert "ringverify.check.run" in loaded
+    assert not [module for module in loaded if is_below(module, LAB)]
+
+
+def test_what_a_fresh_interpreter_loads_of_the_lab_is_seen(tmp_path):
+    """The proof that the test above can fail."""
+    root = tree(tmp_path, ringverify__lab__killing="")
+    (root / "ringverify" / "__init__.py").write_text("import ringverify.lab.killing")
+    assert [module for module in modules_after("import ringverify", root) if is_below(module, LAB)]
+
+
 # -- floors ------------------------------------------------------------------------------------------------------------
 
 
@@ -299,7 +469,7 @@ def breaches_of_the_floors(root):
         rooms.add((here, there))
         if FLOORS[there] > FLOORS[here]:
             found.append(f"{edge}: up from floor {FLOORS[here]} to floor {FLOORS[there]}")
-        elif FLOORS[there] == FLOORS[here] == GROUND:
+        elif FLOORS[there] == FLOORS[here] == GROUND and (here, there) not in KNOWN_ON_THE_GROUND:
             found.append(f"{edge}: grounds know nothing of one another")
     round_rooms = cycle({pair for pair in rooms if FLOORS[pair[0]] == FLOORS[pair[1]]})
     round_modules = cycle({(edge.importer, edge.imported) for edge in edges if edge.when != "types"})
@@ -324,6 +494,8 @@ def test_imports_run_downwards_over_their_floors():
         ),
         ({"ringverify__worlds__world": "import ringref.problem"}, "grounds know nothing"),
         ({"ringverify__reports__html": "from ..worlds import world"}, "grounds know nothing"),
+        ({"ringverify__worlds__world": "import ringverify.events"}, "grounds know nothing"),
+        ({"ringverify__events": "import ringverify.reports.page"}, "grounds know nothing"),
         ({"ringverify__fast": ""}, "ringverify.fast is on no floor"),
         (
             {

@@ -205,7 +205,7 @@ def _report(path: Path) -> None:
     for one in results.implementations:
         for outcome in one.failures:
             if outcome.counterexample is not None:
-                terminal.counterexample(outcome.counterexample)
+                terminal.tell(outcome.counterexample)
 
 
 def _verdicts(path: Path) -> None:
@@ -222,7 +222,7 @@ def _vectors(path: Path) -> None:
 def _pyproject(path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    configured(parser.parse_args([]), parser, path.parent)
+    configured(parser.parse_args([]), path.parent)
 
 
 def _tensors(path: Path) -> None:
@@ -277,7 +277,7 @@ def kinds() -> dict[str, Kind]:
         Ready(),
         NotReady("no"),
         Returned(b"bytes" * 40, residue),
-        Raised("raised ValueError: x", "…", 1.5, False),
+        Raised("raised ValueError: x", "…", at=1.5, consequence=False),
     )
     known = (ROOT / "docs/published/packages.toml").read_bytes()
     violation = (

@@ -3,6 +3,8 @@
 import hashlib
 import json
 
+from ringverify.events import KINDS, from_json
+
 HEADER = {
     "event": "header", "schema": 1, "started": "2026-01-02T03:04:05+00:00", "ringverify": "1.2.3", "torch": "2.11.0",
     "python": "3.11.0", "platform": "Linux x86_64", "device": "cpu", "suite": "quick", "seed": 0,
@@ -204,6 +206,11 @@ def crowd(count=10):
             told.append(counterexample(name, property, region=region, detail=detail))
         found[name] = ("violations", told)
     return run(found)
+
+
+def typed(told):
+    """Events of these JSON values."""
+    return [from_json(KINDS[one["event"]], one) for one in told]
 
 
 def lines(events):

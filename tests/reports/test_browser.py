@@ -57,7 +57,7 @@ def pages(tmp_path_factory):
     """The pages as files, in a folder with nothing else."""
     folder = tmp_path_factory.mktemp("pages")
     for name, events in PAGES.items():
-        (folder / f"{name}.html").write_text(page(results_of(events())), encoding="utf-8")
+        (folder / f"{name}.html").write_text(page(results_of(sample.typed(events()))), encoding="utf-8")
     return folder
 
 
@@ -98,7 +98,7 @@ def test_text_stands_out_from_its_ground(dark, chromium, pages):
 
 def test_every_failure_is_there_and_can_be_reached(chromium, pages):
     """A link of the matrix leads to its section, which has a picture that is really drawn, and the replay line."""
-    results = results_of(sample.everything())
+    results = results_of(sample.typed(sample.everything()))
     chromium.open(pages / "everything.html", width=WIDE)
     for number, one in enumerate(results.implementations):
         for outcome in one.failures:
@@ -110,8 +110,8 @@ def test_every_failure_is_there_and_can_be_reached(chromium, pages):
                 anchor,
             )
             assert -1 <= top < 900
-            assert outcome.counterexample["replay"] in said
-            assert (drawn is not None and drawn > 100) == (outcome.counterexample["region"] is not None)
+            assert outcome.counterexample.replay in said
+            assert (drawn is not None and drawn > 100) == (outcome.counterexample.region is not None)
 
 
 def test_on_a_narrow_screen_text_is_not_cut_off(chromium, pages):

@@ -3,8 +3,9 @@
 from xml.etree import ElementTree
 
 import sample_events as sample
+from report_lines import report_lines
 
-from ringverify.reports.jsonl import ReportWriter, read_report
+from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.junit import junit
 from ringverify.reports.markdown import markdown
 from ringverify.reports.page import page
@@ -17,7 +18,7 @@ FIRST = sample.counterexample(
     first_margin=3.0, same_as=None,
 )  # fmt: skip
 AGAIN = FIRST | {"property": "gradients", "same_as": "forward", "file": "a folder/again.json"}
-EVENTS = sample.run(
+TOLD = sample.run(
     {
         NAME: (
             "violations",
@@ -25,6 +26,7 @@ EVENTS = sample.run(
         )
     }
 )
+EVENTS = sample.typed(TOLD)
 
 
 def test_markdown_gives_a_repeated_failure_one_line():
@@ -56,7 +58,7 @@ def test_a_report_keeps_every_field_of_it(tmp_path):
     with ReportWriter(tmp_path / "report.jsonl") as writer:
         for event in EVENTS:
             writer.write(event)
-    told = [event for event in read_report(tmp_path / "report.jsonl") if event["event"] == "counterexample"]
+    told = [event for event in report_lines(tmp_path / "report.jsonl") if event["event"] == "counterexample"]
     assert [event["same_as"] for event in told] == [None, "forward"]
     assert told[0]["hints"] == [HINT]
     assert told[0]["printed"] == [{"rank": 0, "text": "hop 1\n"}]

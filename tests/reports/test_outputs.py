@@ -19,7 +19,7 @@ from ringverify.reports.results import results_of
 from ringverify.reports.terminal import counterexample_text
 
 FOLDER = Path(__file__).parent.parent / "snapshots"
-RESULTS = results_of(sample.everything())
+RESULTS = results_of(sample.typed(sample.everything()))
 
 
 def assert_as_recorded(name, text):
@@ -104,7 +104,7 @@ def test_text_does_not_become_markup():
 
 def test_many_failures_are_counted_rather_than_told():
     """A job's summary has a limit."""
-    text = markdown(results_of(sample.crowd(2)))
+    text = markdown(results_of(sample.typed(sample.crowd(2))))
     assert text.count("<details>") == MOST + 1
     assert f"{2 * len(sample.PROPERTIES) - MOST} more failures" in text
 
@@ -126,8 +126,8 @@ def test_each_implementation_has_a_badge_and_a_file_for_badge_services():
         root = ElementTree.fromstring(files[svg])
         texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
         assert texts[0] == "ringverify"
-        assert texts[1] == said.get(one.verdict, texts[1])
-        assert COLOURS[one.verdict] in files[svg]
+        assert texts[1] == said.get(one.verdict.verdict, texts[1])
+        assert COLOURS[one.verdict.verdict] in files[svg]
         assert one.name in root.get("aria-label")
         assert json.loads(files[endpoint]).keys() == {"schemaVersion", "label", "message", "color"}
         assert json.loads(files[endpoint])["message"] == texts[1]
@@ -137,7 +137,7 @@ def test_each_implementation_has_a_badge_and_a_file_for_badge_services():
 def test_names_that_differ_only_in_signs_have_badges_of_their_own():
     """Files are named for what is left of a name."""
     names = ("a.b", "a-b", "A b", "…")
-    files = badges(results_of(sample.run({name: ("inconclusive", []) for name in names})))
+    files = badges(results_of(sample.typed(sample.run({name: ("inconclusive", []) for name in names}))))
     assert [name for name in files if name.endswith(".svg")] == [
         "a-b.svg",
         "a-b-2.svg",
@@ -170,13 +170,13 @@ def test_the_declaration_that_would_pass_is_said_in_every_output(tmp_path):
     fields = {"declaration": {"probabilities": "input"}, "declare": words}
     failure = sample.counterexample("one", "dtypes", **fields)
     events = sample.run({"one": ("violations", [sample.row("one", "dtypes", "fail"), failure])})
-    results = results_of(events)
+    results = results_of(sample.typed(events))
     for text in (junit(results), page(results), markdown(results)):
         assert words in html.unescape(text)
-    assert f"declare {words}" in counterexample_text(failure)
+    assert f"declare {words}" in counterexample_text(*sample.typed([failure]))
     path = tmp_path / "report.jsonl"
     path.write_text(sample.sealed(events))
-    assert read_report(path) == events
+    assert read_report(path) == sample.typed(events)
     path.write_text(
         sample.sealed(json.loads(json.dumps(events).replace('"probabilities": "input"', '"probabilities": 1')))
     )

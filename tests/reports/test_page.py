@@ -44,7 +44,7 @@ class Elements(HTMLParser):
         return [attributes["id"] for _, attributes in self.found if "id" in attributes]
 
 
-RESULTS = results_of(sample.everything())
+RESULTS = results_of(sample.typed(sample.everything()))
 TEXT = page(RESULTS)
 ELEMENTS = Elements(TEXT)
 
@@ -78,7 +78,7 @@ def test_every_verdict_is_in_the_matrix():
     expected = []
     for name in RESULTS.properties:
         for one in RESULTS.implementations:
-            expected.append(one.outcomes[name].kind if name in one.outcomes else "none")
+            expected.append(one.outcomes[name].verdict.kind if name in one.outcomes else "none")
     assert cells == expected
     assert {"pass", "fail", "known", "unsupported", "inconclusive", "none"} == set(cells)
 
@@ -90,7 +90,7 @@ def test_every_failure_has_its_story_its_picture_its_case_and_its_replay_line():
     for one in RESULTS.implementations:
         for outcome in one.failures:
             event = outcome.counterexample
-            for said in (event["case_text"], event["replay"], event["diagnosis"] or ""):
+            for said in (event.case_text, event.replay, event.diagnosis or ""):
                 assert said in ELEMENTS.text, (one.name, outcome.id)
     assert TEXT.count('<svg class="map"') == 4
     assert "on rank 0 the part of rank 2's keys (hop 1) is missing" in ELEMENTS.text
@@ -109,19 +109,19 @@ def test_a_link_leads_only_where_a_page_may_lead():
     for link, led in (("javascript:alert(1)", False), ("https://example.org/", True)):
         known = {"reason": "because", "link": link}
         events = [sample.row(name, "forward", "fail", known=known), sample.counterexample(name, "forward")]
-        text = page(results_of(sample.run({name: ("violations", events)})))
+        text = page(results_of(sample.typed(sample.run({name: ("violations", events)}))))
         assert (f'href="{link}"' in text) is led
         assert link in Elements(text).text
 
 
 def test_the_same_events_make_the_same_page():
     """A page is a function of the events."""
-    assert page(results_of(sample.everything())) == TEXT
+    assert page(results_of(sample.typed(sample.everything()))) == TEXT
 
 
 def test_ten_implementations_that_fail_everywhere_fit_in_a_megabyte():
     """With the largest pictures that there can be: they become coarser."""
-    text = page(results_of(sample.crowd(10)))
+    text = page(results_of(sample.typed(sample.crowd(10))))
     assert len(text.encode()) <= LARGEST < 1_000_000
     assert text.count('<svg class="map"') == 10 * len(sample.PROPERTIES)
     assert Elements(text).loose == []
@@ -132,7 +132,7 @@ def test_ten_implementations_that_fail_everywhere_fit_in_a_megabyte():
 
 def drawn(**fields):
     """The picture of a counterexample."""
-    return picture(sample.counterexample("a", "forward", **fields))
+    return picture(*sample.typed([sample.counterexample("a", "forward", **fields)]))
 
 
 def cells(svg, kind):
@@ -190,7 +190,7 @@ def test_a_map_whose_digits_do_not_fit_its_axes_is_drawn_without_them():
 
 def test_joined_cells_show_the_largest_error_and_keep_to_their_rank():
     """Half as many pieces an axis, and no piece of two ranks."""
-    event = sample.crowd(1)[2]
+    (event,) = sample.typed([sample.crowd(1)[2]])
     fine, coarse = picture(event), picture(event, most=12)
     assert len(coarse.svg) < len(fine.svg) / 2
     assert re.search(r'class="e" d="([^"]+)"', coarse.svg).group(1).count("v") == 4

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sample_events import everything
+from sample_events import everything, typed
 
 from ringverify.lab import publishing
 from ringverify.lab.published import (
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(name="verdicts")
 def _verdicts():
     """Of the sample's implementations; every violation but one is shown by its script."""
-    results = results_of(everything())
+    results = results_of(typed(everything()))
     targets = {}
     for one in results.implementations:
         seen = {outcome.id: ("shown", [f"wrong: {outcome.id}"]) for outcome in one.failures}

@@ -19,6 +19,7 @@ from ringverify.cli.check import add_options
 from ringverify.cli.main import main
 from ringverify.confirm import confirming
 from ringverify.errors import UsageError
+from ringverify.events import CounterexampleEvent
 from ringverify.lab import expected, kill_book, published
 from ringverify.reports.jsonl import ReportError, read_report
 from ringverify.reports.terminal import counterexample_text
@@ -37,7 +38,7 @@ def options_of(path):
     """What a project's file says."""
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return configured(parser.parse_args([]), parser, path.parent)
+    return configured(parser.parse_args([]), path.parent)
 
 
 def vector_of(path):
@@ -221,7 +222,7 @@ def test_a_field_that_the_schema_does_not_ask_for_may_be_missing(field, tmp_path
     path.write_text(sample_events.sealed(events))
     outputs = ("--markdown", tmp_path / "m.md", "--html", tmp_path / "p.html", "--junit", tmp_path / "j.xml")
     assert main(["report", str(path), *map(str, outputs)]) == 0
-    told = [event for event in read_report(path) if event["event"] == "counterexample"]
+    told = [event for event in read_report(path) if isinstance(event, CounterexampleEvent)]
     assert all(counterexample_text(event, verbose=True) for event in told)
 
 

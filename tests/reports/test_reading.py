@@ -5,14 +5,15 @@ import json
 import pytest
 import sample_events as sample
 
-from ringverify.reports.jsonl import ReportError, ReportWriter, finite, read_report
+from ringverify.events import FooterEvent, as_json
+from ringverify.reports.jsonl import ReportError, ReportWriter, read_report
 from ringverify.reports.results import Source, read_results, results_of
 
 
 def written(path, events):
     """A report as `check` writes it."""
     with ReportWriter(path) as writer:
-        for event in events:
+        for event in sample.typed(events):
             writer.write(event)
     return path
 
@@ -22,7 +23,7 @@ def test_a_report_says_what_was_told(tmp_path):
     told = sample.run(sample.RIGHT)
     told[1] |= {"margin": float("inf"), "reason": "a line\u2028that JSON leaves as it is, \x85 and \ud800 too"}
     path = written(tmp_path / "a.jsonl", told)
-    assert read_report(path) == finite(told)
+    assert read_report(path) == sample.typed(told)
     assert len(json.loads(path.read_text(encoding="utf-8").split("\n")[-2])["seal"]) == 64
 
 
@@ -30,7 +31,7 @@ def test_line_ends_of_another_system_do_not_break_the_seal(tmp_path):
     """What git may do to a file is no edit."""
     path = written(tmp_path / "a.jsonl", sample.everything())
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert read_report(path)[-1]["event"] == "footer"
+    assert isinstance(read_report(path)[-1], FooterEvent)
 
 
 def test_a_mark_of_byte_order_is_no_edit(tmp_path):
@@ -44,8 +45,10 @@ def test_a_mark_of_byte_order_is_no_edit(tmp_path):
 def test_events_of_a_kind_that_is_new_are_left_out(tmp_path):
     """Adding is free: an older reader goes on."""
     told = sample.run(sample.RIGHT)
-    path = written(tmp_path / "a.jsonl", [told[0], {"event": "weather", "sun": True}, *told[1:]])
-    assert [event["event"] for event in read_report(path)] == [event["event"] for event in told]
+    path = tmp_path / "a.jsonl"
+    lines = as_json(sample.typed(told))
+    path.write_text(sample.sealed([lines[0], {"event": "weather", "sun": True}, *lines[1:]]))
+    assert read_report(path) == sample.typed(told)
 
 
 def edited(text):
@@ -144,7 +147,7 @@ def test_two_reports_are_one_result(tmp_path):
     results = read_results([Source(path) for path in paths])
     assert [one.name for one in results.implementations] == ["a", "b"]
     assert results.properties == ("forward", "lse", "dtypes", "memory")
-    assert [header["device"] for header in results.headers] == ["cpu", "cuda"]
+    assert [header.device for header in results.headers] == ["cpu", "cuda"]
     assert results.verdict == "conformant"
 
 
@@ -193,5 +196,7 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize("what", CONTRADICTIONS)
 def test_events_that_contradict_one_another_are_refused(what):
     """Each follows the schema; together they say nothing."""
+    footer = {"event": "footer", "verdict": "conformant", "exit_code": 0}
+    events = sample.typed([sample.HEADER, *CONTRADICTIONS[what], footer])
     with pytest.raises(ReportError, match=what):
-        results_of([sample.HEADER, *CONTRADICTIONS[what], {"event": "footer", "verdict": "conformant", "exit_code": 0}])
+        results_of(events)

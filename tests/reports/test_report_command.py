@@ -19,7 +19,7 @@ USAGE = 2
 def put(name, events):
     """A report in the current folder."""
     with ReportWriter(Path(name)) as writer:
-        for event in events:
+        for event in sample.typed(events):
             writer.write(event)
 
 

@@ -1,5 +1,6 @@
 """What others say is shown escaped, and cut at a stated length, wherever a person or a CI service reads it."""
 
+import dataclasses
 import io
 import json
 import re
@@ -10,9 +11,10 @@ import sample_events
 from rich.console import Console
 
 from ringverify.check.options import Options
-from ringverify.check.outcome import Told
+from ringverify.check.outcome import TriedProperty
 from ringverify.cli.main import main
 from ringverify.errors import Inconclusive, complain
+from ringverify.events import CounterexampleEvent, ImplementationEvent, Known, PropertyEvent, PropertyOutcome
 from ringverify.reports.badge import badges
 from ringverify.reports.jsonl import ReportWriter, read_report
 from ringverify.reports.junit import junit
@@ -82,11 +84,12 @@ def evil(value):
     }  # fmt: skip
 
 
-EVENTS = [evil(event) for event in sample_events.everything()]
-EVENTS[1]["world"] = "simulated"
-for _event in EVENTS:
+LINES = [evil(event) for event in sample_events.everything()]
+LINES[1]["world"] = "simulated"
+for _event in LINES:
     if _event["event"] == "counterexample":
         _event["printed"] = [{"rank": 1, "text": EVIL}, {"rank": None, "text": "::debug::x\n"}]
+EVENTS = sample_events.typed(LINES)
 
 
 def terminal(quiet):
@@ -101,9 +104,8 @@ def terminal(quiet):
 def pytest_says():
     """All that a failing test says of its property, or of a run."""
     texts = []
-    names = dict.fromkeys(event["implementation"] for event in EVENTS if event["event"] == "implementation")
-    for name in names:
-        events = [EVENTS[0], *(event for event in EVENTS if event.get("implementation") == name)]
+    for name in dict.fromkeys(event.implementation for event in EVENTS if isinstance(event, ImplementationEvent)):
+        events = [EVENTS[0], *(event for event in EVENTS[1:-1] if event.implementation == name)]
         result = ConformanceResult.of(events)
         texts += [str(ConformanceError(result, verbose=verbose)) for verbose in (False, True)]
         texts += [one.describe(verbose=True) for one in result.properties.values()]
@@ -114,16 +116,17 @@ def pytest_says():
     ("fields", "outcome"),
     [
         ({"verdict": "unsupported"}, pytest.skip.Exception),
-        ({"verdict": "fail", "known": {"reason": EVIL, "link": "https://example.org"}}, pytest.xfail.Exception),
+        ({"verdict": "fail", "known": Known(reason=EVIL, link="https://example.org")}, pytest.xfail.Exception),
         ({"verdict": "inconclusive"}, Inconclusive),
     ],
 )
 def test_a_test_ends_with_words_that_mean_no_harm(fields, outcome, monkeypatch):
     """What pytest prints of a test that was skipped, or failed as it was expected to."""
-    event = {"event": "property", "implementation": EVIL, "property": "lse", "reason": EVIL, "margin": None}
-    told = Told(EVIL, "simulated", [], [{**event, "examples": 0, "seconds": 0.0, **fields}], 0, 0.0)
+    plain = {"implementation": EVIL, "property": "lse", "reason": EVIL, "margin": None, "examples": 0, "seconds": 0.0}
+    verdict = PropertyEvent(**plain, **fields)
+    tried = TriedProperty(outcome=PropertyOutcome(verdict), world="simulated")
     session = RingVerifySession.__new__(RingVerifySession)
-    session._mistake, checks = None, SimpleNamespace(try_property=lambda checked, property: told)
+    session._mistake, checks = None, SimpleNamespace(try_property=lambda checked, property: tried)
     monkeypatch.setattr(session, "_checks_here", lambda: checks)
     checked = SimpleNamespace(key="a", asked=1, options=Options())
     item = SimpleNamespace(stash={}, user_properties=[])
@@ -142,7 +145,7 @@ PRESENTERS = {
     "terminal": lambda: terminal(quiet=False),
     "quiet terminal": lambda: terminal(quiet=True),
     "counterexample": lambda: "".join(
-        counterexample_text(event, verbose=True) for event in EVENTS if event["event"] == "counterexample"
+        counterexample_text(event, verbose=True) for event in EVENTS if isinstance(event, CounterexampleEvent)
     ),
     "pytest": pytest_says,
     "markdown": lambda: markdown(results_of(EVENTS)),
@@ -197,19 +200,19 @@ def test_a_report_holds_what_was_said_and_shows_nothing_that_means_harm(tmp_path
             writer.write(event)
     text = (tmp_path / "report.jsonl").read_text()
     assert UNSEEN.search(text) is None
-    assert read_report(tmp_path / "report.jsonl")[1]["implementation"] == EVENTS[1]["implementation"]
-    assert json.loads(text.splitlines()[0])["device"] == EVENTS[0]["device"]
+    assert read_report(tmp_path / "report.jsonl")[1].implementation == EVENTS[1].implementation
+    assert json.loads(text.splitlines()[0])["device"] == EVENTS[0].device
 
 
 def test_a_message_of_megabytes_makes_no_report_of_megabytes(tmp_path):
     """Each text of an event is cut at a stated length."""
-    events = sample_events.everything()
-    told = next(event for event in events if event["event"] == "counterexample")
-    told |= {"summary": MANY, "detail": MANY, "diagnosis": MANY}
+    events = sample_events.typed(sample_events.everything())
+    place = next(place for place, event in enumerate(events) if isinstance(event, CounterexampleEvent))
+    events[place] = dataclasses.replace(events[place], summary=MANY, detail=MANY, diagnosis=MANY)
     with ReportWriter(tmp_path / "report.jsonl") as writer:
         for event in events:
             writer.write(event)
     assert (tmp_path / "report.jsonl").stat().st_size < 30_000 + 4 * TEXT
     results = results_of(events)
     assert all(len(text) < 60_000 + 12 * TEXT for text in (markdown(results), junit(results), page(results)))
-    assert "characters left out" in counterexample_text(told)
+    assert "characters left out" in counterexample_text(events[place])

@@ -14,10 +14,12 @@ import sample_events
 import ringverify.check.run
 from ringverify import files
 from ringverify.cli.main import main
+from ringverify.events import CounterexampleEvent
 from ringverify.files import write_whole
 from ringverify.reports.jsonl import ReportError, ReportWriter, read_report
 
-EVENTS = sample_events.everything()
+LINES = sample_events.everything()
+EVENTS = sample_events.typed(LINES)
 
 
 def in_thread(read):
@@ -114,7 +116,7 @@ def test_a_folder_and_a_disk_are_refused(tmp_path):
 def test_outputs_may_be_the_null_device(tmp_path, monkeypatch, capsys):
     """Several of them, named before any work is done; nothing is put in its place."""
     monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text(sample_events.sealed(EVENTS))
+    Path("a.jsonl").write_text(sample_events.sealed(LINES))
     assert main(["report", "a.jsonl", "--html", "/dev/null", "--junit", "/dev/null", "--markdown", "/dev/stdout"]) == 0
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
@@ -299,7 +301,7 @@ def test_a_case_that_cannot_be_kept_is_a_violation_all_the_same(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     target = f"{Path(__file__).resolve().parents[1] / 'miniatures' / 'faulty_rings.py'}:wrong_scale"
     assert main(["check", target, "--only", "forward", "--max-examples", "5", "--report", "r.jsonl"]) == 1
-    (event,) = [event for event in read_report(Path("r.jsonl")) if event["event"] == "counterexample"]
-    assert "No space left on device" in event["note"]
-    assert event["replay"].startswith("ringverify check ")
-    assert "file" not in event
+    (event,) = [event for event in read_report(Path("r.jsonl")) if isinstance(event, CounterexampleEvent)]
+    assert "No space left on device" in event.note
+    assert event.replay.startswith("ringverify check ")
+    assert event.file is None

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from ringverify.cli.main import main
+from ringverify.events import KINDS, from_json
 from ringverify.reports.terminal import Terminal
 
 FOLDER = Path(__file__).parent
@@ -20,12 +21,22 @@ HEADER = {
     "event": "header", "schema": 1, "ringverify": "1.2.3", "torch": "2.11.0", "python": "3.11.0",
     "platform": "Linux x86_64", "device": "cpu", "suite": "quick", "seed": 0,
 }  # fmt: skip
+CASE = {
+    "problem": {"query_length": 2}, "sharding": "contiguous", "world_size": 2, "values": "normal",
+    "memory": "contiguous", "cotangent": "out", "group": "world", "transport": "buffered", "delayed": [], "seed": 0,
+    "schedule": 0,
+}  # fmt: skip
 
 
 def row(property, verdict, **fields):
     """An event of a property."""
     plain = {"implementation": "my_package.ring.attend", "examples": 0, "seconds": 0.0, "margin": None}
     return {"event": "property", **plain, "property": property, "verdict": verdict, **fields}
+
+
+def typed(event):
+    """The event of these JSON values."""
+    return from_json(KINDS[event["event"]], event)
 
 
 def end(verdict, counts, **fields):
@@ -50,7 +61,7 @@ def counterexample(property, **fields):
         "event": "counterexample",
         "implementation": "my_package.ring.attend",
         "property": property,
-        "case": {},
+        "case": CASE,
         "case_text": "2 ranks n=2 batch=1 heads=1 dim=1 float32 contiguous causal values=normal seed=0 schedule=0",
         **dict.fromkeys(("rank", "hop", "tensor", "index", "error", "allowed", "diagnosis")),
         "detail": "",
@@ -64,11 +75,12 @@ def counterexample(property, **fields):
     }
 
 
+NOWHERE = {"tensor": "dk", "rows": {}, "heads": [], "pairs": []}
 VALUE = counterexample(
     "gradients", rank=1, tensor="dk", index=[0, 0, 0, 2], position=1, actual=0.25, expected=0.125, error=0.125,
     allowed=2.5e-6, margin=50000.0, wrong={"0": 3, "1": 4}, of=8, summary="dk is wrong on ranks 0, 1: 7 of 8 elements",
     diagnosis="the returned dk holds the sum of the right dk and the right dv (residual 3e-07)",
-    where={"text": ["dk, all keys of every rank", "on rank 0 the part of rank 1's queries (hop 1) is wrong"]},
+    where=NOWHERE | {"text": ["dk, all keys of every rank", "on rank 0 the part of rank 1's queries (hop 1) is wrong"]},
 )  # fmt: skip
 NAN = counterexample(
     "lse", rank=0, tensor="lse", index=[0, 1, 0], position=0, actual="nan", expected="-inf", error="nan",
@@ -78,7 +90,7 @@ EXACT = counterexample(
     "masked_rows", rank=0, tensor="out", index=[0, 1, 0, 0], position=1, actual=1e-8, expected=0.0, error=1e-8,
     allowed=0.0, margin="inf", wrong={"0": 1}, of=2, summary="out is wrong on rank 0: 1 of 2 elements",
     takes=["2 ranks", "2 tokens", "a causal mask"], first_margin=120.0,
-    where={"text": ["out, rank 0 query 1 (position 1), head 0 of 2"]},
+    where=NOWHERE | {"text": ["out, rank 0 query 1 (position 1), head 0 of 2"]},
 )  # fmt: skip
 BESIDE = counterexample(
     "forward", rank=0, tensor="out", index=[0, 0, 0, 0], position=0, actual=-0.5, expected=0.0, error=0.5,
@@ -112,7 +124,7 @@ SURPRISE = (
 
 REFUSED = {
     "summary": "rank 0 raised RuntimeError: rank 0 sends to itself: gloo refuses that",
-    "case": {},
+    "case": CASE,
     "case_text": "1 rank n=2 batch=1 heads=1 dim=1 float32 contiguous values=normal seed=0 schedule=0",
 }
 STACKED = "a gathered tensor that does not lie along the first axis: all_gather_into_tensor of [2, 3] into [2, 2, 3]"
@@ -209,7 +221,7 @@ def printed(events, *, verbose=False):
     file = io.StringIO()
     terminal = Terminal(Console(file=file, width=WIDTH, force_terminal=False, color_system=None), verbose=verbose)
     for event in events:
-        terminal.tell(event)
+        terminal.tell(typed(event))
     return file.getvalue()
 
 
@@ -244,7 +256,7 @@ def test_verbose_shows_every_failure_in_full_and_what_ranks_printed():
 def test_lines_are_not_wrapped_where_a_reader_would_cut_them():
     """A case and a replay line are copied whole, however narrow the terminal."""
     file = io.StringIO()
-    Terminal(Console(file=file, width=20, force_terminal=False, color_system=None)).counterexample(VALUE)
+    Terminal(Console(file=file, width=20, force_terminal=False, color_system=None)).tell(typed(VALUE))
     assert VALUE["replay"] in file.getvalue()
     assert VALUE["case_text"] in file.getvalue()
 

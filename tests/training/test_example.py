@@ -74,6 +74,7 @@ def test_four_ranks_and_one_process_have_one_loss_curve(allowed: float, tmp_path
         assert picture.read_text(encoding="utf-8").count("<svg") == 1
 
 
+@pytest.mark.nightly
 def test_torchrun_gives_it_its_ranks(allowed: float) -> None:
     """Started by torchrun, without a picture."""
     text = printed("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE))

@@ -21,7 +21,7 @@ from ringverify.worlds.simulated import SimulatedWorld
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "hf_model.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,11 @@ def steps(world: GlooWorld, world_size: int, setup: Setup) -> list[Result]:
     return list(run.results)
 
 
-@pytest.mark.parametrize(("world_size", "setup"), SETUPS, ids=name_of)
+@pytest.mark.parametrize(
+    ("world_size", "setup"),
+    [pytest.param(*one, marks=[pytest.mark.nightly] * (one[1].compiled == "aot_eager")) for one in SETUPS],
+    ids=name_of,
+)
 def test_gradients_are_those_of_one_process(world: GlooWorld, world_size: int, setup: Setup) -> None:
     """Loss and gradients of every parameter, on every rank, to rounding."""
     exact, allowed = expected(setup.length, setup.layers)
@@ -91,7 +95,7 @@ def test_gradients_are_those_of_one_process(world: GlooWorld, world_size: int, s
         assert distance(result, exact) <= allowed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_what_inductor_compiles_around_the_ring_leaves_its_gradients_as_they_are(world: GlooWorld) -> None:

@@ -41,7 +41,7 @@ def flex_attention(problem: Problem, inputs: Inputs, dtype: torch.dtype = torch.
     """The witness: the pattern as a mask_mod, the softcap as a score_mod."""
     q, k, v = (torch.from_numpy(x.swapaxes(1, 2)).to(dtype) for x in (inputs.q, inputs.k, inputs.v))
     mask = flex.create_block_mask(mask_mod(problem), problem.batch, problem.heads, problem.nq, problem.nk, device="cpu")
-    cap = problem.softcap
+    cap = None if problem.softcap is None else torch.tensor(problem.softcap, dtype=dtype)
     arguments: dict[str, Any] = {
         "score_mod": None if cap is None else lambda score, b, h, i, j: cap * torch.tanh(score / cap),
         "block_mask": mask,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import Hunt, hunt
@@ -95,3 +96,13 @@ def test_no_stand_in_stays_behind() -> None:
     """Who imports xformers later gets what is installed."""
     hunted(DILATED, "forward", 1)
     assert not [name for name in sys.modules if name.partition(".")[0] == "xformers"]
+
+
+@pytest.mark.parametrize("target", [name for name in DIFFUSERS if name.endswith("anything")])
+def test_a_package_that_needs_an_accelerator_that_is_missing_is_not_judged(target: str, monkeypatch) -> None:
+    """It would raise in every case on a machine whose torch was built for GPUs and that has none: no fault of its."""
+    load_lse(target)  # skipped where the package is missing
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(Inconclusive, match="exchanges lengths on cuda, for which this torch was built"):
+        load(target)

@@ -12,6 +12,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.region import MOST, _level, outline
+from ringverify.events import as_json
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.ring import EVERYTHING
 from ringverify.worlds.simulated import SimulatedWorld
@@ -30,14 +31,15 @@ def region(mutant, *, tensor, size=3, sharding="contiguous", spoilt=lambda resul
             seen = runner.run(case, gradients=gradients, inputs=inputs)
             return dataclasses.replace(seen, ranks=tuple(spoilt(result) for result in seen.ranks))
 
-        return diagnose(
+        found = diagnose(
             lambda case: runner.run(case, gradients=gradients),
             [case, case],
             implementation.capabilities,
             tensor=tensor,
             probe=probe,
             seconds=0.1,
-        ).region.told()
+        )
+        return as_json(found.region.told())
     finally:
         world.close()
 
@@ -79,7 +81,7 @@ def test_axes_run_rank_by_rank():
 def test_replicated_queries_have_all_queries_on_every_rank():
     """And keys of their own."""
     case = Case(problem=Problem(query_length=4), world_size=2, sharding="replicated_query")
-    found = outline(case, EVERYTHING).told()
+    found = as_json(outline(case, EVERYTHING).told())
     assert found["queries"] == [[rank, position, position] for rank in (0, 1) for position in range(4)]
     assert found["keys"] == [[0, 0, 0], [0, 1, 1], [1, 2, 2], [1, 3, 3]]
     assert found["pairs"] is found["rows"] is found["tensor"] is None
@@ -117,7 +119,7 @@ def test_a_map_is_small_and_complete(length, size, sharding):
     """However long a case: every position is in one piece of its rank, and the pattern's ones are where pairs are."""
     case = Case(problem=Problem(query_length=length, causal=True), world_size=size, sharding=sharding)
     found = outline(case, EVERYTHING)
-    told = found.told()
+    told = as_json(found.told())
     assert max(len(told["queries"]), len(told["keys"]), *map(len, told["pattern"])) <= MOST
     assert len(json.dumps(told)) < 4000
     positions = np.concatenate([piece.positions for piece in found.keys])
@@ -131,7 +133,7 @@ def test_what_counts_several_times_is_told():
     """A pair that two branches let through."""
     dilation = Dilation(branches=((4, 1), (4, 1)), heads="shared")
     found = outline(Case(problem=Problem(query_length=4, dilation=dilation)), EVERYTHING)
-    assert found.told()["pattern"] == ["2222"] * 4
+    assert found.told().pattern == ("2222",) * 4
 
 
 def test_there_is_no_map_of_more_ranks_than_can_be_drawn():

@@ -11,7 +11,8 @@ from ringverify.cases.running import Runner
 from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.where import Pair, ranges, wrong_elements
+from ringverify.diagnosis.where import ranges, wrong_elements
+from ringverify.events import WrongPair
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.ring import PLAIN
 from ringverify.worlds.simulated import SimulatedWorld
@@ -46,7 +47,7 @@ def test_a_block_that_is_not_merged_is_named_on_every_rank():
     found = where("O65", tensor="out").where
     keys = {0: (0, 1, 2), 1: (3, 4, 5), 2: (6, 7, 8)}
     assert [pair for pair in found.pairs if pair.what == "missing"] == [
-        Pair(rank, (rank + 1) % 3, 2, keys[(rank + 1) % 3], "missing") for rank in range(3)
+        WrongPair(rank, (rank + 1) % 3, 2, keys[(rank + 1) % 3], "missing") for rank in range(3)
     ]
     assert found.hop == 2
     assert found.rows == keys

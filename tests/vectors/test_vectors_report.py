@@ -9,10 +9,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from report_lines import report_lines
 
 from ringverify import reports
 from ringverify.cli.main import main
-from ringverify.reports.jsonl import read_report
 from ringverify.vectors import running
 from ringverify.worlds.world import WorldUnavailable
 
@@ -35,7 +35,7 @@ def events() -> list[dict]:
     schema = json.loads((Path(reports.__file__).parent / "schema" / "report-1.json").read_text(encoding="utf-8"))
     for line in Path("vectors.jsonl").read_text(encoding="utf-8").splitlines():
         jsonschema.validate(json.loads(line), schema)
-    return read_report(Path("vectors.jsonl"))
+    return report_lines(Path("vectors.jsonl"))
 
 
 def told(kind: str) -> list[dict]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringverify.worlds.whose import Charge, ours, theirs
+from ringverify.worlds.raising import Charge
+from ringverify.worlds.whose import ours, theirs
 
 
 def raises_in_ours(where: str) -> None:
@@ -21,7 +22,7 @@ def raises_in_ours(where: str) -> None:
         with theirs():
             _raise_if(where == "inside")
         if where == "charge":
-            raise Charge("the user's part returned nothing")
+            raise Charge("the user's part returned nothing", rule="nothing")
         _raise_if(where == "after")
 
 

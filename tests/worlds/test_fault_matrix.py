@@ -25,6 +25,7 @@ from ringverify.check import run as running
 from ringverify.check.interrupts import interrupts
 from ringverify.check.options import Options, Subject
 from ringverify.check.run import check
+from ringverify.events import CounterexampleEvent, PropertyEvent
 from ringverify.properties.catalogue import select
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -121,6 +122,14 @@ MATRIX = {
 }  # fmt: skip
 
 
+ALIKE = (
+    "raises_before_communication", "raises_after_communication", "raises_keyboard_interrupt", "recurses_for_ever",
+    "calls_sys_exit", "returns_another_dtype", "sends_with_another_tag", "sends_to_another_peer",
+    "waits_for_its_own_lock", "joins_one_collective_too_many",
+)  # fmt: skip
+"""Faults that a process a rank meets as it meets another one of the table; a night tries them there too."""
+
+
 class Kept:
     """A world that stays as it is when a check is done with it, so that the next check meets what this one left."""
 
@@ -191,9 +200,9 @@ def checked(world, target, *, property, deadline=PLENTY):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "open_world", lambda name: Kept(world))
         check([subject], select([property], ()), options, events.append, Silent())
-    (told,) = [event for event in events if event["event"] == "property"]
-    shown = [event["summary"] for event in events if event["event"] == "counterexample"]
-    return told["verdict"], "".join(shown) or told.get("reason", "")
+    (told,) = [event for event in events if isinstance(event, PropertyEvent)]
+    shown = [event.summary for event in events if isinstance(event, CounterexampleEvent)]
+    return told.verdict, "".join(shown) or told.reason or ""
 
 
 def descendants(ancestor):
@@ -234,8 +243,14 @@ def becomes_true(condition, seconds=10.0):
     return True
 
 
-@pytest.mark.parametrize("world_name", OPEN)
-@pytest.mark.parametrize("fault", MATRIX)
+@pytest.mark.parametrize(
+    ("fault", "world_name"),
+    [
+        pytest.param(fault, name, marks=[pytest.mark.nightly] * (name == "gloo" and fault in ALIKE))
+        for fault in MATRIX
+        for name in OPEN
+    ],
+)
 def test_every_fault_gets_its_verdict_in_every_world_and_leaves_it_healthy(fault, world_name, worlds):
     """The verdict and who is to blame; then a right implementation passes in the same world, and nobody is left."""
     expected, world = MATRIX[fault], worlds[world_name]
@@ -263,8 +278,15 @@ def test_a_killed_process_is_replaced_within_seconds(world_name, worlds, record_
     assert seconds < GENEROUS
 
 
-@pytest.mark.parametrize("world_name", ["simulated", "gloo"])
-@pytest.mark.parametrize("fault", ["computes_for_ever", "floods_standard_output"])
+@pytest.mark.parametrize(
+    ("fault", "world_name"),
+    [
+        ("computes_for_ever", "simulated"),
+        pytest.param("computes_for_ever", "gloo", marks=pytest.mark.nightly),
+        pytest.param("floods_standard_output", "simulated", marks=pytest.mark.nightly),
+        pytest.param("floods_standard_output", "gloo", marks=pytest.mark.nightly),
+    ],
+)
 def test_ctrl_c_ends_a_run_within_seconds_and_leaves_nobody(fault, world_name, record_property, request):
     """Sent as a terminal does, to the whole foreground group; 0.8 s on quiet cores, 2 s are promised."""
     forever = ("--deadline", "3600", "--suite", "nightly", "--world-sizes", "3")
@@ -327,7 +349,7 @@ def test_an_interrupt_that_is_lost_is_found_at_the_next_case(monkeypatch):
             look()
 
 
-def test_the_matrix_is_as_large_as_promised():
-    """Twenty ways and more, and each one that the files of faults offer."""
+def test_the_matrix_has_every_way_that_is_there():
+    """Each one that the files of faults offer."""
     source = "".join((MINIATURES / name).read_text() for name in ("faults.py", "changed_settings.py"))
-    assert source.count("\n@fault\n") == len(MATRIX) >= 20
+    assert source.count("\n@fault\n") == len(MATRIX)

@@ -333,7 +333,14 @@ if sys.argv[1] != "end":
 """A script without a main guard, which also says that ranks do not run it again."""
 
 
-@pytest.mark.parametrize(("how", "number"), [("end", None), ("spin", signal.SIGINT), ("spin", signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        ("spin", signal.SIGKILL),
+        pytest.param("spin", signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param("end", None, marks=pytest.mark.nightly),
+    ],
+)
 def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None) -> None:
     """The tool ends without closing the world, by Ctrl-C, or is killed while a rank computes for ever."""
     script = tmp_path / "script.py"
@@ -361,6 +368,7 @@ def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None)
     assert not list(tmp_path.glob("ringverify-*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_worlds_of_parallel_pytest_workers_do_not_meet() -> None:
     """Two pytest workers run their own pools at the same time; no port, file or process is shared."""
@@ -373,8 +381,8 @@ def test_worlds_of_parallel_pytest_workers_do_not_meet() -> None:
 
 def test_the_first_cause_is_told_from_its_consequences() -> None:
     """A lost connection and gloo's abort may be met before the exit that caused them is known."""
-    lost = Raised("raised RuntimeError: Connection closed by peer", "lost", 1.0, consequence=True)
-    error = Raised("raised ValueError: no", "error", 3.0, consequence=False)
+    lost = Raised("raised RuntimeError: Connection closed by peer", "lost", at=1.0, consequence=True)
+    error = Raised("raised ValueError: no", "error", at=3.0, consequence=False)
     assert first_cause({0: lost, 1: Died(-signal.SIGABRT, 2.0), 2: Died(3, 4.0)}, ["", "", ""]).rank == 2
     assert first_cause({0: lost, 1: Died(-signal.SIGABRT, 2.0)}, ["", ""]).rank == 1
     assert first_cause({0: error, 1: Died(3, 4.0)}, ["", ""]).rank == 0

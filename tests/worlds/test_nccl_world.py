@@ -6,6 +6,7 @@ import torch
 
 from ringverify.check import run as running
 from ringverify.cli import main as cli
+from ringverify.events import ImplementationEvent, PropertyEvent
 from ringverify.worlds.processes import rank
 from ringverify.worlds.processes.nccl import NcclWorld, my_devices, share, too_few, visible_devices
 from ringverify.worlds.processes.rank import ThisMachine
@@ -82,11 +83,11 @@ def test_a_check_uses_the_world_sizes_that_fit(two_gpus, tmp_path):
     options = Options(world="nccl", max_examples=4, cases=tmp_path / "cases")
     subjects = [Subject("ring", load("ring"))]
     assert check(subjects, select(["forward", "subgroups"], ()), options, events.append, Silent()) in (0, 3)
-    told = {event["property"]: event for event in events if event["event"] == "property"}
-    assert told["forward"]["verdict"] == "pass"
-    assert told["subgroups"]["verdict"] in ("pass", "inconclusive"), told["subgroups"]
-    (implementation,) = [event for event in events if event["event"] == "implementation"]
-    assert implementation["world"] == "nccl"
+    told = {event.property: event for event in events if isinstance(event, PropertyEvent)}
+    assert told["forward"].verdict == "pass"
+    assert told["subgroups"].verdict in ("pass", "inconclusive"), told["subgroups"]
+    (implementation,) = [event for event in events if isinstance(event, ImplementationEvent)]
+    assert implementation.world == "nccl"
 
 
 def test_each_rank_sees_the_devices_of_its_world_and_takes_its_own(monkeypatch):

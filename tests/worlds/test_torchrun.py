@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from report_lines import report_lines
 
-from ringverify.reports.jsonl import read_report
 from ringverify.worlds.processes.torchrun import Placement, placement, too_few
 
 pytestmark = pytest.mark.timeout(240)  # a dozen imports of torch, on cores that others use too
@@ -58,6 +58,7 @@ def test_the_ring_conforms_and_says_so_once(tmp_path):
     assert "runs of the gloo world" in out
 
 
+@pytest.mark.nightly
 def test_what_goes_wrong_on_a_rank_is_told_of_that_rank_and_costs_no_other_run(tmp_path):
     """Four in one run: one raises, one aborts, one hangs, each on rank 2; the last is wrong in value."""
     targets = [f"{MINIATURES}/on_rank_two.py:{name}" for name in ("raises", "aborts", "never_ends")]
@@ -65,7 +66,7 @@ def test_what_goes_wrong_on_a_rank_is_told_of_that_rank_and_costs_no_other_run(t
     code, out, err = torchrun(tmp_path, *targets, "--only", "forward", "--deadline", 4, "--report", "report.jsonl")
     assert code == 1, out + err
     assert exit_codes(err)[0] == 1
-    found = [event for event in read_report(tmp_path / "report.jsonl") if event["event"] == "counterexample"]
+    found = [event for event in report_lines(tmp_path / "report.jsonl") if event["event"] == "counterexample"]
     raised, died, hung, wrong = found
     assert (raised["rank"], raised["summary"]) == (2, "rank 2 raised ValueError: two is too many")
     assert "rank 2 printed:\nrank 2 has something to say" in raised["detail"]
@@ -75,6 +76,7 @@ def test_what_goes_wrong_on_a_rank_is_told_of_that_rank_and_costs_no_other_run(t
     assert Path(tmp_path / wrong["file"]).exists()
 
 
+@pytest.mark.nightly
 def test_without_gpus_the_nccl_world_ends_with_3_before_any_work(tmp_path):
     """Rank 0's exit code is in torchrun's account of the failure."""
     code, out, err = torchrun(tmp_path, "ring", "--world", "nccl", "--report", "report.jsonl", ranks=2)

@@ -96,10 +96,18 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return name
 
 
-def test_a_deadline_that_ends_in_an_import_says_nothing_of_the_implementation(world: World, slow: str) -> None:
+@pytest.fixture
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module whose import no test waits for."""
+    (tmp_path / "imported_for_minutes.py").write_text("import time\ntime.sleep(300)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "imported_for_minutes"
+
+
+def test_a_deadline_that_ends_in_an_import_says_nothing_of_the_implementation(world: World, endless: str) -> None:
     """Nor does a module that it imports late, and slowly, make it one that hangs."""
     with pytest.raises(TooEarly, match="importing"):
-        ran(world, programs.imports, slow, deadline=0.5)
+        ran(world, programs.imports, endless, deadline=0.5)
 
 
 def test_loading_is_no_part_of_a_run_and_is_told(world: World, slow: str) -> None:
@@ -111,10 +119,10 @@ def test_loading_is_no_part_of_a_run_and_is_told(world: World, slow: str) -> Non
     assert told == [slow, None]
 
 
-def test_loading_has_a_deadline_of_its_own(world: World, slow: str) -> None:
+def test_loading_has_a_deadline_of_its_own(world: World, endless: str) -> None:
     """Which ends without a verdict, and names the option."""
     with pytest.raises(LoadTooLong, match=r"still loading after 0\.2 s: allow more with --load-deadline"):
-        ran(world, programs.imports, slow, load=Load(slow, programs.load, deadline=0.2))
+        ran(world, programs.imports, endless, load=Load(endless, programs.load, deadline=0.2))
 
 
 def test_what_cannot_be_loaded_is_no_failure_of_a_program(world: World) -> None:

@@ -90,7 +90,9 @@ def disagreement(program: Program, gloo: GlooWorld) -> str | None:
     return f"{program.name}: simulated {told[0]} {here.findings}, gloo {told[1]}"
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize(
+    "batch", [0, 1, *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(2, BATCHES))]
+)
 def test_both_worlds_say_the_same_of_small_programs(gloo: GlooWorld, batch: int) -> None:
     """The same numbers; or each rank raises the same; or ranks wait. Where there is a finding, gloo refuses."""
     found = [disagreement(program, gloo) for program in EVERYTHING[batch::BATCHES]]

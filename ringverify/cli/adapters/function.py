@@ -28,7 +28,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCal
     `call` has the process `group`, this rank's `positions`, whether to be `causal`, and the `scale`.
     """
     # Yours, for example: return my_package.ring_attention(q, k, v, group=call.group, causal=call.causal)
-    k, v = (all_gather_tensor_autograd(shard.contiguous(), 1, call.group) for shard in (k, v))
+    k, v = all_gather_tensor_autograd(torch.stack([k, v]), 2, call.group)
     scores = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
     if call.causal:
         later = torch.arange(k.shape[1]) > call.positions[:, None]

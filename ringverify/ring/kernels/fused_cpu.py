@@ -21,9 +21,7 @@ import torch
 from ringverify.ring.accumulate import widened_at_once
 from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from ringverify.ring.torch_private import cpu_backward, cpu_forward
 
 
 class FusedCPU:
@@ -73,7 +71,7 @@ class FusedCPU:
         q, k, v = _fast(q, k, v)
         q, scale, _ = positive(q, setting.scale)
         q, k, v = _widened(q, k, v, max(setting.head_dim, setting.value_dim))
-        out, lse = _forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+        out, lse = cpu_forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
         lse = lse.contiguous()  # its heads lie together, and merging would be several times as slow
         if bias is not None:
             lse = lse.masked_fill_((bias == -torch.inf).all(dim=-1), -torch.inf)
@@ -106,14 +104,14 @@ class FusedCPU:
             for member in range(group):
                 part = slice(member, None, group)
                 one = bias[:, part] if bias is not None and bias.dim() == 4 and bias.size(1) > 1 else bias
-                dq[:, part], dk_g, dv_g = _backward(
+                dq[:, part], dk_g, dv_g = cpu_backward(
                     dout[:, part], q[:, part], k, v, out[:, part], lse[:, part], 0.0, causal, attn_mask=one, scale=scale
                 )
                 dk += dk_g
                 dv += dv_g
                 del dk_g, dv_g
         else:
-            dq, dk, dv = _backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+            dq, dk, dv = cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
         if sign != 1:
             dq = dq * sign
         return dq[..., : setting.head_dim], dk[..., : setting.head_dim], dv[..., : setting.value_dim]

@@ -22,6 +22,12 @@ from torch.nn.functional import pad
 
 from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
+from ringverify.ring.torch_private import (
+    cuda_efficient_backward,
+    cuda_efficient_forward,
+    cuda_flash_backward,
+    cuda_flash_forward,
+)
 
 AMPERE = (8, 0)
 """The compute capability from which on flash runs, and memory-efficient in bfloat16."""
@@ -71,7 +77,7 @@ class FlashCUDA:
         q, scale, _ = positive(q, setting.scale)
         width = _multiple_of_8(max(setting.head_dim, setting.value_dim))
         q, k, v = (to_width(x, width) for x in (q, k, v))
-        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, mask is not None, False, scale=scale)
+        found = cuda_flash_forward(q, k, v, 0.0, mask is not None, False, scale=scale)
         return found[0][..., : setting.value_dim], found[1]
 
     def backward(
@@ -93,7 +99,7 @@ class FlashCUDA:
         q, k, v, dout, out = (to_width(x, width) for x in (q, k, v, dout, out))
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
         with _in_order(setting):
-            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            dq, dk, dv = cuda_flash_backward(
                 dout, q, k, v, out, lse.contiguous(), None, None, q.size(2), k.size(2), 0.0, mask is not None,
                 no_dropout, no_dropout, scale=scale,
             )  # fmt: skip
@@ -141,9 +147,7 @@ class EfficientCUDA:
         q, scale, _ = positive(q, setting.scale)
         q, k, v = (to_width(x, _multiple_of_8(x.size(-1))) for x in (q, *_repeated(q, k, v)))
         bias = _aligned_bias(mask, q, k)
-        out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            q, k, v, bias, True, 0.0, isinstance(mask, str), scale=scale
-        )
+        out, lse, _, _ = cuda_efficient_forward(q, k, v, bias, True, 0.0, isinstance(mask, str), scale=scale)
         lse = lse[..., : q.size(2)]
         if isinstance(mask, torch.Tensor):
             lse = lse.masked_fill((mask == -torch.inf).all(dim=-1), -torch.inf)
@@ -174,7 +178,7 @@ class EfficientCUDA:
         lse = pad(lse, (0, -lse.size(-1) % LSE_ALIGNMENT), value=torch.inf)
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
         with _in_order(setting):
-            dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            dq, dk, dv, _ = cuda_efficient_backward(
                 dout, q, k, v, bias, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False],
                 isinstance(mask, str), scale=scale,
             )  # fmt: skip

@@ -5,17 +5,17 @@ When one rank goes, its neighbours' connections break and they fail too; the rea
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
-import re
 import signal
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from ringverify.worlds.foreign_text import Frame
 from ringverify.worlds.processes.wire import Died, Raised, Whereabouts
 from ringverify.worlds.world import Failure, OurError, TooEarly
 
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # all of ringverify.worlds
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 _IMPORTING = "<frozen importlib._bootstrap>"
@@ -53,9 +53,10 @@ def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failu
     match end:
         case Raised(ours=True, what=what, detail=detail):
             raise OurError(f"rank {rank}: {what}", detail)
-        case Raised(what=what, detail=detail, exception=exception, refusal=refusal, limit=limit):
-            told = _detail([detail, *others], rank, outputs)
-            return Failure("raised", rank, f"rank {rank} {what}", told, exception, refusal, limit)
+        case Raised(rule=None, detail=detail):
+            return dataclasses.replace(Failure.of(rank, end), detail=_detail([detail, *others], rank, outputs))
+        case Raised():  # what other ranks then met is no part of a breach of the contract
+            return Failure.of(rank, end)
         case Died(what=what, exit_code=exit_code, ours=ours):
             message = f"rank {rank}'s process {what}"
             told = _detail([message, *others], rank, outputs)
@@ -73,53 +74,46 @@ def out_of_time(
     Raises:
         TooEarly: one of them was in the middle of an import, or in code of ours, and others may wait for it.
     """
-    stacks = {rank: None if one is None else one.stack for rank, one in found.items()}
-    where = []
-    for rank, stack in sorted(stacks.items()):
-        place = None if stack is None else _place(stack)
-        where.append(f"rank {rank} {'at an unknown place' if place is None else place}")
+    places = tuple((rank, _place(() if one is None else one.frames)) for rank, one in sorted(found.items()))
+    where = ", ".join(f"rank {rank} {place}" for rank, place in places)
     for rank, one in sorted(found.items()):
         if one is not None and (one.importing or one.ours):
             doing = "importing" if one.importing else "in code of ringverify itself"
-            raise TooEarly.at(deadline, rank, doing, _detail([", ".join(where)], None, outputs))
-    message = f"after {deadline:g} s {_ranks(sorted(stacks))} had not returned: {', '.join(where)}"
+            raise TooEarly.at(deadline, rank, doing, _detail([where], None, outputs), places)
+    message = f"after {deadline:g} s {_ranks(sorted(found))} had not returned: {where}"
     if returned:
         message += f"; {_ranks(sorted(returned))} had"
-    parts = [message]
-    parts += [f"rank {rank}:\n{stack}" for rank, stack in sorted(stacks.items()) if stack is not None]
-    only = next(iter(stacks)) if len(stacks) == 1 else None
-    return Failure("deadline", only, message, _detail(parts, None, outputs))
+    stacks = {rank: "\n".join(map(str, one.frames)) for rank, one in sorted(found.items()) if one is not None}
+    parts = [message, *(f"rank {rank}:\n{stack}" for rank, stack in stacks.items())]
+    only = next(iter(found)) if len(found) == 1 else None
+    return Failure("deadline", only, message, _detail(parts, None, outputs), places=places)
 
 
-def is_importing(stack: str) -> bool:
-    """Whether a stack goes through Python's importing."""
-    return _IMPORTING in stack
+def is_importing(files: Iterable[str]) -> bool:
+    """Whether a stack goes through Python's importing, by the files of its frames."""
+    return _IMPORTING in files
 
 
-def main_thread(dump: str) -> str | None:
-    """The stack of the thread that runs programs, innermost frame first, from what `faulthandler` wrote."""
-    for block in dump.split("\n\n"):
-        frames = [line for line in block.splitlines() if _FRAME.match(line)]
-        own = [at for at, line in enumerate(frames) if _WORKER in line]
-        if own and frames[own[-1]].endswith(" in serve"):
-            return "\n".join(frames[: own[0]])
+def main_thread(stacks: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...] | None:
+    """Of the stacks of a rank's threads, what the program adds to that of the thread that runs programs."""
+    for frames in stacks:
+        own = [at for at, frame in enumerate(frames) if frame.file == _WORKER]
+        if own and frames[own[-1]].function == "serve":
+            return frames[: own[0]]
     return None
 
 
-def _place(stack: str) -> str | None:
-    """ "at ring.py:41 in attend (recv)": the innermost line that is neither torch's nor Python's."""
+def _place(frames: Sequence[Frame]) -> str:
+    """ "at ring.py:41 in attend (recv)": the innermost frame that is neither torch's nor Python's."""
     inside = None
-    for line in stack.splitlines():
-        frame = _FRAME.match(line)
-        if frame is None:
-            continue
-        if _is_users(frame["file"]):
-            place = f"at {os.path.basename(frame['file'])}:{frame['line']} in {frame['function']}"
+    for frame in frames:
+        if _is_users(frame.file):
+            place = f"at {os.path.basename(frame.file)}:{frame.line} in {frame.function}"
             return place if inside is None else f"{place} ({inside})"
         # The function that the user's line calls: the outermost of torch's frames, less its logging wrapper.
-        if frame["function"] != "wrapper":
-            inside = frame["function"]
-    return None
+        if frame.function != "wrapper":
+            inside = frame.function
+    return "at an unknown place"
 
 
 def _is_users(file: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ringverify.worlds import whose
 from ringverify.worlds.printing import Show
 from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.processes.wire import how_it_ended
 from ringverify.worlds.world import Conditions, Failure, Load, Run, WorldUnavailable
 
 UNWINDING = 5.0
@@ -44,7 +45,7 @@ class ContainedWorld:
     name = "simulated"
 
     def __init__(self, heard: Callable[[int, bytes], None] | None = None) -> None:
-        self._process = GlooWorld(heard=heard)
+        self._process = GlooWorld(heard=heard, called="the simulated world's process")
         self._show: Show = "kept" if heard is None else "labelled"
 
     def run(
@@ -78,18 +79,14 @@ class ContainedWorld:
         """
         options = {"world_size": world_size, "seed": seed, "deadline": deadline}
         simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch}, self._show)
-        try:
-            run = self._process.run(
-                simulate,
-                simulation,
-                world_size=1,
-                seed=0,
-                deadline=deadline + UNWINDING,
-                load=_loading_too(program, load or Load("", str)),
-            )
-        except WorldUnavailable as error:
-            message = str(error).replace("the gloo world", "the simulated world's process")
-            raise type(error)(message, error.detail) from error
+        run = self._process.run(
+            simulate,
+            simulation,
+            world_size=1,
+            seed=0,
+            deadline=deadline + UNWINDING,
+            load=_loading_too(program, load or Load("", str)),
+        )
         if run.failure is not None:
             whole = tuple((None, text) for _, text in run.printed)
             return Run((None,) * world_size, _of_the_process(run.failure, deadline), run.seconds, printed=whole)
@@ -143,9 +140,9 @@ def _of_the_process(failure: Failure, deadline: float) -> Failure:
     """
     match failure.kind:
         case "died":
-            message = failure.message.replace("rank 0's process", "the process of the simulated ranks")
+            message = f"the process of the simulated ranks {how_it_ended(failure.exit_code or 0)}"
         case "deadline":
             message = f"after {deadline:g} s the simulated ranks had not returned, nor could they be interrupted"
         case _:
-            raise WorldUnavailable(failure.message.replace("rank 0", "the simulated world's process", 1))
+            raise WorldUnavailable(f"in the simulated world's process, {failure.message}")
     return dataclasses.replace(failure, rank=None, message=message)

@@ -30,12 +30,19 @@ class GlooWorld:
     Args:
         place: where ranks are started and with what; by default on this machine, with gloo.
         heard: is told what each rank prints as it comes, as bytes.
+        called: what messages call this world; by default it is called by its name.
     """
 
-    def __init__(self, place: Place | None = None, heard: Callable[[int, bytes], None] | None = None) -> None:
+    def __init__(
+        self,
+        place: Place | None = None,
+        heard: Callable[[int, bytes], None] | None = None,
+        called: str | None = None,
+    ) -> None:
         self._place = place or ThisMachine()
         self.name = self._place.name
         self._heard = heard
+        self._called = called or f"the {self.name} world"
         self._pools: OrderedDict[int, Pool] = OrderedDict()
         self._lock = threading.Lock()
         # Also at interpreter exit, and for a world that nobody closed.
@@ -100,7 +107,7 @@ class GlooWorld:
         if world_size not in self._pools:
             while self._pools and sum(self._pools) + world_size > MOST_PROCESSES:
                 self._pools.popitem(last=False)[1].end()
-            self._pools[world_size] = Pool(self._place, world_size, program_module, self._heard)
+            self._pools[world_size] = Pool(self._place, world_size, program_module, self._called, self._heard)
         self._pools.move_to_end(world_size)
         return self._pools[world_size]
 

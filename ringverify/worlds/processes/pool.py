@@ -54,6 +54,7 @@ class Pool:
         place: where they are started.
         world_size: how many.
         program_module: the module of the first program.
+        called: what messages call the world.
         heard: is told what each rank prints as it comes, as bytes.
 
     Raises:
@@ -65,6 +66,7 @@ class Pool:
         place: Place,
         world_size: int,
         program_module: str,
+        called: str,
         heard: Callable[[int, bytes], None] | None = None,
     ) -> None:
         self.world_size = world_size
@@ -72,7 +74,7 @@ class Pool:
         self._heard = heard
         self._loaded: set[tuple[str, str]] = set()
         self._until = time.monotonic() + START_SECONDS
-        self._world = f"the {place.name} world"
+        self._world = called
         self._ranks: list[Rank] = []
         self._printed = [bytearray() for _ in range(world_size)]
         self._selector = selectors.DefaultSelector()

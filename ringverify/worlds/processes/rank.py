@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ringverify.worlds import reproducible, whose
+from ringverify.worlds.foreign_text import stacks_of
 from ringverify.worlds.limits import too_many
 from ringverify.worlds.processes.blame import is_importing, main_thread
 from ringverify.worlds.processes.server import CACHE, SOCKETS
@@ -169,9 +170,7 @@ class LocalRank:
             context = multiprocessing.get_context("forkserver")
         except ValueError:
             raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
-        context.set_forkserver_preload([*PRELOADED, program_module])
-        with _unknown_main(), _interrupts_held_back(), _sockets_named():
-            multiprocessing.forkserver.ensure_running()
+        start_fork_server(program_module)
         # Imports torch, which a tool that only uses another world may never need, and the fork server does meanwhile.
         from ringverify.worlds.processes.keeper import keep
         from ringverify.worlds.processes.worker import stacks_file, whose_file
@@ -263,8 +262,10 @@ class LocalRank:
     def where(self) -> Whereabouts | None:
         """What the file holds, once it is whole."""
         with contextlib.suppress(OSError), open(self._stacks, errors="replace") as file:
-            stack = main_thread(file.read())
-            return None if stack is None else Whereabouts(stack, whose.was_ours(self._whose), is_importing(stack))
+            frames = main_thread(stacks_of(file.read()))
+            if frames is not None:
+                importing = is_importing(frame.file for frame in frames)
+                return Whereabouts(frames, whose.was_ours(self._whose), importing)
         return None
 
     def kill(self) -> None:
@@ -278,6 +279,17 @@ class LocalRank:
         for connection in (self._jobs, self._wire, self._output, self._lifeline):
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def start_fork_server(program_module: str) -> None:
+    """Start the process that imports torch once for all ranks, unless it runs; it does that while the tool goes on.
+
+    Args:
+        program_module: a module that it should import as well.
+    """
+    multiprocessing.forkserver.set_forkserver_preload([*PRELOADED, program_module])
+    with _unknown_main(), _interrupts_held_back(), _sockets_named():
+        multiprocessing.forkserver.ensure_running()
 
 
 @contextlib.contextmanager

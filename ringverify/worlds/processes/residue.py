@@ -1,6 +1,6 @@
 """What a program leaves behind in this rank's `torch.distributed`; runs in the rank's own process.
 
-The private interfaces of torch that the gloo world needs are all in this file. Where a torch version lacks one, every
+Where a version of torch lacks a private interface that this needs (see `ringverify.worlds.torch_private`), every
 run counts as leaving something behind: each then gets fresh processes, which is slow and right.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
+from ringverify.worlds import torch_private
 from ringverify.worlds.processes.wire import MessageKey, Residue
 from ringverify.worlds.refusals import message_to_itself
 
@@ -77,12 +77,11 @@ class Ledger:
         messages = {key: surplus for key, surplus in self._messages.items() if surplus}
         try:
             intact = self._complete and self._default is not None and dist.group.WORLD is self._default
-            world: Any = distributed_c10d._world
             collectives = {
-                name: group._get_sequence_number_for_group() - self._posted[name] * self._numbers_messages
-                for group, name in world.pg_names.items()
+                name: started - self._posted[name] * self._numbers_messages
+                for name, started in torch_private.sequence_numbers().items()
             }
-            return Residue(intact, world.group_count, collectives, messages)
+            return Residue(intact, torch_private.groups_made(), collectives, messages)
         except Exception:
             return Residue(False, 0, {}, messages)
 

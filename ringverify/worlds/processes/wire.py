@@ -16,7 +16,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ringverify.worlds.limits import Limit
+from ringverify.worlds.foreign_text import Frame
+from ringverify.worlds.raising import Raising
 
 MessageKey = tuple[str, int | None, int, int]
 """(name of the group, source or `None` for any, destination, tag); ranks are those within the group."""
@@ -108,28 +109,18 @@ class Returned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Raised:
+class Raised(Raising):
     """The program raised.
 
     Attributes:
-        what: "raised ValueError: no such thing" or "called sys.exit(3)": the message but for the rank.
-        detail: the rank's traceback.
         at: `time.monotonic()` of that moment, comparable between processes of one machine.
         consequence: it looks like what a rank meets when another has gone, and is rarely the cause.
-        exception: as in `Failure`.
-        refusal: as in `Failure`.
-        limit: as in `Failure`.
-        ours: it is an error of ours, and `detail` its whole traceback.
+        ours: it is an error of ours: `what` is its message, and `detail` its whole traceback.
     """
 
-    what: str
-    detail: str
-    at: float
-    consequence: bool
-    exception: str | None = None
-    refusal: str | None = None
-    limit: Limit | None = None
-    ours: bool = False
+    at: float = dataclasses.field(kw_only=True)
+    consequence: bool = dataclasses.field(kw_only=True)
+    ours: bool = dataclasses.field(default=False, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +140,12 @@ class Died:
     @property
     def what(self) -> str:
         """How it ended, to stand after "rank 1's process"."""
-        if self.exit_code >= 0:
-            return f"ended with exit code {self.exit_code}"
-        return f"was ended by signal {signal_name(-self.exit_code)}"
+        return how_it_ended(self.exit_code)
+
+
+def how_it_ended(exit_code: int) -> str:
+    """How a process ended, to stand after the process."""
+    return f"ended with exit code {exit_code}" if exit_code >= 0 else f"was ended by signal {signal_name(-exit_code)}"
 
 
 def signal_name(number: int) -> str:
@@ -174,12 +168,12 @@ class Whereabouts:
     """Where a rank is that was asked.
 
     Attributes:
-        stack: of the thread that runs programs, innermost frame first.
+        frames: of the thread that runs programs, the innermost first.
         ours: no code of the program's user is running in it.
         importing: it is in the middle of an import.
     """
 
-    stack: str
+    frames: tuple[Frame, ...]
     ours: bool
     importing: bool
 

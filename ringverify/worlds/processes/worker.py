@@ -22,27 +22,25 @@ from typing import Any, NoReturn, cast
 import torch
 import torch.distributed as dist
 
-# Imported on the first functional collective otherwise, by every rank anew; here the fork server does it once.
-import torch.distributed._functional_collectives
-
 from ringverify.words import TEXT, cut
 from ringverify.worlds import reproducible, whose
-from ringverify.worlds.exceptions import exit_call, name_of, one_line
+from ringverify.worlds.exceptions import one_line
+from ringverify.worlds.foreign_text import tells_of_lost_peer
 from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.processes.residue import Ledger
 from ringverify.worlds.processes.settings import Settings
 from ringverify.worlds.processes.wire import Job, NotReady, Raised, Ready, Report, Returned, Seat, packed
-from ringverify.worlds.refusals import refusal_of
-from ringverify.worlds.stacks import traceback_of_user
+from ringverify.worlds.raising import raising_of
+from ringverify.worlds.torch_private import import_functional_collectives
 from ringverify.worlds.world import WorldUnavailable
+
+import_functional_collectives()  # or every rank imports them anew; the fork server does it once
 
 FOREVER = datetime.timedelta(days=1)
 """The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
 
 _STACKS = "stacks-"
 _WHOSE = "whose-"
-_PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
-"""How an error reads that a rank meets because another one has gone (lower case)."""
 
 
 def serve(seat: Seat, directory: str, jobs: Connection, output: Connection) -> NoReturn:
@@ -176,17 +174,12 @@ def _only_in(process: int) -> None:
 
 def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
-    said, kind = one_line(error), type(error)  # asked of the type: `isinstance` asks the exception too
+    kind = type(error)  # asked of the type: `isinstance` asks the exception too
     if issubclass(kind, WorldUnavailable):
         ours = cast(WorldUnavailable, error)
-        return Raised(cut(str(ours)), cut(ours.detail, TEXT), at, consequence=False, ours=True)
-    what = f"raised {said}"
-    if issubclass(kind, SystemExit):
-        what = f"called {exit_call(cast(SystemExit, error))}"
-    gone = issubclass(kind, (RuntimeError, OSError)) and any(words in said.lower() for words in _PEER_IS_GONE)
-    exception = name_of(error) if issubclass(kind, Exception) else None
-    told, limit = cut(traceback_of_user(error), TEXT), limit_of(error)
-    return Raised(cut(what), told, at, consequence=gone, exception=exception, refusal=refusal_of(error), limit=limit)
+        return Raised(cut(str(ours)), cut(ours.detail, TEXT), at=at, consequence=False, ours=True)
+    gone = issubclass(kind, (RuntimeError, OSError)) and tells_of_lost_peer(one_line(error))
+    return Raised(**vars(raising_of(error)), at=at, consequence=gone)
 
 
 def _send(jobs: Connection, report: Report) -> None:

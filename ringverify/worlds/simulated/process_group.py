@@ -2,8 +2,8 @@
 
 It accepts what torch's gloo backend accepts and refuses what that refuses (`ringverify.worlds.refusals`). What gloo
 refuses although the documentation of `torch.distributed` promises it and NCCL does it works here, and is noted as a
-finding of the run: the stacked form of `all_gather_into_tensor` and `reduce_scatter_tensor`, 8-bit floating point. It
-departs from gloo in these points:
+finding of the run: the stacked form of `all_gather_into_tensor` and `reduce_scatter_tensor`, 8-bit floating point, and
+with torch 2.11 `all_to_all` of lists. It departs from gloo in these points:
 
 1. A message that is shorter than the buffer of its receive is an error. Gloo fills the front of the buffer, silently.
 2. Every collective waits for all ranks of the group. With gloo, the root of a broadcast may go ahead.
@@ -86,6 +86,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
 
     def _get_backend_name(self) -> str:
         return "gloo"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
 
     def __repr__(self) -> str:
         return f"SimulatedGroup(ranks={list(self._mailbox.ranks)}, rank={self._place})"
@@ -265,6 +269,8 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         self._check("all_to_all", inputs)
         self._one_each("all_to_all", "input_tensor_list", inputs)
         self._one_each("all_to_all", "output_tensor_list", outputs)
+        if refusals.GLOO_LACKS_ALL_TO_ALL:
+            self._note(refusals.LISTS_ALL_TO_ALL, f"all_to_all of {shown(inputs[0])} and others")
         return self._join("all_to_all", inputs, outputs, collectives.all_to_all, opts)
 
     def all_to_all_single(

@@ -16,7 +16,6 @@ recorder's hooks since 2.14, starts on each rank as it starts in torch itself.
 | `_set_thread_isolation_mode` | a registry for each thread |
 | `_set_global_rank` | the rank in torch's log lines, which a rank may have changed |
 | `_push_on_torch_dispatch_stack`, `_pop_…`, `_len_…`, `_get_dispatch_stack_at` | a dispatch mode in and out any time |
-| `torch.utils._python_dispatch.TorchDispatchMode` | `ringverify.worlds.watch.dispatching` |
 | subclasses of `ProcessGroup` and `Work` in Python | `ringverify.worlds.simulated.process_group` |
 """
 
@@ -56,7 +55,7 @@ class RankBookkeeping:
         exited: told when this rank ends its process, or would if it had one.
     """
 
-    def __init__(self, rank: int, world_size: int, make_group: MakeGroup, exited: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, world_size: int, make_group: MakeGroup, exited: Callable[[int], None]) -> None:
         self.rank = rank
         self.world_size = world_size
         self.make_group = make_group

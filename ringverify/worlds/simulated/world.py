@@ -23,17 +23,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 from ringverify.worlds import torch_settings, whose
-from ringverify.worlds.exceptions import exit_call, name_of, one_line, trace_of
+from ringverify.worlds.exceptions import trace_of
 from ringverify.worlds.limits import limit_of, sentence, too_many
 from ringverify.worlds.patience import Patience
 from ringverify.worlds.printing import RankOutput, Show, as_rank, listening
 from ringverify.worlds.processes.blame import is_importing
-from ringverify.worlds.refusals import refusal_of
+from ringverify.worlds.raising import Raising, raising_of
 from ringverify.worlds.simulated.baton import Baton, Unwound
 from ringverify.worlds.simulated.exchange import Event, Exchange
 from ringverify.worlds.simulated.process_group import SimulatedGroup
 from ringverify.worlds.simulated.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
-from ringverify.worlds.stacks import traceback_of_user
 from ringverify.worlds.watch.watching import Watch
 from ringverify.worlds.world import Conditions, Failure, Load, Run, TooEarly, WorldUnavailable
 
@@ -231,9 +230,9 @@ class _Ranks:
         def make_group(name: str, ranks: tuple[int, ...], description: str) -> SimulatedGroup:
             return SimulatedGroup(self.exchange, name, ranks, rank, description)
 
-        def exited(how: str) -> None:
-            message = f"rank {rank} called {how}"
-            self._baton.fail(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
+        def exited(status: int) -> None:
+            raised = Raising(f"called os._exit({status})", "\n".join(self._baton.where(rank)), call="os._exit")
+            self._baton.fail(Failure.of(rank, raised))
 
         bookkeeping = self._bookkeeping[rank] = RankBookkeeping(rank, self._size, make_group, exited)
         try:
@@ -250,14 +249,9 @@ class _Ranks:
         except WorldUnavailable as error:
             self._unavailable = error
             self._baton.stop(None)
-        except SystemExit as error:
-            message = f"rank {rank} called {exit_call(error)}"
-            self._baton.fail(Failure("raised", rank, message, traceback_of_user(error)))
         except BaseException as error:
             self._foreign_group |= self._met_foreign_group(rank, error)
-            message = f"rank {rank} raised {one_line(error)}"
-            told, exception = traceback_of_user(error), name_of(error)
-            self._baton.fail(Failure("raised", rank, message, told, exception, refusal_of(error), limit_of(error)))
+            self._baton.fail(Failure.of(rank, raising_of(error)))
         finally:
             if self._watch is not None:
                 self._watch.leave(rank)
@@ -322,8 +316,9 @@ class _Ranks:
         """Why it is no rank's fault that time ran out, if it is none's."""
         rank = self._baton.holder
         thread = self._baton.thread_of(rank)
-        stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))
-        if is_importing(stack):
+        frames = traceback.extract_stack(sys._current_frames().get(thread))
+        stack = "".join(frames.format())
+        if is_importing(frame.filename for frame in frames):
             return TooEarly.at(deadline, rank, "importing", stack)
         return None if whose.is_theirs(thread) else TooEarly.at(deadline, rank, "in code of ringverify itself", stack)
 
@@ -361,5 +356,5 @@ def _exit(status: int) -> NoReturn:
     if bookkeeping is None or os.getpid() != _OUTER["process"]:
         outer: Callable[[int], NoReturn] = _OUTER["exit"]
         outer(status)
-    bookkeeping.exited(f"os._exit({status})")
+    bookkeeping.exited(status)
     raise Unwound

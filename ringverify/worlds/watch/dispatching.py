@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringverify.worlds.simulated.torch_private import pop_mode, push_mode, top_mode
 from ringverify.worlds.stacks import Place, place_of_caller
+from ringverify.worlds.torch_private import TorchDispatchMode, direct_call, schema_of
 from ringverify.worlds.watch.extents import covers, overlap, span
 from ringverify.worlds.watch.hazards import HazardKind
 from ringverify.worlds.watch.memory_meter import MemoryMeter
@@ -209,7 +209,7 @@ def _learn(func: Any) -> _Role:
 
 
 def _role(func: Any) -> _Role:
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     if schema is None:  # an operation that takes functions; what those do is not seen
         return _Role(func, func, touches=False, positions=frozenset(), keywords={}, partial=False, makes=True)
     name = schema.name.split("::")[-1]
@@ -218,7 +218,7 @@ def _role(func: Any) -> _Role:
     writes = [one.alias_info is not None and one.alias_info.is_write for one in schema.arguments]
     return _Role(
         func,
-        func._op if type(func) is torch._ops.OpOverload else func,  # what it calls itself
+        direct_call(func),
         touches=not views and name not in _HARMLESS and not waits,
         positions=frozenset(at for at, written in enumerate(writes) if written and not schema.arguments[at].kwarg_only),
         keywords={

@@ -17,7 +17,7 @@ def ring_attention_at(q, k, v, positions, key_positions, *, group, causal):
 
 
 def _attend(q, k, v, positions, key_positions, group, causal):
-    k, v = (all_gather_tensor_autograd(x.contiguous(), 1, group) for x in (k, v))
+    k, v = all_gather_tensor_autograd(torch.stack([k, v]), 2, group)
     scores = q.shape[-1] ** -0.5 * torch.einsum("bqhd,bkhd->bhqk", q, k)
     if causal:
         scores = scores.masked_fill(key_positions > positions[:, None], -torch.inf)

@@ -91,7 +91,7 @@ def test_a_case_that_does_not_apply_accuses_nobody():
     """Whoever remembers it: it is not even run."""
     runner = Runner(WRONG, SimulatedWorld())
     judgement = judged(PROPERTIES["precision"], in_full_precision(), runner)
-    assert (judgement.applies, judgement.violation, runner.runs) == (False, None, 0)
+    assert (judgement.applies, judgement.violation, runner.log.runs) == (False, None, 0)
 
 
 def test_replay_of_a_case_that_does_not_apply_judges_its_values_alone(tmp_path, monkeypatch):

@@ -49,12 +49,20 @@ def wrong(lengths, worlds, shardings, causals=(False, True)):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("lengths", [range(13), range(13, 18), range(18, 22), range(22, 25)], ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        range(6),
+        *(pytest.param(range(*ends), marks=pytest.mark.nightly) for ends in ((6, 13), (13, 18), (18, 22), (22, 25))),
+    ],
+    ids=str,
+)
 def test_every_length_world_segment_and_rate_is_right(lengths):
     """All n ≤ 24, p ≤ 6, w ≤ 12, r ≤ 5, both head modes, causal or not, beside a second branch."""
     assert wrong(lengths, range(1, 7), ["contiguous"]) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sharding", ["zigzag", "striped"])
 def test_other_shardings_are_right(sharding):

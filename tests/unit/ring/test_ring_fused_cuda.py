@@ -20,6 +20,7 @@ from ringverify.cases.running import Task, run_rank
 from ringverify.ring import attention, calls
 from ringverify.ring.declared import allgather, ring
 from ringverify.ring.kernels.choose import choose_kernel
+from ringverify.ring.kernels.flex import Flex
 from ringverify.ring.kernels.fused_cuda import LSE_ALIGNMENT, EfficientCUDA, FlashCUDA
 
 ALIGNMENT = 8
@@ -228,6 +229,7 @@ def test_old_devices_are_told_what_they_cannot_run(monkeypatch, capability, flas
     """Flash needs compute capability 8.0, memory-efficient needs it for bfloat16 alone."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(Flex, "why_not", lambda kernel, setting: "needs triton to be compiled")
     half, bfloat = (setting_of(Problem(query_length=4, dtype=dtype), "cuda") for dtype in ("float16", "bfloat16"))
     assert (FlashCUDA().why_not(half) is None) == (FlashCUDA().why_not(bfloat) is None) == flash
     assert EfficientCUDA().why_not(half) is None

@@ -152,7 +152,9 @@ def exponent(kind, ranks, short, long):
     return math.log(more / less) / math.log(long / short)
 
 
-@pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind == "masks by position")) for kind in MASKED]
+)
 def test_masks_are_a_small_part_of_the_peak(kind):
     """Their peak has the same bound as that of the dense problem, and grows no faster."""
     for ranks in (2, 4):

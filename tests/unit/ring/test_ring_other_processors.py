@@ -8,7 +8,12 @@ import by_address
 import pytest
 import test_ring_local
 
-MODES = ({}, {"MKL_CBWR": "COMPATIBLE"}, {"MKL_CBWR": "AVX2"}, {"ATEN_CPU_CAPABILITY": "default"})
+MODES = (
+    {"MKL_CBWR": "COMPATIBLE"},
+    {"ATEN_CPU_CAPABILITY": "default"},
+    pytest.param({}, marks=pytest.mark.nightly),
+    pytest.param({"MKL_CBWR": "AVX2"}, marks=pytest.mark.nightly),
+)
 PROGRAM = """
 import test_ring_local as tests
 tests.torch.set_num_threads(1)

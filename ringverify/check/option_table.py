@@ -1,0 +1,197 @@
+"""The options of `ringverify check`, in one table.
+
+The command line, the options `--ringverify-…` and settings `ringverify_…` of pytest, the keys of `[tool.ringverify]`
+and docs/options.md come from it; `run_conformance` takes arguments of the same names. Importing this module imports
+little: pytest does so in every project in which ringverify is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ringverify.option_types import OUTPUTS, count, names, positive, seconds, sizes
+from ringverify.properties.suites import SMOKE_EXAMPLES, SUITES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of `check`.
+
+    Attributes:
+        name: as an argument of `run_conformance`; elsewhere with dashes.
+        meaning: what it says, for `--help`.
+        default: what is done where nobody says it, in words; empty if that is nothing.
+        read: makes a value of a text; `None` for a flag, which has no value.
+        metavar: what stands for the value in `--help`.
+        choices: the values that there are; empty if there are others.
+        short: its short name on the command line.
+        pytest: whether it is an option of pytest too. Those that are not, pytest has of its own, or they make pages of
+            a report.
+        in_pytest: what it says there, if that is something else.
+        argument: whether it is an argument of `run_conformance` too.
+    """
+
+    name: str
+    meaning: str
+    default: str = ""
+    read: Callable[[str], Any] | None = str
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    short: str | None = None
+    pytest: bool = True
+    in_pytest: str | None = None
+    argument: bool = True
+
+    @property
+    def key(self) -> str:
+        """Its long name without the dashes in front, which is its key in `[tool.ringverify]`."""
+        return self.name.replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        """What `ringverify check --help` says of it."""
+        return self._with_default(self.meaning)
+
+    @property
+    def pytest_help(self) -> str:
+        """What `pytest --help` says of it."""
+        return self._with_default(self.in_pytest or self.meaning)
+
+    @property
+    def pytest_metavar(self) -> str | None:
+        """What stands for its value in `pytest --help`."""
+        return "|".join(self.choices) or self.metavar or self.name.upper()
+
+    def _with_default(self, text: str) -> str:
+        return f"{text} (default: {self.default})" if self.default else text
+
+    def value(self, text: str) -> Any:
+        """The value that a text is.
+
+        Raises:
+            argparse.ArgumentTypeError: it is impossible; names the text and what was expected.
+        """
+        if self.choices and text not in self.choices:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected one of {', '.join(self.choices)}")
+        assert self.read is not None
+        return self.read(text)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="world",
+        choices=("simulated", "gloo", "nccl"),
+        meaning="where ranks run",
+        default="what the target declares",
+    ),
+    Option(name="world_sizes", read=sizes, metavar="1,2,3", meaning="numbers of ranks"),
+    Option(name="device", meaning="device of the tensors", default="cpu; nccl world: cuda"),
+    Option(
+        name="suite",
+        choices=SUITES,
+        meaning="how many examples",
+        default=f"quick; smoke: at most {SMOKE_EXAMPLES} of each property",
+    ),
+    Option(name="only", read=names, metavar="ID,…", meaning="these properties only"),
+    Option(name="skip", read=names, metavar="ID,…", meaning="not these properties"),
+    Option(
+        name="seed",
+        read=count,
+        metavar="N",
+        meaning="decides which cases are tried",
+        default="0; nightly: a new one each run, printed at the start",
+    ),
+    Option(name="max_examples", read=positive, metavar="N", meaning="examples of each property, at most"),
+    Option(
+        name="time_budget",
+        read=seconds,
+        metavar="SECONDS",
+        meaning="time for the run, shared among properties",
+        in_pytest="time for all properties together; with -n, of each worker",
+    ),
+    Option(
+        name="deadline",
+        read=seconds,
+        metavar="SECONDS",
+        meaning="time for one run of a case",
+        default="10, gloo 30, nccl 60",
+    ),
+    Option(
+        name="load_deadline",
+        read=seconds,
+        metavar="SECONDS",
+        meaning="time to import the target in a process",
+        default="120",
+    ),
+    Option(name="report", read=Path, metavar="FILE.jsonl", meaning="write events as JSON lines", argument=False),
+    *(
+        Option(name=name, read=Path, metavar=metavar, meaning=meaning, pytest=False, argument=False)
+        for name, (metavar, meaning) in OUTPUTS.items()
+    ),
+    Option(
+        name="cases",
+        read=Path,
+        metavar="DIR",
+        meaning="folder for counterexamples; those of earlier runs are tried first",
+        default=".ringverify",
+    ),
+    Option(
+        name="baseline",
+        read=Path,
+        metavar="FILE.toml",
+        meaning="violations that are known: shown, but the run does not fail",
+        in_pytest="violations that are known: xfailed, and failed if they are gone",
+    ),
+    Option(
+        name="exitfirst",
+        short="-x",
+        read=None,
+        meaning="stop at the first violation",
+        pytest=False,
+        argument=False,
+    ),
+    Option(
+        name="verbose",
+        short="-v",
+        read=None,
+        meaning="whole tracebacks; who sends how much to whom; memory at its peak",
+        pytest=False,
+        argument=False,
+    ),
+    Option(
+        name="quiet",
+        short="-q",
+        read=None,
+        meaning="print only what did not pass, and the verdict",
+        pytest=False,
+        argument=False,
+    ),
+)
+
+EXCLUSIVE = ("verbose", "quiet")
+"""Flags of which only one may be given."""
+
+ARGUMENTS: dict[str, Option] = {option.name: option for option in OPTIONS if option.argument}
+"""The arguments of `run_conformance`, which are also the settings of pytest."""
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add all of them to the parser of a command, with "not said" as the default of each."""
+    exclusive = parser.add_mutually_exclusive_group()
+    for option in OPTIONS:
+        group = exclusive if option.name in EXCLUSIVE else parser
+        flags = [flag for flag in (option.short, f"--{option.key}") if flag is not None]
+        if option.read is None:
+            group.add_argument(*flags, action="store_true", help=option.help)
+        else:
+            group.add_argument(
+                *flags,
+                type=option.read,
+                choices=option.choices or None,
+                metavar=option.metavar,
+                help=option.help,
+            )

@@ -1,0 +1,41 @@
+"""The command `ringverify list`. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("list", help="list what there is")
+    parser.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run the command and return its exit code."""
+    del console  # one name a line, for other programs to read
+    from ringverify.targets import BUILT_IN, MUTANT
+
+    match options.what:
+        case "properties":
+            from ringverify.properties.catalogue import PROPERTIES
+
+            for property in PROPERTIES.values():
+                print(f"{property.id:<24}{property.meaning}")
+        case "mutants":
+            from ringverify.faults.catalogue import MUTANTS
+
+            for mutant in MUTANTS.values():
+                print(f"{MUTANT}{mutant.id:<8}{mutant.kind:<13}{mutant.title}")
+        case "peers":
+            for name in BUILT_IN:
+                if name.startswith("peer:"):
+                    print(name)
+        case _:
+            for name in BUILT_IN:
+                print(name)
+    return 0

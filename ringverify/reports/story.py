@@ -1,0 +1,154 @@
+"""What presenters share: the story of a failure in words, margins, axes, and texts made safe to show."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from ringverify import words
+from ringverify.events import CounterexampleEvent, Event, as_json, from_json
+
+AXES = {
+    "out": ("batch", "query", "head", "dim"),
+    "lse": ("batch", "head", "query"),
+    "dq": ("batch", "query", "head", "dim"),
+    "dk": ("batch", "key", "head", "dim"),
+    "dv": ("batch", "key", "head", "dim"),
+}
+DETAIL_LINES = 14
+"""Lines of a traceback that are shown: the last ones."""
+
+FAR_BEYOND = 1e12
+"""A ratio of error to allowed error past which its digits tell nobody anything."""
+
+LINES = ("detail", "printed")
+"""Fields whose texts have lines; every other text is one line."""
+
+Shown = TypeVar("Shown", bound=Event)
+
+
+def presentable(value: Any, *, lines: bool = False) -> Any:
+    """JSON values as they may be shown: texts are escaped and cut as in `ringverify.words`."""
+    if isinstance(value, str):
+        return (words.legible_lines if lines else words.legible)(words.cut(value, words.TEXT))
+    if isinstance(value, Mapping):
+        return {
+            words.legible(words.cut(key)): presentable(item, lines=lines or key in LINES) for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [presentable(item, lines=lines) for item in value]
+    return value
+
+
+def shown(event: Shown) -> Shown:
+    """An event as it may be shown; presenters show no other."""
+    return from_json(type(event), presentable(as_json(event)))
+
+
+def replay_line(*, file: str | None, vectors: Sequence[str] | None = None) -> str:
+    """The command that shows a failure again; "" if there is none.
+
+    It is made here of the case file's name, or of the words for the vectors: a line that a report holds is never shown
+    as something to type.
+    """
+    if file is not None:
+        return shlex.join(["ringverify", "replay", f"./{file}" if file.startswith("-") else file])
+    return shlex.join(["ringverify", "vectors", "check", *vectors]) if vectors else ""
+
+
+def replay_of(event: CounterexampleEvent) -> str:
+    """The command that shows a counterexample again."""
+    return replay_line(file=event.file, vectors=event.vectors)
+
+
+def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
+    """A counterexample in words: lines with a label each, "" where a line goes on with the one before."""
+    rows = [("same", f"as {event.same_as}")] if event.same_as is not None else []
+    rows += [(label, text) for label, text in (("", event.summary), ("case", event.case_text)) if text is not None]
+    if (numbers := worst_numbers(event)) is not None:
+        rows += [("worst", worst_element(event)), ("", numbers)]
+    if event.where is not None:
+        rows += zip(("where", ""), event.where.text, strict=False)
+    if event.refused is not None:
+        rows.append(("also", f"{event.refused.summary}, on {event.refused.case_text}"))
+    if event.diagnosis is not None:
+        rows.append(("cause", event.diagnosis))
+    if event.declare is not None:
+        rows.append(("declare", event.declare))
+    hints = [f"{hint.property}: {hint.text}" if hint.property else hint.text for hint in event.hints or ()]
+    rows += zip(["beside", *[""] * len(hints)], hints, strict=False)
+    unexplained = event.diagnosis is None and event.tensor is not None and not hints and event.declare is None
+    if unexplained and event.takes is not None:
+        rows.append(("next", unknown(event.takes)))
+    if event.tried:
+        margins = ""
+        if event.first_margin is not None and event.tensor is not None:
+            there, here = margin_text(event.first_margin), margin_text(event.margin)
+            margins = f"; margin {there} there, {here} in the smallest case"
+        rows.append(("shrunk", f"from {event.shrunk_from or 'another'}, {event.tried} cases tried{margins}"))
+    for earlier in event.after or ():
+        rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
+    if event.repeats is False:
+        rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
+    if event.note is not None:
+        rows.append(("note", event.note))
+    if again := replay_of(event):
+        rows.append(("replay", again))
+    return rows
+
+
+def repeated(event: CounterexampleEvent) -> str:
+    """In one line, a failure that is another one once more."""
+    return f"{event.same_as}: {event.summary or ''}; {replay_of(event)}"
+
+
+def unknown(takes: Sequence[str]) -> str:
+    """What to do about a failure that nothing explains, and what it takes."""
+    told = "Cause unknown. "
+    if takes:
+        listed = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
+        told += f"It takes {listed}. "
+    return told + "Print in your function and replay: what each rank prints is shown"
+
+
+def worst_element(event: CounterexampleEvent) -> str:
+    """Where the worst element is, by axis."""
+    assert event.tensor is not None
+    assert event.index is not None
+    axes = AXES[event.tensor]
+    places = [f"{axis} {place}" for axis, place in zip(axes, event.index, strict=True)]
+    row = axes.index("key" if "key" in axes else "query")
+    places[row] += f" (position {event.position})"
+    return f"{event.tensor}[{', '.join(places)}] on rank {event.rank}"
+
+
+def worst_numbers(event: CounterexampleEvent) -> str | None:
+    """The worst element's value beside what it should be; `None` where no element is wrong, or none is told of."""
+    actual, expected, error, allowed = event.actual, event.expected, event.error, event.allowed
+    if event.tensor is None or event.index is None or event.position is None:
+        return None
+    if actual is None or expected is None or allowed is None or error is None:
+        return None
+    if actual != actual and expected != expected:
+        return "is no number, and neither is what it is compared with"
+    text = f"is {actual:.6g}, should be {expected:.6g}: "
+    if error != error:
+        return text + f"no number, allowed error {allowed:.2g}"
+    if error > FAR_BEYOND * allowed:  # where the right answer is 0, hardly any error is allowed
+        return text + f"error {error:.3g} where {f'{allowed:.2g}' if allowed else 'none'} is allowed"
+    return text + f"error {error:.3g}, {error / allowed:.3g} times the allowed {allowed:.2g}"
+
+
+def detail_lines(event: CounterexampleEvent, most: int | None = DETAIL_LINES) -> tuple[int, list[str]]:
+    """The end of what the ranks said, where what happened is said; and how many lines are left out before it."""
+    lines = (event.detail or "").rstrip().splitlines()
+    shown = lines if most is None else lines[-most:]
+    return len(lines) - len(shown), shown
+
+
+def margin_text(margin: float | None) -> str:
+    """A margin for a table."""
+    if margin is None:
+        return "-"
+    return f"{margin:.2f}" if margin < 100 else f"{margin:.1e}"

@@ -1,0 +1,81 @@
+"""What a rank raised, as data: read off the exception where it was raised, for another process or for a `Failure`.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+from ringverify.words import TEXT, cut
+from ringverify.worlds.exceptions import exit_call, name_of, one_line, text_of
+from ringverify.worlds.limits import Limit, limit_of
+from ringverify.worlds.stacks import traceback_of_user
+
+
+class Charge(Exception):
+    """What code of ours says of the implementation, such as a breach of the contract: no error of ours.
+
+    Args:
+        message: what the rank did, to follow "rank 1".
+        rule: what it did not keep to: one word for all breaches of one kind.
+        tensor: the result that is concerned, if it is one.
+    """
+
+    def __init__(self, message: str, *, rule: str, tensor: str | None = None) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.tensor = tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Raising:
+    """What a rank raised.
+
+    Attributes:
+        what: "raised ValueError: no such thing" or "called sys.exit(3)", to follow "rank 1".
+        detail: the rank's traceback; empty for a `Charge`, whose traceback would be ours.
+        exception: type of the exception; `None` where the rank ended its process.
+        call: the function by which the rank ended its process, if it did.
+        rule: of a `Charge`.
+        tensor: of a `Charge`.
+        refusal: the rule by which a transport refused the call, if that is what was raised.
+        limit: the limit of the machine that the rank met, if it was one.
+    """
+
+    what: str
+    detail: str
+    exception: str | None = None
+    call: str | None = None
+    rule: str | None = None
+    tensor: str | None = None
+    refusal: str | None = None
+    limit: Limit | None = None
+
+
+def raising_of(error: BaseException) -> Raising:
+    """What was raised. The exception may be of a user's class, whose methods do as they please."""
+    kind = type(error)  # `isinstance` asks the exception, which may have something else to say
+    if issubclass(kind, Charge):
+        charge = cast(Charge, error)
+        return Raising(cut(text_of(error) or ""), "", name_of(error), rule=charge.rule, tensor=charge.tensor)
+    detail = cut(traceback_of_user(error), TEXT)
+    if issubclass(kind, SystemExit):
+        return Raising(cut(f"called {exit_call(cast(SystemExit, error))}"), detail, call="sys.exit")
+    what = cut(f"raised {one_line(error)}")
+    return Raising(what, detail, name_of(error), refusal=refusal_of(error), limit=limit_of(error))
+
+
+def marked(error: RuntimeError, rule: str) -> RuntimeError:
+    """The error, with the name of the rule by which a transport refused the call."""
+    error.refusal = rule  # type: ignore[attr-defined] # a plain RuntimeError, as torch raises, that says why
+    return error
+
+
+def refusal_of(error: BaseException) -> str | None:
+    """The rule by which a transport refused the call that raised this error, if that is what happened."""
+    if type(error) is not RuntimeError:  # `marked` marks no other, and a class of a user's may compute attributes
+        return None
+    rule = getattr(error, "refusal", None)
+    return rule if isinstance(rule, str) else None
