@@ -6,9 +6,11 @@ rounding that `ringref.rounding` allows: what is wrong is reproduced, and what i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +26,12 @@ from ringverify.diagnosis.where import wrong_elements
 from ringverify.faults.fault import Cause, When
 from ringverify.faults.ring import STEPS, Steps
 
-SCORING = {*reproducing.MASK, "given", "widen", "per_query_head", "scale", "scores", "cap", "capped", "visit", "arrive"}
+SCORING = frozenset(
+    {*reproducing.MASK, "given", "widen", "per_query_head", "scale", "scores", "cap", "capped", "visit", "arrive"}
+)
 """Steps that change which scores there are, so that their rounding is that of another problem."""
+
+T = TypeVar("T")
 
 CONCERNS = {
     "causal": "causal",
@@ -99,27 +105,41 @@ class Hypothesis:
         if not _concerns(scene.problem, steps):
             return 0.0 if _is_right(scene) else None
         ranks = range(scene.size) if self.ranks is None else self.ranks(scene)
-        changed = {name for name in reproducing.FORWARD if getattr(steps, name) is not getattr(STEPS, name)}
-        wide = torch.float32 if self.overflows and scene.pipeline.sums == "float32" else torch.float64
 
         def steps_of(direction: When) -> reproducing.StepsOfRank:
             there = self.when in ("always", direction)
             return lambda rank: steps if there and rank in ranks else STEPS
 
-        def limits(direction: When) -> Allowed:
-            return _limits_of(scene, steps_of(direction)) if changed & SCORING else scene.allowed
+        @functools.cache
+        def limits() -> Allowed:
+            scoring = steps.changed & SCORING
+            return _limits_of(scene, lambda rank: steps if rank in ranks else STEPS) if scoring else scene.allowed
+
+        def limits_in(direction: When) -> Callable[[], Allowed]:
+            return limits if self.when in ("always", direction) else lambda: scene.allowed
+
+        exact = not steps.changed & SCORING.difference(reproducing.MASK)
+
+        def agrees(rank: int, results: Results) -> bool:
+            return all(_near(scene, name, rank, found, exact=exact) for name, found in results.items())
+
+        def of_forward() -> tuple[list[reproducing.Forward], float] | None:
+            wide = torch.float32 if self.overflows and scene.pipeline.sums == "float32" else torch.float64
+            forwards = reproducing.forward(scene, steps_of("forward"), wide=wide, agrees=agrees)
+            left = _agree(scene, [one.results for one in forwards], ("out", "lse"), limits_in("forward"))
+            return None if left is None else (forwards, left)
 
         with np.errstate(all="ignore"):
             try:
-                if self.when == "backward" or not changed:
-                    forwards, left = _right(scene)
+                if self.when == "backward" or not steps.changed & reproducing.FORWARD:
+                    explained = _right(scene)
                 else:
-                    forwards = reproducing.forward(scene, steps_of("forward"), wide=wide)
-                    left = _agree(scene, [one.results for one in forwards], ("out", "lse"), lambda: limits("forward"))
-                if left is None or "dq" not in scene.tensors:
-                    return left
-                results = reproducing.backward(scene, steps_of("backward"), forwards)
-                more = _agree(scene, results, ("dq", "dk", "dv"), lambda: limits("backward"))
+                    explained = _shared(scene, ("forward", steps, tuple(ranks), self.overflows), of_forward)
+                if explained is None or "dq" not in scene.tensors:
+                    return None if explained is None else explained[1]
+                forwards, left = explained
+                results = reproducing.backward(scene, steps_of("backward"), forwards, agrees=agrees)
+                more = _agree(scene, results, ("dq", "dk", "dv"), limits_in("backward"))
             except NoPrediction:
                 return None
         return None if more is None else max(left, more)
@@ -142,10 +162,18 @@ class Hypothesis:
 
 def _concerns(problem: Problem, steps: Steps) -> bool:
     """Whether a problem has what the steps are about."""
-    names = [field.name for field in dataclasses.fields(steps)]
-    changed = [name for name in names if getattr(steps, name) is not getattr(STEPS, name)]
-    about = [name for name in changed if name != "pattern"] or changed  # which may only say on which blocks
-    return not changed or any(name not in CONCERNS or getattr(problem, CONCERNS[name]) for name in about)
+    about = steps.changed - {"pattern"} or steps.changed  # which may only say on which blocks
+    return not about or any(name not in CONCERNS or getattr(problem, CONCERNS[name]) for name in about)
+
+
+def _shared(scene: Scene, key: Hashable, compute: Callable[[], T | None]) -> T | None:
+    """What was computed of a scene before, by whichever hypothesis; `None` where there is no prediction."""
+    if key not in scene.shared:
+        scene.shared[key] = None
+        with contextlib.suppress(NoPrediction):
+            scene.shared[key] = compute()
+    found: T | None = scene.shared[key]
+    return found
 
 
 @functools.lru_cache(maxsize=16)
@@ -154,11 +182,15 @@ def _is_right(scene: Scene) -> bool:
     return not any(wrong_elements(scene, name, rank).any() for name in scene.tensors for rank in ranks)
 
 
-@functools.lru_cache(maxsize=16)
-def _right(scene: Scene) -> tuple[list[reproducing.Forward], float | None]:
-    """The forward as it should be, and whether it agrees with what was seen: many hypotheses share it."""
-    found = reproducing.forward(scene, lambda rank: STEPS)
-    return found, _agree(scene, [one.results for one in found], ("out", "lse"), lambda: scene.allowed)
+def _right(scene: Scene) -> tuple[list[reproducing.Forward], float] | None:
+    """The forward as it should be, and what it leaves of what was seen; `None` where that is not right."""
+
+    def compared() -> tuple[list[reproducing.Forward], float] | None:
+        found = reproducing.right(scene)
+        left = _agree(scene, [one.results for one in found], ("out", "lse"), lambda: scene.allowed)
+        return None if left is None else (found, left)
+
+    return _shared(scene, "right and compared", compared)
 
 
 def _limits_of(scene: Scene, steps_of: reproducing.StepsOfRank) -> Allowed:
@@ -208,7 +240,7 @@ def _agree(
     pairs = [(name, rank, found[rank][name], scene.seen(name, rank)) for name in names for rank in where]
     if any(predicted.shape != seen.shape for _, _, predicted, seen in pairs):
         return None
-    if not all(_near(predicted, seen, scene.limit(name, rank)) for name, rank, predicted, seen in pairs):
+    if not all(_near(scene, name, rank, predicted) for name, rank, predicted, _ in pairs):
         return None  # far off: no need to derive by how much it may be
     suspected = limits() if pairs else None
     violated = told = False  # whether anything is wrong, and the hypothesis nearer to it than the right answer is
@@ -250,15 +282,27 @@ def _margins(seen: Array, predicted: Array, limit: Array, dtype: DtypeName) -> A
     return np.where(np.isnan(seen) & np.isnan(predicted), 0.0, margin)
 
 
-def _near(predicted: Array, seen: Array, limit: Array) -> bool:
-    """Whether they agree in where they are no numbers, and in magnitude as a whole."""
-    finite = np.isfinite(predicted) & np.isfinite(seen)
-    if bool((np.isnan(predicted) != np.isnan(seen)).any()):
+def _near(scene: Scene, name: TensorName, rank: int, predicted: Array, *, exact: bool = False) -> bool:
+    """Whether a prediction agrees with what was seen in where they are no numbers, and in magnitude as a whole.
+
+    Args:
+        scene: the case.
+        name: the result; one that did not come back agrees with everything.
+        rank: whose.
+        predicted: it.
+        exact: whether rounding is that of the right answer, but for the pattern: more than half of the digits agree.
+    """
+    if name not in scene.tensors:
+        return True
+    seen, limit = scene.seen(name, rank), scene.limit(name, rank)
+    if predicted.shape != seen.shape or bool((np.isnan(predicted) != np.isnan(seen)).any()):
         return False
-    size = np.abs(np.where(finite, seen, 0.0)).max(initial=0.0)
-    off = np.abs(np.where(finite, predicted - seen, 0.0)).max(initial=0.0)
+    finite = np.isfinite(predicted) & np.isfinite(seen)
+    there = [np.where(finite, x, 0.0) for x in (seen, predicted)]
+    off = np.abs(there[0] - there[1]).max(initial=0.0)
     slack = np.where(np.isfinite(limit), limit, 0.0).max(initial=0.0)  # where both are nothing but rounding
-    return bool(off <= slack or off <= size or off <= np.abs(np.where(finite, predicted, 0.0)).max(initial=0.0))
+    size = max(np.abs(x).max(initial=0.0) for x in there)
+    return bool(off <= max(slack, size * (min(1.0, relative_rounding(scene, name) ** 0.5) if exact else 1.0)))
 
 
 def comparable(scene: Scene) -> bool:
@@ -279,6 +323,13 @@ def _sums_rounding(scene: Scene) -> float:
 
 def relative_rounding(scene: Scene, name: TensorName) -> float:
     """How much, relatively, the largest right value may be off: for predictions with no right value beside them."""
+    if ("rounding", name) not in scene.shared:
+        scene.shared["rounding", name] = _relative_rounding(scene, name)
+    found: float = scene.shared["rounding", name]
+    return found
+
+
+def _relative_rounding(scene: Scene, name: TensorName) -> float:
     answer, allowed = getattr(scene.truth, name), getattr(scene.allowed, name)
     p = scene.problem
     returned: DtypeName = scene.pipeline.lse_dtype if name == "lse" else p.dtype

@@ -1,7 +1,9 @@
 """What the ring of steps returns on a case when some of its steps are wrong: all ranks in this process, in float64.
 
-No process group is needed. Ranks are threads of which one runs at a time; a rank hands over where it waits for a
-message. A message that is not waited for does not arrive, so that a fault of waiting gives what it gives on a device.
+No process group is needed. Where every step of the wire is as it should be, a rank is run after the other, and is
+given the blocks of the others; what steps have computed that a fault leaves as they are is taken over. Where one is
+not, ranks are threads of which one runs at a time; a rank hands over where it waits for a message. A message that is
+not waited for does not arrive, so that a fault of waiting gives what it gives on a device.
 """
 
 from __future__ import annotations
@@ -42,8 +44,20 @@ BACKWARD = (
 )  # fmt: skip
 """Steps that the forward does not take."""
 
-FORWARD = tuple(field.name for field in dataclasses.fields(Steps) if field.name not in BACKWARD)
+FORWARD = frozenset(field.name for field in dataclasses.fields(Steps)).difference(BACKWARD)
 """Steps that the forward takes."""
+
+WIRE = frozenset({"owner", "right", "left", "peer", "group", "hops", "buffers", "post", "arrive", "move", "visit"})
+"""Steps by which a block comes to another rank."""
+
+WIRE_BACK = WIRE | {"backward", "travel", "arrive_gradients"}
+"""Steps by which its gradient comes back."""
+
+AFTER_ATTENDING = frozenset({"merge", "accumulate", "times", "between", "normalise", "returned", "kept", *BACKWARD})
+"""Steps that change nothing about the partial result of a block."""
+
+AFTER_GRADIENTS = frozenset({"times_in_dq", "times_in_part", "add_dq", "add_part", "returned_gradients", "narrow"})
+"""Steps that change nothing about the gradients of a block."""
 
 
 class NoPrediction(Exception):
@@ -169,20 +183,30 @@ class Forward:
 
 def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64) -> Here:
     """A rank of a case."""
-    queries, keys = (torch.from_numpy(held[rank].copy()) for held in scene.shards)
-    call = AttentionCall(
-        group=cast(Any, None),
-        rank=rank,
-        world_size=scene.size,
-        problem=scene.problem,
-        sharding=scene.capabilities.sharding_named(scene.case.sharding),
-        positions=queries,
-        key_positions=keys,
-    )
-    return Here(call, torch.float64, wide, layout=scene.capabilities.tensor_layout)
+    if ("call", rank) not in scene.shared:
+        queries, keys = (torch.from_numpy(held[rank].copy()) for held in scene.shards)
+        scene.shared["call", rank] = AttentionCall(
+            group=cast(Any, None),
+            rank=rank,
+            world_size=scene.size,
+            problem=scene.problem,
+            sharding=scene.capabilities.sharding_named(scene.case.sharding),
+            positions=queries,
+            key_positions=keys,
+        )
+    return Here(scene.shared["call", rank], torch.float64, wide, layout=scene.capabilities.tensor_layout)
 
 
 def _given(scene: Scene, rank: int) -> dict[str, Tensor]:
+    """A rank's inputs and cotangents as they lie in memory; nobody writes to them."""
+    key = "given", rank
+    if key not in scene.shared:
+        scene.shared[key] = _laid_out(scene, rank)
+    found: dict[str, Tensor] = scene.shared[key]
+    return found
+
+
+def _laid_out(scene: Scene, rank: int) -> dict[str, Tensor]:
     """A rank's inputs and cotangents as they lie in memory."""
     queries, keys = (held[rank] for held in scene.shards)
     swapped = scene.capabilities.tensor_layout == "bhsd"
@@ -222,56 +246,187 @@ def _in_turn(scene: Scene, program: Callable[[int, _Box], T]) -> list[T]:
     return [found[rank] for rank in range(scene.size)]
 
 
-def _wired(scene: Scene, steps: Steps, box: _Box) -> Steps:
-    """The steps with messages that are left in a box, and with the case's own pattern where it is the right one."""
-    ways: dict[str, Any] = {
-        "peer": lambda here, rank: rank,
-        "post": box.post,
-        "gather": box.gather,
-        "add_up": box.add_up,
-        "group": lambda here: None,
-    }
-    if all(getattr(steps, name) is getattr(STEPS, name) for name in MASK):
+def _wired(scene: Scene, steps: Steps, **ways: Any) -> Steps:
+    """The steps with other ways to move blocks, and with the case's own pattern where it is the right one."""
+    if not steps.changed.intersection(MASK):
         ways["pattern"] = lambda steps, here, hop, owner: scene.counts[here.rank, owner]
-    return replace(steps, **{name: way for name, way in ways.items() if getattr(steps, name) is getattr(STEPS, name)})
+    return replace(steps, **{name: way for name, way in ways.items() if name not in steps.changed})
 
 
-def forward(scene: Scene, steps_of: StepsOfRank, *, wide: torch.dtype = torch.float64) -> list[Forward]:
+def _run(
+    scene: Scene,
+    every: list[Steps],
+    program: Callable[[int, Steps], T],
+    blocks: Callable[[], list[Block]],
+    wire: frozenset[str] = WIRE,
+) -> list[T]:
+    """What a program returns on every rank: one after the other if none has to wait, else in turn.
+
+    Raises:
+        NoPrediction: it failed on one.
+    """
+    if scene.replicated or any(steps.changed & wire for steps in every):
+
+        def in_turn(rank: int, box: _Box) -> T:
+            ways = {"post": box.post, "gather": box.gather, "add_up": box.add_up}
+            ways |= {"peer": lambda here, rank: rank, "group": lambda here: None}
+            return program(rank, _wired(scene, every[rank], **ways))
+
+        return _in_turn(scene, in_turn)
+    try:
+        with torch.no_grad():
+            there = blocks()
+
+            def visit(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+                for hop in range(here.size):
+                    owner = (here.rank - hop) % here.size
+                    yield hop, owner, there[owner] if hop else block
+
+            return [program(rank, _wired(scene, steps, visit=visit)) for rank, steps in enumerate(every)]
+    except NoPrediction:
+        raise
+    except Exception as error:
+        raise NoPrediction from error
+
+
+def _blocks(scene: Scene, every: list[Steps]) -> list[Block]:
+    """What every rank sends of its keys and values."""
+
+    def sent(rank: int, steps: Steps) -> Block:
+        here, x = place_of(scene, rank), _given(scene, rank)
+        return steps.outgoing(steps.given(here, "k", x["k"]), steps.given(here, "v", x["v"]))
+
+    if any(steps.changed & {"given", "outgoing"} for steps in every):
+        return [sent(rank, steps) for rank, steps in enumerate(every)]
+    if "blocks" not in scene.shared:
+        scene.shared["blocks"] = [sent(rank, STEPS) for rank in range(scene.size)]
+    found: list[Block] = scene.shared["blocks"]
+    return found
+
+
+Agrees = Callable[[int, Results], bool]
+"""Whether some of a rank's results may be what was seen; nothing further is computed where they cannot."""
+
+
+def forward(
+    scene: Scene,
+    steps_of: StepsOfRank,
+    *,
+    wide: torch.dtype = torch.float64,
+    agrees: Agrees = lambda rank, results: True,
+) -> list[Forward]:
     """The forward of every rank.
 
     Args:
         scene: the case.
         steps_of: the steps of each rank.
         wide: the dtype in which sums are kept.
+        agrees: whether the results of a rank may be what was seen.
 
     Raises:
-        NoPrediction: the ring of these steps fails.
+        NoPrediction: the ring of these steps fails, or a rank does not agree.
     """
+    attended: dict[tuple[int, int], Any] = scene.shared.setdefault("attended", {})
 
-    def program(rank: int, box: _Box) -> Forward:
-        here, steps, x = place_of(scene, rank, wide=wide), _wired(scene, steps_of(rank), box), _given(scene, rank)
+    def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Any:
+        if (here.rank, hop) not in attended:
+            attended[here.rank, hop] = STEPS.attend(steps, here, hop, owner, q, block)
+        return attended[here.rank, hop]
+
+    def program(rank: int, steps: Steps) -> Forward:
+        here, x = place_of(scene, rank, wide=wide), _given(scene, rank)
+        if wide == torch.float64 and every[rank].changed <= AFTER_ATTENDING:
+            steps = replace(steps, attend=attend)
         whole = steps.forward(steps, here, x["q"], x["k"], x["v"])
         saved = steps.kept(here, (x["q"], x["k"], x["v"], whole.out, whole.lse))
         out, lse = steps.returned(here, whole)
-        return Forward(here, saved, {"out": _array(out), "lse": _array(lse)})
+        found = Forward(here, saved, {"out": _array(out), "lse": _array(lse)})
+        if not agrees(rank, found.results):
+            raise NoPrediction
+        return found
 
-    return _in_turn(scene, program)
+    every = [steps_of(rank) for rank in range(scene.size)]
+    return _run(scene, every, program, lambda: _blocks(scene, every))
 
 
-def backward(scene: Scene, steps_of: StepsOfRank, forwards: list[Forward]) -> list[Results]:
+def right(scene: Scene) -> list[Forward]:
+    """The forward as it should be."""
+    if "right" not in scene.shared:
+        scene.shared["right"] = forward(scene, lambda rank: STEPS)
+    found: list[Forward] = scene.shared["right"]
+    return found
+
+
+def backward(
+    scene: Scene,
+    steps_of: StepsOfRank,
+    forwards: list[Forward],
+    *,
+    agrees: Agrees = lambda rank, results: True,
+) -> list[Results]:
     """The backward of every rank, from what its forward has kept.
 
     Raises:
-        NoPrediction: the ring of these steps fails.
+        NoPrediction: the ring of these steps fails, or a rank does not agree.
     """
+    every = [steps_of(rank) for rank in range(scene.size)]
+    known: dict[tuple[int, int], Any] | None = None
+    if forwards is scene.shared.get("right") and all(steps.changed <= AFTER_GRADIENTS for steps in every):
+        known = scene.shared.setdefault("gradients", {})
 
-    def program(rank: int, box: _Box) -> Results:
-        before, steps, x = forwards[rank], _wired(scene, steps_of(rank), box), _given(scene, rank)
+    def gradients(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        assert known is not None
+        if (here.rank, hop) not in known:
+            known[here.rank, hop] = STEPS.gradients(steps, here, hop, owner, rows, block)
+        found: tuple[Tensor, Block] = known[here.rank, hop]
+        return found
+
+    def program(rank: int, steps: Steps) -> tuple[Here, tuple[Tensor, ...]]:
+        before, x = forwards[rank], _given(scene, rank)
         here = replace(before.here, notes=dict(before.here.notes))
-        dq, dk, dv = steps.backward(steps, here, before.saved, x["dout"], x["dlse"])
-        return {"dq": _array(dq), "dk": _array(dk), "dv": _array(dv)}
+        steps = steps if known is None else replace(steps, gradients=gradients)
+        return here, steps.backward(steps, here, before.saved, x["dout"], x["dlse"])
 
-    return _in_turn(scene, program)
+    def sent() -> list[Block]:
+        found = []
+        for steps, one in zip(every, forwards, strict=True):
+            k, v = (steps.given(one.here, name, x) for name, x in zip("kv", one.saved[1:3], strict=True))
+            found.append(steps.outgoing(k, v))
+        return found
+
+    def checked(rank: int, dq: Tensor, dk: Tensor, dv: Tensor) -> Results:
+        found: Results = {"dq": _array(dq), "dk": _array(dk), "dv": _array(dv)}
+        if not agrees(rank, found):
+            raise NoPrediction
+        return found
+
+    if scene.replicated or any(steps.changed & WIRE_BACK for steps in every):
+        return _run(scene, every, lambda rank, steps: checked(rank, *program(rank, steps)[1]), sent, WIRE_BACK)
+
+    parts: dict[tuple[int, int], Block] = {}
+
+    def noted(rank: int, steps: Steps) -> tuple[Here, tuple[Tensor, ...]]:
+        """The rank's dq, and its part in the gradient of each block."""
+
+        def travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+            parts[owner, hop] = part
+            return part
+
+        found = program(rank, replace(steps, travel=travel, returned_gradients=STEPS.returned_gradients))
+        if "returned_gradients" not in steps.changed and not agrees(rank, {"dq": _array(found[1][0])}):
+            raise NoPrediction
+        return found
+
+    found = []
+    for rank, (here, gradients_here) in enumerate(_run(scene, every, noted, sent, WIRE_BACK)):
+        total = parts[rank, 0]
+        for hop in range(1, scene.size):
+            total = every[(rank + hop) % scene.size].add_part(hop, total, parts[rank, hop])
+        returned = every[rank].returned_gradients(here, gradients_here[0], *(x.to(here.dtype) for x in total))
+        found.append(checked(rank, *returned))
+    return found
 
 
 class Scored(NamedTuple):
@@ -298,8 +453,8 @@ def scores(scene: Scene, steps_of: StepsOfRank) -> list[Scored]:
     """
     p = scene.problem
 
-    def program(rank: int, box: _Box) -> list[Scored]:
-        here, steps, x = place_of(scene, rank), _wired(scene, steps_of(rank), box), _given(scene, rank)
+    def program(rank: int, steps: Steps) -> list[Scored]:
+        here, x = place_of(scene, rank), _given(scene, rank)
         q, k, v = (steps.given(here, name, x[name]) for name in ("q", "k", "v"))
         wide_q, found = steps.widen(here, q), []
         for hop, owner, block in steps.visit(steps, here, steps.outgoing(k, v)):
@@ -309,7 +464,8 @@ def scores(scene: Scene, steps_of: StepsOfRank) -> list[Scored]:
             found.append(Scored(place, m.numpy(), _array(s), abs(steps.scale(here))))
         return found
 
-    return [one for of_rank in _in_turn(scene, program) for one in of_rank]
+    every = [steps_of(rank) for rank in range(scene.size)]
+    return [one for of_rank in _run(scene, every, program, lambda: _blocks(scene, every)) for one in of_rank]
 
 
 def _array(x: Tensor) -> Array:

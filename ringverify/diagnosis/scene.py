@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,11 +39,13 @@ class Scene:
         case: it.
         capabilities: what the implementation declares.
         observation: what came back; it did not fail.
+        shared: what hypotheses have computed of it that others need too.
     """
 
     case: Case
     capabilities: Capabilities
     observation: Observation
+    shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
@@ -119,11 +122,19 @@ class Scene:
 
     def true(self, name: TensorName, rank: int) -> Array:
         """What a rank should have returned."""
-        return self.local(name, getattr(self.truth, name), rank)
+        key = "true", name, rank
+        if key not in self.shared:
+            self.shared[key] = self.local(name, getattr(self.truth, name), rank)
+        found: Array = self.shared[key]
+        return found
 
     def limit(self, name: TensorName, rank: int) -> Array:
         """How much error it is allowed."""
-        return self.local(name, getattr(self.allowed, name), rank)
+        key = "limit", name, rank
+        if key not in self.shared:
+            self.shared[key] = self.local(name, getattr(self.allowed, name), rank)
+        found: Array = self.shared[key]
+        return found
 
     def seen(self, name: TensorName, rank: int) -> Array:
         """What it did return."""

@@ -11,6 +11,7 @@ for one reason only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -181,9 +182,15 @@ def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, 
 # -- the steps ---------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
     """What the ring is made of. A field that takes `steps` is a loop of other steps."""
+
+    @functools.cached_property
+    def changed(self) -> frozenset[str]:
+        """Names of the steps that are not those of the right ring."""
+        fields = dataclasses.fields(self)
+        return frozenset(field.name for field in fields if getattr(self, field.name) is not field.default)
 
     # who is who
     owner: Callable[[Here, int], int] = wire.owner
