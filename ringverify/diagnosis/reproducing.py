@@ -47,8 +47,10 @@ BACKWARD = (
 FORWARD = frozenset(field.name for field in dataclasses.fields(Steps)).difference(BACKWARD)
 """Steps that the forward takes."""
 
-WIRE = frozenset({"owner", "right", "left", "peer", "group", "hops", "buffers", "post", "arrive", "move", "visit"})
-"""Steps by which a block comes to another rank."""
+WIRE = frozenset({
+    "owner", "right", "left", "peer", "group", "hops", "buffers", "post", "arrive", "move", "visit", "forward",
+})  # fmt: skip
+"""Steps by which a block comes to another rank, and the loop that may give it other blocks."""
 
 WIRE_BACK = WIRE | {"backward", "travel", "arrive_gradients"}
 """Steps by which its gradient comes back."""

@@ -10,7 +10,7 @@ import torch
 from ringverify.faults import arithmetic
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, gradients, multiplicity, travel
+from ringverify.faults.ring import STEPS, Steps, gradients, multiplicity
 
 FAULTS = Faults()
 
@@ -24,7 +24,8 @@ F1a = FAULTS.add(
 F1b = FAULTS.add(
     "F1b",
     "dk and dv from the own queries only",
-    story="As F1a, for keys and values: later hops add nothing.",
+    story="As F1a, for keys and values: later hops add nothing. So it is, too, where received keys are new "
+    "tensors without history for autograd.",
     source="lucidrains/ring-attention-pytorch a7dd365",
     ring=replace(STEPS, add_part=lambda hop, carried, part: carried),
 )
@@ -250,33 +251,12 @@ F12b = FAULTS.add(
 )
 
 
-def _detached_weights(dout: torch.Tensor, out: torch.Tensor, dlse: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(dlse)
-
-
 R9 = FAULTS.add(
     "R9",
     "softmax treated as constant in backward",
     story="In-place updates of the online softmax break the graph; its statistics are detached to silence the error, "
     "and dq and dk lose their correction term. dv is right.",
     source="report R9",
-    ring=replace(STEPS, delta=_detached_weights),
-)
-
-
-def _own_block_only(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    travel(steps, here, hop, owner, carried, part)
-    return part if carried is None else carried
-
-
-def _kept_home(hop: int, carried: Block, part: Block) -> Block:
-    return part
-
-
-R10 = FAULTS.add(
-    "R10",
-    "autograd does not follow the ring",
-    story="Received keys are new tensors without history: dk and dv are those of the own queries, dq is right.",
-    source="report R10",
-    ring=replace(STEPS, travel=_own_block_only, add_part=_kept_home),
+    ring=replace(STEPS, ds=lambda p, dp, delta: p * dp),
+    cause="the softmax is taken for constant: ds = p · dp, its correction delta is missing",
 )

@@ -66,6 +66,9 @@ OUT_OF_SCOPE: dict[str, str] = {
 }
 """Rows of the reports that need what the written semantics lack, and why."""
 
+TOLD_AS = {"R10": "F1b"}
+"""Reports of a fault that behaves as another one, and the id of that."""
+
 
 def __getattr__(name: str) -> Implementation:
     """A mutant's implementation as an attribute of this module, so that a target can name it by its id alone."""

@@ -184,7 +184,8 @@ def _unwaited(posted: Posted) -> Block:
 D6a = FAULTS.add(
     "D6a",
     "keys and values read before they arrive",
-    story="Nobody waits for a hop. Needs a transport that is not instantaneous.",
+    story="Nobody waits for a hop, or for the first handle of several only, which is that of a send. Needs a "
+    "transport that is not instantaneous.",
     source="TransformerEngine#1624, 611d876e3",
     ring=replace(STEPS, arrive=_unwaited),
     cause="keys and values of other ranks are zeros: they are read before they arrive",

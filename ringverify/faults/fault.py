@@ -42,6 +42,8 @@ class Mutant:
         source: where it was reported, or "by operator".
         kind: what goes wrong.
         implementation: the mutant; it claims what the original would.
+        ring: steps of the ring, or the function, of which it is made.
+        when: in which direction the steps are those.
     """
 
     id: str
@@ -50,6 +52,8 @@ class Mutant:
     source: str
     kind: FaultKind
     implementation: Implementation
+    ring: Steps | Callable[..., Any]
+    when: When
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +131,7 @@ class Faults:
         else:
             function = ring
         implementation = Implementation(function, f"mutant:{id}", claims)
-        self.mutants[id] = Mutant(id, title, story, source, kind, implementation)
+        self.mutants[id] = Mutant(id, title, story, source, kind, implementation, ring, when)
         if cause and isinstance(ring, Steps) and masks:
             self.mask(cause, ring)
         elif cause and isinstance(ring, Steps):

@@ -236,13 +236,6 @@ O22 = FAULTS.add(
     ring=replace(STEPS, cap_slope=lambda s, softcap: 1 + (s / softcap) ** 2),
     cause="derivative of the softcap is 1 + tanh² instead of 1 - tanh²",
 )
-O23 = FAULTS.add(
-    "O23",
-    "delta dropped",
-    story="ds = p · dp: the softmax's own derivative is missing.",
-    ring=replace(STEPS, ds=lambda p, dp, delta: p * dp),
-    cause="the softmax is taken for constant: ds = p · dp, its correction delta is missing",
-)
 O24 = FAULTS.add(
     "O24",
     "delta added",

@@ -12,7 +12,6 @@ from ringverify.faults.communication import TRAVELLING
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.ring import STEPS, Steps, gradients, travel
-from ringverify.faults.wire import Posted
 
 FAULTS = Faults()
 
@@ -198,21 +197,6 @@ O85 = FAULTS.add(
     kind="traffic",
     ring=replace(STEPS, travel=to_the_owner),
     claims=TRAVELLING,
-)
-
-
-def _late(posted: Posted) -> Block:
-    """Waits for the first handle only."""
-    for work in posted.works[:1]:
-        work.wait()
-    return posted.arriving
-
-
-O86 = FAULTS.add(
-    "O86",
-    "only the first handle waited for",
-    story="batch_isend_irecv returns one a message: the rest is read before it is there.",
-    ring=replace(STEPS, arrive=_late),
 )
 
 

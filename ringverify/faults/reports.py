@@ -1,6 +1,6 @@
 """R: the reports that this project started from, where they tell of a fault.
 
-R3, R4 and R5 are with the dilation, R9 and R10 with the backward, R12 with communication.
+R3, R4 and R5 are with the dilation, R9 with the backward (R10 is F1b), R12 with communication.
 """
 
 from __future__ import annotations

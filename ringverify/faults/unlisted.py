@@ -35,23 +35,6 @@ O100 = FAULTS.add(
 )
 
 
-def _modulo(here: Here, x: Tensor) -> Tensor:
-    return x.repeat(1, here.problem.group_size, 1, 1)
-
-
-def _sum_modulo(here: Here, x: Tensor) -> Tensor:
-    b, _, t, d = x.shape
-    return x.view(b, here.problem.group_size, here.problem.hk, t, d).sum(dim=1)
-
-
-O101 = FAULTS.add(
-    "O101",
-    "query heads dealt out to key heads in turn",
-    story="h % K for h // (H // K), in forward and backward alike. Needs two key heads and grouped queries.",
-    ring=replace(STEPS, per_query_head=_modulo, per_key_head=_sum_modulo),
-)
-
-
 def _no_dlse_if_causal(
     steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor
 ) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ STORIES = (
         title="nothing but attention",
         note="Twelve positions, one head. A softmax of each block whose outputs are added, keys that never travel, and "
         "log-sum-exps merged in another base show here.",
-        bugs=("A9", "A8b", "R6a", "F2", "R10", "A8c"),
+        bugs=("A9", "A8b", "R6a", "F2", "F1b", "A8c"),
         problem=Problem(query_length=12, head_dim=4),
         layouts=on(contiguous=(1, 2, 3, 4), zigzag=(2,), striped=(3,), replicated_query=(2,)),
     ),
