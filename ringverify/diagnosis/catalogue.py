@@ -5,7 +5,10 @@ from __future__ import annotations
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
 from ringverify.diagnosis.narrowing import NARROWED, SUMMED
-from ringverify.faults.catalogue import CAUSES
+from ringverify.faults.catalogue import CAUSES, RARE
+
+UNCOMMON: tuple[Hypothesis, ...] = tuple(Hypothesis.of(cause) for cause in RARE)
+"""What is tried where none of the others explains a case."""
 
 HYPOTHESES: tuple[Hypothesis, ...] = tuple(
     sorted(

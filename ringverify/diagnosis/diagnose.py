@@ -20,7 +20,7 @@ from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted
-from ringverify.diagnosis.catalogue import HYPOTHESES
+from ringverify.diagnosis.catalogue import HYPOTHESES, UNCOMMON
 from ringverify.diagnosis.fitting import fits
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.probing import Asked
@@ -127,7 +127,7 @@ def _named(
     if not comparable(smallest):
         return Diagnosis(_without_digits(smallest))
     differentiated = "dq" in smallest.tensors
-    for hypotheses in (HYPOTHESES, fits(smallest)):
+    for hypotheses in (HYPOTHESES, UNCOMMON, fits(smallest)):
         # Without gradients there is nothing that a fault in one direction only could be told by.
         tried = (found for found in hypotheses if differentiated or found.when == "always")
         left = [(found, residual) for found in tried if (residual := found.explains(smallest)) is not None]

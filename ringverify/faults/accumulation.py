@@ -11,7 +11,8 @@ from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import weight
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, attend
+from ringverify.faults.ring import STEPS, Steps
+from ringverify.faults.tiles import forgetting, own_and_masked
 
 FAULTS = Faults()
 
@@ -182,37 +183,13 @@ A9 = FAULTS.add(
     ),
     cause="out is the sum of the blocks' own softmaxes, without log-sum-exp weights",
 )
-
-TILE = 2
-
-
-def tiles(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block, *, tile: int) -> list[Partial]:
-    """The partial over each run of `tile` keys of a block, and a note of which runs are masked in part."""
-    k, v = (steps.per_query_head(here, steps.widen(here, x)) for x in block)
-    m = steps.pattern(steps, here, hop, owner)
-    s = steps.capped(steps, here, q, k)
-    starts = range(0, m.size(-1), tile)
-    here.notes["masked"] = [bool((m[..., a : a + tile] == 0).any()) for a in starts]
-    return [steps.partial(s[..., a : a + tile], m[..., a : a + tile], v[:, :, a : a + tile]) for a in starts]
-
-
-def _reset(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
-    if not block.k.size(1) or not q.numel():
-        return Partial(*attend(steps, here, hop, owner, q, block))
-    runs = tiles(steps, here, hop, owner, q, block, tile=TILE)
-    running = runs[0]
-    for found, masked in zip(runs[1:], here.notes["masked"][1:], strict=True):
-        running = found if masked and hop == 0 else steps.merge(running, found)
-    return running
-
-
 A10 = FAULTS.add(
     "A10",
     "running sums reset on every masked tile",
     story="They should be on the first only: each masked tile of the diagonal block forgets the tiles before it. Needs "
     "two such tiles, so a shard longer than a tile.",
     source="flash-attention c85cb224",
-    ring=replace(STEPS, attend=_reset),
+    ring=forgetting(2, own_and_masked),
 )
 
 

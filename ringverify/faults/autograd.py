@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -14,12 +16,47 @@ from ringverify.faults.ring import STEPS, Steps, gradients, multiplicity
 
 FAULTS = Faults()
 
+Parts = Callable[[Here, int, int], float]
+"""How often the part of a hop counts, by rank, hop and owner of the block."""
+
+PARTS: dict[str, Parts] = {
+    "come from the rank's own queries only": lambda here, hop, owner: hop == 0,
+    "lack the rank's own part": lambda here, hop, owner: hop > 0 or here.size == 1 or here.replicated,
+    "lack the part of the last hop": lambda here, hop, owner: not 0 < hop == here.size - 1,
+    "lack the part of hop 1": lambda here, hop, owner: hop != 1,
+    "lack the part of hop 2": lambda here, hop, owner: hop != 2,
+    "have the part of hop 1 twice": lambda here, hop, owner: 2 if hop == 1 else 1,
+    "have the part of hop 2 twice": lambda here, hop, owner: 2 if hop == 2 else 1,
+    "have the part of the last hop twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
+    "have the rank's own part twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
+    "are those of the last hop alone: nothing is added up": lambda here, hop, owner: (
+        hop == here.size - 1 or here.replicated
+    ),
+    "lack the parts of rank 0": lambda here, hop, owner: here.rank > 0 or owner == 0,
+}
+
+
+@functools.cache
+def counted(says: str, *names: Literal["dq", "dk", "dv"]) -> Steps:
+    """Parts of some gradients counted so often."""
+    parts = PARTS[says]
+
+    def times(here: Here, hop: int, owner: int, name: Literal["dq", "dk", "dv"]) -> float:
+        return float(parts(here, hop, owner)) if name in names else 1
+
+    return replace(
+        STEPS,
+        times_in_dq=lambda here, hop, owner: times(here, hop, owner, "dq"),
+        times_in_part=lambda here, hop, owner: (times(here, hop, owner, "dk"), times(here, hop, owner, "dv")),
+    )
+
+
 F1a = FAULTS.add(
     "F1a",
     "dq from the first block only",
     story="An iterator made outside the loop over blocks is exhausted after the first. Needs two blocks.",
     source="lucidrains/ring-attention-pytorch a7dd365",
-    ring=replace(STEPS, add_dq=lambda here, hop, total, part: total if hop else total + part),
+    ring=counted("come from the rank's own queries only", "dq"),
 )
 F1b = FAULTS.add(
     "F1b",
@@ -27,7 +64,7 @@ F1b = FAULTS.add(
     story="As F1a, for keys and values: later hops add nothing. So it is, too, where received keys are new "
     "tensors without history for autograd.",
     source="lucidrains/ring-attention-pytorch a7dd365",
-    ring=replace(STEPS, add_part=lambda hop, carried, part: carried),
+    ring=counted("come from the rank's own queries only", "dk", "dv"),
 )
 
 

@@ -27,6 +27,7 @@ from ringverify.faults import (
     varlen,
 )
 from ringverify.faults.fault import Cause, Mutant
+from ringverify.faults.ring import Steps
 from ringverify.implementation import Implementation
 
 GROUPS = (
@@ -53,7 +54,14 @@ CAUSES: tuple[Cause, ...] = (
     *causes_of_masks.MISUNDERSTOOD.causes,
     *(cause for group in GROUPS for cause in group.FAULTS.causes),
 )
-"""Every fault that numbers show."""
+"""Every fault that has a sentence of its own."""
+
+RARE: tuple[Cause, ...] = tuple(
+    Cause(one.title, one.ring, one.when)
+    for one in MUTANTS.values()
+    if one.kind == "value" and isinstance(one.ring, Steps) and all(one.ring is not cause.steps for cause in CAUSES)
+)
+"""The others that numbers show, by their titles: they are tried where no sentence explains what was seen."""
 
 OUT_OF_SCOPE: dict[str, str] = {
     "B6": "rotary embedding: q and k come already rotated, the semantics have no positions of their own",

@@ -5,29 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
 from ringverify.faults import arithmetic
-from ringverify.faults.autograd import like
+from ringverify.faults.autograd import PARTS, counted, like
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.ring import STEPS, Steps, gradients, travel
-from ringverify.faults.strides import as_dense, first_head, from_start
+from ringverify.faults.strides import Read, as_dense, given
 
 FAULTS = Faults()
 Tensor = torch.Tensor
-Read = Callable[[Here, Tensor], Tensor]
-"""What is read in place of an input."""
-
-
-def given(names: str, read: Read) -> Steps:
-    """Inputs or cotangents of these names, read otherwise."""
-    chosen = names.split()
-    return replace(STEPS, given=lambda here, name, x: read(here, x) if name in chosen else x)
-
-
 # -- the formula -------------------------------------------------------------------------------------------------------
 
 
@@ -148,38 +137,6 @@ def _multiplied(which: tuple[bool, bool, bool], by: Callable[[Here], float], *, 
 
 # -- what travels ------------------------------------------------------------------------------------------------------
 
-Parts = Callable[[Here, int, int], float]
-"""How often the part of a hop counts, by rank, hop and owner of the block."""
-
-PARTS: dict[str, Parts] = {
-    "come from the rank's own queries only": lambda here, hop, owner: hop == 0,
-    "lack the rank's own part": lambda here, hop, owner: hop > 0 or here.size == 1 or here.replicated,
-    "lack the part of the last hop": lambda here, hop, owner: not 0 < hop == here.size - 1,
-    "lack the part of hop 1": lambda here, hop, owner: hop != 1,
-    "lack the part of hop 2": lambda here, hop, owner: hop != 2,
-    "have the part of hop 1 twice": lambda here, hop, owner: 2 if hop == 1 else 1,
-    "have the part of hop 2 twice": lambda here, hop, owner: 2 if hop == 2 else 1,
-    "have the part of the last hop twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
-    "have the rank's own part twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
-    "are those of the last hop alone: nothing is added up": lambda here, hop, owner: (
-        hop == here.size - 1 or here.replicated
-    ),
-    "lack the parts of rank 0": lambda here, hop, owner: here.rank > 0 or owner == 0,
-}
-
-
-def _counted(parts: Parts, *names: Literal["dq", "dk", "dv"]) -> Steps:
-    """Parts of some gradients counted so often."""
-
-    def times(here: Here, hop: int, owner: int, name: Literal["dq", "dk", "dv"]) -> float:
-        return float(parts(here, hop, owner)) if name in names else 1
-
-    return replace(
-        STEPS,
-        times_in_dq=lambda here, hop, owner: times(here, hop, owner, "dq"),
-        times_in_part=lambda here, hop, owner: (times(here, hop, owner, "dk"), times(here, hop, owner, "dv")),
-    )
-
 
 def _sent_on(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
     """One hop more than it takes to come back to the owner."""
@@ -251,15 +208,15 @@ def summed_in_input_dtype(*, step_by_step: bool) -> Steps:
     return replace(STEPS, travel=summed)
 
 
-for says, parts in PARTS.items():
-    FAULTS.cause(f"dk and dv {says}", _counted(parts, "dk", "dv"))
-for says, parts in PARTS.items():
-    FAULTS.cause(f"dq: its parts {says}", _counted(parts, "dq"))
-for says, parts in PARTS.items():
-    FAULTS.cause(f"dq, dk and dv {says}", _counted(parts, "dq", "dk", "dv"))
-for says, parts in PARTS.items():
-    FAULTS.cause(f"dk: its parts {says}", _counted(parts, "dk"))
-    FAULTS.cause(f"dv: its parts {says}", _counted(parts, "dv"))
+for says in PARTS:
+    FAULTS.cause(f"dk and dv {says}", counted(says, "dk", "dv"))
+for says in PARTS:
+    FAULTS.cause(f"dq: its parts {says}", counted(says, "dq"))
+for says in PARTS:
+    FAULTS.cause(f"dq, dk and dv {says}", counted(says, "dq", "dk", "dv"))
+for says in PARTS:
+    FAULTS.cause(f"dk: its parts {says}", counted(says, "dk"))
+    FAULTS.cause(f"dv: its parts {says}", counted(says, "dv"))
 for says, steps in {
     "dk and dv are those of rank r - 1: sent one hop too many": replace(STEPS, travel=_sent_on),
     "dk equals dk + dv, and dv is that sum of rank r + 1: the buffers sent and received are unpacked as dk and dv": (
@@ -321,13 +278,6 @@ for says, steps in {
     "strides of q, k and v ignored: elements are read as they lie in memory": given("q k v", as_dense),
 }.items():
     FAULTS.cause(says, steps)
-FAULTS.cause(
-    "storage offset taken for 0: q, k and v are read from the start of their memory",
-    given("q k v", from_start),
-    "forward",
-    "always",
-)
-FAULTS.cause("all heads of k and v read head 0, where their memory is not dense", given("k v", first_head))
 for narrow in ("bfloat16", "float16", "float32"):
     for what, inputs in {
         "all inputs": "q k v dout", "q": "q", "k and v": "k v", "the cotangent of out": "dout"

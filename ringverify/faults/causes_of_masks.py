@@ -11,7 +11,7 @@ from ringref.problem import Problem
 from ringref.sharding import ShardingName, key_positions, query_positions
 from ringverify.faults import pattern
 from ringverify.faults.fault import WHENS, Faults
-from ringverify.faults.masking import fitted
+from ringverify.faults.masking import COUNTED_ONCE, WINDOW_IGNORED, everything, fitted
 from ringverify.faults.pattern import Branch
 from ringverify.faults.place import Here
 from ringverify.faults.ring import STEPS, Steps, multiplicity
@@ -22,11 +22,7 @@ Tensor = torch.Tensor
 # -- causality, window, documents, key lengths -------------------------------------------------------------------------
 
 
-def _all(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
-    return torch.ones_like(i - j, dtype=torch.bool)
-
-
-FAULTS.mask("causal mask missing", replace(STEPS, causal=_all))
+FAULTS.mask("causal mask missing", replace(STEPS, causal=everything))
 
 
 def _by_block(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
@@ -50,7 +46,7 @@ def _window(change: Callable[[int | None, int | None], tuple[int | None, int | N
     return replace(STEPS, window=changed)
 
 
-FAULTS.mask("window ignored", replace(STEPS, window=_all))
+FAULTS.mask("window ignored", WINDOW_IGNORED)
 FAULTS.mask("left side of the window ignored", _window(lambda left, right: (None, right)))
 FAULTS.mask("right side of the window ignored", _window(lambda left, right: (left, None)))
 
@@ -112,7 +108,7 @@ for says, key in {
     FAULTS.cause(says, _without(key), *WHENS)
 FAULTS.cause(
     "multiplicities counted once: a pair that several branches let through counts as one",
-    replace(STEPS, pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner).clamp(max=1)),
+    COUNTED_ONCE,
     *WHENS,
 )
 

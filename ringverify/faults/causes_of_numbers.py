@@ -14,13 +14,22 @@ from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import weight
 from ringverify.faults.fault import WHENS, Faults
 from ringverify.faults.operators import merging
-from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, Times, attend, multiplicity, together
+from ringverify.faults.operators_of_index import BLOCKS, merged
+from ringverify.faults.place import Here, Partial
+from ringverify.faults.ring import STEPS, Steps, Times, multiplicity, together
+from ringverify.faults.tiles import (
+    TILES,
+    always,
+    chunked,
+    first_dimensions,
+    forgetting,
+    last_tile,
+    masked,
+    own_and_masked,
+)
 
 FAULTS = Faults()
 Tensor = torch.Tensor
-TILES = (2, 4, 8, 16, 32, 64, 128)
-"""Keys, or dimensions, that a kernel works on at once."""
 
 # -- what is returned --------------------------------------------------------------------------------------------------
 
@@ -140,72 +149,23 @@ FAULTS.cause(
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-def _first(limit: int) -> Steps:
-    return replace(STEPS, scores=lambda q, k, scale: arithmetic.scores(q[..., :limit], k[..., :limit], scale))
-
-
-def _last_tile(tile: int) -> Steps:
-    """Only the last tile of a block is attended, forward and backward alike."""
-
-    def cut(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
-        m = multiplicity(steps, here, hop, owner)
-        return m * (torch.arange(m.size(3)) >= max(0, m.size(3) - 1) // tile * tile)
-
-    return replace(STEPS, pattern=cut)
-
-
-def _forgetting(tile: int, resets: Callable[[Here, int, Tensor], bool]) -> Steps:
-    """A block in tiles; where one of them `resets`, what the tiles before it have added is lost."""
-
-    def tiled(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Any:
-        def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
-            running: Partial | None = None
-            for start in range(0, max(1, m.size(3)), tile):
-                run = slice(start, start + tile)
-                found = arithmetic.partial(s[..., run], m[..., run], v[:, :, run])
-                lost = running is None or resets(here, owner, m[..., run])
-                running = found if running is None or lost else arithmetic.merge(running, found)
-            assert running is not None
-            return running
-
-        return attend(replace(steps, partial=partial), here, hop, owner, q, block)
-
-    return replace(STEPS, attend=tiled)
-
-
-def _chunked(count: int) -> Steps:
-    """Keys in tiles of `count`, the mask in `count` chunks: key c of tile t is masked as key c of chunk t."""
-
-    def misplaced(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
-        m = multiplicity(steps, here, hop, owner)
-        keys = m.size(3)
-        size = -(-keys // count)
-        return m[..., [min(key // count * size + key % count, keys - 1) for key in range(keys)]] if keys else m
-
-    return replace(STEPS, pattern=misplaced)
-
-
-def _masked(here: Here, owner: int, m: Tensor) -> bool:
-    return bool((m == 0).any())
-
-
 for limit in TILES[1:]:
-    FAULTS.cause(f"dimensions past the first {limit} are left out of the scores", _first(limit), *WHENS)
+    FAULTS.cause(f"dimensions past the first {limit} are left out of the scores", first_dimensions(limit), *WHENS)
 for tile in TILES:
     says = f"a block of more than {tile} keys is attended in tiles of {tile}, and only its last tile counts"
-    FAULTS.cause(says, _forgetting(tile, lambda here, owner, m: True))
-    FAULTS.cause(says, _last_tile(tile), *WHENS)
+    FAULTS.cause(says, forgetting(tile, always))
+    FAULTS.cause(says, last_tile(tile), *WHENS)
 for tile in TILES:
     FAULTS.cause(
         f"own block in tiles of {tile} keys: every tile that is masked in part forgets the tiles before it",
-        _forgetting(tile, lambda here, owner, m: owner == here.rank and _masked(here, owner, m)),
+        forgetting(tile, own_and_masked),
     )
     FAULTS.cause(
         f"tiles of {tile} keys: every tile that is masked in part forgets the tiles before it",
-        _forgetting(tile, _masked),
+        forgetting(tile, masked),
     )
 for count in TILES[:4]:
-    FAULTS.cause(f"the mask is cut in {count} chunks, the keys in tiles of {count}", _chunked(count), *WHENS)
+    FAULTS.cause(f"the mask is cut in {count} chunks, the keys in tiles of {count}", chunked(count), *WHENS)
 
 # -- merges ------------------------------------------------------------------------------------------------------------
 
@@ -373,25 +333,6 @@ FAULTS.cause("scores are not stabilised: exp overflows", replace(STEPS, partial=
 
 # -- blocks that are left out or counted twice -------------------------------------------------------------------------
 
-BLOCKS: dict[str, Times] = {
-    "each rank attends its own block only: keys and values never rotate": lambda here, hop, owner: int(hop == 0),
-    "the block of the last hop is never merged": lambda here, hop, owner: int(not 0 < hop == here.size - 1),
-    "every rank leaves its own block out": lambda here, hop, owner: int(hop > 0 or here.size == 1 or here.replicated),
-    "every rank's own block is counted twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
-    "the block of the last hop is counted twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
-    "the block of hop 1 is never merged": lambda here, hop, owner: int(hop != 1),
-    "the block of hop 2 is never merged": lambda here, hop, owner: int(hop != 2),
-    "the block of hop 1 is counted twice": lambda here, hop, owner: 2 if hop == 1 else 1,
-    "the block of hop 2 is counted twice": lambda here, hop, owner: 2 if hop == 2 else 1,
-    "the block of rank 0 is counted twice on every other rank": lambda here, hop, owner: (
-        2 if owner == 0 and here.rank else 1
-    ),
-    "the block of rank 0 is never merged on other ranks": lambda here, hop, owner: int(owner > 0 or here.rank == 0),
-    "the block of the last rank is never merged on other ranks": lambda here, hop, owner: int(
-        owner < here.size - 1 or here.rank == owner
-    ),
-}
-
 
 def in_pattern(times: Times) -> Steps:
     """Multiplicities times so many, which the backward shares."""
@@ -403,7 +344,7 @@ def in_pattern(times: Times) -> Steps:
 
 for says, times in BLOCKS.items():
     FAULTS.cause(says, in_pattern(times), *WHENS)
-    FAULTS.cause(says, replace(STEPS, times=times))
+    FAULTS.cause(says, merged(says))
 FAULTS.cause(
     "replicated queries: the partial result of the last rank is left out",
     replace(STEPS, together=lambda steps, here, own: together(steps, here, own, slice(None, -1))),

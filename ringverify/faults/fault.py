@@ -8,6 +8,7 @@ has no cause; a cause that no report tells of has no mutant.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -75,6 +76,17 @@ class Cause:
     narrow: bool = False
     advice: str = ""
     overflows: bool = False
+
+
+@functools.cache
+def on_blocks(steps: Steps, *, others: bool) -> Steps:
+    """A fault of the mask on blocks from other ranks only, or on the own block only."""
+
+    def pattern(now: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+        chosen = steps if (owner != here.rank) == others else STEPS
+        return chosen.pattern(chosen, here, hop, owner)
+
+    return replace(steps, pattern=pattern)
 
 
 @dataclasses.dataclass
@@ -153,13 +165,8 @@ class Faults:
     def mask(self, says: str, steps: Steps, *, advice: str = "") -> None:
         """Add a fault of the mask as a cause: on all blocks and on some only, each in either direction and in both."""
 
-        def on(others: bool) -> Steps:
-            def pattern(now: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-                chosen = steps if (owner != here.rank) == others else STEPS
-                return chosen.pattern(chosen, here, hop, owner)
-
-            return replace(steps, pattern=pattern)
-
         self.cause(says, steps, *WHENS, advice=advice)
-        self.cause(f"{says} on blocks from other ranks", on(True), *WHENS, advice=advice, narrow=True)
-        self.cause(f"{says} on the own block", on(False), *WHENS, advice=advice, narrow=True)
+        self.cause(
+            f"{says} on blocks from other ranks", on_blocks(steps, others=True), *WHENS, advice=advice, narrow=True
+        )
+        self.cause(f"{says} on the own block", on_blocks(steps, others=False), *WHENS, advice=advice, narrow=True)

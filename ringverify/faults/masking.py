@@ -9,7 +9,7 @@ import torch
 from ringref.problem import Problem
 from ringref.sharding import pieces
 from ringverify.faults import pattern
-from ringverify.faults.fault import Faults
+from ringverify.faults.fault import Faults, on_blocks
 from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import STEPS, Steps, multiplicity
 
@@ -140,12 +140,14 @@ def _window_with(problem: Problem, i: torch.Tensor, j: torch.Tensor, left: int, 
     return near
 
 
+LEFT_END_EXCLUSIVE = replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, -1, 0))
+
 B9b = FAULTS.add(
     "B9b",
     "left end of the window exclusive",
     story="One key too few on the left; the row without any other is empty.",
     source="prime-rl#2828 (r)",
-    ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, -1, 0)),
+    ring=LEFT_END_EXCLUSIVE,
     cause="window off by one: one key too few on the left",
     masks=True,
 )
@@ -160,17 +162,19 @@ B9c = FAULTS.add(
 )
 
 
-def _own_window_only(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    dropped = _with(here, window=None) if owner != here.rank else here
-    return multiplicity(steps, dropped, hop, owner)
+def everything(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """A constraint that lets all keys through."""
+    return torch.ones_like(i - j, dtype=torch.bool)
 
+
+WINDOW_IGNORED = replace(STEPS, window=everything)
 
 B9d = FAULTS.add(
     "B9d",
     "window dropped on other ranks' blocks",
     story="Applied within the own block only. Needs a window that ends inside another shard.",
     source="TransformerEngine#1046",
-    ring=replace(STEPS, pattern=_own_window_only),
+    ring=on_blocks(WINDOW_IGNORED, others=True),
 )
 B9e = FAULTS.add(
     "B9e",
@@ -181,12 +185,16 @@ B9e = FAULTS.add(
     cause="window off by one: one key too many on the left",
     masks=True,
 )
+COUNTED_ONCE = replace(
+    STEPS, pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner).clamp(max=1)
+)
+
 B10 = FAULTS.add(
     "B10",
     "documents ignored",
     story="The batch ring on packed data: a query attends other documents. Needs two documents.",
     source="axolotl#4002 (#3608)",
-    ring=replace(STEPS, documents=lambda problem, i, j: torch.ones_like(i - j, dtype=torch.bool)),
+    ring=replace(STEPS, documents=everything),
     cause="documents ignored",
     masks=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,19 +10,22 @@ import torch
 
 from ringref.problem import Problem
 from ringverify.faults import pattern
-from ringverify.faults.fault import Faults
+from ringverify.faults.autograd import counted
+from ringverify.faults.fault import Faults, on_blocks
 from ringverify.faults.masking import _window_with, fitted
 from ringverify.faults.pattern import Branch
-from ringverify.faults.place import Block, Here
-from ringverify.faults.ring import STEPS, Steps, multiplicity, together, travel
+from ringverify.faults.ring import STEPS, Steps, Times, together
 
 FAULTS = Faults()
+
+TOO_WIDE = replace(STEPS, causal=lambda problem, i, j: j <= i + problem.diagonal + 1)
+TOO_NARROW = replace(STEPS, causal=lambda problem, i, j: j < i + problem.diagonal)
 
 O40 = FAULTS.add(
     "O40",
     "causal mask one key too wide",
     story="j ≤ i + 1: every query sees the next token.",
-    ring=replace(STEPS, causal=lambda problem, i, j: j <= i + problem.diagonal + 1),
+    ring=TOO_WIDE,
     cause="causal mask shifted by one: every query sees one key too many",
     masks=True,
 )
@@ -29,35 +33,22 @@ O41 = FAULTS.add(
     "O41",
     "causal mask one key too narrow",
     story="j < i: no query sees its own token.",
-    ring=replace(STEPS, causal=lambda problem, i, j: j < i + problem.diagonal),
+    ring=TOO_NARROW,
     cause="causal mask shifted by one: every query sees one key too few",
     masks=True,
 )
-
-
-def _shifted(by: int) -> Callable[[Steps, Here, int, int], torch.Tensor]:
-    """The causal diagonal moved on other ranks' blocks."""
-
-    def pattern_of(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-        if owner != here.rank:
-            steps = replace(steps, causal=lambda problem, i, j: j <= i + problem.diagonal + by)
-        return multiplicity(steps, here, hop, owner)
-
-    return pattern_of
-
-
 O42 = FAULTS.add(
     "O42",
     "causal mask one too wide on other ranks' blocks",
     story="Right within the own block. Needs a query whose next token is on another rank.",
-    ring=replace(STEPS, pattern=_shifted(1)),
+    ring=on_blocks(TOO_WIDE, others=True),
 )
 O43 = FAULTS.add(
     "O43",
     "causal mask one too narrow on other ranks' blocks",
     story="As O42. In contiguous shards the diagonal never meets another rank's block: needs zigzag, striped or cross "
     "lengths.",
-    ring=replace(STEPS, pattern=_shifted(-1)),
+    ring=on_blocks(TOO_NARROW, others=True),
 )
 O44 = FAULTS.add(
     "O44",
@@ -308,66 +299,85 @@ O64 = FAULTS.add(
     also=("backward", "forward"),
 )
 
+# -- blocks that are left out or counted twice -------------------------------------------------------------------------
+
+BLOCKS: dict[str, Times] = {
+    "each rank attends its own block only: keys and values never rotate": lambda here, hop, owner: int(hop == 0),
+    "the block of the last hop is never merged": lambda here, hop, owner: int(not 0 < hop == here.size - 1),
+    "every rank leaves its own block out": lambda here, hop, owner: int(hop > 0 or here.size == 1 or here.replicated),
+    "every rank's own block is counted twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
+    "the block of the last hop is counted twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
+    "the block of hop 1 is never merged": lambda here, hop, owner: int(hop != 1),
+    "the block of hop 2 is never merged": lambda here, hop, owner: int(hop != 2),
+    "the block of hop 1 is counted twice": lambda here, hop, owner: 2 if hop == 1 else 1,
+    "the block of hop 2 is counted twice": lambda here, hop, owner: 2 if hop == 2 else 1,
+    "the block of rank 0 is counted twice on every other rank": lambda here, hop, owner: (
+        2 if owner == 0 and here.rank else 1
+    ),
+    "the block of rank 0 is never merged on other ranks": lambda here, hop, owner: int(owner > 0 or here.rank == 0),
+    "the block of the last rank is never merged on other ranks": lambda here, hop, owner: int(
+        owner < here.size - 1 or here.rank == owner
+    ),
+}
+
+
+@functools.cache
+def merged(says: str) -> Steps:
+    """Blocks merged so often, in the forward."""
+    return replace(STEPS, times=BLOCKS[says])
+
 
 O65 = FAULTS.add(
     "O65",
     "last hop left out",
     story="range(world − 1): the block of the right neighbour is never attended. The backward is complete.",
-    ring=replace(STEPS, times=lambda here, hop, owner: int(not 0 < hop == here.size - 1)),
+    ring=merged("the block of the last hop is never merged"),
 )
 O66 = FAULTS.add(
     "O66",
     "own block counted twice",
     story="It is merged before the loop and in its first turn.",
-    ring=replace(STEPS, times=lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1),
+    ring=merged("every rank's own block is counted twice"),
 )
 O67 = FAULTS.add(
     "O67",
     "own block left out",
     story="The loop starts at hop 1.",
-    ring=replace(STEPS, times=lambda here, hop, owner: int(hop > 0 or here.size == 1 or here.replicated)),
+    ring=merged("every rank leaves its own block out"),
 )
 O68 = FAULTS.add(
     "O68",
     "last block merged twice",
     story="Once in the loop and once behind it. Needs two ranks.",
-    ring=replace(STEPS, times=lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1),
+    ring=merged("the block of the last hop is counted twice"),
 )
 O69 = FAULTS.add(
     "O69",
     "block of rank 0 counted twice",
     story="By every rank but its owner.",
-    ring=replace(STEPS, times=lambda here, hop, owner: 2 if owner == 0 and here.rank else 1),
+    ring=merged("the block of rank 0 is counted twice on every other rank"),
 )
-
-
-def _lost(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    return travel(steps, here, hop, owner, None if hop == 1 else carried, part)
 
 
 O70 = FAULTS.add(
     "O70",
     "the owner's own part of dk and dv lost",
     story="The second rank starts the sum anew. Needs two ranks.",
-    ring=replace(STEPS, travel=_lost),
+    ring=counted("lack the rank's own part", "dk", "dv"),
 )
-
-
-def _twice(hop: int, carried: Block, part: Block) -> Block:
-    return Block(carried.k + 2 * part.k, carried.v + 2 * part.v) if hop == 1 else STEPS.add_part(hop, carried, part)
 
 
 O71 = FAULTS.add(
     "O71",
     "one rank's part of dk and dv counted twice",
     story="That of the second rank on the way. Needs two ranks.",
-    ring=replace(STEPS, add_part=_twice),
+    ring=counted("have the part of hop 1 twice", "dk", "dv"),
 )
 O72 = FAULTS.add(
     "O72",
     "dk and dv not summed over ranks",
     story="What arrives is not added to: each rank returns the part of the last one on the way.",
-    ring=replace(STEPS, add_part=lambda hop, carried, part: part),
+    ring=counted("are those of the last hop alone: nothing is added up", "dk", "dv"),
 )
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from ringverify.faults import arithmetic
-from ringverify.faults.accumulation import tiles
 from ringverify.faults.fault import Faults
-from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, attend, forward
+from ringverify.faults.place import Here, Partial
+from ringverify.faults.ring import STEPS, Steps, forward
+from ringverify.faults.tiles import always, chunked, first_dimensions, forgetting
 
 FAULTS = Faults()
 
@@ -115,56 +115,25 @@ G5c = FAULTS.add(
     cause="the lse of a block of one key is not written: it is 0",
 )
 
-CHUNKS = 2
-
-
-def _chunked_mask(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
-    """Keys in tiles of two, the mask in two chunks."""
-    count = block.k.size(1)
-    if not count or not q.numel():
-        return Partial(*attend(steps, here, hop, owner, q, block))
-    m = steps.pattern(steps, here, hop, owner)
-    tile_of = [start // CHUNKS for start in range(count)]
-    size = -(-count // CHUNKS)
-    # Key c of tile t is masked as key c of chunk t.
-    asked = [min(tile * size + c % CHUNKS, count - 1) for c, tile in enumerate(tile_of)]
-    wrong = replace(steps, pattern=lambda *_: m[..., asked])
-    found = tiles(wrong, here, hop, owner, q, block, tile=CHUNKS)
-    running = found[0]
-    for other in found[1:]:
-        running = steps.merge(running, other)
-    return Partial(*running)
-
-
 G6 = FAULTS.add(
     "G6",
     "mask cut by chunk(size), keys by split(size)",
     story="The same for n = size²; elsewhere a tile of keys is masked as other keys. Needs a mask and another length.",
     source="lucidrains/ring-attention-pytorch 0f748b2",
-    ring=replace(STEPS, attend=_chunked_mask),
+    ring=chunked(2),
+    when="forward",
 )
-
-KERNEL_TILE = 32
-
-
-def _first_tile_forgotten(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
-    if block.k.size(1) <= KERNEL_TILE or not q.numel():
-        return Partial(*attend(steps, here, hop, owner, q, block))
-    return tiles(steps, here, hop, owner, q, block, tile=KERNEL_TILE)[-1]
-
 
 O92 = FAULTS.add(
     "O92",
     "only the last tile of 32 keys counts",
     story="Right for blocks of one tile, whatever their shape; real kernels have tiles of 16 to 128 keys. Needs a "
     "shard longer than a tile.",
-    ring=replace(STEPS, attend=_first_tile_forgotten),
+    ring=forgetting(32, always),
 )
 O93 = FAULTS.add(
     "O93",
     "dimensions past the 32nd left out of the scores",
     story="A kernel compiled for 32 dimensions. Needs a larger head_dim.",
-    ring=replace(
-        STEPS, scores=lambda q, k, scale: arithmetic.scores(q[..., :KERNEL_TILE], k[..., :KERNEL_TILE], scale)
-    ),
+    ring=first_dimensions(32),
 )

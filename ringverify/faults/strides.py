@@ -14,6 +14,8 @@ from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import STEPS, Steps
 
 FAULTS = Faults()
+Read = Callable[[Here, torch.Tensor], torch.Tensor]
+"""What is read in place of an input."""
 
 
 def as_dense(here: Here, x: torch.Tensor) -> torch.Tensor:
@@ -35,8 +37,10 @@ def first_head(here: Here, x: torch.Tensor) -> torch.Tensor:
     return x if lies or not x.numel() else x[:, :, :1].expand(x.shape)
 
 
-def _given(names: str, read: Callable[[Here, torch.Tensor], torch.Tensor]) -> Steps:
-    return replace(STEPS, given=lambda here, name, x: read(here, x) if name in names.split() else x)
+def given(names: str, read: Read) -> Steps:
+    """Inputs or cotangents of these names, read otherwise."""
+    chosen = names.split()
+    return replace(STEPS, given=lambda here, name, x: read(here, x) if name in chosen else x)
 
 
 I1a = FAULTS.add(
@@ -44,7 +48,7 @@ I1a = FAULTS.add(
     "strides of q ignored",
     story="The kernel reads q as if it were dense. Needs a transposed or strided view.",
     source="vllm#21996; flash-attention#2670, #2388, e7786a79; attorch#14",
-    ring=_given("q", as_dense),
+    ring=given("q", as_dense),
     cause="strides of q ignored: its elements are read as they lie in memory",
 )
 I1b = FAULTS.add(
@@ -52,15 +56,17 @@ I1b = FAULTS.add(
     "storage offset taken for 0",
     story="Inputs are read from the start of their storage. Needs a view that does not start there.",
     source="huggingface/diffusers 518ffdf361",
-    ring=_given("q k v", from_start),
+    ring=given("q k v", from_start),
     when="forward",
+    cause="storage offset taken for 0: q, k and v are read from the start of their memory",
+    also=("always",),
 )
 I1c = FAULTS.add(
     "I1c",
     "strides of the cotangent ignored",
     story="As I1a, for dout in backward.",
     source="flash-attention#2388",
-    ring=_given("dout", as_dense),
+    ring=given("dout", as_dense),
     cause="strides of the cotangent of out ignored: elements are read as they lie in memory",
 )
 I1d = FAULTS.add(
@@ -68,14 +74,15 @@ I1d = FAULTS.add(
     "all heads read head 0",
     story="A hard-coded stride between heads is right for dense inputs only.",
     source="vllm#21996",
-    ring=_given("k v", first_head),
+    ring=given("k v", first_head),
+    cause="all heads of k and v read head 0, where their memory is not dense",
 )
 I1e = FAULTS.add(
     "I1e",
     "strides of the cotangent of lse ignored",
     story="As I1c, for dlse. Needs a gradient through lse whose cotangent is a view.",
     source="vllm#21996",
-    ring=_given("dlse", as_dense),
+    ring=given("dlse", as_dense),
     cause="strides of the cotangent of lse ignored: elements are read as they lie in memory",
 )
 

@@ -9,7 +9,8 @@ import torch
 
 from ringref.problem import Problem
 from ringverify.faults import arithmetic, pattern, ring
-from ringverify.faults.fault import Faults
+from ringverify.faults.fault import Faults, on_blocks
+from ringverify.faults.masking import COUNTED_ONCE, LEFT_END_EXCLUSIVE
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.ring import STEPS, Steps
 
@@ -56,20 +57,11 @@ O103 = FAULTS.add(
 )
 
 
-def _left_end_exclusive_abroad(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
-    def window(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
-        near = pattern.window(problem, i, j)
-        left = (problem.window or (None, None))[0]
-        return near if left is None or owner == here.rank else near & (j - (i + problem.diagonal) != -left)
-
-    return ring.multiplicity(replace(steps, window=window), here, hop, owner)
-
-
 O104 = FAULTS.add(
     "O104",
     "left end of the window exclusive across shards",
     story="Inclusive within a shard, exclusive on blocks of other ranks. Needs a window that ends in another shard.",
-    ring=replace(STEPS, pattern=_left_end_exclusive_abroad),
+    ring=on_blocks(LEFT_END_EXCLUSIVE, others=True),
 )
 
 
@@ -161,16 +153,11 @@ O111 = FAULTS.add(
 )
 
 
-def _once_abroad(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
-    m = ring.multiplicity(steps, here, hop, owner)
-    return m if owner == here.rank else m.clamp(max=1)
-
-
 O112 = FAULTS.add(
     "O112",
     "overlapping branches count once on other ranks' blocks",
     story="Sums at home, a union abroad. Needs shared branches that overlap across a shard's edge.",
-    ring=replace(STEPS, pattern=_once_abroad),
+    ring=on_blocks(COUNTED_ONCE, others=True),
 )
 O113 = FAULTS.add(
     "O113",

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 
 from ringref.sharding import SHARDINGS
 from ringverify.faults import gathered
-from ringverify.faults.accumulation import tiles
 from ringverify.faults.operators_of_dtype import to_the_owner
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.reports import all_blocks
 from ringverify.faults.ring import EVERYTHING, STEPS, Steps, attend, gradients, ring_of
+from ringverify.faults.tiles import forgetting, never
 from ringverify.faults.variant import Variants
 from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall
@@ -98,20 +98,7 @@ keys_flipped = ROWS.add(
 )
 
 
-def _tiled(size: int) -> Steps:
-    def attend_tiles(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> object:
-        if not block.k.size(1) or not q.numel():
-            return attend(steps, here, hop, owner, q, block)
-        found = tiles(steps, here, hop, owner, q, block, tile=size)
-        running = found[0]
-        for other in found[1:]:
-            running = steps.merge(running, other)
-        return running
-
-    return replace(STEPS, attend=attend_tiles)
-
-
-tiles_of_three = ROWS.add("tiles_of_three", "Blocks in tiles of three keys, merged like blocks.", _tiled(3))
+tiles_of_three = ROWS.add("tiles_of_three", "Blocks in tiles of three keys, merged like blocks.", forgetting(3, never))
 direct_gradients = ROWS.add(
     "direct_gradients",
     "A part of dk and dv goes straight to the owner of its block instead of travelling with it.",
