@@ -45,7 +45,7 @@ Declaration = dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Once(Runner):
+class _RunOnce(Runner):
     """A runner that runs a case once: declarations change what is allowed, not what comes back."""
 
     seen: dict[tuple[Case, bool, bool], Observation] = dataclasses.field(default_factory=dict)
@@ -92,7 +92,7 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
         return None
     until = time.monotonic() + SECONDS
     fields = {field.name: getattr(runner, field.name) for field in dataclasses.fields(Runner)}
-    once = _Once(**fields)
+    once = _RunOnce(**fields)
     c = runner.capabilities
     alone = dataclasses.replace(c, dtypes=(dtype,))
     tensor = None if violation.finding is None else violation.finding.tensor
