@@ -74,12 +74,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def bench(options: argparse.Namespace, console: Console) -> int:
     """Run the command and return its exit code."""
-    from ringverify.bench.run import Wish, run
+    from ringverify.bench.run import BenchOptions, run
     from ringverify.bench.table import Tables
     from ringverify.bench.workload import Shape
     from ringverify.reports.terminal import ProgressBar
 
-    wish = Wish(
+    asked = BenchOptions(
         lengths=tuple(length for some in options.length or [(4096,)] for length in some),
         ranks=options.ranks,
         shape=Shape(options.batch, options.heads, options.head_dim, options.dtype, options.dilation or None),
@@ -97,7 +97,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         saved=options.saved,
     )
     # A bar that moves by itself would take time from what is measured.
-    return run(wish, Tables(console), ProgressBar(console, live=False))
+    return run(asked, Tables(console), ProgressBar(console, live=False))
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringverify.bench.sides import Side, chosen_sides
-from ringverify.bench.speed import Progress, measured
+from ringverify.bench.speed import measured
 from ringverify.bench.workload import Workload
 from ringverify.errors import Inconclusive
+from ringverify.reports.progress import Progress
 from ringverify.ring.choosing import ASSUMED, Link
 from ringverify.ring.link import measured_link
 from ringverify.worlds.world import World, WorldUnavailable

@@ -25,7 +25,7 @@ from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.plan.plan import make_plan
 from ringverify.targets import load
-from ringverify.worlds.watch.memory import Memory, Part
+from ringverify.worlds.watch.memory import Memory, PeakShare
 from ringverify.worlds.world import World, WorldUnavailable
 
 GIVEN = "k, v, positions"
@@ -99,7 +99,7 @@ def _cotangent(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype, device=device)
 
 
-def component(part: Part) -> str:
+def component(part: PeakShare) -> str:
     """What a part of a peak is, by the line that allocated it."""
     file, _, function = part.place.rpartition(" in ")
     path = file.rpartition(":")[0].replace("\\", "/")

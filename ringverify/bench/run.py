@@ -1,4 +1,4 @@
-"""A benchmark from wish to report: what is asked for is looked at first, then measured, shown and written."""
+"""A benchmark from asked to report: what is asked for is looked at first, then measured, shown and written."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, cho
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import as_json
 from ringverify.files import look_at_place, read_json, write_whole
+from ringverify.reports.progress import Progress
 from ringverify.reports.story import presentable
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.processes.gloo import MOST_PROCESSES, GlooWorld
@@ -26,7 +27,7 @@ Report = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wish:
+class BenchOptions:
     """What a user asked of a benchmark.
 
     Attributes:
@@ -64,54 +65,54 @@ class Wish:
     saved: Path | None = None
 
 
-def run(wish: Wish, tables: Tables, progress: speed.Progress) -> int:
+def run(asked: BenchOptions, tables: Tables, progress: Progress) -> int:
     """Measure what was asked for, show it as it comes, write it, and return 0.
 
     Raises:
         UsageError: an option is wrong.
         Inconclusive: a world died, so that there is nothing to report; or what draws plots is not installed.
     """
-    for path in (wish.report, wish.plot, wish.markdown):
+    for path in (asked.report, asked.plot, asked.markdown):
         if path is not None:
             writable(path)
-    if wish.plot is not None:
-        plots.look_at(wish.plot)
-    if not wish.rounds and (wish.crossover or not (wish.memory or wish.saved)):
+    if asked.plot is not None:
+        plots.look_at(asked.plot)
+    if not asked.rounds and (asked.crossover or not (asked.memory or asked.saved)):
         raise UsageError("--repeat 0 measures no times: expected at least 1, or --memory and no --crossover")
-    if wish.saved is not None:
-        report = read(wish.saved)
+    if asked.saved is not None:
+        report = read(asked.saved)
         tables.everything(report)
     else:
-        report = _begun(wish)
+        report = _begun(asked)
         try:
-            _measure(wish, report, tables, progress)
+            _measure(asked, report, tables, progress)
         except (Inconclusive, KeyboardInterrupt) as error:
             if report["speed"] or report["memory"] or report["crossover"]:  # what was measured is kept
                 report["remarks"].append(f"ended early: {error or 'interrupted'}")
                 report["machine"]["load_after"] = machine.load()
-                _write(wish, report)
+                _write(asked, report)
             raise
-    _write(wish, report)
+    _write(asked, report)
     return 0
 
 
-def _write(wish: Wish, report: Report) -> None:
-    if wish.report is not None:
-        write(wish.report, json.dumps(as_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    if wish.markdown is not None:
-        write(wish.markdown, markdown.page(report))
-    if wish.plot is not None:
-        plots.draw(report, wish.plot)
+def _write(asked: BenchOptions, report: Report) -> None:
+    if asked.report is not None:
+        write(asked.report, json.dumps(as_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    if asked.markdown is not None:
+        write(asked.markdown, markdown.page(report))
+    if asked.plot is not None:
+        plots.draw(report, asked.plot)
 
 
-def _begun(wish: Wish) -> Report:
-    sides, remarks = chosen_sides(wish.sides, dilated=set(_patterns(wish)) <= set(DILATED))
-    _look_at(wish, list(_workloads(wish)), sides)
+def _begun(asked: BenchOptions) -> Report:
+    sides, remarks = chosen_sides(asked.sides, dilated=set(_patterns(asked)) <= set(DILATED))
+    _look_at(asked, list(_workloads(asked)), sides)
     return {
         "bench": SCHEMA,
         **machine.versions(),
         "machine": machine.machine(),
-        "options": _options(wish, sides),
+        "options": _options(asked, sides),
         "remarks": remarks,
         "speed": [],
         "memory": [],
@@ -120,49 +121,49 @@ def _begun(wish: Wish) -> Report:
     }
 
 
-def _measure(wish: Wish, report: Report, tables: Tables, progress: speed.Progress) -> None:
+def _measure(asked: BenchOptions, report: Report, tables: Tables, progress: Progress) -> None:
     """Fill in a report, part by part."""
     sides = [side(name) for name in report["options"]["sides"]]
     tables.header(report)
-    timed = wish.rounds > 0 and not wish.crossover
+    timed = asked.rounds > 0 and not asked.crossover
     with contextlib.closing(GlooWorld(ThisMachine(reproducible=False))) as world:
-        if wish.crossover:
-            for several in _by_length(wish):
-                report["crossover"].append(crossover.report(world, several, wish.rounds, progress))
+        if asked.crossover:
+            for several in _by_length(asked):
+                report["crossover"].append(crossover.report(world, several, asked.rounds, progress))
                 tables.crossover(report["crossover"][-1])
-        for one in _workloads(wish) if timed else ():
-            entry = speed.measured(world, one, sides, wish.rounds, progress, phases=wish.phases)
+        for one in _workloads(asked) if timed else ():
+            entry = speed.measured(world, one, sides, asked.rounds, progress, phases=asked.phases)
             report["speed"].append(entry)
             tables.speed(entry)
-    if wish.memory:
-        for pattern in _patterns(wish):
-            report["memory"].append(_memory(wish, pattern, progress))
+    if asked.memory:
+        for pattern in _patterns(asked):
+            report["memory"].append(_memory(asked, pattern, progress))
             tables.memory(report["memory"][-1])
     if timed:
-        report["cuda"] = _cuda(wish, progress)
+        report["cuda"] = _cuda(asked, progress)
         tables.cuda(report["cuda"])
     report["machine"]["load_after"] = machine.load()
     tables.footer(report)
 
 
-def _patterns(wish: Wish) -> tuple[PatternName, ...]:
-    return chosen_patterns(wish.patterns, wish.causal, dilated=wish.dilated)
+def _patterns(asked: BenchOptions) -> tuple[PatternName, ...]:
+    return chosen_patterns(asked.patterns, asked.causal, dilated=asked.dilated)
 
 
-def _memory(wish: Wish, pattern: PatternName, progress: speed.Progress) -> dict[str, Any]:
+def _memory(asked: BenchOptions, pattern: PatternName, progress: Progress) -> dict[str, Any]:
     def make(length: int, ranks: int) -> Workload:
-        return workload(pattern, length, ranks, wish.shape, wish.causal)
+        return workload(pattern, length, ranks, asked.shape, asked.causal)
 
-    progress.start("memory", pattern, len(memory.points(wish.lengths, memory.LARGEST_WORLD)))
+    progress.start("memory", pattern, len(memory.points(asked.lengths, memory.LARGEST_WORLD)))
     try:
         with contextlib.closing(ContainedWorld()) as world:
-            found = memory.report(world, "ring", wish.lengths, make, progress.step)
+            found = memory.report(world, "ring", asked.lengths, make, progress.step)
     finally:
         progress.stop()
     return {"pattern": pattern, **found}
 
 
-def _cuda(wish: Wish, progress: speed.Progress) -> dict[str, Any]:
+def _cuda(asked: BenchOptions, progress: Progress) -> dict[str, Any]:
     done = 0
 
     def step() -> None:
@@ -170,31 +171,31 @@ def _cuda(wish: Wish, progress: speed.Progress) -> dict[str, Any]:
         done += 1
         progress.step(done)
 
-    progress.start("cuda", "one device", 2 * 3 * (wish.rounds + 1))
+    progress.start("cuda", "one device", 2 * 3 * (asked.rounds + 1))
     try:
-        return cuda.report(wish.rounds, step)
+        return cuda.report(asked.rounds, step)
     finally:
         progress.stop()
 
 
-def _by_length(wish: Wish) -> Iterator[list[Workload]]:
-    for ranks in wish.ranks:
-        for pattern in _patterns(wish):
-            lengths = crossover.lengths_up_to(max(wish.lengths), ranks)
-            yield [workload(pattern, length, ranks, wish.shape, wish.causal) for length in lengths]
+def _by_length(asked: BenchOptions) -> Iterator[list[Workload]]:
+    for ranks in asked.ranks:
+        for pattern in _patterns(asked):
+            lengths = crossover.lengths_up_to(max(asked.lengths), ranks)
+            yield [workload(pattern, length, ranks, asked.shape, asked.causal) for length in lengths]
 
 
-def _workloads(wish: Wish) -> Iterator[Workload]:
-    for world_size in wish.ranks:
-        for length in wish.lengths:
-            for pattern in _patterns(wish):
-                yield workload(pattern, length, world_size, wish.shape, wish.causal)
+def _workloads(asked: BenchOptions) -> Iterator[Workload]:
+    for world_size in asked.ranks:
+        for length in asked.lengths:
+            for pattern in _patterns(asked):
+                yield workload(pattern, length, world_size, asked.shape, asked.causal)
 
 
-def _look_at(wish: Wish, workloads: list[Workload], sides: list[Side]) -> None:
+def _look_at(asked: BenchOptions, workloads: list[Workload], sides: list[Side]) -> None:
     """Find out before anything is measured what could not end well."""
-    if max(wish.ranks) > MOST_PROCESSES:
-        raise UsageError(f"--ranks {max(wish.ranks)}: at most {MOST_PROCESSES} processes are started on one machine")
+    if max(asked.ranks) > MOST_PROCESSES:
+        raise UsageError(f"--ranks {max(asked.ranks)}: at most {MOST_PROCESSES} processes are started on one machine")
     available = machine.available_bytes()
     for one in workloads:
         needed = machine.needed_bytes(one, len(sides))
@@ -245,16 +246,16 @@ def write(path: Path, text: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
-def _options(wish: Wish, sides: list[Side]) -> dict[str, Any]:
+def _options(asked: BenchOptions, sides: list[Side]) -> dict[str, Any]:
     return {
-        "lengths": list(wish.lengths),
-        "ranks": list(wish.ranks),
-        **dataclasses.asdict(wish.shape),
-        "patterns": list(_patterns(wish)),
-        "causal": wish.causal,
-        "rounds": wish.rounds,
+        "lengths": list(asked.lengths),
+        "ranks": list(asked.ranks),
+        **dataclasses.asdict(asked.shape),
+        "patterns": list(_patterns(asked)),
+        "causal": asked.causal,
+        "rounds": asked.rounds,
         "sides": [side.name for side in sides],
-        "phases": wish.phases,
-        "memory": wish.memory,
-        "crossover": wish.crossover,
+        "phases": asked.phases,
+        "memory": asked.memory,
+        "crossover": asked.crossover,
     }

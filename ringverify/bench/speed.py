@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ringverify.bench.gathered import pairs
 from ringverify.bench.phases import PHASES
 from ringverify.bench.sides import Side, why_not
 from ringverify.bench.timing import Seconds, interleaved, ratios, rows, spread
-from ringverify.bench.visiting import Call, Visit, visit
+from ringverify.bench.visiting import TimedCall, Visit, visit
 from ringverify.bench.workload import Workload
 from ringverify.errors import Inconclusive
+from ringverify.reports.progress import Progress
 from ringverify.worlds.world import World, WorldUnavailable
 
 VISIT_SECONDS = 900.0
@@ -22,20 +23,9 @@ DENSE = "dense-ring"
 FLOORS = {"ring": "floor", "allgather": "floor"}
 
 
-class Progress(Protocol):
-    """Told how far a long piece of work has come."""
-
-    def start(self, implementation: str, property: str, examples: int) -> None:
-        """A piece begins."""
-
-    def step(self, done: int) -> None:
-        """So many of its parts are done."""
-
-    def stop(self) -> None:
-        """It has ended."""
-
-
-def taken(world: World, side: Side, workload: Workload, calls: int, *, phases: bool = False) -> list[tuple[Call, ...]]:
+def taken(
+    world: World, side: Side, workload: Workload, calls: int, *, phases: bool = False
+) -> list[tuple[TimedCall, ...]]:
     """A turn of a side: for every call what each rank saw of it.
 
     Raises:
@@ -51,7 +41,7 @@ def taken(world: World, side: Side, workload: Workload, calls: int, *, phases: b
     return list(zip(*run.results, strict=True))
 
 
-def seconds(ranks: Sequence[Call]) -> Seconds:
+def seconds(ranks: Sequence[TimedCall]) -> Seconds:
     """One call, from the first rank's beginning to the last one's end."""
     forward = max(call.forward[1] for call in ranks) - min(call.forward[0] for call in ranks)
     backward = max(call.backward[1] for call in ranks) - min(call.backward[0] for call in ranks)
@@ -128,13 +118,13 @@ def _dilation(workload: Workload, found: Mapping[str, Sequence[Seconds]]) -> dic
     return {"pairs": pairs(problem), "dense_pairs": dense, "faster": faster}
 
 
-def phases_of(calls: Sequence[Sequence[Call]]) -> dict[str, list[dict[str, float]]]:
+def phases_of(calls: Sequence[Sequence[TimedCall]]) -> dict[str, list[dict[str, float]]]:
     """Median seconds of every phase, by pass and by rank."""
     by_rank = list(zip(*calls, strict=True))
     return {name: [_medians(one, number) for one in by_rank] for number, name in enumerate(("forward", "backward"))}
 
 
-def _medians(seen: Sequence[Call], number: int) -> dict[str, float]:
+def _medians(seen: Sequence[TimedCall], number: int) -> dict[str, float]:
     """The phases of one rank in its forward (0) or backward (1) passes."""
     values: dict[str, list[float]] = {name: [] for name in (*PHASES, "total")}
     for call in seen:

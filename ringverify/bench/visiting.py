@@ -47,7 +47,7 @@ class Visit:
     phases: bool = False
 
 
-class Call(NamedTuple):
+class TimedCall(NamedTuple):
     """One call on one rank: when each pass was under way, and its phases if they were asked for."""
 
     forward: Interval
@@ -55,7 +55,7 @@ class Call(NamedTuple):
     phases: tuple[Phases, Phases] | None
 
 
-class Prepared(Protocol):
+class PreparedSide(Protocol):
     """A side with its inputs."""
 
     def forward(self) -> Any:
@@ -129,12 +129,12 @@ class Attending:
         torch.autograd.grad(made, self.leaves, self.dout)
 
 
-_PREPARED: dict[Side, Prepared] = {}
+_PREPARED: dict[Side, PreparedSide] = {}
 _OF: list[Workload] = []
 """What the sides of this process prepared, and for which workload; one at a time, for the memory's sake."""
 
 
-def visit(turn: Visit) -> list[Call]:
+def visit(turn: Visit) -> list[TimedCall]:
     """Take a side's turn on this rank."""
     torch.set_num_threads(turn.side.threads(turn.workload))
     prepared = _prepared(turn.side, turn.workload)
@@ -152,13 +152,13 @@ def visit(turn: Visit) -> list[Call]:
             prepared.backward(made)
             backward = began, time.monotonic()
         del made
-        calls.append(Call(forward, backward, (first, second) if turn.phases else None))
+        calls.append(TimedCall(forward, backward, (first, second) if turn.phases else None))
     if turn.side.threads(turn.workload) > 1:
         time.sleep(SPINNING)
     return calls
 
 
-def _prepared(side: Side, workload: Workload) -> Prepared:
+def _prepared(side: Side, workload: Workload) -> PreparedSide:
     if workload not in _OF:
         _PREPARED.clear()
         _OF[:] = [workload]
@@ -168,7 +168,7 @@ def _prepared(side: Side, workload: Workload) -> Prepared:
     return _PREPARED[side]
 
 
-def _prepare(side: Side, workload: Workload) -> Prepared:
+def _prepare(side: Side, workload: Workload) -> PreparedSide:
     if side.kind == "plain":
         return plain.Plain(workload) if workload.problem.dilation is None else gathered.Gathered(workload.problem)
     if side.kind == "dense":

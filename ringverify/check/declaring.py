@@ -6,7 +6,8 @@ the one found first and others of the property are judged under each of these, a
 pass is told. No tolerance moves, and no fault is excused:
 
 1. Where a wider dtype is declared, the same cases have to be right in it.
-2. The `precision` lens has to pass under the other declaration too, which no fault passes that shows in its cases.
+2. The `precision` lens has to pass under the other declaration too, on a case of each kind that it draws, which no
+   fault passes that shows in its cases.
 3. A declaration of narrower sums, whose bounds may exceed the values themselves, has to account for the error that is
    there: on these very cases a pipeline of that declaration errs as much in the mean.
 """
@@ -26,7 +27,7 @@ from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation, Runner
 from ringverify.check.drawing import drawn
 from ringverify.implementation import Capabilities, Implementation, TensorLayout
-from ringverify.properties.precision import LOW, PRECISION, errs_as_declared
+from ringverify.properties.precision import LOW, PRECISION, each_kind, errs_as_declared
 from ringverify.properties.property import Property, Violation, judge_everything
 from ringverify.worlds.world import WorldUnavailable
 
@@ -36,9 +37,6 @@ NUMERIC = ("value", "precision", "differs", "moves", "shift", "adjoint")
 OTHERS = 8
 """Further cases of the property that have to pass too, or it were by luck."""
 
-MEANS = 2
-"""Cases of the precision lens that have to."""
-
 SECONDS = 20.0
 """Time for finding a declaration; nothing is said of what is not known by then."""
 
@@ -47,7 +45,7 @@ Declaration = dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Once(Runner):
+class _RunOnce(Runner):
     """A runner that runs a case once: declarations change what is allowed, not what comes back."""
 
     seen: dict[tuple[Case, bool, bool], Observation] = dataclasses.field(default_factory=dict)
@@ -94,7 +92,7 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
         return None
     until = time.monotonic() + SECONDS
     fields = {field.name: getattr(runner, field.name) for field in dataclasses.fields(Runner)}
-    once = _Once(**fields)
+    once = _RunOnce(**fields)
     c = runner.capabilities
     alone = dataclasses.replace(c, dtypes=(dtype,))
     tensor = None if violation.finding is None else violation.finding.tensor
@@ -172,7 +170,7 @@ def _accounts(
         wide = case.replace(dtype=wider[0])
         if _can_run(wide, runner) and judge_everything(wide, runner).violation is not None:
             return False
-    means = drawn(PRECISION, dataclasses.replace(c, dtypes=(dtype,)), MEANS)
+    means = each_kind(dataclasses.replace(c, dtypes=(dtype,)), dtype)
     if not _holds(property, runner, cases, until) or not _holds(PRECISION, runner, means, until):
         return False
     if UNIT_ROUNDOFF[c.accumulates] < UNIT_ROUNDOFF[dtype]:

@@ -60,21 +60,27 @@ def visit_cases(
     visit: Callable[[Case], None],
     suite: Suite,
 ) -> None:
-    """Hand so many cases of a property to `visit`, one after another."""
+    """Hand so many cases that put a property to the test to `visit`, one after another; fewer, if no more are found."""
     source = property.cases(capabilities)
+
+    def applies(case: Case) -> bool:
+        return property.applies(case, capabilities)
+
     if isinstance(source, list):
-        for case in random.Random(seed).sample(source, min(examples, len(source))):
+        tests = list(filter(applies, source))
+        for case in random.Random(seed).sample(tests, min(examples, len(tests))):
             visit(case)
     else:
         # Properties draw apart from one another, or what one of them misses all would.
-        _draw(source, examples, seed + zlib.crc32(property.id.encode()), visit, suite)
+        with contextlib.suppress(hypothesis.errors.Unsatisfiable):
+            _draw(source.filter(applies), examples, seed + zlib.crc32(property.id.encode()), visit, suite)
 
 
 def drawn(property: Property, capabilities: Capabilities, examples: int) -> list[Case]:
-    """The first cases of a property that a quick suite would try, those that do not apply to it left out."""
+    """The first cases of a property that a quick suite would try."""
     found: list[Case] = []
     visit_cases(property, capabilities, examples, 0, found.append, "quick")
-    return [case for case in found if property.applies(case, capabilities)]
+    return found
 
 
 def _draw(

@@ -48,7 +48,7 @@ def interrupts() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-class Progress(ProgressBar):
+class InterruptibleBar(ProgressBar):
     """The bar, which also is where a lost interrupt is found."""
 
     def __init__(self, console: Console, look: Callable[[], None]) -> None:

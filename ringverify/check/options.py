@@ -7,7 +7,7 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ringverify.check.option_table import ARGUMENTS
 from ringverify.errors import UsageError
@@ -197,26 +197,6 @@ class Unavailable:
 
     target: str
     reason: str
-
-
-class Watch(Protocol):
-    """Is told how far a run has come."""
-
-    def start(self, implementation: str, property: str, examples: int) -> None:
-        """A property is about to be tried."""
-        ...
-
-    def step(self, done: int) -> None:
-        """So many of its cases have been tried."""
-        ...
-
-    def loading(self, what: str | None) -> None:
-        """A process is loading that; `None`: it is no more."""
-        ...
-
-    def stop(self) -> None:
-        """It is done."""
-        ...
 
 
 def seed_for(suite: Suite, asked: int | None, drawn: int | None = None) -> int:

@@ -20,7 +20,7 @@ PROCESS_WORLD_SIZES = (1, 2, 3, 4)
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What is run where.
 
     Attributes:
@@ -46,7 +46,7 @@ def planned(
     world: WorldName | None,
     world_sizes: tuple[int, ...] | None,
     crew: torchrun.Crew | None,
-) -> Plan:
+) -> RunPlan:
     """The plan for one implementation.
 
     Args:
@@ -66,7 +66,7 @@ def planned(
     asked = world_sizes
     if world_sizes is None:
         if chosen == "simulated":
-            return Plan(target, implementation, chosen, most)
+            return RunPlan(target, implementation, chosen, most)
         world_sizes = PROCESS_WORLD_SIZES if declared is None else declared
         if most is not None:
             offered = {*world_sizes, most} if declared is None else {*world_sizes}
@@ -84,7 +84,7 @@ def planned(
     watched = None
     if chosen == "gloo" and crew is None and not capabilities.processes:
         watched = implementation if asked is None else restricted
-    return Plan(target, restricted, chosen, most, watched)
+    return RunPlan(target, restricted, chosen, most, watched)
 
 
 def _world(implementation: Implementation, asked: WorldName | None, crew: torchrun.Crew | None) -> WorldName:

@@ -27,7 +27,7 @@ from ringverify.check.declaring import in_words
 from ringverify.check.explaining import takes
 from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.check.mishap import Mishap, attempt, with_mishaps
-from ringverify.check.options import Options, Subject, Unavailable, Watch
+from ringverify.check.options import Options, Subject, Unavailable
 from ringverify.check.outcome import (
     ImplementationOutcome,
     TriedProperty,
@@ -35,8 +35,8 @@ from ringverify.check.outcome import (
     implementation_event,
     unavailable,
 )
-from ringverify.check.planning import Plan, find_device, open_world, planned
-from ringverify.check.sameness import Story, same_as
+from ringverify.check.planning import RunPlan, find_device, open_world, planned
+from ringverify.check.sameness import ToldFailure, same_as
 from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import (
@@ -57,6 +57,7 @@ from ringverify.events import (
 from ringverify.implementation import Capabilities, Implementation, sharding_name
 from ringverify.properties.property import Property, Violation
 from ringverify.reports.jsonl import ReportError
+from ringverify.reports.progress import Progress
 from ringverify.reports.story import replay_line
 from ringverify.worlds.printing import LETTERS
 from ringverify.worlds.processes.torchrun import Crew
@@ -71,7 +72,7 @@ def check(
     properties: Sequence[Property],
     options: Options,
     tell: Callable[[Event], None],
-    watch: Watch,
+    progress: Progress,
     crew: Crew | None = None,
 ) -> int:
     """Check implementations, tell what is found event by event, and return the exit code.
@@ -81,7 +82,7 @@ def check(
         properties: what must hold of each.
         options: what the user asked for.
         tell: is told each event.
-        watch: is told how far the run has come.
+        progress: is told how far the run has come.
         crew: the processes in which ranks run, if torchrun started this one.
 
     Raises:
@@ -102,7 +103,7 @@ def check(
     tried = [
         property
         for plan in plans
-        if isinstance(plan, Plan)
+        if isinstance(plan, RunPlan)
         for property in properties
         if why_not(property, plan, options.device) is None
     ]
@@ -114,7 +115,7 @@ def check(
             outcomes.append(_unavailable(plan, tell))
             continue
         world = open_world(plan.world) if crew is None else crew.world()
-        run = ImplementationRun(plan, world, options, budget, tell, watch)
+        run = ImplementationRun(plan, world, options, budget, tell, progress)
         try:
             outcomes.append(run.outcome(properties))
         finally:
@@ -181,7 +182,7 @@ def header(options: Options) -> HeaderEvent:
     )
 
 
-def why_not(property: Property, plan: Plan, device: str) -> str | None:
+def why_not(property: Property, plan: RunPlan, device: str) -> str | None:
     """Why a property is not tried on an implementation, or `None` if it is.
 
     Args:
@@ -210,11 +211,17 @@ class ImplementationRun:
         options: what the user asked for.
         budget: the time for it, shared with what else is tried.
         tell: is told each event.
-        watch: is told how far a property has come.
+        progress: is told how far a property has come.
     """
 
     def __init__(
-        self, plan: Plan, world: World, options: Options, budget: Budget, tell: Callable[[Event], None], watch: Watch
+        self,
+        plan: RunPlan,
+        world: World,
+        options: Options,
+        budget: Budget,
+        tell: Callable[[Event], None],
+        progress: Progress,
     ) -> None:
         self._plan = plan
         self.implementation, self.target = plan.implementation, plan.target
@@ -222,11 +229,11 @@ class ImplementationRun:
         self.options = options
         self.budget = budget
         self.tell = tell
-        self.watch = watch
+        self.progress = progress
         self._runner = self._runner_in(world, plan.implementation, plan.most_ranks)
         self._watched = plan.watched
         self._beside: Runner | None = None
-        self._stories: list[Story] = []
+        self._stories: list[ToldFailure] = []
 
     def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
         return Runner(
@@ -237,7 +244,7 @@ class ImplementationRun:
             most_ranks=most_ranks,
             deadline=DEADLINES[world.name] if self.options.deadline is None else self.options.deadline,
             load_deadline=self.options.load_deadline,
-            loading=lambda what: self.watch.loading(what),  # whoever watches then
+            loading=lambda what: self.progress.loading(what),  # whoever is told then
         )
 
     def _runner_for(self, property: Property) -> Runner:
@@ -356,7 +363,7 @@ class ImplementationRun:
         beside = runner is not self._runner
         earlier, passed_over = self._remembered(property, runner)
         event = dataclasses.replace(event, passed_over=tuple(passed_over) or None)
-        self.watch.start(self.implementation.name, property.id, examples)
+        self.progress.start(self.implementation.name, property.id, examples)
         try:
             found = hunt(
                 property,
@@ -364,7 +371,7 @@ class ImplementationRun:
                 examples=examples,
                 seed=options.seed,
                 share=self.budget.share(),
-                progress=self.watch.step,
+                progress=self.progress.step,
                 suite=options.suite,
                 first=earlier,
                 watched=self._simulated,
@@ -375,7 +382,7 @@ class ImplementationRun:
                 return PropertyOutcome(dataclasses.replace(event, reason=f"needs the simulated world: {error}"))
             return _not_decided(event, error)
         finally:
-            self.watch.stop()
+            self.progress.stop()
         verdict: Verdict = "pass" if found.examples else "inconclusive"
         reason: str | None = None
         margin: float | None = found.margin
@@ -439,7 +446,7 @@ class ImplementationRun:
                 return {"note": str(error)}
             return {"file": str(path)}
 
-        mishaps, story = found.mishaps, Story(property, shown)
+        mishaps, story = found.mishaps, ToldFailure(property, shown)
         nothing: dict[str, str] = {}
         kept = attempt(mishaps, "saving the case", saved, nothing)
         again = ["ringverify", "check", self.target, "--only", property.id, "--seed", str(self.options.seed)]

@@ -14,7 +14,7 @@ from ringverify.worlds.world import WorldUnavailable
 
 
 @dataclasses.dataclass(frozen=True)
-class Story:
+class ToldFailure:
     """A failure that is told in full.
 
     Attributes:
@@ -26,7 +26,7 @@ class Story:
     shown: Counterexample
 
 
-def same_as(told: Sequence[Story], new: Story, runner_for: Callable[[Property], Runner]) -> Property | None:
+def same_as(told: Sequence[ToldFailure], new: ToldFailure, runner_for: Callable[[Property], Runner]) -> Property | None:
     """The property of the earlier failure that a new one repeats; `None` if it is news.
 
     It repeats another if a cause explains both; or, where no cause decides, if each one's case breaks the other's
@@ -40,7 +40,7 @@ def same_as(told: Sequence[Story], new: Story, runner_for: Callable[[Property], 
     return next((earlier.property for earlier in told if _same(earlier, new, runner_for)), None)
 
 
-def _same(earlier: Story, new: Story, runner_for: Callable[[Property], Runner]) -> bool:
+def _same(earlier: ToldFailure, new: ToldFailure, runner_for: Callable[[Property], Runner]) -> bool:
     one, other = earlier.shown, new.shown
     if one.causes and other.causes:
         return any(cause is another for cause in one.causes for another in other.causes)

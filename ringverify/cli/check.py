@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ringverify.check.configuration import TABLE, configured
-from ringverify.check.interrupts import Progress, interrupts
+from ringverify.check.interrupts import InterruptibleBar, interrupts
 from ringverify.check.option_table import ARGUMENTS, add_to
 from ringverify.check.options import CheckRequest, Subject, Unavailable
 from ringverify.errors import Inconclusive, UsageError
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             properties,
             asked,
             tell,
-            Progress(console, stack.enter_context(interrupts())),
+            InterruptibleBar(console, stack.enter_context(interrupts())),
             crew,
         )
     missing = outputs.write(results_of(events))[1]

@@ -45,7 +45,7 @@ class Package:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
+class Defect:
     """One thing that is wrong, which may show in many violations.
 
     Attributes:
@@ -68,7 +68,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Script:
+class Demonstration:
     """Something that was found beside the packages, and the file that shows it.
 
     Attributes:
@@ -100,8 +100,8 @@ class Facts:
     """All that people wrote down."""
 
     packages: tuple[Package, ...]
-    findings: tuple[Finding, ...]
-    scripts: tuple[Script, ...]
+    findings: tuple[Defect, ...]
+    scripts: tuple[Demonstration, ...]
     elsewhere: tuple[Elsewhere, ...] = ()
 
 
@@ -117,7 +117,7 @@ def read_facts(path: Path) -> Facts:
         raise ReportError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise ReportError(f"{path} is not TOML: {error}") from None
-    kinds = {"package": Package, "finding": Finding, "script": Script, "elsewhere": Elsewhere}
+    kinds = {"package": Package, "finding": Defect, "script": Demonstration, "elsewhere": Elsewhere}
     if unknown := content.keys() - kinds:
         raise ReportError(f"{path}: unknown table {sorted(unknown)[0]!r}, expected {', '.join(kinds)}")
     read = {name: tuple(_made(kind, entry, path) for entry in content.get(name, [])) for name, kind in kinds.items()}

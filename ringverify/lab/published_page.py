@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ringverify.lab.published import Facts, Package, Script, Verdicts, used, violations
+from ringverify.lab.published import Demonstration, Facts, Package, Verdicts, used, violations
 from ringverify.reports.markdown import SIGNS, VERDICT_SIGNS, table
 from ringverify.reports.story import margin_text
 
@@ -198,7 +198,7 @@ def _scripts(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
         yield from _script(script, verdicts["scripts"][script.file], folder)
 
 
-def _script(script: Script, said: Sequence[str], folder: str) -> Iterator[str]:
+def _script(script: Demonstration, said: Sequence[str], folder: str) -> Iterator[str]:
     yield f"### {script.title}\n"
     yield script.text.strip() + "\n"
     yield f"[{script.file}]({folder}/{script.file}) says:\n"

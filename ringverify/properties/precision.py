@@ -6,6 +6,7 @@ does not: rounding once more than declared makes the mean squared error half as 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +29,8 @@ Array = NDArray[np.float64]
 
 LOW: tuple[DtypeName, ...] = ("bfloat16", "float16")
 DIMS = (8, 16)
+CAUSALS = {"both": (False, True), "always": (True,), "never": (False,)}
+"""Whether cases are causal, by what is declared."""
 FEWEST = 100
 """Rows below which a mean says too little."""
 
@@ -120,15 +123,21 @@ def _case(c: Capabilities, size: int, sharding: str, dtype: DtypeName, causal: b
     return fitted(Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed), c)
 
 
+def each_kind(c: Capabilities, dtype: DtypeName) -> list[Case]:
+    """A case in a low precision for every number of ranks, mask and width that is drawn, with the shardings in turn."""
+    kinds = itertools.product(_sizes(c), CAUSALS[c.causal], DIMS)
+    shardings = itertools.cycle([sharding_name(sharding) for sharding in c.shardings])
+    return [_case(c, size, next(shardings), dtype, causal, dim, seed) for seed, (size, causal, dim) in enumerate(kinds)]
+
+
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    causals = {"both": [False, True], "always": [True], "never": [False]}[c.causal]
     return st.builds(
         _case,
         st.just(c),
         st.sampled_from(_sizes(c)),
         st.sampled_from([sharding_name(sharding) for sharding in c.shardings]),
         st.sampled_from([dtype for dtype in LOW if dtype in c.dtypes]),
-        st.sampled_from(causals),
+        st.sampled_from(CAUSALS[c.causal]),
         st.sampled_from(DIMS),
         st.integers(0, SEEDS - 1),
     )

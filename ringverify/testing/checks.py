@@ -10,7 +10,7 @@ from ringverify.check.casefile import look_at
 from ringverify.check.interrupts import interrupts
 from ringverify.check.options import Options, Subject
 from ringverify.check.outcome import TriedProperty
-from ringverify.check.planning import Plan, find_device, open_world, planned
+from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.run import ImplementationRun
 from ringverify.implementation import Implementation
 from ringverify.properties.property import Property
@@ -34,12 +34,12 @@ class PlannedChecks:
     """
 
     key: str
-    plan: Plan
+    plan: RunPlan
     options: Options
     asked: int
 
 
-def plan_for(subject: Subject, options: Options) -> Plan:
+def plan_for(subject: Subject, options: Options) -> RunPlan:
     """What is run where; refused here rather than in the middle of a run.
 
     Raises:
@@ -87,7 +87,7 @@ class Checks:
         """Try a property, and say what came of it."""
         with undisturbed(self._folder), interrupts() as look:
             run = self._run(one)
-            run.watch = Unwatched(look)
+            run.progress = Unwatched(look)
             return run.try_property(property)
 
     def close(self) -> None:

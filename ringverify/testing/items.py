@@ -28,7 +28,7 @@ Try = Callable[[pytest.Item, "PlannedChecks", "Property"], "PropertyResult"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class RequestedTarget:
     """A target that was asked for.
 
     Attributes:
@@ -46,13 +46,13 @@ class Implementations(pytest.Collector):
     """All targets."""
 
     @classmethod
-    def under(cls, session: pytest.Session, prepared: list[Prepared], attempt: Try) -> Implementations:
+    def under(cls, session: pytest.Session, prepared: list[RequestedTarget], attempt: Try) -> Implementations:
         """The collector, which belongs to no file."""
         collector: Implementations = cls.from_parent(session, name=ROOM, nodeid=ROOM)
         collector.prepared, collector.attempt = prepared, attempt
         return collector
 
-    prepared: list[Prepared]
+    prepared: list[RequestedTarget]
     attempt: Try
 
     def collect(self) -> Iterator[ImplementationUnderTest]:
@@ -66,7 +66,7 @@ class Implementations(pytest.Collector):
 class ImplementationUnderTest(pytest.Collector):
     """One target."""
 
-    prepared: Prepared
+    prepared: RequestedTarget
     attempt: Try
 
     def collect(self) -> Iterator[pytest.Item]:

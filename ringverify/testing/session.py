@@ -21,9 +21,9 @@ from ringverify.implementation import Implementation
 from ringverify.testing import asked
 from ringverify.testing.calls import listening, tried_in
 from ringverify.testing.conformance import MARK, PROPERTY, Conformance
-from ringverify.testing.items import CannotBeChecked, Implementations, Prepared, PropertyItem
-from ringverify.testing.ledger import UNLEARNED, Ledger, TestedProperty, name_with
+from ringverify.testing.items import CannotBeChecked, Implementations, PropertyItem, RequestedTarget
 from ringverify.testing.results import ConformanceError, PropertyResult
+from ringverify.testing.tally import UNLEARNED, Tally, TestedProperty, name_with
 from ringverify.words import legible
 
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ class RingVerifySession:
         self._prepared = self._prepare(names) if names else []
         self._shared: set[str] = set()
         report = None if config.option.collectonly else config.getoption("ringverify_report")
-        self._ledger: Ledger | None = None
+        self._tally: Tally | None = None
         if workerinput is None:
             settings = self._request.settings(self._drawn)
-            self._ledger = Ledger(report and Path(report), settings=settings, baseline=self._baseline is not None)
+            self._tally = Tally(report and Path(report), settings=settings, baseline=self._baseline is not None)
         self._checks: Checks | None = None
         self._calls: list[TestedProperty] = []
         self._expected = 0
 
-    def _prepare(self, names: list[str]) -> list[Prepared]:
+    def _prepare(self, names: list[str]) -> list[RequestedTarget]:
         """The targets, each looked at as far as that is possible before anything runs."""
         # Before torch is imported, which takes seconds: a target is easily mistyped.
         loaded = [(name, _described(name, self._request.load_deadline)) for name in names]
@@ -100,7 +100,7 @@ class RingVerifySession:
                     checked = PlannedChecks(name, plan_for(Subject(name, one), options), options, len(properties))
             except Inconclusive as error:
                 checked = Inconclusive(f"{name} cannot be checked here: {asked.in_our_words(str(error))}")
-            prepared.append(Prepared(name, checked, properties))
+            prepared.append(RequestedTarget(name, checked, properties))
         return prepared
 
     def _read_baseline(self) -> None:
@@ -142,7 +142,7 @@ class RingVerifySession:
             if functions:
                 self._read_baseline()
         except UsageError as error:
-            if self._ledger is None:  # a worker of xdist, in which pytest cannot be refused
+            if self._tally is None:  # a worker of xdist, in which pytest cannot be refused
                 self._mistake = error
             else:
                 raise pytest.UsageError(f"ringverify: {error}") from None
@@ -283,14 +283,14 @@ class RingVerifySession:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add it up."""
-        if self._ledger is not None:
-            self._ledger.add(report, getattr(report, TOLD, ()))
+        if self._tally is not None:
+            self._tally.add(report, getattr(report, TOLD, ()))
 
     def pytest_keyboard_interrupt(self) -> None:
         """Keep what the calls of a test came to that was interrupted, and will have no report."""
         for tested in self._take_calls():
-            if self._ledger is not None:
-                self._ledger.note(tested)
+            if self._tally is not None:
+                self._tally.note(tested)
 
     def _take_calls(self) -> list[TestedProperty]:
         taken, self._calls = self._calls, []
@@ -301,16 +301,16 @@ class RingVerifySession:
         """End worlds and report, and let not having learned anything be no pass and no violation."""
         if self._checks is not None:
             self._checks.close()
-        if self._ledger is not None:
-            self._ledger.close(whole=exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED))
-            session.exitstatus = self._ledger.exit_status(int(exitstatus), session.testsfailed)
+        if self._tally is not None:
+            self._tally.close(whole=exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED))
+            session.exitstatus = self._tally.exit_status(int(exitstatus), session.testsfailed)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The verdicts, which `-q` leaves out, and what nobody may miss."""
-        if self._ledger is None:
+        if self._tally is None:
             return
-        lines = list(self._ledger.lines()) if self._config.get_verbosity() >= 0 else []
-        lines += [("inconclusive", remark) for remark in self._ledger.remarks()]
+        lines = list(self._tally.lines()) if self._config.get_verbosity() >= 0 else []
+        lines += [("inconclusive", remark) for remark in self._tally.remarks()]
         if lines:
             terminalreporter.write_sep("=", "ringverify")
             for verdict, line in lines:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ringverify.check.interrupts import Progress, interrupts
+from ringverify.check.interrupts import InterruptibleBar, interrupts
 from ringverify.errors import UsageError
 from ringverify.option_types import names
 from ringverify.reports.command import Outputs, add_outputs, with_missing
@@ -89,12 +89,12 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     from ringverify.check.options import Subject
     from ringverify.vectors import index
     from ringverify.vectors.recording import Recorded
-    from ringverify.vectors.running import Wish
+    from ringverify.vectors.running import VectorOptions
     from ringverify.vectors.running import run as try_on
 
     found = index.read(options.folder or _brought_along())
     terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
-    wish = Wish(
+    asked = VectorOptions(
         ids=options.ids,
         world=options.world,
         device=options.device or ("cuda" if options.world == "nccl" else "cpu"),
@@ -104,7 +104,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     code = 0
     try:
         with interrupts() as look:
-            code = try_on(found, subjects, wish, terminal.tell, Progress(console, look), record)
+            code = try_on(found, subjects, asked, terminal.tell, InterruptibleBar(console, look), record)
     finally:
         code = with_missing(code, record.close())
     return code

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ringverify.cases.running import Runner
-from ringverify.check.options import Subject, Watch
+from ringverify.check.options import Subject
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
-from ringverify.check.planning import Plan, WorldName, find_device, open_world, planned
+from ringverify.check.planning import RunPlan, WorldName, find_device, open_world, planned
 from ringverify.check.run import DEADLINES, named_apart, undeclared
 from ringverify.events import CounterexampleEvent, PropertyEvent, PropertyOutcome, Verdict
 from ringverify.properties.property import Judgement, Violation
+from ringverify.reports.progress import Progress
 from ringverify.vectors import checking
 from ringverify.vectors.index import Index
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
@@ -27,7 +28,7 @@ SHOWN = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wish:
+class VectorOptions:
     """What a user asked of a run.
 
     Attributes:
@@ -42,16 +43,21 @@ class Wish:
 
 
 def run(
-    found: Index, subjects: Sequence[Subject], wish: Wish, tell: Tell, watch: Watch, record: Tell = lambda event: None
+    found: Index,
+    subjects: Sequence[Subject],
+    asked: VectorOptions,
+    tell: Tell,
+    progress: Progress,
+    record: Tell = lambda event: None,
 ) -> int:
     """Try the vectors on implementations, tell what comes of it, and return the exit code.
 
     Args:
         found: the vectors.
         subjects: the implementations.
-        wish: what was asked for.
+        asked: what was asked for.
         tell: is told what came of each topic.
-        watch: is told how far the run has come.
+        progress: is told how far the run has come.
         record: is told what came of each vector, as the events of a report.
 
     Raises:
@@ -60,19 +66,19 @@ def run(
     """
     named_apart(subject.implementation for subject in subjects)
     checking.look_at_files(found)
-    stories = found.chosen(wish.ids)
+    stories = found.chosen(asked.ids)
     tensors = {story.id: checking.load(found, story) for story in stories}
     plans = [
-        planned(subject.target, subject.implementation, world=wish.world, world_sizes=None, crew=None)
+        planned(subject.target, subject.implementation, world=asked.world, world_sizes=None, crew=None)
         for subject in subjects
     ]
-    find_device(wish.device)
-    record(begun(wish.device))
+    find_device(asked.device)
+    record(begun(asked.device))
     outcomes = []
     for plan in plans:
         world = open_world(plan.world)
         try:
-            outcomes.append(_Run(found, plan, world, wish, tell, watch, record).outcome(stories, tensors))
+            outcomes.append(_Run(found, plan, world, asked, tell, progress, record).outcome(stories, tensors))
         finally:
             world.close()
     footer = footer_event(outcomes, baseline=False)
@@ -134,11 +140,11 @@ class _Tally:
 @dataclasses.dataclass
 class _Run:
     found: Index
-    plan: Plan
+    plan: RunPlan
     world: World
-    wish: Wish
+    asked: VectorOptions
     tell: Tell
-    watch: Watch
+    progress: Progress
     record: Tell
     shown: int = 0
     recorded: list[TriedProperty] = dataclasses.field(default_factory=list)
@@ -152,7 +158,7 @@ class _Run:
                 implementation,
                 self.world,
                 target=self.plan.target,
-                device=self.wish.device,
+                device=self.asked.device,
                 most_ranks=self.plan.most_ranks,
                 deadline=DEADLINES[self.world.name],
             )
@@ -182,18 +188,18 @@ class _Run:
         reason = _left_out([why for tally in tallies.values() for why in tally.left_out])
         verdict: Verdict = "unsupported"
         examples, margin, ended = 0, None, None
-        self.watch.start(name, topic, len(trials))
+        self.progress.start(name, topic, len(trials))
         try:
             for one in trials:
                 since = time.monotonic()
                 judgement = tried(one, tensors[one.story.id], runner)
                 tallies[one.story.id].add(one, judgement, time.monotonic() - since)
                 examples += 1
-                self.watch.step(examples)
+                self.progress.step(examples)
         except WorldUnavailable as error:
             ended = str(error)
         finally:
-            self.watch.stop()
+            self.progress.stop()
         failed = {id: tally.failed for id, tally in tallies.items() if tally.failed is not None}
         if ended is not None:
             verdict, reason = "fail" if failed else "inconclusive", ended

@@ -28,7 +28,7 @@ def frames_of_user(frame: FrameType | None) -> list[str]:
     return _lines([entry for entry in stack if not entry.filename.startswith(_TORCH)] or stack)
 
 
-class Place(NamedTuple):
+class UserLine(NamedTuple):
     """A line of the user's."""
 
     file: str
@@ -44,17 +44,17 @@ class Place(NamedTuple):
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
-NOWHERE = Place("a place without a Python stack", 0, "?")
+NOWHERE = UserLine("a place without a Python stack", 0, "?")
 
 
-def place_of_user(frame: FrameType | None) -> Place:
+def place_of_user(frame: FrameType | None) -> UserLine:
     """The innermost line of a running frame's stack that is neither of a world nor of torch."""
     while frame is not None and (_WHOSE.get(frame.f_code.co_filename) or _whose(frame.f_code.co_filename)) != "user":
         frame = frame.f_back
     return _place(frame)
 
 
-def place_of_caller(frame: FrameType | None) -> Place | None:
+def place_of_caller(frame: FrameType | None) -> UserLine | None:
     """The innermost line that is not of torch; `None` if it is a world's own."""
     whose = "torch"
     while frame is not None:
@@ -96,10 +96,10 @@ def _ours(filename: str) -> bool:
     return filename.startswith(_HERE) or filename == _THREADING
 
 
-def _place(frame: FrameType | None) -> Place:
+def _place(frame: FrameType | None) -> UserLine:
     if frame is None:
         return NOWHERE
-    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return UserLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 _WHOSE: dict[str, Literal["user", "world", "torch"]] = {}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Setting(NamedTuple):
+class TorchSetting(NamedTuple):
     """One setting.
 
     Attributes:
@@ -45,7 +45,7 @@ def _enable_attention_kernels(enabled: tuple[bool, ...]) -> None:
     kernels.enable_cudnn_sdp(enabled[3])
 
 
-def _autocast(device: str) -> Setting:
+def _autocast(device: str) -> TorchSetting:
     def read() -> tuple[bool, torch.dtype]:
         return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
@@ -53,36 +53,36 @@ def _autocast(device: str) -> Setting:
         torch.set_autocast_enabled(device, value[0])
         torch.set_autocast_dtype(device, value[1])
 
-    return Setting(f"autocast on {device}", read, write)
+    return TorchSetting(f"autocast on {device}", read, write)
 
 
-OF_PROCESS: tuple[Setting, ...] = (
-    Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    Setting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    Setting("attention kernels", _attention_kernels, _enable_attention_kernels),
-    Setting("anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+OF_PROCESS: tuple[TorchSetting, ...] = (
+    TorchSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    TorchSetting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    TorchSetting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    TorchSetting("attention kernels", _attention_kernels, _enable_attention_kernels),
+    TorchSetting("anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
 )
 """Those of the whole process."""
 
-EVERY: tuple[Setting, ...] = (
+EVERY: tuple[TorchSetting, ...] = (
     *OF_PROCESS,
-    Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-    Setting("inference mode", torch.is_inference_mode_enabled, None),
+    TorchSetting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    TorchSetting("inference mode", torch.is_inference_mode_enabled, None),
     _autocast("cpu"),
     _autocast("cuda"),
-    Setting("default device", torch.get_default_device, torch.set_default_device),
-    Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
+    TorchSetting("default device", torch.get_default_device, torch.set_default_device),
+    TorchSetting("number of threads", torch.get_num_threads, torch.set_num_threads),
 )
 """Those, and the calling thread's own."""
 
 
-def values(settings: Sequence[Setting]) -> tuple[Any, ...]:
+def values(settings: Sequence[TorchSetting]) -> tuple[Any, ...]:
     """What settings are now."""
     return tuple(setting.read() for setting in settings)
 
 
-def put_back(settings: Sequence[Setting], before: tuple[Any, ...]) -> dict[str, str]:
+def put_back(settings: Sequence[TorchSetting], before: tuple[Any, ...]) -> dict[str, str]:
     """Set what is no longer as it was, and say what that is: by name, "float64, and float32 before"."""
     now = values(settings)
     if now == before:

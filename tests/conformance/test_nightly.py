@@ -33,7 +33,7 @@ def test_only_the_nightly_suite_draws_its_seed():
 def test_a_suite_is_a_profile_that_nothing_in_the_process_changes(suite):
     """Neither a profile that a project has under the same name nor one that is in force."""
     hypothesis.settings.register_profile(suite, derandomize=True, max_examples=1)
-    before = hypothesis.settings.get_current_profile_name()
+    hypothesis.settings.register_profile("as it was", hypothesis.settings.default)
     try:
         hypothesis.settings.load_profile(suite)
         assert hypothesis.settings.get_profile(NAME.format(suite)) is profile(suite)
@@ -42,7 +42,7 @@ def test_a_suite_is_a_profile_that_nothing_in_the_process_changes(suite):
         assert profile(suite).phases == (Phase.generate,)
         assert profile(suite).verbosity == Verbosity.quiet
     finally:
-        hypothesis.settings.load_profile(before)
+        hypothesis.settings.load_profile("as it was")
 
 
 def test_a_home_that_a_project_gave_hypothesis_is_given_back(tmp_path):

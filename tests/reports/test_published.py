@@ -9,11 +9,11 @@ from sample_events import everything, typed
 
 from ringverify.lab import publishing
 from ringverify.lab.published import (
+    Defect,
+    Demonstration,
     Elsewhere,
     Facts,
-    Finding,
     Package,
-    Script,
     read_facts,
     read_verdicts,
     told_of,
@@ -53,11 +53,11 @@ def _facts(verdicts):
     package = Package(
         name="rings", version="1.0", source="https://example.org", adapter="rings.py", targets=targets, about="Rings."
     )
-    finding = Finding(title="something is wrong", targets=targets, properties=properties, text="In `ring.py`.")
+    finding = Defect(title="something is wrong", targets=targets, properties=properties, text="In `ring.py`.")
     return Facts(
         (package,),
         (finding,),
-        (Script(title="a script", file="show.py", text="See."),),
+        (Demonstration(title="a script", file="show.py", text="See."),),
         (Elsewhere(name="others", reason="need a GPU."),),
     )
 

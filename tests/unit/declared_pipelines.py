@@ -276,9 +276,11 @@ def shrunk(case: Case) -> Inputs:
     """The inputs of a case, each tensor times a power of two down to 2^-13, as gradients are without loss scaling."""
     inputs, rng = make_inputs(case), np.random.default_rng(case.seed)
     names = ("q", "k", "v", "dout")
-    smaller = {name: getattr(inputs, name) * 2.0**-power for name, power in zip(names, rng.integers(0, 14, 4))}
-    rounded = {name: round_to(values, case.problem.dtype) for name, values in smaller.items()}
-    return dataclasses.replace(inputs, **rounded)
+    smaller = {
+        name: round_to(getattr(inputs, name) * 2.0**-power, case.problem.dtype)
+        for name, power in zip(names, rng.integers(0, 14, 4), strict=True)
+    }
+    return dataclasses.replace(inputs, **smaller)
 
 
 def emulated(
@@ -346,7 +348,8 @@ def accusations(dtype: DtypeName, number: int) -> Iterator[tuple[Pipeline, str]]
     inputs = shrunk(case) if small else make_inputs(case)
     for place, pipeline in enumerate(one for one in DECLARATIONS if one.dtype == dtype):
         way = WAYS[(number // 2 + place) % len(WAYS)]
-        over = {name: margin for name, margin in largest_margins(case, inputs, pipeline, way).items() if not margin <= 1}
+        largest = largest_margins(case, inputs, pipeline, way)
+        over = {name: margin for name, margin in largest.items() if not margin <= 1}
         if over:
             yield pipeline, f"{number} {way.__name__} {over}: {'small ' * small}{case.values}, {case.describe()}"
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from watched_runs import everywhere, line, unwatched, watched
 
-from ringverify.worlds.watch.memory import Memory, Part, measured
+from ringverify.worlds.watch.memory import Memory, PeakShare, measured
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,9 +32,9 @@ def test_the_peak_is_what_was_alive_together_largest_first():
     kept = line(program, "kept").replace(" in program", " in <listcomp>")
     memory = peak(program)
     assert memory.peak_bytes == 1600 + 120
-    assert memory.parts[0] == Part(line(program, "large"), (200,), "float64", 1, 1600)
+    assert memory.parts[0] == PeakShare(line(program, "large"), (200,), "float64", 1, 1600)
     # Python 3.12 calls a list comprehension's frame by the name of the function around it.
-    assert memory.parts[1] in [Part(place, (5, 2), "float32", 3, 120) for place in (kept, line(program, "kept"))]
+    assert memory.parts[1] in [PeakShare(place, (5, 2), "float32", 3, 120) for place in (kept, line(program, "kept"))]
     assert memory.describe() == [
         "rank 0: 1720 bytes at the peak",
         f"  1600 bytes: [200] float64, at {memory.parts[0].place}",

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ringverify.worlds.processes.pool import Pool
-from ringverify.worlds.processes.rank import Place, ThisMachine
+from ringverify.worlds.processes.rank import RankHost, ThisMachine
 from ringverify.worlds.world import Conditions, Failure, Load, Run
 
 MOST_PROCESSES = 16
@@ -35,7 +35,7 @@ class GlooWorld:
 
     def __init__(
         self,
-        place: Place | None = None,
+        place: RankHost | None = None,
         heard: Callable[[int, bytes], None] | None = None,
         called: str | None = None,
     ) -> None:

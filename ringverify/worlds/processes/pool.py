@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.patience import Patience
 from ringverify.worlds.processes.blame import doubt, first_cause, out_of_time
-from ringverify.worlds.processes.rank import Place, Rank
+from ringverify.worlds.processes.rank import Rank, RankHost
 from ringverify.worlds.processes.wire import (
     Died,
-    Job,
     NotReady,
-    Printed,
+    Output,
     Raised,
     Ready,
     Report,
     Returned,
+    RunRequest,
     Whereabouts,
     is_clean,
 )
@@ -63,7 +63,7 @@ class Pool:
 
     def __init__(
         self,
-        place: Place,
+        place: RankHost,
         world_size: int,
         program_module: str,
         called: str,
@@ -167,7 +167,7 @@ class Pool:
         assert usable, "a pool that failed is not run again"
         for printed in self._printed:
             printed.clear()
-        job = pickle.dumps(Job(tuple(sys.path), _working_directory(), body), protocol=5)
+        job = pickle.dumps(RunRequest(tuple(sys.path), _working_directory(), body), protocol=5)
         patience = Patience(deadline, [one.process for one in self._ranks if one.process is not None])
         until = math.inf
         returned: dict[int, Returned] = {}
@@ -210,7 +210,7 @@ class Pool:
                 continue
             for event in events:
                 match event:
-                    case Printed(text=text):
+                    case Output(text=text):
                         if self._heard is not None:
                             self._heard(number, text)
                         self._printed[number] += text

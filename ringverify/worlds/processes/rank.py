@@ -33,7 +33,7 @@ from ringverify.worlds.processes.wire import (
     Event,
     Frames,
     NotAReport,
-    Printed,
+    Output,
     Ready,
     Seat,
     Whereabouts,
@@ -93,7 +93,7 @@ class Rank(Protocol):
         ...
 
 
-class Place(Protocol):
+class RankHost(Protocol):
     """Where ranks are started."""
 
     @property
@@ -113,7 +113,7 @@ class Place(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ThisMachine:
-    """A `Place`: all ranks on this machine.
+    """A `RankHost`: all ranks on this machine.
 
     Attributes:
         name: how the world is called.
@@ -242,7 +242,7 @@ class LocalRank:
             return []
         if not text:
             raise EOFError
-        return [Printed(text)]
+        return [Output(text)]
 
     def _all_printed(self) -> list[Event]:
         """What is still in the pipe; a rank that floods its output is not waited for."""

@@ -18,7 +18,7 @@ from ringverify.worlds.processes.wire import MessageKey, Residue
 from ringverify.worlds.refusals import message_to_itself
 
 
-class Ledger:
+class MessageCount:
     """Counts the messages that this process posts, and reads off how many collectives it has started.
 
     `torch.distributed.send` and all its relatives end in a method of `ProcessGroup`, so counting there sees every

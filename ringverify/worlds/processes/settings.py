@@ -16,7 +16,7 @@ import sys
 import numpy as np
 import torch
 
-from ringverify.worlds.processes.wire import Job
+from ringverify.worlds.processes.wire import RunRequest
 
 
 class Settings:
@@ -34,7 +34,7 @@ class Settings:
         self._files = _standard_files()
         os.environ.update(environment)
 
-    def restore(self, job: Job) -> None:
+    def restore(self, job: RunRequest) -> None:
         """Go back to that, with the module path and the working directory that a job names."""
         sys.path[:] = job.path
         importlib.invalidate_caches()

@@ -53,7 +53,7 @@ class Seat:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class RunRequest:
     """One program to run.
 
     Attributes:
@@ -157,7 +157,7 @@ def signal_name(number: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Printed:
+class Output:
     """What a rank wrote to its standard output or standard error."""
 
     text: bytes
@@ -181,7 +181,7 @@ class Whereabouts:
 Report = Ready | NotReady | Returned | Raised
 """What a rank itself says."""
 
-Event = Report | Died | Printed
+Event = Report | Died | Output
 """What becomes known of a rank."""
 
 

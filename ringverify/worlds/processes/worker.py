@@ -27,9 +27,9 @@ from ringverify.worlds import reproducible, whose
 from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.foreign_text import tells_of_lost_peer
 from ringverify.worlds.limits import limit_of, sentence
-from ringverify.worlds.processes.residue import Ledger
+from ringverify.worlds.processes.residue import MessageCount
 from ringverify.worlds.processes.settings import Settings
-from ringverify.worlds.processes.wire import Job, NotReady, Raised, Ready, Report, Returned, Seat, packed
+from ringverify.worlds.processes.wire import NotReady, Raised, Ready, Report, Returned, RunRequest, Seat, packed
 from ringverify.worlds.raising import raising_of
 from ringverify.worlds.torch_private import import_functional_collectives
 from ringverify.worlds.world import WorldUnavailable
@@ -43,36 +43,36 @@ _STACKS = "stacks-"
 _WHOSE = "whose-"
 
 
-def serve(seat: Seat, directory: str, jobs: Connection, output: Connection) -> NoReturn:
+def serve(seat: Seat, directory: str, requests: Connection, output: Connection) -> NoReturn:
     """Run programs as one rank until the keeper ends this process, which is when the tool ends.
 
     Args:
         seat: who this is, and how it meets the others.
         directory: the ranks of a machine may meet there, and stacks are written there on request.
-        jobs: `Job`s come in here, one `Report` goes back for each, after a first one that says the rank is ready.
+        requests: `RunRequest`s come in here, one `Report` goes back for each, after one that it is ready.
         output: what becomes standard output and standard error.
     """
     _settle(output)
     multiprocessing.current_process().daemon = False  # for the tool it is; here it would forbid a rank to have children
     whose.write_to(whose_file(directory, seat.rank))
     settings = Settings(_environment(seat), seat.device)
-    os.register_at_fork(after_in_child=jobs.close)  # or the tool would take a forked child for the rank
+    os.register_at_fork(after_in_child=requests.close)  # or the tool would take a forked child for the rank
     with open(stacks_file(directory, seat.rank), "w") as stacks:
-        ledger = Ledger(numbers_messages=seat.backend == "gloo")
+        messages = MessageCount(numbers_messages=seat.backend == "gloo")
         try:
             _join(seat, directory)
         except Exception as error:
             limit, said = limit_of(error), one_line(error)
-            _send(jobs, NotReady(said if limit is None else f"{sentence(limit)}: {said}"))
+            _send(requests, NotReady(said if limit is None else f"{sentence(limit)}: {said}"))
             os._exit(0)
-        _send(jobs, Ready(os.getpid()))
+        _send(requests, Ready(os.getpid()))
         while True:
             try:
-                job = pickle.loads(jobs.recv_bytes())
+                request = pickle.loads(requests.recv_bytes())
             except (EOFError, OSError):
                 _leave()
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-            _send(jobs, _run(job, ledger, settings))
+            _send(requests, _run(request, messages, settings))
 
 
 def _join(seat: Seat, directory: str) -> None:
@@ -147,18 +147,18 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _run(job: Job, ledger: Ledger, settings: Settings) -> Report:
+def _run(request: RunRequest, messages: MessageCount, settings: Settings) -> Report:
     process = os.getpid()
     try:
         with whose.ours():
-            settings.restore(job)
-            ledger.begin()
-            program, argument = pickle.loads(job.body)
+            settings.restore(request)
+            messages.begin()
+            program, argument = pickle.loads(request.body)
             with whose.theirs():
                 result = program(argument)
             _only_in(process)
             body = pickle.dumps(result, protocol=5)
-            residue = ledger.residue()
+            residue = messages.residue()
             return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
     except BaseException as error:
         _only_in(process)
@@ -182,8 +182,8 @@ def _raised(error: BaseException) -> Raised:
     return Raised(**vars(raising_of(error)), at=at, consequence=gone)
 
 
-def _send(jobs: Connection, report: Report) -> None:
+def _send(requests: Connection, report: Report) -> None:
     try:
-        jobs.send_bytes(packed(report))
+        requests.send_bytes(packed(report))
     except (OSError, ValueError):
         _leave()

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ringverify.worlds.simulated.torch_private import pop_mode, push_mode, top_mode
-from ringverify.worlds.stacks import Place, place_of_caller
+from ringverify.worlds.stacks import UserLine, place_of_caller
 from ringverify.worlds.torch_private import TorchDispatchMode, direct_call, schema_of
 from ringverify.worlds.watch.extents import covers, overlap, span
 from ringverify.worlds.watch.hazards import HazardKind
 from ringverify.worlds.watch.memory_meter import MemoryMeter
 
-Touched = Callable[[Any, HazardKind, Place], None]
+Touched = Callable[[Any, HazardKind, UserLine], None]
 """Told that a buffer in flight was touched: the key it was announced with, how, and where."""
 
 

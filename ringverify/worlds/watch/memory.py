@@ -10,7 +10,7 @@ from ringverify.worlds.watch.watcher import watcher
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PeakShare:
     """Tensors of one form that one line allocated, as far as they were alive at the peak.
 
     Attributes:
@@ -40,7 +40,7 @@ class Memory:
 
     rank: int
     peak_bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[PeakShare, ...]
 
     def describe(self) -> list[str]:
         """A line for the peak, and one for each part of it."""

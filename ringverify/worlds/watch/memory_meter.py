@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringverify.worlds.stacks import Place, place_of_caller
-from ringverify.worlds.watch.memory import Memory, Part
+from ringverify.worlds.stacks import UserLine, place_of_caller
+from ringverify.worlds.watch.memory import Memory, PeakShare
 
 
 class _Live(NamedTuple):
@@ -23,7 +23,7 @@ class _Live(NamedTuple):
     nbytes: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    place: Place
+    place: UserLine
 
 
 class MemoryMeter:
@@ -63,7 +63,7 @@ class MemoryMeter:
             counts = parts[str(live.place), live.shape, str(live.dtype).removeprefix("torch.")]
             counts[0] += 1
             counts[1] += live.nbytes
-        made = [Part(*form, *counts) for form, counts in parts.items()]
+        made = [PeakShare(*form, *counts) for form, counts in parts.items()]
         return Memory(self._rank, self._peak, tuple(sorted(made, key=lambda part: (-part.nbytes, part.place))))
 
     def _note(self, tensor: torch.Tensor, frame: FrameType) -> None:

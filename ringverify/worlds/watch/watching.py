@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ringverify.worlds.simulated.matching import Matching
 from ringverify.worlds.simulated.operations import Collective, Joining, Operation, Pieces, Receive, Send
-from ringverify.worlds.stacks import Place, place_of_user
+from ringverify.worlds.stacks import UserLine, place_of_user
 from ringverify.worlds.watch.dispatching import RankMode
 from ringverify.worlds.watch.extents import overlap, poison, poisoned, same_bytes
 from ringverify.worlds.watch.hazards import Hazard, HazardKind
@@ -245,7 +245,7 @@ class Watch:
         )
         self._report(Hazard("overlap", rank, what, str(post.operation.posted), str(other.operation.posted), message))
 
-    def tell(self, post: _Post, kind: HazardKind, place: Place, *, found: bool = False) -> None:
+    def tell(self, post: _Post, kind: HazardKind, place: UserLine, *, found: bool = False) -> None:
         """A buffer in flight was touched.
 
         Args:

@@ -61,7 +61,7 @@ def name_with(implementation: str, test: str) -> str:
     return f"{implementation} ({test})"
 
 
-class Ledger:
+class Tally:
     """Adds up.
 
     Args:
