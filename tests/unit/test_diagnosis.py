@@ -1,5 +1,6 @@
 """The diagnosis names what is wrong with known mutants, and names nothing where nothing reproduces the numbers."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -97,6 +98,33 @@ def test_a_fault_of_the_backward_is_named(mutant):
     found = diagnosed(MUTANTS[mutant].implementation, case, gradients=True)
     assert found.causes
     assert words in found.text.split("; or ")[0]
+
+
+UNCOMMON = {
+    "O107": case_of(documents=(2, 5, 9)),
+    "O108": case_of(values="zero_queries"),
+    "O110": case_of(batch=2, key_lengths=(7, 0)),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mutant", UNCOMMON)
+def test_a_fault_without_a_sentence_is_named_by_its_title(mutant):
+    """It is tried where none of the faults that have one explains the case."""
+    found = diagnosed(MUTANTS[mutant].implementation, UNCOMMON[mutant], gradients=False)
+    assert found.text.startswith(MUTANTS[mutant].title)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", ["O65", "O31", "F4a"])
+def test_recognition_takes_less_than_five_seconds(mutant):
+    """Of the processor, since others may have it meanwhile: with cases that tell causes apart, all run and compared."""
+    gradients = mutant in BACKWARD
+    case, _ = (BACKWARD if gradients else FORWARD)[mutant]
+    started = time.process_time()
+    found = diagnosed(MUTANTS[mutant].implementation, case, gradients=gradients)
+    assert time.process_time() - started < 5.0
+    assert found.causes
 
 
 def _biased(steps, here, hop, owner, q, block):
