@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ringverify import targets
 from ringverify.check.configuration import TABLE, configured
 from ringverify.check.interrupts import InterruptibleBar, interrupts
 from ringverify.check.option_table import ARGUMENTS, add_to
@@ -56,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command and return its exit code."""
     from ringverify.worlds.processes import torchrun
+    from ringverify.worlds.processes.rank import start_fork_server
     from ringverify.worlds.world import WorldUnavailable
 
     options = configured(options, Path.cwd())
@@ -70,12 +72,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
             "see ringverify check --help"
         )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
-    subjects = _subjects(options.targets, options.load_deadline, console)
+    _look(options.targets)
+    start_fork_server("ringverify.worlds.processes.contained")  # imports torch while this process does, too
 
     from ringverify.check.drawing import home_of_our_own
     from ringverify.check.planning import device_for
     from ringverify.check.run import check
 
+    subjects = _subjects(options.targets, options.load_deadline, console)
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})
     asked = request.options(stop_early=options.exitfirst, verbose=options.verbose)
     properties = request.properties()
@@ -116,6 +120,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return with_missing(code, missing)
 
 
+def _look(wanted: Sequence[str]) -> None:
+    """Look for targets as far as nothing has to be imported for it.
+
+    Raises:
+        UsageError: there is no such target, or one is named twice.
+    """
+    for place, target in enumerate(wanted):
+        if target in wanted[:place]:
+            raise UsageError(f"the target {target!r} is asked for twice: once is enough")
+        targets.located(target)
+
+
 def _subjects(wanted: Sequence[str], seconds: float | None, console: Console) -> list[Subject | Unavailable]:
     """What is to be checked; what cannot be checked here is told of, if there is something else to check.
 
@@ -128,9 +144,7 @@ def _subjects(wanted: Sequence[str], seconds: float | None, console: Console) ->
     from ringverify.describing import describe
 
     subjects: list[Subject | Unavailable] = []
-    for place, target in enumerate(wanted):
-        if target in wanted[:place]:
-            raise UsageError(f"the target {target!r} is asked for twice: once is enough")
+    for target in wanted:
         try:
             with console.status(Text(f"loading {target}")):
                 subjects.append(Subject(target, describe(target, seconds=seconds)))

@@ -60,7 +60,7 @@ def works(problem: Problem, sharding: ShardingName, ranks: int, bucket: int) -> 
         steps = range(plan.schedule.steps)
         found.append(RankWork(rank, plan.query_count, [_computed(plan, step, bucket) for step in steps]))
         moves.append(plan.schedule)
-        crossing.append([plan.outward(rank, boundary).numel for boundary in range(plan.schedule.reach[rank])])
+        crossing.append([plan.kv_slice(rank, boundary).numel for boundary in range(plan.schedule.reach[rank])])
     itemsize: int = getattr(torch, problem.dtype).itemsize
     for of, schedule in zip(found, moves, strict=True):
         for step, numel in _received(schedule, crossing).items():

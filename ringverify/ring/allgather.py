@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ringverify.ring.accumulate import Running, Sum, from_rows, merge_, to_rows
 from ringverify.ring.compute import Job, Rows
 from ringverify.ring.gradients import Gradients
-from ringverify.ring.plan.parcels import Block
+from ringverify.ring.plan.kv_slices import KVTensors
 from ringverify.ring.plan.plan import Plan
 
 
@@ -49,7 +49,7 @@ def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) ->
     for owner, block in _gathered(job, k, v):
         numel = plan.whole(owner).numel if alone else _longest(plan)
         flat = torch.zeros(numel, dtype=job.setting.accumulates, device=k.device)
-        gradients = Gradients(Block.of_flat(plan.whole(owner), flat), empty=False)
+        gradients = Gradients(KVTensors.of_flat(plan.whole(owner), flat), empty=False)
         for part in job.differentiate(rows, block, owner, dq):
             gradients.add(part)
         parts.append(flat)
@@ -61,24 +61,24 @@ def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) ->
         total = parts[0].new_empty(parts[0].numel())
         dist.reduce_scatter(total, parts, group=group)
     dk, dv = (torch.empty(x.shape, dtype=job.setting.accumulates, device=x.device) for x in (k, v))
-    Block.of_flat(plan.whole(plan.rank), total).copy_to(Block.of_tensors(plan.whole(plan.rank), dk, dv))
+    KVTensors.of_flat(plan.whole(plan.rank), total).copy_to(KVTensors.of_tensors(plan.whole(plan.rank), dk, dv))
     return dk, dv
 
 
-def _gathered(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Block]]:
+def _gathered(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, KVTensors]]:
     """Every rank's keys and values, by rank; with replicated queries this rank's own."""
     plan = job.plan
     numel = _longest(plan)
-    mine = Block.of_tensors(plan.whole(plan.rank), k, v)
+    mine = KVTensors.of_tensors(plan.whole(plan.rank), k, v)
     if plan.schedule.steps == 1 or not numel:  # no rank needs the keys of another
         yield plan.rank, mine
         return
     own = k.new_zeros(numel)
-    mine.copy_to(Block.of_flat(plan.whole(plan.rank), own))
+    mine.copy_to(KVTensors.of_flat(plan.whole(plan.rank), own))
     everyone = [torch.empty_like(own) for _ in range(plan.world_size)]
     dist.all_gather(everyone, own, group=job.transport.group)
     for owner, flat in enumerate(everyone):
-        yield owner, Block.of_flat(plan.whole(owner), flat)
+        yield owner, KVTensors.of_flat(plan.whole(owner), flat)
 
 
 def _longest(plan: Plan) -> int:

@@ -17,7 +17,7 @@ from ringverify.ring.gradients import TileGradient
 from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
 from ringverify.ring.masks import band_bias, position_bias
-from ringverify.ring.plan.parcels import Block
+from ringverify.ring.plan.kv_slices import KVTensors
 from ringverify.ring.plan.plan import Plan
 from ringverify.ring.plan.regions import Region, Span
 from ringverify.ring.plan.tiles import Tile, tiles
@@ -115,7 +115,7 @@ class Job:
         square = region.queries.size == region.keys.size
         return "causal" if square and (region.low, region.high) == (None, 0) and all_finite(*tensors) else False
 
-    def attend(self, running: Running, q: torch.Tensor, block: Block, owner: int) -> None:
+    def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
         """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
         regions = self.plan.regions(owner)
         safe = self._safe(regions, block, owner)
@@ -131,7 +131,9 @@ class Job:
                 running.merge(*_place(region, tile), out_b, lse_b)
         self._band.clear()
 
-    def differentiate(self, rows: Rows, block: Block, owner: int, dq: Sum, after: int = 0) -> Iterator[TileGradient]:
+    def differentiate(
+        self, rows: Rows, block: KVTensors, owner: int, dq: Sum, after: int = 0
+    ) -> Iterator[TileGradient]:
         """Add to `dq (B, S, H, D)` what this block contributes, and yield what its tiles add to dk and dv.
 
         The block and its owner are those of `attend`; the first `after` tiles have been computed already.
@@ -188,7 +190,7 @@ class Job:
             return rows, (region.keys.size if self.sides.all_keys else bucket)
         return (bucket if masked else rows), bucket
 
-    def _safe(self, regions: tuple[Region, ...], block: Block, owner: int) -> bool:
+    def _safe(self, regions: tuple[Region, ...], block: KVTensors, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
         if not _masked(regions):
             return True

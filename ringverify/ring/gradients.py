@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ringverify.ring.accumulate import Sum, widened
-from ringverify.ring.plan.parcels import Block, Places
+from ringverify.ring.plan.kv_slices import KVTensors, Places
 from ringverify.ring.plan.regions import Region
 
 
@@ -31,17 +31,17 @@ class Gradients:
         empty: whether nothing has been added so far, and nothing written; until `block` is asked for, no row is 0.
     """
 
-    def __init__(self, block: Block, *, empty: bool) -> None:
+    def __init__(self, block: KVTensors, *, empty: bool) -> None:
         self._block = block
         self._sums = {
             number: tuple(Sum(x.shape, x.dtype, x.device, into=x, written=0 if empty else x.size(1)) for x in pair)
             for number, pair in block.parts.items()
         }
 
-    def begin(self, parcel: Block) -> None:
-        """Add, before anything else, gradients of rows that are on board of the block as well."""
-        for number, pair in parcel.parts.items():
-            places = self._block.locate(number, parcel.parcel.parts[number].rows)
+    def begin(self, arrived: KVTensors) -> None:
+        """Add, before anything else, gradients of rows that the block holds as well."""
+        for number, pair in arrived.parts.items():
+            places = self._block.locate(number, arrived.slice.parts[number].rows)
             for total, gradient in zip(self._sums[number], pair, strict=True):
                 _add(total, slice(None), places, slice(None), gradient.transpose(1, 2))
 
@@ -52,7 +52,7 @@ class Gradients:
             _add(total, slice(*part.region.batch), places, heads, gradient)
 
     @property
-    def block(self) -> Block:
+    def block(self) -> KVTensors:
         """What has been added so far, 0 where nothing was."""
         for pair in self._sums.values():
             for total in pair:

@@ -9,7 +9,7 @@ homecoming; the tiles of its own block are kept for them, the first for the begi
 In the same way the first tile of every other block is computed before the gradient that it is added to has to be
 there. So every sum has a fixed order, and the same inputs give the same bits on any schedule.
 
-Only what is needed travels: a parcel of a block holds the rows that ranks ahead still need, its gradient those that
+Only what is needed travels: a KV slice of a block holds the rows that ranks ahead still need, its gradient those that
 ranks behind have added to. For dense problems that is the whole block, all the way, and two buffers hold blocks
 whatever the world size: what arrives in one step is sent on in the next while the other one receives. This rank's own
 keys and values, where a kernel wants them packed, lie in the second, which is free until the second hop.
@@ -25,7 +25,7 @@ import torch
 from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.compute import Job, Rows
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.plan.parcels import Block, Parcel
+from ringverify.ring.plan.kv_slices import KVSlice, KVTensors
 from ringverify.ring.transport import Message, Wait
 
 HELD = 1
@@ -55,7 +55,7 @@ def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) ->
         held = list(islice(tiles, HELD))
         travelling.join()
         if computes:
-            travelling.add(owner, plan.homeward(owner, step), held, tiles)
+            travelling.add(owner, plan.dkv_slice(owner, step), held, tiles)
         del block, tiles, held  # what they hold on to is free for what comes next
         travelling.leave(step)
         last = step
@@ -64,14 +64,14 @@ def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) ->
         travelling.leave(boundary)
     if moves.steps > 2 and moves.computes[0]:  # other blocks have been where these tiles' keys were
         del own
-        whole = Block.of_tensors(plan.whole(plan.rank), k, v)
+        whole = KVTensors.of_tensors(plan.whole(plan.rank), k, v)
         own = job.differentiate(rows, _packed(whole) if job.packs else whole, plan.rank, dq, after=len(first))
     first += islice(own, HELD)
     travelling.join()
     return travelling.home(k, v, first, own)
 
 
-def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Block, bool]]:
+def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, KVTensors, bool]]:
     """Every block that this rank is sent, its own first, the next one on its way while the caller works on one.
 
     Yields:
@@ -80,33 +80,33 @@ def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Bl
     plan, moves = job.plan, job.plan.schedule
     right, left = (plan.rank + 1) % plan.world_size, (plan.rank - 1) % plan.world_size
     arriving = [
-        plan.outward(moves.owner(step + 1), step) if step + 1 < moves.steps and moves.receives(step) else None
+        plan.kv_slice(moves.owner(step + 1), step) if step + 1 < moves.steps and moves.receives(step) else None
         for step in range(moves.steps)
     ]
-    departing = plan.outward(plan.rank, 0) if moves.passes_on(0) else None
+    departing = plan.kv_slice(plan.rank, 0) if moves.passes_on(0) else None
     longest = max((one.numel for one in (departing, *arriving) if one is not None), default=0)
     buffers: dict[int, torch.Tensor] = {}
 
-    def block_in_buffer(step: int, parcel: Parcel) -> Block:
+    def block_in_buffer(step: int, kv_slice: KVSlice) -> KVTensors:
         # Made when first used: a world of two needs one to send and one to receive, a rank that only receives just one.
         if step % 2 not in buffers:
             buffers[step % 2] = k.new_empty(longest)
-        return Block.of_flat(parcel, buffers[step % 2])
+        return KVTensors.of_flat(kv_slice, buffers[step % 2])
 
-    block = Block.of_tensors(plan.whole(plan.rank), k, v)
+    block = KVTensors.of_tensors(plan.whole(plan.rank), k, v)
     for step in range(moves.steps):
         sends: list[Message] = []
         receives: list[Message] = []
         if moves.passes_on(step):
-            parcel = plan.outward(moves.owner(step), step)
+            kv_slice = plan.kv_slice(moves.owner(step), step)
             sent = block
             if step == 0:
-                sent = block_in_buffer(0, parcel)
-            elif parcel != block.parcel:
-                sent = Block.of_flat(parcel, k.new_empty(parcel.numel))
+                sent = block_in_buffer(0, kv_slice)
+            elif kv_slice != block.slice:
+                sent = KVTensors.of_flat(kv_slice, k.new_empty(kv_slice.numel))
             if sent is not block:
                 block.copy_to(sent)
-            if step == 0 and parcel == block.parcel:
+            if step == 0 and kv_slice == block.slice:
                 block = sent
             sends.append((_flat(sent), right))
         elif step == 0 and moves.computes[0] and job.packs:
@@ -123,22 +123,22 @@ def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, Bl
             block = received
 
 
-def _packed(block: Block) -> Block:
+def _packed(block: KVTensors) -> KVTensors:
     """A copy as it would travel: the rows of a head lie together, and kernels take less time."""
     some = next(iter(block.parts.values()))[0] if block.parts else None
     if some is None:
         return block
-    packed = Block.of_flat(block.parcel, some.new_empty(block.parcel.numel))
+    packed = KVTensors.of_flat(block.slice, some.new_empty(block.slice.numel))
     block.copy_to(packed)
     return packed
 
 
-def _flat(block: Block) -> torch.Tensor:
+def _flat(block: KVTensors) -> torch.Tensor:
     assert block.flat is not None
     return block.flat
 
 
-def _add(gradients: Gradients, first: list[TileGradient], others: Iterator[TileGradient]) -> Block:
+def _add(gradients: Gradients, first: list[TileGradient], others: Iterator[TileGradient]) -> KVTensors:
     """Add tiles to a gradient, which is returned; each is let go before the next one is computed."""
     while first:
         gradients.add(first.pop(0))
@@ -148,7 +148,7 @@ def _add(gradients: Gradients, first: list[TileGradient], others: Iterator[TileG
     return gradients.block
 
 
-def _beginning(block: Block, so_far: Block | None) -> Gradients:
+def _beginning(block: KVTensors, so_far: KVTensors | None) -> Gradients:
     """Gradients in memory that holds nothing yet, beginning with those of some of its rows."""
     gradients = Gradients(block, empty=True)
     if so_far is not None:
@@ -162,9 +162,9 @@ class _Travelling:
     def __init__(self, job: Job, device: torch.device) -> None:
         self._plan, self._transport = job.plan, job.transport
         self._dtype, self._device = job.setting.accumulates, device
-        self._held: dict[int, Block] = {}
+        self._held: dict[int, KVTensors] = {}
         self._leaving: list[int] = []
-        self._arriving: dict[int, Block] = {}
+        self._arriving: dict[int, KVTensors] = {}
         self._wait: Wait | None = None
 
     def join(self) -> None:
@@ -177,13 +177,13 @@ class _Travelling:
         self._held |= self._arriving
         self._leaving, self._arriving = [], {}
 
-    def add(self, owner: int, parcel: Parcel, first: list[TileGradient], others: Iterator[TileGradient]) -> None:
-        """Add tiles to the gradient of a block, which holds the rows of `parcel` from now on."""
+    def add(self, owner: int, kv_slice: KVSlice, first: list[TileGradient], others: Iterator[TileGradient]) -> None:
+        """Add tiles to the gradient of a block, which holds the rows of `kv_slice` from now on."""
         block = self._held.get(owner)
-        if block is not None and block.parcel == parcel:
+        if block is not None and block.slice == kv_slice:
             gradients = Gradients(block, empty=False)
         else:
-            self._held[owner] = wider = self._block(parcel)
+            self._held[owner] = wider = self._block(kv_slice)
             gradients = _beginning(wider, block)
         del block
         _add(gradients, first, others)
@@ -195,7 +195,7 @@ class _Travelling:
         moves = self._plan.schedule.gradients[boundary]
         self._leaving = [owner for owner, _ in moves.sends]
         for owner, _ in moves.receives:
-            self._arriving[owner] = self._block(self._plan.homeward(owner, boundary))
+            self._arriving[owner] = self._block(self._plan.dkv_slice(owner, boundary))
         self._wait = self._transport.start(
             [(_flat(self._held[owner]), to) for owner, to in moves.sends],
             [(_flat(self._arriving[owner]), source) for owner, source in moves.receives],
@@ -207,13 +207,13 @@ class _Travelling:
         """dk and dv of this rank's own keys: what has come home, and its own tiles."""
         arrived = self._held.pop(self._plan.rank, None)
         whole = self._plan.whole(self._plan.rank)
-        if arrived is not None and arrived.parcel == whole and len(whole.parts) == 1:
+        if arrived is not None and arrived.slice == whole and len(whole.parts) == 1:
             return _add(Gradients(arrived, empty=False), first, others).parts[0]
         dk, dv = (torch.empty(x.shape, dtype=self._dtype, device=self._device) for x in (k, v))
-        gradients = _beginning(Block.of_tensors(whole, dk, dv), arrived)
+        gradients = _beginning(KVTensors.of_tensors(whole, dk, dv), arrived)
         del arrived
         _add(gradients, first, others)
         return dk, dv
 
-    def _block(self, parcel: Parcel) -> Block:
-        return Block.of_flat(parcel, torch.empty(parcel.numel, dtype=self._dtype, device=self._device))
+    def _block(self, kv_slice: KVSlice) -> KVTensors:
+        return KVTensors.of_flat(kv_slice, torch.empty(kv_slice.numel, dtype=self._dtype, device=self._device))

@@ -16,14 +16,14 @@ import torch
 from ringverify.ring.accumulate import Running, Sum, from_rows, merge_rows, to_rows
 from ringverify.ring.compute import Job, Rows
 from ringverify.ring.gradients import Gradients
-from ringverify.ring.plan.parcels import Block
+from ringverify.ring.plan.kv_slices import KVTensors
 from ringverify.ring.transport import Transport
 
 
 def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running: Running) -> None:
     """Merge the attention of all queries to the keys of all ranks into a partial, the same bits on every rank."""
     plan = job.plan
-    job.attend(running, q, Block.of_tensors(plan.whole(plan.rank), k, v), plan.rank)
+    job.attend(running, q, KVTensors.of_tensors(plan.whole(plan.rank), k, v), plan.rank)
     if plan.world_size == 1:
         return
     partial = running.partial
@@ -38,8 +38,8 @@ def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) ->
     """Make `dq (B, S, H, D)` the sum over all ranks' keys, and return dk and dv of this rank's; accumulation dtype."""
     whole = job.plan.whole(job.plan.rank)
     dk, dv = (torch.empty(x.shape, dtype=job.setting.accumulates, device=x.device) for x in (k, v))
-    gradients = Gradients(Block.of_tensors(whole, dk, dv), empty=True)
-    for part in job.differentiate(rows, Block.of_tensors(whole, k, v), job.plan.rank, dq):
+    gradients = Gradients(KVTensors.of_tensors(whole, dk, dv), empty=True)
+    for part in job.differentiate(rows, KVTensors.of_tensors(whole, k, v), job.plan.rank, dq):
         gradients.add(part)
     _ = gradients.block
     total = dq.total

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 SLICE = 0.5
 """Seconds after which a wait looks again at how much of it counts."""
@@ -27,7 +26,8 @@ def queued(process: int) -> float:
     total = 0
     try:
         for thread in os.listdir(f"/proc/{process}/task"):
-            total += int(Path(f"/proc/{process}/task/{thread}/schedstat").read_text(encoding="ascii").split()[1])
+            with open(f"/proc/{process}/task/{thread}/schedstat", "rb", 0) as counted:
+                total += int(counted.read().split()[1])
     except (OSError, ValueError, IndexError):
         return 0.0  # the process has ended, or this is another system
     return total / 1e9

@@ -3,7 +3,6 @@
 | interface | for what |
 |---|---|
 | `distributed_c10d._world`, `ProcessGroup._get_sequence_number_for_group` | process groups and their use |
-| `torch.distributed._functional_collectives` | imported once by the fork server, not by every rank anew |
 | `torch.utils._python_dispatch.TorchDispatchMode` | seeing every operation on a thread |
 | `OpOverload._schema`, `OpOverload._op` | what an operation does with its arguments; calling it directly |
 """
@@ -56,10 +55,6 @@ def sequence_numbers() -> dict[str, int]:
         RuntimeError: the backend of a group does not count.
     """
     return {name: group._get_sequence_number_for_group() for group, name in _bookkeeping().pg_names.items()}
-
-
-def import_functional_collectives() -> None:
-    """Import what torch imports on the first functional collective."""
 
 
 def schema_of(operation: Any) -> Any:

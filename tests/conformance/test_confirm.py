@@ -100,7 +100,7 @@ def test_a_script_that_does_not_end_shows_a_deadlock(ringverify, monkeypatch):
     scripts = Scripts(ringverify.folder, 3)
     seen = scripts.confirmed(event, recorded)
     assert (seen.outcome, seen.said) == ("shown", ("ranks 0, 1 had not ended after 3 s",))
-    other = event | {"failure": {"kind": "raised", "exception": "ValueError"}}
+    other = dataclasses.replace(event, failure=RunFailure(kind="raised", exception="ValueError"))
     assert scripts.confirmed(other, recorded).outcome == "not shown"
 
 

@@ -55,7 +55,7 @@ def test_tiles_and_bytes_are_those_of_every_ranks_own_plan(name, sharding):
             for kind in ("full", "causal", "band", "positions"):
                 assert work[kind] == cut.count(kind)
             arrives = step > 0 and plan.schedule.receives(step - 1)
-            assert work["received"] == (4 * plan.outward(owner, step - 1).numel if arrives else 0)
+            assert work["received"] == (4 * plan.kv_slice(owner, step - 1).numel if arrives else 0)
 
 
 @pytest.fixture

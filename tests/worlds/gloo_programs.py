@@ -192,3 +192,13 @@ def die_later(_: Any) -> int:
 def unpicklable(_: Any) -> Any:
     """A result that no process can send."""
     return lambda: None
+
+
+def imported_by_a_functional_collective(_: None) -> list[str]:
+    """Which modules of torch the first functional collective of this process imports, with its gradient."""
+    before = set(sys.modules)
+    from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+    x = torch.ones(2, requires_grad=True)
+    all_gather_tensor_autograd(x, 0, dist.group.WORLD).sum().backward()
+    return sorted(name for name in set(sys.modules) - before if name.startswith("torch."))

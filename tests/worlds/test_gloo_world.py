@@ -89,6 +89,15 @@ def test_messages_and_collectives_carry_values(world: GlooWorld) -> None:
     assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
 
 
+def test_ranks_import_nothing_of_torch_for_a_functional_collective() -> None:
+    """It takes a second, and the fork server has done it for all of them."""
+    world = GlooWorld()
+    try:
+        assert results(world, programs.imported_by_a_functional_collective, world_size=2) == ([], [])
+    finally:
+        world.close()
+
+
 @pytest.mark.parametrize(
     "program", [programs.pass_round, programs.receive_from_anyone, programs.collectives, programs.new_group]
 )

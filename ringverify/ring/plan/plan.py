@@ -15,9 +15,9 @@ from ringref.problem import Problem
 from ringref.sharding import Sharding
 from ringverify.ring.plan.hops import Counts, Hops, hops
 from ringverify.ring.plan.joining import joined
+from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, everything
 from ringverify.ring.plan.many import Bools
 from ringverify.ring.plan.needs import needs
-from ringverify.ring.plan.parcels import Parcel, Part, everything
 from ringverify.ring.plan.regions import Region, Span, constrained, head_classes, regions, step_of
 from ringverify.ring.plan.rows import evenly
 from ringverify.ring.plan.runs import Run, runs
@@ -62,7 +62,7 @@ class Plan:
         self._recent: dict[tuple[str, int], Counts] = {}
         self._cut: dict[int, list[int]] = {}
         self._added: dict[int, list[int]] = {}
-        self._parcels: dict[tuple[str, int, int], Parcel] = {}
+        self._slices: dict[tuple[str, int, int], KVSlice] = {}
         if self.replicated:  # nothing visits
             self.schedule = Schedule(rank, world_size, (0,) * world_size, (bool(self.stacks(rank)),), ())
         else:
@@ -96,26 +96,26 @@ class Plan:
             self._regions[owner] = tuple(one for several in self.stacks(owner) for one in several.apart())
         return self._regions[owner]
 
-    def whole(self, owner: int) -> Parcel:
+    def whole(self, owner: int) -> KVSlice:
         """All keys of a rank."""
         key = "whole", owner, 0
-        if key not in self._parcels:
-            self._parcels[key] = everything(self.problem, self._classes, self.key_count(owner))
-        return self._parcels[key]
+        if key not in self._slices:
+            self._slices[key] = everything(self.problem, self._classes, self.key_count(owner))
+        return self._slices[key]
 
-    def outward(self, owner: int, boundary: int) -> Parcel:
+    def kv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block crosses a boundary: what ranks that it has not yet visited need."""
         if owner not in self._cut:
-            self._cut[owner] = self._cut_outward(owner)
+            self._cut[owner] = self._cut_kv(owner)
         cut = self._cut[owner][boundary]
         if cut < 0:
             return self.whole(owner)
-        key = "outward", owner, cut
-        if key not in self._parcels:
-            self._parcels[key] = self._parcel(self._rows("furthest", owner) > cut)
-        return self._parcels[key]
+        key = "kv", owner, cut
+        if key not in self._slices:
+            self._slices[key] = self._slice(self._rows("furthest", owner) > cut)
+        return self._slices[key]
 
-    def homeward(self, owner: int, boundary: int) -> Parcel:
+    def dkv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block's gradient crosses a boundary: what ranks have added to."""
         boundary = min(boundary, self.schedule.reach[owner])
         if owner not in self._added:
@@ -123,13 +123,13 @@ class Plan:
         added = self._added[owner]
         if not _worth_cutting(sum(added[1 : boundary + 1]), sum(added)):
             return self.whole(owner)
-        key = "homeward", owner, boundary
-        if key not in self._parcels:
+        key = "dkv", owner, boundary
+        if key not in self._slices:
             nearest = self._rows("nearest", owner)
-            self._parcels[key] = self._parcel((nearest > 0) & (nearest <= boundary))
-        return self._parcels[key]
+            self._slices[key] = self._slice((nearest > 0) & (nearest <= boundary))
+        return self._slices[key]
 
-    def _cut_outward(self, owner: int) -> list[int]:
+    def _cut_kv(self, owner: int) -> list[int]:
         """By boundary, the one at which what crosses it was cut out of the block; −1 if it is still whole."""
         count = self._count(self._rows("furthest", owner))
         held, cut, found = sum(count), -1, []
@@ -148,10 +148,10 @@ class Plan:
         counted: list[int] = count.tolist()
         return counted
 
-    def _parcel(self, on_board: Bools) -> Parcel:
-        """The parcel of some rows, `(classes, rows)`."""
-        rows = {number: evenly(np.flatnonzero(of)) for number, of in enumerate(on_board) if of.any()}
-        return Parcel(self.problem, {number: Part(self._classes[number], of) for number, of in rows.items()})
+    def _slice(self, held: Bools) -> KVSlice:
+        """The KV slice of some rows, `(classes, rows)`."""
+        rows = {number: evenly(np.flatnonzero(of)) for number, of in enumerate(held) if of.any()}
+        return KVSlice(self.problem, {number: ClassRows(self._classes[number], of) for number, of in rows.items()})
 
     def _rows(self, name: Literal["nearest", "furthest"], owner: int) -> Counts:
         """Hops of every row of a block; as they are as long as a block, only those asked for last are kept."""

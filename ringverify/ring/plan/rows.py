@@ -6,8 +6,6 @@ that runs several branches the union of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,27 +15,11 @@ Rows = Span | NDArray[np.int64]
 """Rows in ascending order without repetition, never empty."""
 
 
-def count(rows: Rows) -> int:
-    """How many."""
-    return rows.size
-
-
 def as_array(rows: Rows) -> NDArray[np.int64]:
     """As a sorted list."""
     if isinstance(rows, Span):
         return rows.start + rows.step * np.arange(rows.size)
     return rows
-
-
-def union(many: Iterable[Rows]) -> Rows:
-    """The rows of at least one set, as a span if they are evenly spaced."""
-    distinct: list[Rows] = []
-    for rows in many:
-        if not (isinstance(rows, Span) and rows in [other for other in distinct if isinstance(other, Span)]):
-            distinct.append(rows)
-    if len(distinct) == 1:
-        return distinct[0]
-    return evenly(np.unique(np.concatenate([as_array(rows) for rows in distinct])))
 
 
 def evenly(rows: NDArray[np.int64]) -> Rows:

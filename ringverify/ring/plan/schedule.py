@@ -76,7 +76,7 @@ def schedule(needs: NDArray[np.bool_], rank: int) -> Schedule:
     receives: dict[int, list[tuple[int, int]]] = {}
     onwards = world_size - max(reach) <= max(reach)
     for owner, hops in enumerate(wanted):
-        places = _homewards(hops, world_size, onwards)
+        places = _dkv_returns(hops, world_size, onwards)
         here = (rank - owner) % world_size
         for at, place in enumerate(places):
             if place == here:
@@ -98,7 +98,7 @@ def schedule(needs: NDArray[np.bool_], rank: int) -> Schedule:
     )
 
 
-def _homewards(hops: list[int], world_size: int, onwards: bool) -> list[int]:
+def _dkv_returns(hops: list[int], world_size: int, onwards: bool) -> list[int]:
     """Where a block's gradient is, in hops from its owner, at every boundary from its first contribution on."""
     if not hops:
         return []

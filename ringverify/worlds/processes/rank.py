@@ -49,8 +49,11 @@ PRELOADED = (
     "ringverify.worlds.processes.server",
     "ringverify.worlds.processes.worker",
     "torch.fx.experimental.symbolic_shapes",
+    "torch.distributed._functional_collectives",
+    "torch._dynamo",
 )
-"""Imported once, by the fork server, in this order; the last is slow, and torch needs it for a first backward."""
+"""Imported once, by the fork server, in this order, or every rank would import them: torch needs the third for a first
+backward, and the last for a first functional collective."""
 
 Source = tuple[Any, Callable[[], Sequence[Event]]]
 """Something that `selectors` can wait for, and what to call then. `EOFError` or `OSError`: nothing will come again."""

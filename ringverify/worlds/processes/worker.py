@@ -31,10 +31,7 @@ from ringverify.worlds.processes.residue import MessageCount
 from ringverify.worlds.processes.settings import Settings
 from ringverify.worlds.processes.wire import NotReady, Raised, Ready, Report, Returned, RunRequest, Seat, packed
 from ringverify.worlds.raising import raising_of
-from ringverify.worlds.torch_private import import_functional_collectives
 from ringverify.worlds.world import WorldUnavailable
-
-import_functional_collectives()  # or every rank imports them anew; the fork server does it once
 
 FOREVER = datetime.timedelta(days=1)
 """The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""

@@ -8,7 +8,7 @@ import torch
 from ringref.problem import Problem
 from ringverify.ring.accumulate import Partial, Running, Sum, merge_
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.plan.parcels import Block, everything
+from ringverify.ring.plan.kv_slices import KVTensors, everything
 from ringverify.ring.plan.regions import Region, Span
 
 B, R, H, D = 2, 7, 3, 2
@@ -91,8 +91,8 @@ def test_the_gradient_of_a_block_is_the_sum_of_its_tiles():
     for seed in range(200):
         rng, empty = random.Random(seed), bool(seed % 2)
         before = torch.full((whole.numel,), torch.nan) if empty else torch.arange(float(whole.numel))
-        gradients = Gradients(Block.of_flat(whole, before), empty=empty)
-        right = [x.clone() for x in Block.of_flat(whole, before.nan_to_num(0.0)).parts[0]]
+        gradients = Gradients(KVTensors.of_flat(whole, before), empty=empty)
+        right = [x.clone() for x in KVTensors.of_flat(whole, before.nan_to_num(0.0)).parts[0]]
         start = 0
         for _ in range(rng.randint(0, 4)):
             stop = rng.randint(start + 1, R) if start < R else rng.randint(1, R)

@@ -192,18 +192,18 @@ def least_traffic(problem, sharding, world_size):
     def needed(owner, hops):
         return rows_needed(m, problem, queries, keys, owner, hops, world_size)
 
-    outward = sum(
+    sent_keys = sum(
         needed(owner, range(boundary + 1, reach[owner] + 1))
         for owner in range(world_size)
         for boundary in range(reach[owner])
     )
-    homeward = sum(
+    sent_gradients = sum(
         needed(owner, range(1, min(boundary, reach[owner]) + 1))
         for one in moves
         for boundary, those in enumerate(one.gradients)
         for owner, _ in those.sends
     )
-    return 4 * (2 * outward + homeward)
+    return 4 * (2 * sent_keys + sent_gradients)
 
 
 LONG_WINDOW = Problem(query_length=64, heads=2, head_dim=4, causal=True, window=(3, 0))

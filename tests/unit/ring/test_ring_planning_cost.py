@@ -29,14 +29,14 @@ MOST_CALLS = 25_000
 
 
 def begin(problem, sharding, rank):
-    """What a rank plans before its first message leaves: the moves of all, its own tiles, the first two parcels."""
+    """What a rank plans before its first message leaves: the moves of all, its own tiles, the first two KV slices."""
     plan = Plan(problem, sharding, RANKS, rank)
     plan.stacks(rank)
     moves = plan.schedule
     if moves.passes_on(0):
-        plan.outward(rank, 0)
+        plan.kv_slice(rank, 0)
     if moves.steps > 1 and moves.receives(0):
-        plan.outward(moves.owner(1), 0)
+        plan.kv_slice(moves.owner(1), 0)
     return plan
 
 

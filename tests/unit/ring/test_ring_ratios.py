@@ -86,7 +86,7 @@ def elements(m, problem, queries, keys, owner, hops, world_size):
     return int(attended.sum()) * problem.batch * (problem.head_dim + problem.dv)
 
 
-def wrong_parcels():
+def wrong_slices():
     """Boundaries that more crosses than ranks ahead need, or ranks behind have added to; or less."""
     found = []
     for sharding, world_size, causal, mode, branches in itertools.product(
@@ -103,8 +103,8 @@ def wrong_parcels():
                 ahead = elements(m, problem, queries, keys, owner, range(boundary + 1, reach + 1), world_size)
                 behind = elements(m, problem, queries, keys, owner, range(1, boundary + 1), world_size)
                 for got, least in (
-                    (plan.outward(owner, boundary).numel, ahead),
-                    (plan.homeward(owner, boundary).numel, behind),
+                    (plan.kv_slice(owner, boundary).numel, ahead),
+                    (plan.dkv_slice(owner, boundary).numel, behind),
                 ):
                     if not least <= got <= least * SLIGHT / (SLIGHT - 1):
                         found.append((problem, sharding, world_size, owner, boundary, got, least))
@@ -113,11 +113,11 @@ def wrong_parcels():
 
 def test_what_crosses_a_boundary_is_what_somebody_needs():
     """Every distinct key once, at every hop, to within what is not worth cutting: 1.00 of the least."""
-    assert wrong_parcels() == []
+    assert wrong_slices() == []
     assert SLIGHT / (SLIGHT - 1) < 1.01
 
 
 def test_the_comparison_sees_whole_blocks(monkeypatch):
     """That are never cut."""
     monkeypatch.setattr(plan_module, "_worth_cutting", lambda part, of: False)
-    assert wrong_parcels()
+    assert wrong_slices()

@@ -1,6 +1,6 @@
-"""What of a block travels, and with what on board: keys and values, or gradients, of some rows of some heads.
+"""What of a block travels: keys and values, or their gradients, of some rows of some heads.
 
-A parcel is the part of a block that somebody still needs, compacted: for every class of key heads (those that run the
+A KV slice is the part of a block that somebody still needs, compacted: for every class of key heads (those that run the
 same branches) the rows that are needed. On the wire it is one flat, contiguous buffer, class by class, all keys of a
 class before its values: packing along the head dimension instead would leave both as strided views and invites
 splitting gradients along the wrong axis when value_dim differs from head_dim.
@@ -10,7 +10,6 @@ Shape letters: B batch, R rows of one class, K its key heads, D head_dim, E valu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,27 +17,27 @@ import torch
 
 from ringref.problem import Problem
 from ringverify.ring.plan.regions import Region, Span
-from ringverify.ring.plan.rows import Rows, locate, same, union
+from ringverify.ring.plan.rows import Rows, locate, same
 
 Places = slice | np.ndarray
 
 
-class Part(NamedTuple):
+class ClassRows(NamedTuple):
     """Rows of the key heads of one class."""
 
     key_heads: Span
     rows: Rows
 
 
-class Parcel:
-    """Which rows of which key heads of a block are on board.
+class KVSlice:
+    """Which rows of which key heads of a block it holds.
 
     Args:
         problem: what all ranks compute.
-        parts: by class number; a class of which nothing is on board is left out.
+        parts: by class number; a class of which it holds nothing is left out.
     """
 
-    def __init__(self, problem: Problem, parts: dict[int, Part]) -> None:
+    def __init__(self, problem: Problem, parts: dict[int, ClassRows]) -> None:
         self.parts = parts
         self._widths = problem.head_dim, problem.dv
         self._batch = problem.batch
@@ -46,8 +45,8 @@ class Parcel:
         self.numel = sum(part.rows.size * part.key_heads.size for part in parts.values()) * per_row
 
     def __eq__(self, other: object) -> bool:
-        """Whether the same rows are on board."""
-        if not isinstance(other, Parcel) or self.parts.keys() != other.parts.keys():
+        """Whether both hold the same rows."""
+        if not isinstance(other, KVSlice) or self.parts.keys() != other.parts.keys():
             return False
         return all(same(part.rows, other.parts[number].rows) for number, part in self.parts.items())
 
@@ -70,51 +69,42 @@ class Parcel:
         return found
 
 
-def parcel(problem: Problem, classes: tuple[Span, ...], needs: Iterable[dict[int, Rows]]) -> Parcel:
-    """What at least one of several needs, by class, asks for."""
-    wanted: dict[int, list[Rows]] = {}
-    for need in needs:
-        for number, rows in need.items():
-            wanted.setdefault(number, []).append(rows)
-    return Parcel(problem, {number: Part(classes[number], union(wanted[number])) for number in sorted(wanted)})
-
-
-def everything(problem: Problem, classes: tuple[Span, ...], count: int) -> Parcel:
+def everything(problem: Problem, classes: tuple[Span, ...], count: int) -> KVSlice:
     """A whole block of `count` keys."""
-    parts = {number: Part(heads, Span(0, count)) for number, heads in enumerate(classes)} if count else {}
-    return Parcel(problem, parts)
+    parts = {number: ClassRows(heads, Span(0, count)) for number, heads in enumerate(classes)} if count else {}
+    return KVSlice(problem, parts)
 
 
-class Block:
-    """Keys and values, or their gradients, of a parcel.
+class KVTensors:
+    """Keys and values, or their gradients, of a KV slice.
 
     Args:
-        parcel: what is on board.
+        kv_slice: which of them.
         parts: k `(B, R, K, D)` and v `(B, R, K, E)` by class.
         flat: the buffer that `parts` are views of, if they are.
     """
 
     def __init__(
-        self, parcel: Parcel, parts: dict[int, tuple[torch.Tensor, torch.Tensor]], flat: torch.Tensor | None
+        self, kv_slice: KVSlice, parts: dict[int, tuple[torch.Tensor, torch.Tensor]], flat: torch.Tensor | None
     ) -> None:
-        self.parcel, self.parts, self.flat = parcel, parts, flat
+        self.slice, self.parts, self.flat = kv_slice, parts, flat
 
     @classmethod
-    def of_tensors(cls, parcel: Parcel, k: torch.Tensor, v: torch.Tensor) -> Block:
+    def of_tensors(cls, kv_slice: KVSlice, k: torch.Tensor, v: torch.Tensor) -> KVTensors:
         """A whole block `k (B, T, K, D)`, `v (B, T, K, E)`, as it is."""
-        by_class = {number: part.key_heads.slice() for number, part in parcel.parts.items()}
-        return cls(parcel, {number: (k[:, :, heads], v[:, :, heads]) for number, heads in by_class.items()}, None)
+        by_class = {number: part.key_heads.slice() for number, part in kv_slice.parts.items()}
+        return cls(kv_slice, {number: (k[:, :, heads], v[:, :, heads]) for number, heads in by_class.items()}, None)
 
     @classmethod
-    def of_flat(cls, parcel: Parcel, flat: torch.Tensor) -> Block:
-        """A parcel in a buffer that is at least as long."""
-        flat = flat[: parcel.numel]
-        return cls(parcel, parcel.unpack(flat), flat)
+    def of_flat(cls, kv_slice: KVSlice, flat: torch.Tensor) -> KVTensors:
+        """A KV slice in a buffer that is at least as long."""
+        flat = flat[: kv_slice.numel]
+        return cls(kv_slice, kv_slice.unpack(flat), flat)
 
-    def copy_to(self, other: Block) -> None:
-        """Copy the rows on board of `other`, all of which are on board here, into it."""
+    def copy_to(self, other: KVTensors) -> None:
+        """Copy the rows that `other` holds, all of which are held here, into it."""
         for number, targets in other.parts.items():
-            places = self.locate(number, other.parcel.parts[number].rows)
+            places = self.locate(number, other.slice.parts[number].rows)
             for target, source in zip(targets, self.parts[number], strict=True):
                 target.copy_(_select(source, places))
 
@@ -129,13 +119,13 @@ class Block:
         rows = region.keys
         if keys is not None:
             rows = Span(rows.start + rows.step * keys.start, keys.stop - keys.start, rows.step)
-        heads = locate(region.key_heads, self.parcel.parts[region.head_class].key_heads)
+        heads = locate(region.key_heads, self.slice.parts[region.head_class].key_heads)
         assert isinstance(heads, slice)
         return self.locate(region.head_class, rows), heads
 
     def locate(self, number: int, rows: Rows) -> Places:
-        """Where some rows of a class, all on board, lie within their part."""
-        return locate(rows, self.parcel.parts[number].rows)
+        """Where some rows of a class, all held here, lie within their part."""
+        return locate(rows, self.slice.parts[number].rows)
 
 
 def _select(x: torch.Tensor, places: Places) -> torch.Tensor:

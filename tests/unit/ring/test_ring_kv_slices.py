@@ -1,4 +1,4 @@
-"""Sets of rows against numpy's, and parcels of a block against the rows that were put on board."""
+"""Sets of rows against numpy's, and KV slices of a block against the rows that they are to hold."""
 
 import itertools
 import random
@@ -9,9 +9,9 @@ import torch
 
 from ringref.problem import Dilation, Problem
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.plan.parcels import Block, Part, everything, parcel
+from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, KVTensors, everything
 from ringverify.ring.plan.regions import Region, Span, head_classes
-from ringverify.ring.plan.rows import as_array, count, locate, same, union
+from ringverify.ring.plan.rows import as_array, evenly, locate, same
 
 SPANS = [Span(start, size, step) for start, size, step in itertools.product(range(4), range(1, 5), range(1, 4))]
 
@@ -33,23 +33,19 @@ def drawn(rng, most=20):
 
 
 def test_a_span_as_an_array_is_its_rows():
-    """And so many."""
+    """In ascending order."""
     for span in SPANS:
         assert as_array(span).tolist() == taken(span)
-        assert count(span) == len(taken(span))
 
 
-def test_a_union_is_the_set_and_a_span_where_it_can_be():
-    """Any number of spans and lists, repeated ones too; evenly spaced results are spans, which cost no index."""
+def test_rows_become_a_span_where_they_are_evenly_spaced():
+    """Which costs no index; others stay a list."""
     rng = random.Random(0)
     for _ in range(1000):
-        many = [drawn(rng) for _ in range(rng.randint(1, 4))]
-        many += many[: rng.randint(0, 1)]
-        expected = sorted(set().union(*(as_array(rows).tolist() for rows in many)))
-        found = union(many)
-        assert as_array(found).tolist() == expected
-        if len(many) > 1 and len(set(np.diff(expected))) <= 1 and not all(same(many[0], rows) for rows in many):
-            assert isinstance(found, Span)
+        rows = as_array(drawn(rng))
+        found = evenly(rows)
+        assert as_array(found).tolist() == rows.tolist()
+        assert isinstance(found, Span) == (len(set(np.diff(rows))) <= 1)
 
 
 def test_rows_are_the_same_if_they_hold_the_same():
@@ -76,7 +72,7 @@ def test_rows_are_found_in_what_holds_them():
         assert outer[locate(inner, outer)].tolist() == inner.tolist()
 
 
-# -- parcels -----------------------------------------------------------------------------------------------------------
+# -- KV slices ---------------------------------------------------------------------------------------------------------
 
 PROBLEMS = [
     Problem(batch=2, query_length=12, heads=4, key_heads=2, head_dim=3, value_dim=5),
@@ -113,62 +109,65 @@ def test_classes_are_a_partition_of_the_key_heads():
     assert len(classes_of(PROBLEMS[1])) == 3
 
 
-def test_a_parcel_holds_what_anybody_needs_and_is_as_long_as_that():
-    """By class the union of all needs; a class that nobody needs takes no place."""
+def slice_of(problem, needs):
+    """The KV slice of what at least one of several needs asks for."""
+    wanted = {}
+    for need in needs:
+        for number, rows in need.items():
+            wanted.setdefault(number, set()).update(as_array(rows).tolist())
+    classes = classes_of(problem)
+    rows = {number: evenly(np.array(sorted(wanted[number]))) for number in sorted(wanted)}
+    return KVSlice(problem, {number: ClassRows(classes[number], of) for number, of in rows.items()})
+
+
+def test_a_kv_slice_is_as_long_as_its_rows():
+    """Two are equal if they hold the same rows; a class of which nothing is held takes no place."""
     rng = random.Random(0)
     for problem in PROBLEMS:
+        width = problem.batch * (problem.head_dim + problem.dv)
         for _ in range(100):
             asked = [needs(problem, rng) for _ in range(rng.randint(0, 3))]
-            found = parcel(problem, classes_of(problem), asked)
-            numel = 0
-            for number, heads in enumerate(classes_of(problem)):
-                rows = [need[number] for need in asked if number in need]
-                assert (number in found.parts) == bool(rows)
-                if rows:
-                    assert found.parts[number] == Part(heads, found.parts[number].rows)
-                    assert same(found.parts[number].rows, union(rows))
-                    numel += count(union(rows)) * heads.size * problem.batch * (problem.head_dim + problem.dv)
-            assert found.numel == numel
-            assert found == parcel(problem, classes_of(problem), asked[::-1])
-            assert (found == everything(problem, classes_of(problem), 12)) == (
-                numel == problem.batch * 12 * problem.hk * (problem.head_dim + problem.dv)
-            )
+            found = slice_of(problem, asked)
+            assert found.numel == sum(part.rows.size * part.key_heads.size for part in found.parts.values()) * width
+            assert found == slice_of(problem, asked[::-1])
+            whole = found.numel == 12 * problem.hk * width
+            assert (found == everything(problem, classes_of(problem), 12)) == whole
 
 
 def scattered(problem, block):
     """k and v of a block at their places among all twelve rows, NaN elsewhere."""
     whole = [torch.full_like(x, torch.nan) for x in tensors(problem)]
     for number, pair in block.parts.items():
-        part = block.parcel.parts[number]
+        part = block.slice.parts[number]
         for target, source in zip(whole, pair, strict=True):
             for place, row in enumerate(as_array(part.rows).tolist()):
                 target[:, row, part.key_heads.slice()] = source[:, place]
     return whole
 
 
-def test_what_is_copied_from_parcel_to_parcel_lies_where_it_lay():
-    """A whole block into a smaller parcel, that into a smaller one, and back among others; a buffer may be too long."""
+def test_what_is_copied_from_slice_to_slice_lies_where_it_lay():
+    """A whole block into a smaller slice, that into a smaller one, and back among others; a buffer may be too long."""
     rng = random.Random(0)
     for problem in PROBLEMS:
         k, v = tensors(problem)
         classes = classes_of(problem)
-        block = Block.of_tensors(everything(problem, classes, 12), k, v)
+        block = KVTensors.of_tensors(everything(problem, classes, 12), k, v)
         assert all(pair[0].data_ptr() >= k.data_ptr() for pair in block.parts.values()), "a copy"
         for _ in range(100):
             less = needs(problem, rng)
             more = [less, needs(problem, rng)]
-            large, small = parcel(problem, classes, more), parcel(problem, classes, [less])
-            first = Block.of_flat(large, torch.full((large.numel + 3,), torch.nan))
-            second = Block.of_flat(small, torch.full((small.numel,), torch.nan))
+            large, small = slice_of(problem, more), slice_of(problem, [less])
+            first = KVTensors.of_flat(large, torch.full((large.numel + 3,), torch.nan))
+            second = KVTensors.of_flat(small, torch.full((small.numel,), torch.nan))
             block.copy_to(first)
             first.copy_to(second)
             for found in (first, second):
                 assert found.flat is not None
-                assert found.flat.numel() == found.parcel.numel
+                assert found.flat.numel() == found.slice.numel
                 assert not bool(found.flat.isnan().any())
                 for got, right in zip(scattered(problem, found), (k, v), strict=True):
                     assert torch.equal(torch.where(got.isnan(), right, got), right)
-            gradients = Gradients(Block.of_flat(large, torch.full((large.numel,), torch.nan)), empty=True)
+            gradients = Gradients(KVTensors.of_flat(large, torch.full((large.numel,), torch.nan)), empty=True)
             gradients.begin(second)
             back = gradients.block
             assert back.flat is not None
@@ -179,7 +178,7 @@ def test_what_is_copied_from_parcel_to_parcel_lies_where_it_lay():
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_region_is_read_from_its_rows_and_added_to_them(whole):
-    """From a whole block and from a parcel with gaps; a region reads its own batch, heads and rows and no others."""
+    """From a whole block and from a KV slice with gaps; a region reads its own batch, heads and rows and no others."""
     rng = random.Random(0)
     for problem in PROBLEMS:
         classes, (k, v) = classes_of(problem), tensors(problem)
@@ -188,10 +187,10 @@ def test_a_region_is_read_from_its_rows_and_added_to_them(whole):
             batch = rng.choice([(0, problem.batch), (problem.batch - 1, problem.batch)])
             keys = Span(rng.randint(0, 3), rng.randint(1, 4), rng.randint(1, 2))
             region = Region(number, batch, Span(0, 1), classes[number], Span(0, 1), keys)
-            on_board = [{number: keys}, {number: drawn(rng, 12)}]
-            found = everything(problem, classes, 12) if whole else parcel(problem, classes, on_board)
-            block = Block.of_flat(found, torch.zeros(found.numel))
-            Block.of_tensors(everything(problem, classes, 12), k, v).copy_to(block)
+            held = [{number: keys}, {number: drawn(rng, 12)}]
+            found = everything(problem, classes, 12) if whole else slice_of(problem, held)
+            block = KVTensors.of_flat(found, torch.zeros(found.numel))
+            KVTensors.of_tensors(everything(problem, classes, 12), k, v).copy_to(block)
             rows, heads = taken(keys), classes[number].slice()
             for got, right in zip(block.of(region), (k, v), strict=True):
                 assert torch.equal(got.transpose(1, 2), right[slice(*batch), rows][:, :, heads])
@@ -214,7 +213,7 @@ def test_keys_of_a_class_come_before_its_values():
     problem = PROBLEMS[0]
     k, v = tensors(problem)
     whole = everything(problem, classes_of(problem), 12)
-    block = Block.of_flat(whole, torch.empty(whole.numel))
-    Block.of_tensors(whole, k, v).copy_to(block)
+    block = KVTensors.of_flat(whole, torch.empty(whole.numel))
+    KVTensors.of_tensors(whole, k, v).copy_to(block)
     assert torch.equal(block.flat, torch.cat([x.transpose(1, 2).flatten() for x in (k, v)]))
     assert everything(problem, classes_of(problem), 0).numel == 0
