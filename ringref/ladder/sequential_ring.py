@@ -43,7 +43,7 @@ class Merge:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class VisitingBlock:
     """The keys and values that one rank owns, on their way round the ring."""
 
     owner: int
@@ -105,7 +105,7 @@ def forward_by_rank(
         for i in queries
     ]
 
-    def partial(rank: int, block: Block) -> tuple[Array, Array]:
+    def partial(rank: int, block: VisitingBlock) -> tuple[Array, Array]:
         i = queries[rank]
         return online_softmax.forward(
             problem, q[:, i], block.k, block.v, query_positions=i, key_positions=block.positions
@@ -191,6 +191,6 @@ def passed_on(held: Sequence[T]) -> list[T]:
     return [held[rank - 1] for rank in range(len(held))]
 
 
-def _blocks(problem: Problem, k: Array, v: Array, sharding: Sharding, world_size: int) -> list[Block]:
+def _blocks(problem: Problem, k: Array, v: Array, sharding: Sharding, world_size: int) -> list[VisitingBlock]:
     owned = key_positions(sharding, problem.nk, world_size)
-    return [Block(rank, positions, k[:, positions], v[:, positions]) for rank, positions in enumerate(owned)]
+    return [VisitingBlock(rank, positions, k[:, positions], v[:, positions]) for rank, positions in enumerate(owned)]

@@ -19,7 +19,7 @@ from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.region import Region
+from ringverify.diagnosis.region import FailureMap
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint, Where
 from ringverify.properties.property import Judgement, Property, Violation
@@ -80,7 +80,7 @@ class Counterexample:
     diagnosis: str | None = None
     hop: int | None = None
     where: Where | None = None
-    region: Region | None = None
+    region: FailureMap | None = None
     declaration: Declaration | None = None
     refused: tuple[Case, Violation] | None = None
     causes: tuple[Hypothesis, ...] = ()

@@ -74,7 +74,7 @@ def _kernel(kernel: Kernel, cuda: bool) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Trial:
+class _Program:
     """A small program that the suite's own runs resemble.
 
     Attributes:
@@ -122,12 +122,12 @@ def number_of_the_left_neighbour(device: str) -> float:
     return float(received)
 
 
-_SUM = _Trial("a sum", sum_of_ranks, (1.0, 1.0))
-_EXCHANGE = _Trial("an exchange", number_of_the_left_neighbour, (1.0, 0.0))
-_SUB_GROUP = _Trial("a sub-group", sum_of_a_sub_group, (0.0, 3.0, 3.0))
+_SUM = _Program("a sum", sum_of_ranks, (1.0, 1.0))
+_EXCHANGE = _Program("an exchange", number_of_the_left_neighbour, (1.0, 0.0))
+_SUB_GROUP = _Program("a sub-group", sum_of_a_sub_group, (0.0, 3.0, 3.0))
 _RENDEZVOUS = dataclasses.replace(_EXCHANGE, what="a rendezvous", conditions=Conditions(transport="rendezvous"))
 _WATCHED = dataclasses.replace(_EXCHANGE, what="a watched run", watch="memory")
-_TRIALS: dict[WorldName, tuple[_Trial, ...]] = {
+_TRIALS: dict[WorldName, tuple[_Program, ...]] = {
     "simulated": (_SUM, _EXCHANGE, _SUB_GROUP, _RENDEZVOUS, _WATCHED),
     "gloo": (_SUM, _EXCHANGE, _SUB_GROUP),
     "nccl": (_SUM, _EXCHANGE, _SUB_GROUP),
@@ -157,7 +157,7 @@ def _try_world(name: WorldName, *, device: str = "cpu", most_ranks: int | None =
     return None
 
 
-def _try(world: World, trial: _Trial, device: str) -> str | None:
+def _try(world: World, trial: _Program, device: str) -> str | None:
     """Why a trial fails in an open world, or `None` if it ends as it should."""
     run = world.run(
         trial.program,

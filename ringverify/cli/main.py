@@ -89,7 +89,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     """Run a command. Short output is written at its end, and only then a reader who has gone is noticed."""
     try:
         options = _parser().parse_args(arguments)
-        code: int = options.run(options, _Output())
+        code: int = options.run(options, _StandardOutput())
     except SystemExit:  # of --help and --version
         sys.stdout.flush()
         raise
@@ -133,7 +133,7 @@ class _Stdout:
         return getattr(sys.stdout, name)
 
 
-class _Output(Console):
+class _StandardOutput(Console):
     """Standard output, for people."""
 
     def __init__(self) -> None:

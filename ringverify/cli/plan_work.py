@@ -18,7 +18,7 @@ import torch
 from ringref.problem import Problem
 from ringref.sharding import ShardingName
 from ringverify.ring.plan.plan import Plan
-from ringverify.ring.plan.regions import Region, Span
+from ringverify.ring.plan.regions import Rectangle, Span
 from ringverify.ring.plan.schedule import Schedule
 from ringverify.ring.plan.tiles import tiles
 
@@ -86,14 +86,14 @@ def _computed(plan: Plan, step: int, bucket: int) -> Work:
     return work
 
 
-def _rectangle(region: Region) -> Region:
+def _rectangle(region: Rectangle) -> Rectangle:
     """What the tiles of one copy depend on, and nothing else."""
     one, rows, keys = Span(0, 1), Span(0, region.queries.size), Span(0, region.keys.size)
-    return Region(0, (0, 1), one, one, rows, keys, region.low, region.high, region.by_position)
+    return Rectangle(0, (0, 1), one, one, rows, keys, region.low, region.high, region.by_position)
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_rectangle(region: Region, bucket: int) -> Mapping[str, int]:
+def _of_rectangle(region: Rectangle, bucket: int) -> Mapping[str, int]:
     """Tiles by kind, and pairs, of a region for one head."""
     work = Work(attended=_pairs(region))
     for tile in tiles(region, bucket, bucket):
@@ -104,7 +104,7 @@ def _of_rectangle(region: Region, bucket: int) -> Mapping[str, int]:
     return work
 
 
-def _pairs(region: Region) -> int:
+def _pairs(region: Rectangle) -> int:
     """Pairs of a region, per head."""
     rows = np.arange(region.queries.size)
     first = np.zeros_like(rows) if region.low is None else np.maximum(rows + region.low, 0)

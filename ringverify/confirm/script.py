@@ -74,7 +74,7 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
     if recorded.property == PRECISION.id:
         for result, most in rms_limits(case, capabilities, pipeline).items():
             kept = rows_of_rms(getattr(answer(case), result), limits[result])
-            rms[result] = _Source(f"({most!r}, {_array(kept)})")
+            rms[result] = _Literal(f"({most!r}, {_array(kept)})")
     about = {"target": recorded.target, "property": recorded.property, "case": case.describe()}
     about |= {"wrong": recorded.summary, "recorded by": recorded.made_with}
     values = {
@@ -91,11 +91,11 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
         "problem": _dict(_fields(p)),
         "queries": _literal([rows.tolist() for rows in queries]),
         "keys": _literal([rows.tolist() for rows in keys]),
-        "inputs": _dict({name: _Source(_array(array)) for name, array in arrays.items()}),
+        "inputs": _dict({name: _Literal(_array(array)) for name, array in arrays.items()}),
         "multiplicity": _array(multiplicity(p)),
         "unit": _literal(UNIT_ROUNDOFF[p.dtype]),
         "rms": _dict(rms),
-        "allowed": _dict({name: _Source(_array(array)) for name, array in limits.items()}),
+        "allowed": _dict({name: _Literal(_array(array)) for name, array in limits.items()}),
     }
     return Script(_filled({**values, "about": _dict(about)}), _filled({**values, "about": "None"}))
 
@@ -105,13 +105,13 @@ def _filled(values: dict[str, str]) -> str:
     return re.sub(r"<<(\w+)>>", lambda found: values[found[1]], TEMPLATE)
 
 
-class _Source(str):
+class _Literal(str):
     """Text that is Python already: made of numbers here, never of what a file says."""
 
 
 def _literal(value: Any) -> str:
     """A value as Python writes it, in ASCII: no text ends its quotes or the line, whatever it holds."""
-    return value if isinstance(value, _Source) else ascii(value)
+    return value if isinstance(value, _Literal) else ascii(value)
 
 
 def _dict(values: dict[str, Any]) -> str:
@@ -135,7 +135,7 @@ def _fields(p: Problem) -> dict[str, Any]:
     if p.dilation is not None:
         d = p.dilation
         arguments = f"branches={d.branches!r}, heads={d.heads!r}, head_offset={d.head_offset!r}"
-        fields["dilation"] = _Source(f"Fields({arguments})")
+        fields["dilation"] = _Literal(f"Fields({arguments})")
     fields |= {name: getattr(p, name) for name in ("nq", "nk", "hk", "dv", "group_size", "scale_value", "diagonal")}
     return fields
 

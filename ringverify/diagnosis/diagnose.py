@@ -24,7 +24,7 @@ from ringverify.diagnosis.catalogue import HYPOTHESES, UNCOMMON
 from ringverify.diagnosis.fitting import fits
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.probing import Asked
-from ringverify.diagnosis.region import Region, region
+from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.reproducing import MASK, place_of
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import Probe, locate, wrong_elements
@@ -61,7 +61,7 @@ class Diagnosis:
     hop: int | None = None
     residual: float | None = None
     where: Where | None = None
-    region: Region | None = None
+    region: FailureMap | None = None
 
 
 def diagnose(

@@ -58,7 +58,7 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Region:
+class FailureMap:
     """A map of a case, and of what is wrong in it.
 
     Attributes:
@@ -91,7 +91,7 @@ class Region:
         )
 
 
-def outline(case: Case, capabilities: Capabilities) -> Region | None:
+def outline(case: Case, capabilities: Capabilities) -> FailureMap | None:
     """The map of a case of which no values are known; `None` for more ranks than can be drawn, or if none hold rows.
 
     That is so if a declared sharding function gives no partition.
@@ -103,10 +103,10 @@ def outline(case: Case, capabilities: Capabilities) -> Region | None:
     if None in axes:
         return None
     queries, keys = (axis or () for axis in axes)
-    return Region(queries, keys, _pattern(case.problem, queries, keys))
+    return FailureMap(queries, keys, _pattern(case.problem, queries, keys))
 
 
-def region(scene: Scene, tensor: TensorName, asked: Asked) -> Region | None:
+def region(scene: Scene, tensor: TensorName, asked: Asked) -> FailureMap | None:
     """Where a result is wrong, as a map; `None` for more ranks than can be drawn."""
     plain = outline(scene.case, scene.capabilities)
     if plain is None:
@@ -166,7 +166,7 @@ def _rows(scene: Scene, tensor: TensorName, pieces: tuple[Piece, ...]) -> Levels
     return found
 
 
-def _by_key(scene: Scene, plain: Region, asked: Asked) -> Levels | None:
+def _by_key(scene: Scene, plain: FailureMap, asked: Asked) -> Levels | None:
     """Levels of the weights, which the implementation itself tells."""
     if (told := asked.weights) is None:
         return None
@@ -182,7 +182,7 @@ def _by_key(scene: Scene, plain: Region, asked: Asked) -> Levels | None:
     return found
 
 
-def _by_query(scene: Scene, tensor: TensorName, plain: Region, asked: Asked) -> Levels | None:
+def _by_query(scene: Scene, tensor: TensorName, plain: FailureMap, asked: Asked) -> Levels | None:
     """Levels of what the queries of each piece add to the keys of each; `None` if that does not add up to the whole."""
     if scene.replicated or not 0 < len(plain.queries) <= PROBES or not asked.finite(tensor):
         return None

@@ -27,7 +27,7 @@ def _here(q: Tensor, call: AttentionCall) -> Here:
     return Here(call, q.dtype, STEPS.wide(q.dtype))
 
 
-class _Gathered(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     """Every rank's rows in rank order; backward adds what all ranks have for this one's."""
 
     @staticmethod
@@ -71,7 +71,7 @@ def by_allgather(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[
     """All keys on every rank by a differentiable all-gather in the wide dtype; no backward is written."""
     here = _here(q, call)
     q, k, v = (x.to(here.wide) for x in (q, k, v))
-    k, v = _Gathered.apply(k, here), _Gathered.apply(v, here)  # type: ignore[no-untyped-call]  # torch's
+    k, v = _GatherRows.apply(k, here), _GatherRows.apply(v, here)  # type: ignore[no-untyped-call]  # torch's
     positions = torch.cat(here.shards)
     m = STEPS.pattern(replace(STEPS, keys=lambda here, hop, owner: positions), here, 0, 0)
     q, k, v = q.transpose(1, 2), *(STEPS.per_query_head(here, x.transpose(1, 2)) for x in (k, v))

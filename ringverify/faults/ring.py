@@ -285,7 +285,7 @@ STEPS = Steps()
 """As it should be."""
 
 
-class _Ring(torch.autograd.Function):
+class _RingOfSteps(torch.autograd.Function):
     """Forward and backward made of steps."""
 
     @staticmethod
@@ -313,7 +313,7 @@ def ring_of(
     backwards = steps if again is None else again
 
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        out, lse = _Ring.apply(q, k, v, call, steps, backwards)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        out, lse = _RingOfSteps.apply(q, k, v, call, steps, backwards)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         return out, lse
 
     return attend

@@ -76,7 +76,7 @@ class _Flash(torch.nn.Module):
         return out, lse
 
 
-class _Dense(torch.nn.Module):
+class _DenseFlex(torch.nn.Module):
     """In place of `flex_attention`, which has no backward on a CPU."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -120,5 +120,5 @@ def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     shards = key_positions(call.sharding, call.problem.nk, call.world_size)
     gathered = torch.cat([torch.from_numpy(rows) for rows in shards])  # in the order of ranks
     mask = causal_mask(call.positions, gathered) if call.causal else None
-    out: Tensor = _parallel(_Dense(), "FLEX", call)(q, k, v, mask, call.scale)
+    out: Tensor = _parallel(_DenseFlex(), "FLEX", call)(q, k, v, mask, call.scale)
     return out

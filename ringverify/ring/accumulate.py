@@ -21,7 +21,7 @@ ALL_AT_ONCE = 1 << 12
 """Elements that are always converted at once; of more, an eighth, which is little beside what they are part of."""
 
 
-class Partial(NamedTuple):
+class PartialResult(NamedTuple):
     """Attention of some queries over some keys, in the accumulation dtype.
 
     Attributes:
@@ -52,7 +52,7 @@ class Running:
     ) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
         self._keeps = keeps
-        self._partial: Partial | None = None
+        self._partial: PartialResult | None = None
         self._written = 0
         self._kept: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
 
@@ -70,7 +70,7 @@ class Running:
         self._widen()
         first = _first(batch, rows, heads, self._written, whole)
         if first == self._shape[1] and out_b.dtype == self._dtype and self._partial is None:
-            self._partial = Partial(out_b.transpose(1, 2).contiguous(), lse_b.contiguous())
+            self._partial = PartialResult(out_b.transpose(1, 2).contiguous(), lse_b.contiguous())
         elif first is not None:
             out, lse = self._made()
             out[:, rows].transpose(1, 2).copy_(out_b)
@@ -81,7 +81,7 @@ class Running:
         self._written = first or self._written
 
     @property
-    def partial(self) -> Partial:
+    def partial(self) -> PartialResult:
         """What has been merged so far, empty where nothing was."""
         self._widen()
         made = self._made()
@@ -91,16 +91,16 @@ class Running:
             self._written = self._shape[1]
         return made
 
-    def result(self, dtype: torch.dtype) -> Partial:
+    def result(self, dtype: torch.dtype) -> PartialResult:
         """The same with out in a dtype that may be narrower. Nothing is merged after that."""
         if not self._kept or self._kept[0][1].dtype != dtype:
             made = self.partial
-            return Partial(made.out.to(dtype), made.lse)
+            return PartialResult(made.out.to(dtype), made.lse)
         (every, out, lse), *more = self._kept
         for rows, out_b, lse_b in more:
             merge_(out[:, :, rows], lse[:, :, rows], out_b, lse_b)
         self._kept = [(every, out, lse)]
-        return Partial(out.transpose(1, 2).contiguous(), lse.contiguous())
+        return PartialResult(out.transpose(1, 2).contiguous(), lse.contiguous())
 
     def _widen(self) -> None:
         """Merge what was kept, in the dtype of sums."""
@@ -112,10 +112,10 @@ class Running:
             rows, out_b, lse_b = kept.pop(0)
             self.merge(batch, rows, heads, out_b, lse_b)
 
-    def _made(self) -> Partial:
+    def _made(self) -> PartialResult:
         if self._partial is None:
             batch, rows, heads, _ = self._shape
-            self._partial = Partial(
+            self._partial = PartialResult(
                 torch.empty(self._shape, dtype=self._dtype, device=self._device),
                 torch.empty((batch, heads, rows), dtype=self._dtype, device=self._device),
             )
@@ -234,15 +234,15 @@ def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, l
         )
 
 
-def to_rows(partial: Partial) -> torch.Tensor:
+def to_rows(partial: PartialResult) -> torch.Tensor:
     """The partial as one contiguous matrix with a row a query and head, `(B S H, E + 1)`, for the wire."""
     return torch.cat([partial.out, partial.lse.transpose(1, 2)[..., None]], dim=-1).flatten(0, 2)
 
 
-def from_rows(rows: torch.Tensor, batch: int, heads: int) -> Partial:
+def from_rows(rows: torch.Tensor, batch: int, heads: int) -> PartialResult:
     """The partial of `to_rows`."""
     by_place = rows.view(batch, -1, heads, rows.size(-1))
-    return Partial(by_place[..., :-1].contiguous(), by_place[..., -1].transpose(1, 2).contiguous())
+    return PartialResult(by_place[..., :-1].contiguous(), by_place[..., -1].transpose(1, 2).contiguous())
 
 
 def merge_rows(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
 from ringverify.ring.masks import band_bias, position_bias
 from ringverify.ring.plan.kv_slices import KVTensors
 from ringverify.ring.plan.plan import Plan
-from ringverify.ring.plan.regions import Region, Span
+from ringverify.ring.plan.regions import Rectangle, Span
 from ringverify.ring.plan.tiles import Tile, tiles
 from ringverify.ring.sides import Sides
 
@@ -172,7 +172,7 @@ class Job:
                 del part
         self._band.clear()
 
-    def _buckets(self, region: Region, safe: bool, *, forward: bool) -> tuple[int, int]:
+    def _buckets(self, region: Rectangle, safe: bool, *, forward: bool) -> tuple[int, int]:
         """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all there is at once."""
         biased = region.low is not None or region.by_position  # a band with an upper side only has causal squares
         masked = biased or region.high is not None
@@ -190,7 +190,7 @@ class Job:
             return rows, (region.keys.size if self.sides.all_keys else bucket)
         return (bucket if masked else rows), bucket
 
-    def _safe(self, regions: tuple[Region, ...], block: KVTensors, owner: int) -> bool:
+    def _safe(self, regions: tuple[Rectangle, ...], block: KVTensors, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
         if not _masked(regions):
             return True
@@ -204,7 +204,7 @@ class Job:
             return self.kernel
         return STREAMING
 
-    def _mask(self, region: Region, tile: Tile, owner: int, device: torch.device) -> tuple[TileMask, bool]:
+    def _mask(self, region: Rectangle, tile: Tile, owner: int, device: torch.device) -> tuple[TileMask, bool]:
         """The mask of a tile, and whether it lets any pair through."""
         match tile.kind:
             case "full":
@@ -235,20 +235,20 @@ def all_finite(*tensors: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(x.sum(dtype=wide.get(x.dtype)))) for x in tensors)
 
 
-def _masked(regions: tuple[Region, ...]) -> bool:
+def _masked(regions: tuple[Rectangle, ...]) -> bool:
     return any(region.low is not None or region.high is not None or region.by_position for region in regions)
 
 
-def _of_queries(region: Region, x: torch.Tensor) -> torch.Tensor:
+def _of_queries(region: Rectangle, x: torch.Tensor) -> torch.Tensor:
     """The region's part of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
     return x[slice(*region.batch), region.queries.slice(), region.heads.slice()].transpose(1, 2)
 
 
-def _place(region: Region, tile: Tile) -> tuple[slice, slice, slice]:
+def _place(region: Rectangle, tile: Tile) -> tuple[slice, slice, slice]:
     """A tile's rows within this rank's: batch, rows, heads."""
     return slice(*region.batch), region.queries.slice(*tile.rows), region.heads.slice()
 
 
-def _lse(region: Region, x: torch.Tensor) -> torch.Tensor:
+def _lse(region: Rectangle, x: torch.Tensor) -> torch.Tensor:
     """The region's part of `(B, H, S)`."""
     return x[slice(*region.batch), region.heads.slice(), region.queries.slice()]

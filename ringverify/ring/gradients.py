@@ -11,13 +11,13 @@ import torch
 
 from ringverify.ring.accumulate import Sum, widened
 from ringverify.ring.plan.kv_slices import KVTensors, Places
-from ringverify.ring.plan.regions import Region
+from ringverify.ring.plan.regions import Rectangle
 
 
 class TileGradient(NamedTuple):
     """What one tile adds to the gradients of some rows of a region: `dk (B, K, T, D)` and `dv (B, K, T, E)`."""
 
-    region: Region
+    region: Rectangle
     keys: slice
     dk: torch.Tensor
     dv: torch.Tensor

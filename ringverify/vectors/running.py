@@ -78,7 +78,7 @@ def run(
     for plan in plans:
         world = open_world(plan.world)
         try:
-            outcomes.append(_Run(found, plan, world, asked, tell, progress, record).outcome(stories, tensors))
+            outcomes.append(_VectorRun(found, plan, world, asked, tell, progress, record).outcome(stories, tensors))
         finally:
             world.close()
     footer = footer_event(outcomes, baseline=False)
@@ -87,7 +87,7 @@ def run(
 
 
 @dataclasses.dataclass
-class _Tally:
+class _Totals:
     """What came of the trials of one vector.
 
     Attributes:
@@ -107,7 +107,7 @@ class _Tally:
     failed: tuple[Trial, Violation] | None = None
 
     @classmethod
-    def of(cls, story: Story, runner: Runner) -> _Tally:
+    def of(cls, story: Story, runner: Runner) -> _Totals:
         asked = [trial(story, layout, runner.capabilities) for layout in story.layouts]
         return cls([one for one in asked if isinstance(one, Trial)], [one for one in asked if isinstance(one, str)])
 
@@ -138,7 +138,7 @@ class _Tally:
 
 
 @dataclasses.dataclass
-class _Run:
+class _VectorRun:
     found: Index
     plan: RunPlan
     world: World
@@ -183,7 +183,7 @@ class _Run:
     ) -> PropertyEvent:
         """What came of the vectors of one topic, told."""
         name, started = runner.implementation.name, time.monotonic()
-        tallies = {story.id: _Tally.of(story, runner) for story in stories}
+        tallies = {story.id: _Totals.of(story, runner) for story in stories}
         trials = [one for tally in tallies.values() for one in tally.asked]
         reason = _left_out([why for tally in tallies.values() for why in tally.left_out])
         verdict: Verdict = "unsupported"
@@ -219,7 +219,7 @@ class _Run:
             self._record(story, tallies[story.id], ended, None if number else runner)
         return event
 
-    def _record(self, story: Story, tally: _Tally, ended: str | None, runner: Runner | None) -> None:
+    def _record(self, story: Story, tally: _Totals, ended: str | None, runner: Runner | None) -> None:
         """Have a vector in the report; `runner` is what its topic took, which is told once."""
         event = tally.event(self.plan.implementation.name, story, ended)
         runs, inside = (0, 0.0) if runner is None else (runner.log.runs, runner.log.seconds_inside)

@@ -81,7 +81,7 @@ def is_theirs(thread: int) -> bool:
     return _THREADS.is_theirs(thread)
 
 
-class _Running:
+class _CodeOf:
     """A stretch of code of one side; a class, so that tracebacks have no lines of it."""
 
     _is_theirs: bool
@@ -93,7 +93,7 @@ class _Running:
         _THREADS.put(self._before)
 
 
-class theirs(_Running):
+class theirs(_CodeOf):
     """The implementation's code runs here, or code that touches what it left: what it raises is its own."""
 
     _is_theirs = True
@@ -103,7 +103,7 @@ class theirs(_Running):
         super().__exit__(kind, error, trace)
 
 
-class ours(_Running):
+class ours(_CodeOf):
     """Code of ours runs here.
 
     Raises:

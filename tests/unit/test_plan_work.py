@@ -9,7 +9,7 @@ from ringverify.cli import plan_work
 from ringverify.cli.plan_work import works
 from ringverify.ring.plan import plan as plan_module
 from ringverify.ring.plan.plan import Plan
-from ringverify.ring.plan.regions import Region
+from ringverify.ring.plan.regions import Rectangle
 from ringverify.ring.plan.tiles import tiles
 
 SHARDINGS = ("contiguous", "zigzag", "striped", "replicated_query")
@@ -75,7 +75,7 @@ def counted(monkeypatch):
 
     monkeypatch.setattr(plan_module, "hops", counting("hops", plan_module.hops))
     monkeypatch.setattr(plan_work, "tiles", counting("tiles", plan_work.tiles))
-    monkeypatch.setattr(Region, "apart", apart)
+    monkeypatch.setattr(Rectangle, "apart", apart)
     plan_work._of_rectangle.cache_clear()
     return times
 

@@ -17,7 +17,7 @@ from ringref.problem import Problem
 from ringverify.ring.plan.cuts import Alike, Branch, alike, cuts
 from ringverify.ring.plan.many import Ints, Many, many, met
 from ringverify.ring.plan.regions import head_classes, regions, step_of
-from ringverify.ring.plan.runs import Run
+from ringverify.ring.plan.runs import RowRun
 
 Counts = NDArray[np.int32]
 
@@ -58,7 +58,9 @@ class Hops(NamedTuple):
         return found
 
 
-def hops(problem: Problem, queries: Sequence[tuple[Run, ...]], keys: Sequence[tuple[Run, ...]], owner: int) -> Hops:
+def hops(
+    problem: Problem, queries: Sequence[tuple[RowRun, ...]], keys: Sequence[tuple[RowRun, ...]], owner: int
+) -> Hops:
     """How far the rows of one rank's keys travel.
 
     Args:
@@ -92,7 +94,7 @@ def _classes_by_branch(problem: Problem) -> dict[Branch | None, tuple[int, ...]]
 
 
 def _by_regions(
-    problem: Problem, queries: Sequence[tuple[Run, ...]], keys: Sequence[tuple[Run, ...]], owner: int
+    problem: Problem, queries: Sequence[tuple[RowRun, ...]], keys: Sequence[tuple[RowRun, ...]], owner: int
 ) -> tuple[Counts, list[Strips], tuple[tuple[int, ...], ...]]:
     """What `Hops` is made of, rank by rank and region by region: for runs of any steps, however many."""
     world_size = len(queries)
@@ -162,7 +164,7 @@ class Strips(NamedTuple):
 
 
 def _strips(
-    problem: Problem, branches: Sequence[Branch | None], keys: Sequence[Run], asking: Many, step: int
+    problem: Problem, branches: Sequence[Branch | None], keys: Sequence[RowRun], asking: Many, step: int
 ) -> list[Strips]:
     """By branch, the strips of a block that anybody attends, and what of them who does."""
     limit = problem.nk if problem.key_lengths is None else max(problem.key_lengths)
@@ -180,7 +182,7 @@ def _strips(
 
 
 def _pieces(
-    problem: Problem, branches: Sequence[Branch | None], run: Run, asking: Many, step: int
+    problem: Problem, branches: Sequence[Branch | None], run: RowRun, asking: Many, step: int
 ) -> Iterator[tuple[int, ...]]:
     """Of a run, the pieces that documents or the segments of each branch cut out; `_strips` names the columns."""
     known: dict[tuple[int, int], list[Alike]] = {}  # branches may differ in rate and offset alone

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ringverify.ring.plan.regions import Region, Span
+from ringverify.ring.plan.regions import Rectangle, Span
 
 
-def joined(regions: Iterable[Region]) -> tuple[Region, ...]:
+def joined(regions: Iterable[Rectangle]) -> tuple[Rectangle, ...]:
     """The same pairs in as few regions as neighbours in the list allow, in the order of the last one of each."""
-    found: list[Region] = []
+    found: list[Rectangle] = []
     for region in regions:
         found.append(region)
         while len(found) > 1 and (both := _beside(*found[-2:]) or _below(*found[-2:])) is not None:
@@ -22,7 +22,7 @@ def joined(regions: Iterable[Region]) -> tuple[Region, ...]:
     return tuple(found)
 
 
-def _beside(left: Region, right: Region) -> Region | None:
+def _beside(left: Rectangle, right: Rectangle) -> Rectangle | None:
     """One region if these are the earlier and the later keys of the same queries, and those attend all earlier ones."""
     keys = _after(left.keys, right.keys)
     if keys is None or left.queries != right.queries or left.high is not None or not _alike(left, right):
@@ -30,7 +30,7 @@ def _beside(left: Region, right: Region) -> Region | None:
     return left._replace(keys=keys, high=None if right.high is None else right.high + left.keys.size)
 
 
-def _below(upper: Region, lower: Region) -> Region | None:
+def _below(upper: Rectangle, lower: Rectangle) -> Rectangle | None:
     """One region if these are earlier and later queries from the same first key on, and one diagonal bounds both."""
     queries = _after(upper.queries, lower.queries)
     if queries is None or not _alike(upper, lower):
@@ -51,7 +51,7 @@ def _after(first: Span, second: Span) -> Span | None:
     return first._replace(size=first.size + second.size) if goes_on else None
 
 
-def _alike(one: Region, other: Region) -> bool:
+def _alike(one: Rectangle, other: Rectangle) -> bool:
     """Whether they are of the same heads and batch elements, and nothing but a diagonal bounds either."""
     plain = all(r.low is None and not r.by_position and r.copies == 1 for r in (one, other))
     return plain and one[:4] == other[:4]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ringref.problem import Problem
-from ringverify.ring.plan.regions import Region, Span
+from ringverify.ring.plan.regions import Rectangle, Span
 from ringverify.ring.plan.rows import Rows, locate, same
 
 Places = slice | np.ndarray
@@ -108,13 +108,13 @@ class KVTensors:
             for target, source in zip(targets, self.parts[number], strict=True):
                 target.copy_(_select(source, places))
 
-    def of(self, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, region: Rectangle) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys `(B, K, T, D)` and values `(B, K, T, E)` of a region; views where its rows are evenly spaced here."""
         places, heads = self.places(region)
         k, v = (_select(x[slice(*region.batch), :, heads], places) for x in self.parts[region.head_class])
         return k.transpose(1, 2), v.transpose(1, 2)
 
-    def places(self, region: Region, keys: slice | None = None) -> tuple[Places, slice]:
+    def places(self, region: Rectangle, keys: slice | None = None) -> tuple[Places, slice]:
         """Where a region's rows, or some of them counted within it, and its key heads lie within their part."""
         rows = region.keys
         if keys is not None:

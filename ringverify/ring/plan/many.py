@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ringref.problem import Problem
 from ringverify.ring.plan.regions import band
-from ringverify.ring.plan.runs import Run
+from ringverify.ring.plan.runs import RowRun
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -63,7 +63,7 @@ def _inverse(numbers: Ints, moduli: Ints) -> Ints:
     return np.array([pow(number, -1, modulus) for number, modulus in pairs]).reshape(numbers.shape)
 
 
-def many(held: Sequence[tuple[Run, ...]], step: int) -> tuple[Ints, Many]:
+def many(held: Sequence[tuple[RowRun, ...]], step: int) -> tuple[Ints, Many]:
     """All runs of all ranks, and the rank of each."""
     found = [(rank, run.first, run.size) for rank, of in enumerate(held) for run in of]
     ranks, first, size = np.array(found, dtype=np.int64).reshape(-1, 3).T

@@ -17,10 +17,10 @@ import numpy as np
 from ringref.problem import Problem
 from ringverify.ring.plan.many import Bools, Ints, Many, many, met
 from ringverify.ring.plan.regions import attends, branches, step_of
-from ringverify.ring.plan.runs import Run
+from ringverify.ring.plan.runs import RowRun
 
 
-def needs(problem: Problem, queries: Sequence[tuple[Run, ...]], keys: Sequence[tuple[Run, ...]]) -> Bools:
+def needs(problem: Problem, queries: Sequence[tuple[RowRun, ...]], keys: Sequence[tuple[RowRun, ...]]) -> Bools:
     """Whether a query of a rank attends a key of an owner, `(ranks, owners)`.
 
     Args:

@@ -18,9 +18,9 @@ from ringverify.ring.plan.joining import joined
 from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, everything
 from ringverify.ring.plan.many import Bools
 from ringverify.ring.plan.needs import needs
-from ringverify.ring.plan.regions import Region, Span, constrained, head_classes, regions, step_of
+from ringverify.ring.plan.regions import Rectangle, Span, constrained, head_classes, regions, step_of
 from ringverify.ring.plan.rows import evenly
-from ringverify.ring.plan.runs import Run, runs
+from ringverify.ring.plan.runs import RowRun, runs
 from ringverify.ring.plan.schedule import Schedule, schedule
 
 SLIGHT = 128
@@ -48,16 +48,16 @@ class Plan:
         self.problem, self.rank, self.world_size = problem, rank, world_size
         self.replicated = sharding == "replicated_query"
         self.keys = tuple(runs(sharding, problem.nk, world_size, one) for one in range(world_size))
-        self._queries: list[tuple[Run, ...]]
+        self._queries: list[tuple[RowRun, ...]]
         if self.replicated:
-            self._queries = [(Run(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size
+            self._queries = [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size
         else:
             self._queries = [runs(sharding, problem.nq, world_size, one) for one in range(world_size)]
         self._classes: tuple[Span, ...] = tuple(
             one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk)
         )
-        self._stacks: dict[int, tuple[Region, ...]] = {}
-        self._regions: dict[int, tuple[Region, ...]] = {}
+        self._stacks: dict[int, tuple[Rectangle, ...]] = {}
+        self._regions: dict[int, tuple[Rectangle, ...]] = {}
         self._hops: dict[int, Hops] = {}
         self._recent: dict[tuple[str, int], Counts] = {}
         self._cut: dict[int, list[int]] = {}
@@ -84,13 +84,13 @@ class Plan:
         """Keys of a rank."""
         return sum(run.size for run in self.keys[owner])
 
-    def stacks(self, owner: int) -> tuple[Region, ...]:
+    def stacks(self, owner: int) -> tuple[Rectangle, ...]:
         """How this rank's queries meet the keys of a rank, equal regions as copies of one."""
         if owner not in self._stacks:
             self._stacks[owner] = joined(regions(self.problem, self._queries[self.rank], self.keys[owner]))
         return self._stacks[owner]
 
-    def regions(self, owner: int) -> tuple[Region, ...]:
+    def regions(self, owner: int) -> tuple[Rectangle, ...]:
         """How this rank's queries meet the keys of a rank, every region on its own."""
         if owner not in self._regions:
             self._regions[owner] = tuple(one for several in self.stacks(owner) for one in several.apart())

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ringref.problem import Dilation, Problem
 from ringverify.ring.plan.cuts import Branch, alike, cuts
-from ringverify.ring.plan.runs import Run
+from ringverify.ring.plan.runs import RowRun
 
 MOST_RUNS = 8
 """Runs of one rank; with more of them, a mask costs less than the many rectangles."""
@@ -42,7 +42,7 @@ class Span(NamedTuple):
         return slice(self.start + self.step * start, self.start + self.step * (stop - 1) + 1, self.step)
 
 
-class Region(NamedTuple):
+class Rectangle(NamedTuple):
     """A rectangle of queries and keys that attend each other within a band, or several equal ones.
 
     Attributes:
@@ -73,7 +73,7 @@ class Region(NamedTuple):
     query_stride: int = 0
     key_stride: int = 0
 
-    def apart(self) -> Iterator[Region]:
+    def apart(self) -> Iterator[Rectangle]:
         """Every copy as a region of its own."""
         if self.copies == 1:
             yield self
@@ -111,7 +111,7 @@ def constrained(problem: Problem) -> bool:
     return band(problem) != (None, None) or any(one is not None for one in others)
 
 
-def regions(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> Iterator[Region]:
+def regions(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...]) -> Iterator[Rectangle]:
     """The regions of one rank's queries and one rank's keys; none if no query there attends any key here.
 
     Only a region with `by_position` may turn out to hold no pair at all.
@@ -120,8 +120,8 @@ def regions(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -
 
 
 def _regions(
-    problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...], of: tuple[Lane, ...]
-) -> Iterator[Region]:
+    problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...], of: tuple[Lane, ...]
+) -> Iterator[Rectangle]:
     if not queries or not keys:
         return
     step = step_of(queries, keys)
@@ -131,7 +131,7 @@ def _regions(
         for number, (key_heads, _) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
             group = problem.group_size
             heads = Span(key_heads.start * group, key_heads.size * group, key_heads.step)
-            yield Region(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=looked_up)
+            yield Rectangle(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=looked_up)
         return
     for batch, limit in _batches(problem):
         for key_run in keys:
@@ -142,7 +142,7 @@ def _regions(
                 yield from _between(problem, batch, query_run, cut, step, of)
 
 
-def step_of(*held: tuple[Run, ...]) -> int | None:
+def step_of(*held: tuple[RowRun, ...]) -> int | None:
     """The step of all runs of some ranks; `None` if there are several or a rank has too many runs."""
     steps = {run.step for of in held for run in of if run.size > 1}
     if len(steps) > 1 or any(len(of) > MOST_RUNS for of in held):
@@ -150,7 +150,7 @@ def step_of(*held: tuple[Run, ...]) -> int | None:
     return next(iter(steps), 1)
 
 
-def attends(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> bool:
+def attends(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...]) -> bool:
     """Whether any of these queries attends any of these keys: whether there are regions, without asking every head."""
     if problem.dilation is None:
         return next(regions(problem, queries, keys), None) is not None
@@ -159,8 +159,8 @@ def attends(problem: Problem, queries: tuple[Run, ...], keys: tuple[Run, ...]) -
 
 
 def _between(
-    problem: Problem, batch: tuple[int, int], queries: Run, keys: Run, step: int, of: tuple[Lane, ...]
-) -> Iterator[Region]:
+    problem: Problem, batch: tuple[int, int], queries: RowRun, keys: RowRun, step: int, of: tuple[Lane, ...]
+) -> Iterator[Rectangle]:
     for lane in of:
         for pieces in _together(problem, lane, queries, keys, step):
             region = _banded(problem, batch, lane, pieces, step)
@@ -254,14 +254,14 @@ def branches(dilation: Dilation, heads: int) -> Iterator[tuple[Branch, Span]]:
 class Pieces(NamedTuple):
     """What two runs share of a document or a segment, and as many more times, so many rows further each time."""
 
-    queries: Run
-    keys: Run
+    queries: RowRun
+    keys: RowRun
     copies: int = 1
     query_stride: int = 0
     key_stride: int = 0
 
 
-def _together(problem: Problem, lane: Lane, queries: Run, keys: Run, step: int) -> Iterator[Pieces]:
+def _together(problem: Problem, lane: Lane, queries: RowRun, keys: RowRun, step: int) -> Iterator[Pieces]:
     """Both runs cut to each document or segment that they share."""
     if problem.documents is None and lane.branch is None:
         yield Pieces(queries, keys)
@@ -281,7 +281,7 @@ def _together(problem: Problem, lane: Lane, queries: Run, keys: Run, step: int) 
                     yield Pieces(rows, columns, piece.copies, entries * queries.stride, entries * keys.stride)
 
 
-def _banded(problem: Problem, batch: tuple[int, int], lane: Lane, pieces: Pieces, step: int) -> Region | None:
+def _banded(problem: Problem, batch: tuple[int, int], lane: Lane, pieces: Pieces, step: int) -> Rectangle | None:
     """The region of two runs, cut to the rows and keys that have a pair; a side that cannot bind is left out."""
     queries, keys = pieces.queries, pieces.keys
     # Thinning multiplies both steps alike; a run of one entry has no step of its own.
@@ -306,7 +306,7 @@ def _banded(problem: Problem, batch: tuple[int, int], lane: Lane, pieces: Pieces
     rows, columns = rows - row, columns - column
     low = None if low is None or low + shift <= 1 - rows else low + shift
     high = None if high is None or high + shift >= columns - 1 else high + shift
-    return Region(
+    return Rectangle(
         lane.head_class,
         batch,
         lane.heads,

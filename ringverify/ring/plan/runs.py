@@ -15,7 +15,7 @@ import numpy as np
 from ringref.sharding import Sharding, key_positions
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Some rows of one rank, evenly spaced both in position and in row.
 
     Attributes:
@@ -37,23 +37,23 @@ class Run(NamedTuple):
         """Position of the last."""
         return self.first + self.step * (self.size - 1)
 
-    def part(self, start: int, stop: int, by: int = 1) -> Run | None:
+    def part(self, start: int, stop: int, by: int = 1) -> RowRun | None:
         """Entries `range(start, stop, by)` of this run, cut to those that exist; `None` if there are none."""
         start, stop = max(start, 0), min(stop, self.size)
         if start >= stop:
             return None
         count = -(-(stop - start) // by)
-        return Run(
+        return RowRun(
             self.first + self.step * start, self.step * by, count, self.row + self.stride * start, self.stride * by
         )
 
-    def within(self, low: int, high: int) -> Run | None:
+    def within(self, low: int, high: int) -> RowRun | None:
         """The entries with `low <= position < high`."""
         if low <= self.first and self.last < high:
             return self
         return self.part(-((self.first - low) // self.step), -((self.first - high) // self.step))
 
-    def thinned(self, modulus: int, residue: int) -> Run | None:
+    def thinned(self, modulus: int, residue: int) -> RowRun | None:
         """The entries with `position % modulus == residue % modulus`."""
         if modulus == 1:
             return self
@@ -66,7 +66,7 @@ class Run(NamedTuple):
         return self.part(start, self.size, by)
 
 
-def runs(sharding: Sharding, length: int, world_size: int, rank: int) -> tuple[Run, ...]:
+def runs(sharding: Sharding, length: int, world_size: int, rank: int) -> tuple[RowRun, ...]:
     """The keys (and, but for `replicated_query`, the queries) of a rank, in the order of its rows."""
     match sharding:
         case "contiguous" | "replicated_query":
@@ -77,29 +77,29 @@ def runs(sharding: Sharding, length: int, world_size: int, rank: int) -> tuple[R
             if early.last + 1 == found[1].first:
                 found = [early._replace(size=early.size + found[1].size)]
         case "striped":
-            found = [Run(rank, world_size, len(range(rank, length, world_size)), 0)]
+            found = [RowRun(rank, world_size, len(range(rank, length, world_size)), 0)]
         case _:
             return tuple(progressions(key_positions(sharding, length, world_size)[rank]))
     return tuple(run for run in found if run.size)
 
 
-def _piece(length: int, pieces: int, number: int, row: int) -> Run:
+def _piece(length: int, pieces: int, number: int, row: int) -> RowRun:
     """One of `length` positions' consecutive pieces, the larger ones first; it may be empty."""
     size, larger = divmod(length, pieces)
-    return Run(number * size + min(number, larger), 1, size + (number < larger), row)
+    return RowRun(number * size + min(number, larger), 1, size + (number < larger), row)
 
 
-def progressions(positions: np.ndarray) -> Iterator[Run]:
+def progressions(positions: np.ndarray) -> Iterator[RowRun]:
     """Any positions as runs, greedily."""
     steps = np.diff(positions)
     changes = np.flatnonzero(steps[1:] != steps[:-1]) + 1
     row, count = 0, len(positions)
     while row < count:
         if row == count - 1 or steps[row] < 1:
-            yield Run(int(positions[row]), 1, 1, row)
+            yield RowRun(int(positions[row]), 1, 1, row)
             row += 1
             continue
         after = int(np.searchsorted(changes, row, side="right"))
         last = int(changes[after]) if after < len(changes) else count - 1
-        yield Run(int(positions[row]), int(steps[row]), last - row + 1, row)
+        yield RowRun(int(positions[row]), int(steps[row]), last - row + 1, row)
         row = last + 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from ringverify.ring.plan.regions import Region
+from ringverify.ring.plan.regions import Rectangle
 
 Kind = Literal["full", "causal", "band", "positions"]
 NARROWEST = 64
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
         return (self.rows[1] - self.rows[0]) * (self.keys[1] - self.keys[0])
 
 
-def tiles(region: Region, row_bucket: int, key_bucket: int, mask_side: int = WIDEST_MASK) -> Iterator[Tile]:
+def tiles(region: Rectangle, row_bucket: int, key_bucket: int, mask_side: int = WIDEST_MASK) -> Iterator[Tile]:
     """The tiles of a region, rows first.
 
     Args:
@@ -73,7 +73,7 @@ def tiles(region: Region, row_bucket: int, key_bucket: int, mask_side: int = WID
                 yield tile._replace(keys=(key, stop), low=low, high=high)
 
 
-def _bucket(region: Region, start: int, stop: int, mask_side: int) -> Iterator[Tile]:
+def _bucket(region: Rectangle, start: int, stop: int, mask_side: int) -> Iterator[Tile]:
     """The tiles of rows `[start, stop)`, keys not yet cut."""
     total, low, high = region.keys.size, region.low, region.high
     rows = start, stop

@@ -38,7 +38,7 @@ class Awaited(Protocol):
         ...
 
 
-class _Seat:
+class _PlaceOfRank:
     """One rank's place: its lock, its thread, and what it waits for."""
 
     __slots__ = ("awaited", "finished", "rank", "thread", "turn")
@@ -68,7 +68,7 @@ class Baton:
         self.relieve: Callable[[], bool] = bool
         self.explain: Callable[[], str] = str
         self._random = random.Random(seed).random
-        self._seats = [_Seat(rank) for rank in range(world_size)]
+        self._seats = [_PlaceOfRank(rank) for rank in range(world_size)]
         self._ready = list(range(world_size))
         self._polls = 0
         self._holder = 0
@@ -235,7 +235,7 @@ class Baton:
             self._let(next_rank, self._seats[rank])
             self.check()
 
-    def _let(self, rank: int, seat: _Seat) -> None:
+    def _let(self, rank: int, seat: _PlaceOfRank) -> None:
         """Let another rank go on, and sleep until it is this one's turn again."""
         settings = torch_settings.values(torch_settings.OF_PROCESS)
         self._hand(rank)
@@ -251,7 +251,7 @@ class Baton:
         self._open(self._seats[rank])
 
     @staticmethod
-    def _open(seat: _Seat) -> None:
+    def _open(seat: _PlaceOfRank) -> None:
         # Open already only while a run is being torn down, where the starter and a late rank may both wake a third.
         if seat.turn.locked():
             seat.turn.release()

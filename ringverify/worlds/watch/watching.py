@@ -43,7 +43,7 @@ class _Post:
         self.told: set[HazardKind] = set()
 
 
-class _Rank:
+class _WatchedRank:
     """One rank under watch."""
 
     def __init__(self, watch: Watch, rank: int, *, memory: bool) -> None:
@@ -75,7 +75,7 @@ class Watch:
     """
 
     def __init__(self, world_size: int, *, memory: bool) -> None:
-        self._ranks = [_Rank(self, rank, memory=memory) for rank in range(world_size)]
+        self._ranks = [_WatchedRank(self, rank, memory=memory) for rank in range(world_size)]
         self._world_size = world_size
         self._matching = Matching()
         self._hazards: dict[str, Hazard] = {}
@@ -199,14 +199,14 @@ class Watch:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _post(self, operation: Operation) -> tuple[_Rank, _Post]:
+    def _post(self, operation: Operation) -> tuple[_WatchedRank, _Post]:
         operation.posted = place_of_user(sys._getframe(2))
         rank = self._ranks[operation.rank]
         if rank.ring is not None:
             self._check_group(rank, operation)
         return rank, _Post(operation)
 
-    def _check_group(self, rank: _Rank, operation: Operation) -> None:
+    def _check_group(self, rank: _WatchedRank, operation: Operation) -> None:
         ranks, place = operation.mailbox.ranks, operation.posted
         if rank.ring is not None and not set(ranks) <= set(rank.ring):
             group = "the default group" if len(ranks) == self._world_size else f"the group {list(ranks)}"
@@ -216,13 +216,13 @@ class Watch:
             )
             self._report(Hazard("wrong_group", rank.rank, operation.title, str(place), str(place), message))
 
-    def _check_sends(self, rank: _Rank, post: _Post, buffers: Pieces) -> None:
+    def _check_sends(self, rank: _WatchedRank, post: _Post, buffers: Pieces) -> None:
         for buffer in buffers:
             other: _Post | None = rank.mode.in_the_way(buffer, readable=True)
             if other is not None:
                 self._overlap(post, other, "sends memory that", "is about to write")
 
-    def _check_receives(self, rank: _Rank, post: _Post, buffers: Pieces) -> None:
+    def _check_receives(self, rank: _WatchedRank, post: _Post, buffers: Pieces) -> None:
         for buffer in buffers:
             other: _Post | None = rank.mode.in_the_way(buffer, readable=False)
             if other is not None:

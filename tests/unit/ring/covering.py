@@ -11,7 +11,7 @@ from ringref.sharding import key_positions, query_positions
 from ringverify.ring.masks import position_bias
 from ringverify.ring.plan.joining import joined
 from ringverify.ring.plan.regions import regions
-from ringverify.ring.plan.runs import Run, runs
+from ringverify.ring.plan.runs import RowRun, runs
 from ringverify.ring.plan.tiles import tiles
 
 
@@ -24,7 +24,7 @@ def runs_of(problem, sharding, world_size):
     """Every rank's queries and every rank's keys, as a plan has them."""
     keys = [runs(sharding, problem.nk, world_size, rank) for rank in range(world_size)]
     if sharding == "replicated_query":
-        return [(Run(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size, keys
+        return [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size, keys
     return [runs(sharding, problem.nq, world_size, rank) for rank in range(world_size)], keys
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ringref.rounding import witness_bound
-from ringverify.ring.accumulate import WIDENED, Partial, Running, Sum, from_rows, merge_, merge_rows, to_rows
+from ringverify.ring.accumulate import WIDENED, PartialResult, Running, Sum, from_rows, merge_, merge_rows, to_rows
 
 KEYS, DIM, ROWS = 12, 3, 5
 CPU = torch.device("cpu")
@@ -15,20 +15,20 @@ CPU = torch.device("cpu")
 
 def partial_of(scores, values):
     """out and lse over some keys, `(rows, keys)` and `(keys, dim)`, straight from the definition."""
-    return Partial(scores.softmax(dim=-1) @ values, scores.logsumexp(dim=-1))
+    return PartialResult(scores.softmax(dim=-1) @ values, scores.logsumexp(dim=-1))
 
 
 def merged(first, second):
     """Both as one, neither changed."""
     out, lse = first.out.clone(), first.lse.clone()
     merge_(out, lse, *second)
-    return Partial(out, lse)
+    return PartialResult(out, lse)
 
 
 def nothing(dtype):
     """The partial over no keys, in the same shape."""
     empty = Running((1, ROWS, 1, DIM), dtype, CPU).partial
-    return Partial(empty.out[0, :, 0], empty.lse[0, 0])
+    return PartialResult(empty.out[0, :, 0], empty.lse[0, 0])
 
 
 def drawn(dtype, factor=1.0, seed=3):
@@ -116,7 +116,7 @@ def test_weights_of_partials_add_up_to_one_whatever_the_scores():
     total = nothing(torch.float32)
     for _ in range(8):
         scores = 1000 * torch.randn(ROWS, 3, generator=generator)
-        total = merged(total, Partial(torch.ones(ROWS, DIM), scores.logsumexp(dim=-1)))
+        total = merged(total, PartialResult(torch.ones(ROWS, DIM), scores.logsumexp(dim=-1)))
     assert torch.equal(total.out, torch.ones(ROWS, DIM))
 
 
@@ -125,7 +125,7 @@ def test_weights_of_partials_add_up_to_one_whatever_the_scores():
 def test_a_nan_stays_seen(place, tensor):
     """In the row where it is, and in no other; not even an empty partner hides it."""
     for partner in (partial_of(*drawn(torch.float32)), nothing(torch.float32)):
-        spoilt = Partial(*(x.clone() for x in partial_of(*drawn(torch.float32, seed=5))))
+        spoilt = PartialResult(*(x.clone() for x in partial_of(*drawn(torch.float32, seed=5))))
         getattr(spoilt, tensor)[2] = math.nan
         total = merged(spoilt, partner) if place == "first" else merged(partner, spoilt)
         seen = total.out.isnan().any(dim=-1) | total.lse.isnan()
@@ -135,8 +135,8 @@ def test_a_nan_stays_seen(place, tensor):
 def test_a_narrow_partial_is_merged_into_a_wide_one():
     """A kernel's out may be in 16 bits: the sum stays in float32, and is what the widened one gives."""
     total, other = (partial_of(*drawn(torch.float32, seed=seed)) for seed in (1, 2))
-    narrow = Partial(other.out.bfloat16(), other.lse)
-    expected = merged(total, Partial(narrow.out.float(), other.lse))
+    narrow = PartialResult(other.out.bfloat16(), other.lse)
+    expected = merged(total, PartialResult(narrow.out.float(), other.lse))
     found = merged(total, narrow)
     assert found.out.dtype == torch.float32
     assert same_bits(expected, found)
@@ -151,12 +151,12 @@ def test_rows_on_the_wire_are_the_partial():
         out = torch.randn(batch, rows, heads, DIM, generator=generator)
         lse = torch.randn(batch, heads, rows, generator=generator)
         lse[0, 1, 2], out[0, 2, 1] = -math.inf, 0.0
-        parts.append(Partial(out, lse))
+        parts.append(PartialResult(out, lse))
     wire = [to_rows(part) for part in parts]
     assert wire[0].shape == (batch * rows * heads, DIM + 1)
     assert wire[0].is_contiguous()
     assert same_bits(parts[0], from_rows(wire[0], batch, heads))
-    total = Partial(parts[0].out.clone(), parts[0].lse.clone())
+    total = PartialResult(parts[0].out.clone(), parts[0].lse.clone())
     merge_(total.out.transpose(1, 2), total.lse, parts[1].out.transpose(1, 2), parts[1].lse)
     before = wire[0].clone()
     assert same_bits(total, from_rows(merge_rows(*wire), batch, heads))

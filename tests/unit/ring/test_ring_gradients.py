@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ringref.problem import Problem
-from ringverify.ring.accumulate import Partial, Running, Sum, merge_
+from ringverify.ring.accumulate import PartialResult, Running, Sum, merge_
 from ringverify.ring.gradients import Gradients, TileGradient
 from ringverify.ring.plan.kv_slices import KVTensors, everything
-from ringverify.ring.plan.regions import Region, Span
+from ringverify.ring.plan.regions import Rectangle, Span
 
 B, R, H, D = 2, 7, 3, 2
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def test_a_partial_is_the_merge_of_what_was_merged(narrow, wide):
     for seed in range(300):
         rng = random.Random(seed)
         running = Running((B, R, H, D), wide, CPU, keeps=rng.random() < 0.8)
-        right = Partial(torch.zeros(B, R, H, D, dtype=wide), torch.full((B, H, R), -torch.inf, dtype=wide))
+        right = PartialResult(torch.zeros(B, R, H, D, dtype=wide), torch.full((B, H, R), -torch.inf, dtype=wide))
         every = slice(0, B), slice(0, R, 1), slice(0, H, 1)
         start = rng.randrange(R)
         part = every[0], slice(start, rng.randint(start + 1, R), 1), every[2]
@@ -97,7 +97,7 @@ def test_the_gradient_of_a_block_is_the_sum_of_its_tiles():
         for _ in range(rng.randint(0, 4)):
             stop = rng.randint(start + 1, R) if start < R else rng.randint(1, R)
             tile = slice(start if start < R else 0, stop)
-            region = Region(0, (0, 1), Span(0, 1), Span(0, H), Span(0, 1), Span(0, R))
+            region = Rectangle(0, (0, 1), Span(0, 1), Span(0, H), Span(0, 1), Span(0, R))
             parts = [torch.randint(-9, 9, (1, H, tile.stop - tile.start, x.size(3))).float() for x in right]
             gradients.add(TileGradient(region, tile, *parts))
             for total, part in zip(right, parts, strict=True):

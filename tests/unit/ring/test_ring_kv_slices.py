@@ -10,7 +10,7 @@ import torch
 from ringref.problem import Dilation, Problem
 from ringverify.ring.gradients import Gradients, TileGradient
 from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, KVTensors, everything
-from ringverify.ring.plan.regions import Region, Span, head_classes
+from ringverify.ring.plan.regions import Rectangle, Span, head_classes
 from ringverify.ring.plan.rows import as_array, evenly, locate, same
 
 SPANS = [Span(start, size, step) for start, size, step in itertools.product(range(4), range(1, 5), range(1, 4))]
@@ -186,7 +186,7 @@ def test_a_region_is_read_from_its_rows_and_added_to_them(whole):
             number = rng.randrange(len(classes))
             batch = rng.choice([(0, problem.batch), (problem.batch - 1, problem.batch)])
             keys = Span(rng.randint(0, 3), rng.randint(1, 4), rng.randint(1, 2))
-            region = Region(number, batch, Span(0, 1), classes[number], Span(0, 1), keys)
+            region = Rectangle(number, batch, Span(0, 1), classes[number], Span(0, 1), keys)
             held = [{number: keys}, {number: drawn(rng, 12)}]
             found = everything(problem, classes, 12) if whole else slice_of(problem, held)
             block = KVTensors.of_flat(found, torch.zeros(found.numel))

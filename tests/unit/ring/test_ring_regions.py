@@ -13,8 +13,8 @@ from ringverify.ring.plan import joining
 from ringverify.ring.plan import regions as regions_module
 from ringverify.ring.plan import tiles as tiles_module
 from ringverify.ring.plan.joining import joined
-from ringverify.ring.plan.regions import Region, Span, lanes, regions
-from ringverify.ring.plan.runs import Run
+from ringverify.ring.plan.regions import Rectangle, Span, lanes, regions
+from ringverify.ring.plan.runs import RowRun
 from ringverify.ring.plan.tiles import tiles
 
 
@@ -158,7 +158,7 @@ def test_the_count_sees_regions_joined_in_the_wrong_place(monkeypatch):
     assert mismatch(problem, "zigzag", 2, (4, 4)) is not None
 
 
-HALF = Region(0, (0, 1), Span(0, 2), Span(0, 2), Span(0, 4), Span(0, 4))
+HALF = Rectangle(0, (0, 1), Span(0, 2), Span(0, 2), Span(0, 4), Span(0, 4))
 """The first half of the queries and of the keys of a rank that has eight."""
 LATER = Span(4, 4)
 
@@ -169,7 +169,7 @@ def test_neighbours_are_joined():
     assert joined([HALF, HALF._replace(keys=LATER)]) == (HALF._replace(keys=Span(0, 8)),)
     diagonal = HALF._replace(high=0)
     below = [HALF._replace(queries=LATER), diagonal._replace(queries=LATER, keys=LATER)]
-    assert joined([diagonal, *below]) == (Region(*HALF[:4], Span(0, 8), Span(0, 8), high=0),)
+    assert joined([diagonal, *below]) == (Rectangle(*HALF[:4], Span(0, 8), Span(0, 8), high=0),)
 
 
 @pytest.mark.parametrize("side", ["queries", "keys"])
@@ -248,7 +248,9 @@ def test_masks_that_are_built_are_small_and_alike(window):
 
 def test_the_first_rows_of_a_window_need_no_mask():
     """Rows that its left side does not bound are plainly causal."""
-    (region,) = regions(Problem(query_length=64, causal=True, window=(40, 0)), (Run(0, 1, 64, 0),), (Run(0, 1, 64, 0),))
+    (region,) = regions(
+        Problem(query_length=64, causal=True, window=(40, 0)), (RowRun(0, 1, 64, 0),), (RowRun(0, 1, 64, 0),)
+    )
     assert next(tiles(region, 16, 64)).kind == "causal"
 
 
@@ -315,14 +317,14 @@ def test_many_documents_cost_what_two_runs_share():
 def test_runs_of_several_steps_are_looked_up_by_position():
     """Also where there are too many of one; a run of a single position goes with any step."""
     problem = Problem(query_length=40, causal=True)
-    mixed = (Run(0, 2, 5, 0), Run(20, 1, 5, 5))
-    many = tuple(Run(4 * x, 1, 1, x) for x in range(9))
+    mixed = (RowRun(0, 2, 5, 0), RowRun(20, 1, 5, 5))
+    many = tuple(RowRun(4 * x, 1, 1, x) for x in range(9))
     for keys in (mixed, many):
-        (region,) = regions(problem, keys, (Run(0, 1, 40, 0),))
+        (region,) = regions(problem, keys, (RowRun(0, 1, 40, 0),))
         assert region.by_position
-        (dense,) = regions(Problem(query_length=40), keys, (Run(0, 1, 40, 0),))
+        (dense,) = regions(Problem(query_length=40), keys, (RowRun(0, 1, 40, 0),))
         assert [tile.kind for tile in tiles(dense, 64, 64)] == ["full"], "nothing to look up"
-    single = (Run(0, 1, 5, 0), Run(20, 1, 1, 5))
+    single = (RowRun(0, 1, 5, 0), RowRun(20, 1, 1, 5))
     assert not any(region.by_position for region in regions(problem, single, single))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringref.sharding import SHARDINGS, key_positions
-from ringverify.ring.plan.runs import Run, progressions, runs
+from ringverify.ring.plan.runs import RowRun, progressions, runs
 
 
 def entries(run):
@@ -25,7 +25,7 @@ def positions_of(found):
 
 
 SMALL = [
-    Run(first, step, size, row, stride)
+    RowRun(first, step, size, row, stride)
     for first, step, size, (row, stride) in itertools.product(
         range(5), range(1, 5), range(1, 7), [(0, 1), (3, 1), (1, 2)]
     )
@@ -86,9 +86,9 @@ def test_progressions_are_the_positions_they_were_made_from(seed):
 
 def test_one_progression_is_one_run():
     """However long; and two of them two, whatever lies between."""
-    assert list(progressions(np.arange(5, 1000, 7))) == [Run(5, 7, 143, 0)]
+    assert list(progressions(np.arange(5, 1000, 7))) == [RowRun(5, 7, 143, 0)]
     two = np.concatenate([np.arange(0, 50), np.arange(90, 100)])
-    assert list(progressions(two)) == [Run(0, 1, 50, 0), Run(90, 1, 10, 50)]
+    assert list(progressions(two)) == [RowRun(0, 1, 50, 0), RowRun(90, 1, 10, 50)]
     assert list(progressions(np.array([], dtype=np.int64))) == []
 
 
@@ -117,7 +117,7 @@ def test_what_was_cut_may_be_cut_again():
     """Documents cut what a key length cut, and a branch thins what a segment cut: rows follow through all of it."""
     rng = random.Random(0)
     for _ in range(3000):
-        run = Run(rng.randint(0, 9), rng.randint(1, 5), rng.randint(1, 20), rng.randint(0, 3), rng.randint(1, 2))
+        run = RowRun(rng.randint(0, 9), rng.randint(1, 5), rng.randint(1, 20), rng.randint(0, 3), rng.randint(1, 2))
         kept, left = run, entries(run)
         for _ in range(3):
             low, high = rng.randint(0, 40), rng.randint(0, 110)
