@@ -72,9 +72,9 @@ def test_other_shardings_are_right(sharding):
 
 def test_the_sweep_can_fail(monkeypatch):
     """A dilation offset that moves with the segment, as one published package had it."""
-    right = regions_module.Run.thinned
+    right = regions_module.RowRun.thinned
     monkeypatch.setattr(
-        regions_module.Run, "thinned", lambda run, modulus, residue: right(run, modulus, residue + run.first // 5)
+        regions_module.RowRun, "thinned", lambda run, modulus, residue: right(run, modulus, residue + run.first // 5)
     )
     assert wrong([11], [2], ["contiguous"], [False])
 
