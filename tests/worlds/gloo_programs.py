@@ -194,11 +194,6 @@ def unpicklable(_: Any) -> Any:
     return lambda: None
 
 
-def imported_by_a_functional_collective(_: None) -> list[str]:
-    """Which modules of torch the first functional collective of this process imports, with its gradient."""
-    before = set(sys.modules)
-    from torch.distributed._functional_collectives import all_gather_tensor_autograd
-
-    x = torch.ones(2, requires_grad=True)
-    all_gather_tensor_autograd(x, 0, dist.group.WORLD).sum().backward()
-    return sorted(name for name in set(sys.modules) - before if name.startswith("torch."))
+def has_functional_collectives(_: None) -> bool:
+    """Whether this process has their module before anybody asks for it."""
+    return "torch.distributed._functional_collectives" in sys.modules

@@ -89,11 +89,11 @@ def test_messages_and_collectives_carry_values(world: GlooWorld) -> None:
     assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
 
 
-def test_ranks_import_nothing_of_torch_for_a_functional_collective() -> None:
-    """It takes a second, and the fork server has done it for all of them."""
+def test_the_fork_server_imports_functional_collectives_for_all_ranks() -> None:
+    """A rank need not import them."""
     world = GlooWorld()
     try:
-        assert results(world, programs.imported_by_a_functional_collective, world_size=2) == ([], [])
+        assert results(world, programs.has_functional_collectives, world_size=2) == (True, True)
     finally:
         world.close()
 

@@ -50,10 +50,10 @@ PRELOADED = (
     "ringverify.worlds.processes.worker",
     "torch.fx.experimental.symbolic_shapes",
     "torch.distributed._functional_collectives",
-    "torch._dynamo",
 )
-"""Imported once, by the fork server, in this order, or every rank would import them: torch needs the third for a first
-backward, and the last for a first functional collective."""
+"""Imported once, by the fork server, in this order, or every rank would import them; torch needs the third for a first
+backward. What a first functional collective imports besides, dynamo, is left to who uses one: that leaves a folder
+in the directory of temporary files."""
 
 Source = tuple[Any, Callable[[], Sequence[Event]]]
 """Something that `selectors` can wait for, and what to call then. `EOFError` or `OSError`: nothing will come again."""
