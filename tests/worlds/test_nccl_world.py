@@ -125,6 +125,8 @@ def test_a_worker_of_pytest_is_given_its_share(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert my_devices({}) == ("0", "1", "2", "3")
     assert my_devices({"PYTEST_XDIST_WORKER": "gw1", "PYTEST_XDIST_WORKER_COUNT": "2"}) == ("2", "3")
+    for replaced, theirs in (("gw2", ("0", "1")), ("gw5", ("2", "3"))):  # of two workers, as one after another died
+        assert my_devices({"PYTEST_XDIST_WORKER": replaced, "PYTEST_XDIST_WORKER_COUNT": "2"}) == theirs
     assert my_devices({"PYTEST_XDIST_WORKER": "master", "PYTEST_XDIST_WORKER_COUNT": "2"}) == ("0", "1", "2", "3")
     with pytest.raises(ValueError, match="worker=2 of workers=2"):
         share(("0",), 2, 2)

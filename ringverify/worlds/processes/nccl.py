@@ -76,14 +76,18 @@ def too_few(world_size: int, gpus: int) -> str:
 
 
 def my_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """This process's GPUs: all that it can see, or its share of them if it is a worker of pytest-xdist."""
+    """This process's GPUs: all that it can see, or its share of them if it is a worker of pytest-xdist.
+
+    A worker that died is replaced by one with the next number; which one's place it takes is not said, so its share may
+    be a living worker's too.
+    """
     import torch
 
     everyone = visible_devices(torch.cuda.device_count(), environment)
     worker, workers = environment.get("PYTEST_XDIST_WORKER", ""), environment.get("PYTEST_XDIST_WORKER_COUNT", "")
-    if not worker.startswith("gw") or not worker[2:].isdecimal() or not workers.isdecimal():
+    if not worker.startswith("gw") or not worker[2:].isdecimal() or not workers.isdecimal() or not int(workers):
         return everyone
-    return share(everyone, int(worker[2:]), int(workers))
+    return share(everyone, int(worker[2:]) % int(workers), int(workers))
 
 
 def visible_devices(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
