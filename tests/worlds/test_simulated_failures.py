@@ -16,6 +16,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 
 from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.simulated.baton import Baton
 from ringverify.worlds.world import WorldUnavailable
 
 pytestmark = pytest.mark.timeout(30)
@@ -289,6 +290,23 @@ def test_a_loop_that_communicates_without_end_is_ended_at_the_deadline():
             dist.barrier()
 
     assert failure(program, 2, deadline=0.3).kind == "deadline"
+
+
+def test_whose_code_it_was_is_asked_before_ranks_unwind(monkeypatch):
+    """A moment later they are in nobody's code, and a loop without end would be called our own."""
+    stop = Baton.stop
+
+    def slowly(baton, found):
+        stop(baton, found)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(Baton, "stop", slowly)
+
+    def program():
+        while True:
+            dist.barrier()
+
+    assert failure(program, 2, deadline=0.2).kind == "deadline"
 
 
 def test_a_rank_that_sleeps_is_left_behind_and_later_runs_do_not_meet_it():

@@ -197,8 +197,8 @@ class _Ranks:
             while not in_time and patience.left() > 0:
                 in_time = self._baton.news(patience.slice()) is not None
             if not in_time:
-                self._baton.stop(self._too_late(deadline))
-                self._unavailable = self._too_early(deadline)
+                self._unavailable = self._too_early(deadline) or self._unavailable
+                self._baton.stop(self._too_late(deadline))  # after it, ranks unwind and are in nobody's code
         finally:
             self._end(patient=in_time)
             torch_settings.put_back(torch_settings.OF_PROCESS, settings)
