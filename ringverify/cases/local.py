@@ -67,6 +67,7 @@ class Local:
         leaves: q, k and v.
         cotangents: of out and of lse.
         buffers: the memory that each of them is a view of, by name.
+        views: how each of them lies there.
         before: copies of that memory.
         told: the call once more, with nothing that the implementation has its hands on.
         device: where all of it is.
@@ -77,6 +78,7 @@ class Local:
     leaves: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     cotangents: tuple[torch.Tensor, torch.Tensor]
     buffers: dict[str, torch.Tensor]
+    views: dict[str, tuple[object, ...]]
     before: dict[str, torch.Tensor]
     told: AttentionCall
     device: str
@@ -107,6 +109,7 @@ def local_part(
     dout, dout_buffer = local(inputs.dout, queries)
     dlse, dlse_buffer = lay_out(inputs.dlse[:, :, queries], lse_dtype, case.memory, device)
     buffers = {"q": q_buffer, "k": k_buffer, "v": v_buffer, "dout": dout_buffer, "dlse": dlse_buffer}
+    views = {name: _view(tensor) for name, tensor in zip(buffers, (q, k, v, dout, dlse), strict=True)}
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     positions, key_pos = (torch.from_numpy(rows.copy()).to(device) for rows in (queries, keys))
     told = AttentionCall(
@@ -121,7 +124,7 @@ def local_part(
     call = dataclasses.replace(
         told, problem=copy.deepcopy(case.problem), positions=positions.clone(), key_positions=key_pos.clone()
     )
-    return Local(call, (q, k, v), (dout, dlse), buffers, before, told, device)
+    return Local(call, (q, k, v), (dout, dlse), buffers, views, before, told, device)
 
 
 def forward(implementation: Implementation, local: Local) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -190,7 +193,11 @@ def result_of(
     """Copies of what a rank returned, and what has become of its inputs."""
     swap = capabilities.tensor_layout == "bhsd"
     with theirs():  # tensors of its own kind run its code, and a GPU says only now what went wrong on it
-        changed = [name for name, buffer in local.buffers.items() if not _same_bits(buffer, local.before[name])]
+        changed = [
+            name
+            for (name, buffer), tensor in zip(local.buffers.items(), (*local.leaves, *local.cotangents), strict=True)
+            if not _same_bits(buffer, local.before[name]) or _view(tensor) != local.views[name]
+        ]
         for field in dataclasses.fields(AttentionCall):
             if not _same(getattr(local.call, field.name), getattr(local.told, field.name)):
                 changed.append(f"call.{field.name}")
@@ -210,6 +217,11 @@ def _noting_settings(local: Local) -> Iterator[None]:
     before = torch_settings.values(torch_settings.EVERY)
     yield
     local.left.update(torch_settings.put_back(torch_settings.EVERY, before))
+
+
+def _view(tensor: torch.Tensor) -> tuple[object, ...]:
+    """How a tensor lies in memory: one whose data is another tensor's is not what it was."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr()
 
 
 def _unpack(returned: Any, capabilities: Capabilities) -> tuple[Any, Any]:

@@ -93,6 +93,8 @@ def _layout(runner: Runner, case: Case, violation: Violation) -> Iterator[Hint]:
         return
     layout: TensorLayout = "bshd" if c.tensor_layout == "bhsd" else "bhsd"
     try:
+        if runner.run(case, gradients=c.gradients).failure is None:
+            return  # a single call is right as it is
         observation = runner.run(case, gradients=c.gradients, layout=layout)
     except WorldUnavailable:
         return

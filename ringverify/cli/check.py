@@ -73,7 +73,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
     _look(options.targets)
-    start_fork_server("ringverify.worlds.processes.contained")  # imports torch while this process does, too
+    with contextlib.suppress(OSError):  # what cannot be started will be told where it is needed
+        start_fork_server("ringverify.worlds.processes.contained")  # imports torch while this process does, too
 
     from ringverify.check.drawing import home_of_our_own
     from ringverify.check.planning import device_for

@@ -31,6 +31,8 @@ from ringverify.reports.command import with_missing
 from ringverify.reports.jsonl import ReportError
 from ringverify.vectors import command as vectors
 from ringverify.words import TEXT, cut, legible_lines
+from ringverify.worlds.exceptions import one_line
+from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.standard_files import keep_standard_streams
 
 INTERRUPTED = 130
@@ -76,7 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at its end
         return NOBODY_READS
-    except Exception:
+    except Exception as error:
+        if (limit := limit_of(error)) is not None:
+            complain(f"nothing was learned: {sentence(limit)}: {one_line(error)}")
+            return Inconclusive.exit_code
         print(legible_lines(cut(traceback.format_exc(), TEXT)), file=sys.stderr, end="")
         complain(
             "this is an error of ringverify itself, nothing was learned about the implementation; "

@@ -74,7 +74,7 @@ class ImplementationUnderTest(pytest.Collector):
         checked = self.prepared.checked
         if isinstance(checked, Inconclusive):
             cannot: CannotBeChecked = CannotBeChecked.from_parent(self, name=LOADS)
-            cannot.reason = checked
+            cannot.target, cannot.reason = self.prepared.target, checked
             yield cannot
             return
         for property in self.prepared.properties:
@@ -107,6 +107,7 @@ class PropertyItem(pytest.Item):
 class CannotBeChecked(pytest.Item):
     """The one test of a target that cannot be checked here, named `LOADS`."""
 
+    target: str
     reason: Inconclusive
 
     def runtest(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import ringverify
 from ringverify.check.options import MOST_DRAWN, CheckRequest, Options, Subject
-from ringverify.check.outcome import LOADS
+from ringverify.check.outcome import LOADS, unavailable
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import Event, HeaderEvent, ImplementationEvent
 from ringverify.implementation import Implementation
@@ -147,7 +147,11 @@ class RingVerifySession:
             else:
                 raise pytest.UsageError(f"ringverify: {error}") from None
         if self._prepared:
-            items.extend(session.genitems(Implementations.under(session, self._prepared, self._try_target)))
+            ours = list(session.genitems(Implementations.under(session, self._prepared, self._try_target)))
+            for item in ours:
+                if isinstance(item, CannotBeChecked):
+                    item.stash[TESTED] = self._unchecked(item)
+            items.extend(ours)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count what is going to be tried in this process: a time budget is shared among that."""
@@ -183,6 +187,13 @@ class RingVerifySession:
     def _try_target(self, item: pytest.Item, checked: PlannedChecks, property: Property) -> PropertyResult:
         __tracebackhide__ = True
         return self._try(item, checked, property, name=checked.plan.implementation.name)
+
+    def _unchecked(self, item: CannotBeChecked) -> TestedProperty:
+        """What the report says of a target that cannot be checked here."""
+        from ringverify.check.run import header
+
+        tried = unavailable(item.target, str(item.reason))
+        return TestedProperty(item.target, item.target, 1, header(self._options(self._request)), tried)
 
     def _try_decorated(self, item: pytest.Item, about: Conformance, property: Property) -> PropertyResult:
         __tracebackhide__ = True

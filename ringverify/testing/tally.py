@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
+from ringverify.check.outcome import LOADS, ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.errors import Inconclusive
 from ringverify.events import HeaderEvent, ImplementationEvent, Known, as_json, from_json
 from ringverify.reports.jsonl import ReportWriter
@@ -139,7 +139,8 @@ class Tally:
                 continue  # its test says what there is to say
             counts = ", ".join(f"{count} {kind}" for kind, count in (event.properties or {}).items() if count)
             known = f" ({event.known} known)" if event.known else ""
-            how = f"{event.world} world, {first.header.device}, suite {first.header.suite}, seed {first.header.seed}"
+            where = [] if first.tried.verdict.property == LOADS else [f"{event.world} world", first.header.device]
+            how = ", ".join([*where, f"suite {first.header.suite}, seed {first.header.seed}"])
             yield event.verdict, f"{first.name}: {event.verdict}: {counts}{known}; {how}{event.not_reached}"
             if event.undeclared:
                 yield "", f"  not declared, so not tested: {', '.join(event.undeclared)}"

@@ -40,10 +40,15 @@ def limit_of(error: BaseException, *, starting: bool = False) -> Limit | None:
     if issubclass(kind, OSError):
         number: int | None = OSError.__dict__["errno"].__get__(error)
         return "processes" if starting and number == errno.EAGAIN else _OF_ERRNO.get(number or 0)
-    if starting and issubclass(kind, RuntimeError) and not issubclass(kind, NotImplementedError):
-        return "threads"  # threading has no other reason
-    said = (text_of(error) or "") if issubclass(kind, RuntimeError) else ""
-    return _OF_ERRNO.get(system_error_in(said, tuple(_OF_ERRNO)) or 0)
+    if not issubclass(kind, (RuntimeError, ImportError)):
+        return None
+    return limit_in(text_of(error) or "", starting=starting)
+
+
+def limit_in(text: str, *, starting: bool = False) -> Limit | None:
+    """The limit that words of torch or of a library tell of; `starting` as in `limit_of`."""
+    told = system_error_in(text, (*_OF_ERRNO, *([errno.EAGAIN] if starting else [])))
+    return "threads" if told == errno.EAGAIN else _OF_ERRNO.get(told or 0)
 
 
 def sentence(limit: Limit) -> str:

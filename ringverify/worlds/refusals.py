@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 
 from ringverify.worlds.raising import marked
 
@@ -42,6 +43,18 @@ def message_to_itself(rank: int, *, sends: bool) -> RuntimeError:
         ),
         MESSAGE_TO_ITSELF,
     )
+
+
+def check_backend(name: str) -> None:
+    """Refuse a backend of a new group that torch does not know; one that it knows and was built without is accepted.
+
+    Raises:
+        AssertionError: torch's own type.
+    """
+    for one in name.split(","):
+        backend = one.rpartition(":")[2]
+        if backend not in dist.Backend.backend_type_map:
+            raise AssertionError(f"Unknown backend type {backend}")
 
 
 def check_tag(tag: object, *, sends: bool) -> None:

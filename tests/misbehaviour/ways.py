@@ -377,7 +377,6 @@ for _name, _code in (
 ):
     _way("forward", _name, _code, VIOLATIONS, hangs=True, properties="forward", blames=(0, 1, None))
 for _name, _code in (
-    ("destroys-the-group", "dist.destroy_process_group()"),
     ("joins-again", "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"),
     ("sends-to-nobody", "dist.send(torch.zeros(1), 7)"),
     ("another-backend", "dist.new_group([1], backend='nowhere')"),
@@ -387,6 +386,8 @@ for _name, _code in (
 _way(
     "forward", "sends-what-nobody-receives", "KEPT.append(dist.isend(torch.zeros(1), 0))", ANY[:2], blames=(0, 1, None)
 )
+_way("forward", "destroys-the-group", "dist.destroy_process_group()", VIOLATIONS, properties="reentrancy",
+     blames=(0, 1, None))  # fmt: skip
 _way("forward", "destroys-the-group-afterwards", "dist.destroy_process_group()", (CONFORMANT, VIOLATIONS), after=True,
      properties="forward")  # fmt: skip
 
@@ -425,6 +426,7 @@ for _name, _code in (
         _code,
         VIOLATIONS,
         after=True,
+        properties=("forward", "gradients"),
         top="""
 class Raising(torch.Tensor):
     @classmethod
@@ -494,7 +496,7 @@ for _name, _code, _right in (
     ("timer-is-coming", "signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)", ANY),
     ("closes-every-descriptor", "os.closerange(3, 256)", UNDECIDED),
     ("standard-input-takes-a-descriptor", "for one in range(3, 12):\n    with contextlib.suppress(OSError): os.dup2(0, one)",
-     UNDECIDED),
+     ANY),
     ("modules-are-gone", "sys.modules.clear()", ANY),
     ("import-is-gone", "builtins.__import__ = None", ANY),
     ("len-is-gone", "builtins.len = None", ANY),

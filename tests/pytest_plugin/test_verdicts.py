@@ -1,5 +1,6 @@
 """What is neither a pass nor a violation: not learned, known, gone; and the exit status that each comes to."""
 
+import json
 import re
 
 import pytest
@@ -72,12 +73,16 @@ def test_a_target_that_cannot_be_checked_here_is_one_error_that_says_why(project
     """A peer whose package is another one; what else was asked for is checked all the same."""
     project.with_another_version_of("ring-attention-pytorch")
     peer = "peer:ring-attention-pytorch"
-    ran = project.pytest("--ringverify", peer, *RIGHT, *FEW, "-v")
+    ran = project.pytest("--ringverify", peer, *RIGHT, *FEW, "-v", "--ringverify-report", "r.jsonl")
     assert ran.code == INCONCLUSIVE, ran.out
     assert ran.counts() == {"passed": 2, "error": 1}
     assert ran.ended(f"ringverify::{peer}::loads") == "ERROR"
     reason = rf"^{peer} cannot be checked here: .*ring-attention-pytorch.*pip install 'ringverify\[peers\]'$"
     assert re.search(reason, ran.out, re.MULTILINE)
+    assert f"{peer}: inconclusive: 1 inconclusive; suite quick, seed 0" in ran.out
+    told = [json.loads(line) for line in (project.folder / "r.jsonl").read_text().splitlines()]
+    verdicts = {one["implementation"]: one["verdict"] for one in told if one["event"] == "implementation"}
+    assert verdicts == {peer: "inconclusive", "right": "conformant"}
 
 
 BASELINE = """

@@ -1,5 +1,7 @@
 """Groups, meshes, functional collectives and autograd inside ranks of the simulated world."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -310,4 +312,30 @@ def test_ranks_that_make_groups_in_different_orders_do_not_meet():
 
     found = failure(program, 3)
     assert found.kind == "deadlock"
-    assert "rank 1 waits for barrier #0 of group [0, 1, 2] (2 of 3 ranks missing: 0, 2)" in found.message
+    assert "rank 1 waits for new_group([0, 1, 2]) (2 of 3 ranks missing: 0, 2)" in found.message
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_group_that_a_member_does_not_ask_for_is_never_made(local):
+    """Gloo's ranks connect when a group is made; whoever is no member need not come."""
+
+    def program(absent):
+        if dist.get_rank() != absent:
+            dist.new_group([0, 1], use_local_synchronization=local)
+
+    found = failure(partial(program, 0), 3)
+    assert (found.kind, found.rank) == ("deadlock", None)
+    assert "rank 1 waits for new_group([0, 1]) (1 of 2 ranks missing: 0)" in found.message
+    results(partial(program, 2), 3)
+
+
+def test_a_backend_that_torch_does_not_know_is_refused():
+    """As torch refuses it; one that it knows may be asked for where it was not built in, so that code for GPUs runs."""
+
+    def program(backend):
+        dist.new_group([0], backend=backend)
+
+    assert (
+        failure(partial(program, "nowhere"), 2).message == "rank 0 raised AssertionError: Unknown backend type nowhere"
+    )
+    results(partial(program, "cpu:gloo,cuda:nccl"), 2)

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
 
-from ringverify.worlds.processes.wire import Seat
+from ringverify.worlds.processes.wire import NotReady, Seat, packed
 
 BURYING_SECONDS = 5.0
 """How long the keeper tries to end what a rank has left: what sleeps in the kernel ends when it wakes."""
@@ -53,7 +53,12 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    keeper, rank = os.getpid(), os.fork()
+    keeper = os.getpid()
+    try:
+        rank = os.fork()
+    except OSError as error:
+        jobs.send_bytes(packed(NotReady.of(error)))
+        os._exit(1)
     if rank == 0:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):

@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from ringverify.worlds.limits import limit_of, sentence
+from ringverify.worlds.foreign_text import last_words
+from ringverify.worlds.limits import limit_in, limit_of, sentence
 from ringverify.worlds.patience import Patience
 from ringverify.worlds.processes.blame import doubt, first_cause, out_of_time
 from ringverify.worlds.processes.rank import Rank, RankHost
@@ -35,6 +36,8 @@ from ringverify.worlds.world import Failure, Load, LoadTooLong, OurError, TooEar
 
 START_SECONDS = 120.0
 """How long the ranks may take to meet; on a loaded machine importing torch alone takes many seconds."""
+CAUSE_SECONDS = 1.0
+"""After a rank could not meet another that had gone: how long to wait for the reason of that one."""
 SETTLE_SECONDS = 0.05
 """After a rank has failed: how long to wait for a cause that happened earlier but is reported later."""
 CONSEQUENCE_SECONDS = 0.5
@@ -90,36 +93,41 @@ class Pool:
             raise
         except (OSError, EOFError, ValueError, RuntimeError) as error:
             self.end()
-            limit = limit_of(error, starting=True) if isinstance(error, OSError) else None
+            limit = limit_of(error, starting=True)
             told = "" if limit is None else f"{sentence(limit)}: "
+            if isinstance(error, EOFError):  # it ends where it cannot fork
+                told = f"the server that starts them ended, perhaps because {sentence('processes')}: "
+            processes = "a process" if world_size == 1 else f"{world_size} processes"
             raise WorldUnavailable(
-                f"{self._world} could not start {world_size} processes: {told}{type(error).__name__}: {error}"
+                f"{self._world} could not start {processes}: {told}{type(error).__name__}: {error}"
             ) from error
         except BaseException:
             self.end()
             raise
 
     def _meet(self) -> None:
-        waiting = set(range(self.world_size))
+        waiting, consequences = set(range(self.world_size)), dict[int, str]()
         while waiting:
             for rank, event in self._events(self._until):
                 match event:
                     case Ready():
                         waiting.discard(rank)
+                    case NotReady(reason=reason, consequence=True):  # whose cause may come yet
+                        consequences[rank] = f"rank {rank}: {reason}"
+                        self._until = min(self._until, time.monotonic() + CAUSE_SECONDS)
                     case NotReady(reason=reason):
                         raise WorldUnavailable(f"{self._world} could not start: rank {rank}: {reason}")
-                    case Died():
-                        last = "".join(self._text(rank).strip().splitlines()[-1:])
-                        raise WorldUnavailable(
-                            f"{self._world} could not start: rank {rank}'s process {event.what}{last and f': {last}'}"
-                        )
-            self._look_at_time()
+                    case Died() if rank not in consequences:
+                        limit, last = limit_in(self._text(rank), starting=True), last_words(self._text(rank))
+                        told = [sentence(limit)] if limit is not None else []
+                        why = ": ".join([f"rank {rank}'s process {event.what}", *told, *([last] if last else [])])
+                        raise WorldUnavailable(f"{self._world} could not start: {why}")
+            self._look_at_time(*consequences.values())
 
-    def _look_at_time(self) -> None:
+    def _look_at_time(self, *consequences: str) -> None:
         if time.monotonic() >= self._until:
-            raise WorldUnavailable(
-                f"{self._world} could not start: its {self.world_size} ranks did not meet within {START_SECONDS:g} s"
-            )
+            late = f"its {self.world_size} ranks did not meet within {START_SECONDS:g} s"
+            raise WorldUnavailable(f"{self._world} could not start: {[*consequences, late][0]}")
 
     def has_loaded(self, program: str, what: str) -> bool:
         """Whether every rank has loaded what a program needs: its module, and what it is to be run on."""

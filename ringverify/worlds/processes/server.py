@@ -11,7 +11,9 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
+from types import TracebackType
 
 SOCKETS = "RINGVERIFY_FORK_SERVER_SOCKETS"
 """The variable that names the tool's process and its directories, a line each, for as long as the server starts."""
@@ -27,8 +29,16 @@ def _remove(folders: list[str], server: int, tool: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _end_quietly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The server ends where it cannot fork, or where a tool has no descriptors left to send: the tool says why."""
+    if os.getpid() != _SERVER or not issubclass(kind, (EOFError, BlockingIOError)):
+        sys.__excepthook__(kind, error, trace)
+
+
 if (_named := os.environ.pop(SOCKETS, None)) is not None:
     _tool, *_folders = _named.split("\n")
-    atexit.register(_remove, _folders, os.getpid(), int(_tool))  # who may have ended by now
+    _SERVER = os.getpid()
+    sys.excepthook = _end_quietly
+    atexit.register(_remove, _folders, _SERVER, int(_tool))  # who may have ended by now
     for _number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(_number, signal.SIG_IGN)  # sent to all of a group, they end the tool, and that the server

@@ -283,7 +283,7 @@ def serve(here: Placement) -> int:
             try:
                 rank = LocalRank(order.seat, new_directory("torchrun"), order.program_module)
             except (OSError, EOFError, ValueError, RuntimeError) as error:
-                connection.send(NotReady(f"{type(error).__name__}: {error}"))
+                connection.send(NotReady.of(error))
                 continue
             threading.Thread(target=_host, args=(rank, connection), name="ringverify-host", daemon=True).start()
         return 0

@@ -16,7 +16,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ringverify.worlds.foreign_text import Frame
+from ringverify.worlds.exceptions import one_line
+from ringverify.worlds.foreign_text import Frame, tells_of_lost_peer
+from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.raising import Raising
 
 MessageKey = tuple[str, int | None, int, int]
@@ -77,9 +79,21 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True)
 class NotReady:
-    """The worker could not set its process group up."""
+    """The worker could not be started, or could not set its process group up.
+
+    Attributes:
+        reason: why, in a line.
+        consequence: that is what a rank says when another one has gone.
+    """
 
     reason: str
+    consequence: bool = False
+
+    @classmethod
+    def of(cls, error: Exception) -> NotReady:
+        """From what was raised."""
+        limit, said = limit_of(error, starting=True), one_line(error)
+        return cls(said if limit is None else f"{sentence(limit)}: {said}", tells_of_lost_peer(said))
 
 
 @dataclasses.dataclass(frozen=True)

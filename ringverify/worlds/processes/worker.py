@@ -26,7 +26,6 @@ from ringverify.words import TEXT, cut
 from ringverify.worlds import reproducible, whose
 from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.foreign_text import tells_of_lost_peer
-from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.processes.residue import MessageCount
 from ringverify.worlds.processes.settings import Settings
 from ringverify.worlds.processes.wire import NotReady, Raised, Ready, Report, Returned, RunRequest, Seat, packed
@@ -59,8 +58,7 @@ def serve(seat: Seat, directory: str, requests: Connection, output: Connection) 
         try:
             _join(seat, directory)
         except Exception as error:
-            limit, said = limit_of(error), one_line(error)
-            _send(requests, NotReady(said if limit is None else f"{sentence(limit)}: {said}"))
+            _send(requests, NotReady.of(error))
             os._exit(0)
         _send(requests, Ready(os.getpid()))
         while True:

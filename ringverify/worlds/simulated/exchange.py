@@ -24,6 +24,7 @@ from ringverify.worlds.simulated.operations import (
     Combine,
     Joining,
     Mailbox,
+    Meeting,
     Operation,
     Pieces,
     Receive,
@@ -73,6 +74,18 @@ class Exchange:
             found = Mailbox(name, ranks, is_world=len(ranks) == self._world_size)
             self._mailboxes[name, ranks] = found
         return found
+
+    def meet(self, mailbox: Mailbox, place: int) -> None:
+        """Wait until every rank of a group that is being made has asked for it."""
+        self._check(mailbox, place, None)
+        meeting, rank = mailbox.meeting, mailbox.ranks[place]
+        meeting.arrived.add(rank)
+        if len(meeting.arrived) < len(mailbox.ranks):
+            self.baton.wait(rank, meeting)
+            return
+        meeting.done, mailbox.meeting = True, Meeting(mailbox)
+        for other in mailbox.ranks:
+            self.baton.wake(other, meeting)
 
     def send(self, mailbox: Mailbox, source: int, destination: int, tag: int, tensor: torch.Tensor) -> Send:
         """Copy `tensor` and put it on its way. Ranks are group ranks."""

@@ -158,6 +158,28 @@ class Collective:
         return f"{self.name} #{self.number} of group {list(self.mailbox.ranks)}"
 
 
+class Meeting:
+    """The ranks of a group that is being made, which wait for one another, as gloo's do when they connect.
+
+    Attributes:
+        mailbox: of the group.
+        arrived: global ranks that have asked for the group.
+        done: all of them have.
+    """
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+        self.arrived: set[int] = set()
+        self.done = False
+
+    def describe(self) -> str:
+        """The group, and who has not asked for it."""
+        ranks = self.mailbox.ranks
+        missing = [rank for rank in ranks if rank not in self.arrived]
+        listed = ", ".join(map(str, missing))
+        return f"new_group({list(ranks)}) ({len(missing)} of {len(ranks)} ranks missing: {listed})"
+
+
 class Mailbox:
     """What the ranks of one group have posted on it and nobody has taken yet. All ranks of the group share it.
 
@@ -165,6 +187,7 @@ class Mailbox:
         name: the name that the group has on every rank.
         ranks: global ranks, in group order.
         suffix: names the group in a message, if it is not the world.
+        meeting: where its ranks meet when it is made; another one each time that a group of this name is.
     """
 
     def __init__(self, name: str, ranks: tuple[int, ...], *, is_world: bool) -> None:
@@ -175,6 +198,7 @@ class Mailbox:
         self.receives: list[list[Receive]] = [[] for _ in ranks]
         self.collectives: dict[int, Collective] = {}
         self.numbers = [0] * len(ranks)
+        self.meeting = Meeting(self)
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:

@@ -61,6 +61,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         """Whether this is the handle that a rank of a run was given."""
         return self._exchange is exchange and self._rank == rank
 
+    def meet(self) -> None:
+        """Wait for the other ranks of the group, which is being made."""
+        self._exchange.meet(self._mailbox, self._place)
+
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # torch's name

@@ -35,6 +35,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch.distributed import distributed_c10d as c10d
 
+from ringverify.worlds import refusals
 from ringverify.worlds.world import WorldUnavailable
 
 _COMMUNICATES = (
@@ -257,7 +258,9 @@ class RankThreads:
         members = tuple(ranks) or tuple(range(bookkeeping.world_size))
         if bookkeeping.rank not in members:
             return dist.GroupMember.NON_GROUP_MEMBER, None
-        group = bookkeeping.make_group(name, members, options.get("group_desc") or "undefined")
+        refusals.check_backend(str(backend))
+        group: Any = bookkeeping.make_group(name, members, options.get("group_desc") or "undefined")
+        group.meet()
         bookkeeping.register(group, name, members, str(backend), c10d.PrefixStore(f"{name}/", store))
         bookkeeping.tag(group, tag)
         return group, bookkeeping.pg_map[group][1]

@@ -251,7 +251,8 @@ class _Ranks:
             self._baton.stop(None)
         except BaseException as error:
             self._foreign_group |= self._met_foreign_group(rank, error)
-            self._baton.fail(Failure.of(rank, raising_of(error)))
+            with whose.theirs():  # an exception of its own runs its code when it is asked what it is
+                self._baton.fail(Failure.of(rank, raising_of(error)))
         finally:
             if self._watch is not None:
                 self._watch.leave(rank)
