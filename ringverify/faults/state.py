@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from dataclasses import replace
 
 import torch
@@ -178,4 +181,68 @@ O96 = FAULTS.add(
     "after a second call.",
     kind="state",
     ring=replace(STEPS, returned=_same_memory),
+)
+
+
+def _with_other_dtype(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.set_default_dtype(torch.float64)
+    return STEPS.returned(here, whole)
+
+
+O125 = FAULTS.add(
+    "O125",
+    "torch's default dtype left changed",
+    story="float64 for a sum, and not put back: whatever makes tensors afterwards makes others. Values are right.",
+    kind="state",
+    ring=replace(STEPS, returned=_with_other_dtype),
+)
+
+
+def _with_another_group(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+    dist.new_group(dist.get_process_group_ranks(here.group), use_local_synchronization=True)
+    return STEPS.returned(here, whole)
+
+
+O126 = FAULTS.add(
+    "O126",
+    "a process group more with each call",
+    story="Made for the call and never destroyed: connections and memory run out after hours. Values are right.",
+    kind="state",
+    ring=replace(STEPS, returned=_with_another_group),
+)
+
+
+def _with_scratch_positions(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+    here.call.key_positions.neg_()
+    return STEPS.returned(here, whole)
+
+
+O127 = FAULTS.add(
+    "O127",
+    "the call's key positions taken for scratch",
+    story="Negated in place once they are not needed any more: the next layer is given them. Values are right.",
+    kind="state",
+    ring=replace(STEPS, returned=_with_scratch_positions),
+)
+
+
+def _with_a_late_message(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+    to = STEPS.peer(here, STEPS.right(here))
+
+    def send() -> None:
+        time.sleep(0.01)
+        with contextlib.suppress(Exception):
+            dist.send(torch.zeros(1), to)
+
+    if here.size > 1:
+        threading.Thread(target=send, name="late message").start()
+    return STEPS.returned(here, whole)
+
+
+O128 = FAULTS.add(
+    "O128",
+    "a thread sends after the call has returned",
+    story="Its message is taken for one of the next call's. Needs a look at threads that a call leaves behind.",
+    kind="state",
+    ring=replace(STEPS, returned=_with_a_late_message),
 )
