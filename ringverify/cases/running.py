@@ -24,7 +24,7 @@ from ringverify.implementation import Capabilities, Implementation, TensorLayout
 from ringverify.targets import from_anywhere, load
 from ringverify.worlds.limits import sentence
 from ringverify.worlds.whose import ours, theirs
-from ringverify.worlds.world import LOAD_SECONDS, Conditions, Failure, Load, LoadTooLong, OurError, Run, World
+from ringverify.worlds.world import LOAD_SECONDS, Conditions, Failure, Load, LoadTooLong, OurError, Run, TooEarly, World
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +77,10 @@ class Observation:
             for tensor in (rank.out, rank.lse, rank.dq, rank.dk, rank.dv):
                 digest.update(b"-" if tensor is None else np.ascontiguousarray(tensor).tobytes())
         return digest.hexdigest()
+
+
+PATIENCE = 4
+"""Times its deadline that a run gets once more that time ended in code of ours: a busy machine had not come to more."""
 
 
 @dataclasses.dataclass
@@ -181,17 +185,26 @@ class Runner:
         make_inputs(case)  # drawn once here, not once a rank
         if task.gradients and self.target is None:
             _import_for_gradients()
-        try:
-            run = self.world.run(
+
+        def attempt(deadline: float) -> Run:
+            return self.world.run(
                 program,
                 task,
                 world_size=case.ranks,
                 seed=case.schedule,
-                deadline=self.deadline,
+                deadline=deadline,
                 conditions=Conditions(case.transport, case.delayed),
                 watch=watch,
                 load=None if self.target is None else Load(self.target, load, self.load_deadline, self.loading),
             )
+
+        try:
+            try:
+                run = attempt(self.deadline)
+            except TooEarly as error:
+                if error.importing:
+                    raise
+                run = attempt(PATIENCE * self.deadline)
         except LoadTooLong as error:
             self.log.load_failure = str(error)
             raise

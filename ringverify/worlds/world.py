@@ -230,20 +230,29 @@ class TooEarly(OurError):
 
     Attributes:
         places: where ranks were then, as in `Failure`.
+        importing: whether it was an import.
     """
 
     places: tuple[tuple[int, str], ...] = ()
+    importing: bool = False
 
     @classmethod
     def at(
-        cls, deadline: float, rank: int, doing: str, detail: str, places: tuple[tuple[int, str], ...] = ()
+        cls,
+        deadline: float,
+        rank: int,
+        detail: str,
+        *,
+        importing: bool,
+        places: tuple[tuple[int, str], ...] = (),
     ) -> TooEarly:
-        """From what a rank was doing then."""
+        """From where a rank was then."""
+        doing = "importing" if importing else "in code of ringverify itself"
         error = cls(
             f"after {deadline:g} s rank {rank} was still {doing}: nothing was learned; allow more with --deadline",
             detail,
         )
-        error.places = places
+        error.places, error.importing = places, importing
         return error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -12,6 +13,10 @@ from typing import Any
 import our_programs as programs
 import pytest
 
+from ringref import Problem
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.implementation import implementation
 from ringverify.worlds import limits
 from ringverify.worlds.limits import limit_of, too_many
 from ringverify.worlds.processes.contained import ContainedWorld
@@ -85,6 +90,25 @@ def test_a_deadline_that_ends_in_our_code_says_nothing_of_the_implementation(wor
     failure = ran(world, programs.waits_in_ours, "inside", deadline=0.5).failure
     assert failure is not None
     assert failure.kind == "deadline"
+
+
+@pytest.mark.parametrize(("importing", "deadlines"), [(False, [1.0, 4.0]), (True, [1.0])])
+def test_a_run_that_time_ended_in_our_code_is_run_once_more(importing: bool, deadlines: list[float]) -> None:
+    """With more time. An import is the implementation's, which takes as long the next time."""
+    given = []
+
+    class SlowWorld(SimulatedWorld):
+        def run(self, program: Any, argument: Any, *, deadline: float, **options: Any) -> Run:
+            given.append(deadline)
+            if len(given) == 1:
+                raise TooEarly.at(deadline, 0, "", importing=importing)
+            return super().run(program, argument, deadline=deadline, **options)
+
+    runner = Runner(implementation()(lambda q, k, v, call: q.clone()), SlowWorld(), deadline=1.0)
+    case = Case(problem=Problem(query_length=4))
+    with pytest.raises(TooEarly) if importing else contextlib.nullcontext():
+        assert runner.run(case, gradients=False).failure is None
+    assert given == deadlines
 
 
 @pytest.fixture

@@ -78,8 +78,8 @@ def out_of_time(
     where = ", ".join(f"rank {rank} {place}" for rank, place in places)
     for rank, one in sorted(found.items()):
         if one is not None and (one.importing or one.ours):
-            doing = "importing" if one.importing else "in code of ringverify itself"
-            raise TooEarly.at(deadline, rank, doing, _detail([where], None, outputs), places)
+            detail = _detail([where], None, outputs)
+            raise TooEarly.at(deadline, rank, detail, importing=one.importing, places=places)
     message = f"after {deadline:g} s {_ranks(sorted(found))} had not returned: {where}"
     if returned:
         message += f"; {_ranks(sorted(returned))} had"

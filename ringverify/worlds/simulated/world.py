@@ -319,9 +319,10 @@ class _Ranks:
         thread = self._baton.thread_of(rank)
         frames = traceback.extract_stack(sys._current_frames().get(thread))
         stack = "".join(frames.format())
-        if is_importing(frame.filename for frame in frames):
-            return TooEarly.at(deadline, rank, "importing", stack)
-        return None if whose.is_theirs(thread) else TooEarly.at(deadline, rank, "in code of ringverify itself", stack)
+        importing = is_importing(frame.filename for frame in frames)
+        if whose.is_theirs(thread) and not importing:
+            return None
+        return TooEarly.at(deadline, rank, stack, importing=importing)
 
     def _mail(self) -> str:
         return "\n".join(one.describe() for one in self.exchange.unreceived() if one.kind == "message")
