@@ -68,18 +68,37 @@ def of_first_kills(kills: Sequence[Kill], effort: Effort, seconds: float) -> dic
 def of_matrix(rows: Sequence[Sequence[Kill]], effort: Effort, seconds: float) -> dict[str, Any]:
     """The section of a run of all pairs: examples to the kill by mutant and property, for those that kill."""
     killed = {row[0].mutant: {one.property: one.examples for one in row if one.verdict == "killed"} for row in rows}
-    return about(effort, seconds) | {
-        "mutants": len(rows),
+    unsupported = {row[0].mutant: [one.property for one in row if one.verdict == "unsupported"] for row in rows}
+    return _matrix(about(effort, seconds), killed, unsupported)
+
+
+def _matrix(
+    how: dict[str, Any], killed: dict[str, dict[str, int]], unsupported: dict[str, list[str]]
+) -> dict[str, Any]:
+    return how | {
+        "mutants": len(killed),
         "killed": sum(bool(kills) for kills in killed.values()),
         "survivors": [id for id, kills in killed.items() if not kills],
-        "pairs": sum(one.verdict != "unsupported" for row in rows for one in row),
-        "unsupported": {
-            id: [one.property for one in row if one.verdict == "unsupported"]
-            for id, row in ((row[0].mutant, row) for row in rows)
-            if any(one.verdict == "unsupported" for one in row)
-        },
+        "pairs": sum(len(how["properties"]) - len(unsupported.get(id, [])) for id in killed),
+        "unsupported": {id: properties for id, properties in unsupported.items() if properties},
         "kills": killed,
     }
+
+
+def _with_earlier(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """A matrix with what an earlier one has of other mutants, if that was made in the same way."""
+    how = {name: now[name] for name in ("ringverify", "torch", "python", "seed", "max_examples", "properties")}
+    kept = [id for id in MUTANTS if id in {**earlier.get("kills", {}), **now["kills"]}]
+    if kept == list(now["kills"]) or any(earlier[name] != value for name, value in how.items()):
+        return now
+    about = {
+        "date": now["date"],
+        **how,
+        "jobs": earlier["jobs"],
+        "seconds": round(earlier["seconds"] + now["seconds"], 1),
+    }
+    killed, unsupported = ({**earlier[name], **now[name]} for name in ("kills", "unsupported"))
+    return _matrix(about, {id: killed[id] for id in kept}, {id: unsupported.get(id, []) for id in kept})
 
 
 def of_variants(found: Sequence[Acquittal], effort: Effort, seconds: float) -> dict[str, Any]:
@@ -122,10 +141,15 @@ def read(path: Path) -> Book:
 def add(path: Path, section: Section, content: dict[str, Any]) -> None:
     """Put a section in the file, in place of an older one; the rest stays.
 
+    A matrix of some mutants is added to that of the others.
+
     Raises:
         UsageError: the file is something else, or cannot be written.
     """
-    book = read(path) | {section: content}
+    book = read(path)
+    if section == "matrix" and "matrix" in book:
+        content = _with_earlier(book["matrix"], content)
+    book[section] = content
     try:
         write_whole(path, _text(events.as_json(book)))
     except OSError as error:

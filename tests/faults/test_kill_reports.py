@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ringverify.cli.main import main
-from ringverify.lab import false_alarms
+from ringverify.lab import false_alarms, kill_book
 from ringverify.lab.kill_tables import LENSES
 from ringverify.properties.catalogue import PROPERTIES
 
@@ -16,6 +16,28 @@ def test_every_property_is_of_one_lens():
     """So that the table that justifies them leaves none out."""
     listed = [id for ids in LENSES.values() for id in ids]
     assert sorted(listed) == sorted(PROPERTIES)
+
+
+HOW = {"ringverify": "1", "torch": "2", "python": "3", "seed": 0, "max_examples": 5, "properties": ["forward", "lse"]}
+
+
+def matrix(kills, **how):
+    """A section of a matrix in which `lse` was not tried."""
+    return {"date": "2026-01-02", **HOW, "jobs": 2, "seconds": 1.5, "unsupported": {id: ["lse"] for id in kills},
+            "kills": kills, **how}  # fmt: skip
+
+
+def test_a_matrix_of_some_mutants_is_added_to_that_of_the_others(tmp_path):
+    """Where both were made in the same way; a mutant that is no more is left out."""
+    path = tmp_path / "kills.json"
+    kill_book.add(path, "matrix", matrix({"gone": {"forward": 1}, "A9": {"forward": 3}, "O96": {}}))
+    kill_book.add(path, "matrix", matrix({"O96": {"forward": 2}, "A1": {}}, date="2026-01-03", jobs=1))
+    book = kill_book.read(path)["matrix"]
+    assert book["kills"] == {"A1": {}, "A9": {"forward": 3}, "O96": {"forward": 2}}
+    assert (book["date"], book["seconds"], book["jobs"], book["pairs"]) == ("2026-01-03", 3.0, 2, 3)
+    assert (book["mutants"], book["killed"], book["survivors"]) == (3, 2, ["A1"])
+    kill_book.add(path, "matrix", matrix({"A9": {"forward": 1}}, seed=1))
+    assert list(kill_book.read(path)["matrix"]["kills"]) == ["A9"]
 
 
 @pytest.fixture(scope="module")

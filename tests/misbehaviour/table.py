@@ -80,6 +80,7 @@ WRONG = {
     "forward": "        return out + 1\n",
     "gradients": "        return out * 2\n",
     "inputs_untouched": "        with torch.no_grad(): q.add_(1)\n",
+    "reentrancy": "        return out + 1\n",
 }
 """What has to be recorded to have a case of a property."""
 
@@ -374,8 +375,15 @@ def _wrong(way: Way, place: str, verdict: str | None, end: Ended, events: Sequen
 
 
 def replayed(way: Way, folder: Path) -> Result:
-    """What `replay` says of a way, on a case that another implementation got wrong."""
-    property = next((one for one in ("inputs_untouched", "gradients") if one in way.properties), way.properties[0])
+    """What `replay` says of a way on cases that another implementation got wrong: one of them has to show it."""
+    for property in reversed(way.properties):
+        result = _replayed(way, property, folder)
+        if not result.wrong:
+            break
+    return result
+
+
+def _replayed(way: Way, property: str, folder: Path) -> Result:
     if (case := recorded(property, folder.parent)) is None:
         return Result(way.name, way.phase, "replay", "none", "", 0.0, ["no case could be recorded"])
     arguments = ["replay", str(case), "--target", f"{way.name}.py:attend"]

@@ -65,6 +65,10 @@ KNOWN = (
 """Right ones, wrong values, exceptions, an end of the process, a deadlock, a hang, and a limit of the machine."""
 
 
+TURNS = 4
+"""How often targets run in the simulated world, the one that is the default, for each time over gloo."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Started:
     """A run of the tool that goes on."""
@@ -103,7 +107,9 @@ def main() -> int:
     from ringverify.check import hunting
 
     hunting.shrink = lambda case, *_, **__: Shrunk(case, 0, complete=False)  # the smallest case has its own tests
-    waiting = collections.deque((number % len(KNOWN), number) for number in range(options.runs))
+    threads = [index for index, known in enumerate(KNOWN) if known.world == "simulated"]
+    order = [*threads * (TURNS - 1), *range(len(KNOWN))]
+    waiting = collections.deque((order[number % len(order)], number) for number in range(options.runs))
     going: dict[int, Started] = {}
     counts, changed, slowest = (collections.Counter[int]() for _ in range(3))
     while waiting or going:

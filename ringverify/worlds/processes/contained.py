@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ringverify.worlds import whose
+from ringverify.worlds.limits import limit_of
 from ringverify.worlds.printing import Show
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.wire import how_it_ended
-from ringverify.worlds.world import Conditions, Failure, Load, Run, WorldUnavailable
+from ringverify.worlds.world import Conditions, Failure, Load, OurError, Run, WorldUnavailable
 
 UNWINDING = 5.0
 """Seconds that the simulated world is given, past a run's deadline, to end the run and say so."""
@@ -118,7 +119,10 @@ def _load(program: Callable[[Any], Any], call: Callable[[str], Any], what: str) 
 
 
 def simulate(simulation: _Simulation) -> Run | BaseException:
-    """Run a simulated world in this process; what its `run` raises is returned, to be raised over there."""
+    """Run a simulated world in this process; what its `run` raises is returned, to be raised over there.
+
+    Anything but a refusal is an error of ours, unless ranks have spoiled this process for us.
+    """
     # Imported here: the tool itself has no need of it.
     from ringverify.worlds.simulated import SimulatedWorld
 
@@ -128,8 +132,10 @@ def simulate(simulation: _Simulation) -> Run | BaseException:
         try:
             world = SimulatedWorld(show=simulation.show)
             return world.run(simulation.program, simulation.argument, **simulation.options)
-        except Exception as error:
+        except (WorldUnavailable, ValueError) as error:
             return error
+        except Exception as error:
+            return OurError.of(error, limit_of(error))
 
 
 def _of_the_process(failure: Failure, deadline: float) -> Failure:

@@ -17,9 +17,10 @@ import shutil
 import signal
 import sys
 import time
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ringverify.worlds.processes.wire import NotReady, Seat, packed
 
@@ -66,6 +67,7 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
         for end in (woken, wakes):
             os.close(end)
         lifeline.close()
+        _forget_tracker()
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == keeper:  # and has not ended before that
             serve(seat, directory, jobs, output)
@@ -81,6 +83,17 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
     if lifeline in wait([lifeline], 0):
         shutil.rmtree(directory, ignore_errors=True)
     _end_as(status)
+
+
+def _forget_tracker() -> None:
+    """Leave the tool's tracker of shared memory alone: a program that writes to any descriptor would confuse it.
+
+    A rank that has shared memory of its own starts a tracker of its own, which ends with it.
+    """
+    tracker: Any = resource_tracker._resource_tracker  # which a child inherits
+    if tracker._fd is not None:
+        os.close(tracker._fd)
+    tracker._fd = tracker._pid = None
 
 
 def _until_either_ends(rank: int, lifeline: Connection, woken: int) -> int | None:
