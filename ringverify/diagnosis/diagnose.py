@@ -8,7 +8,7 @@ it out. What is left is named, the plainest first, or nothing is.
 from __future__ import annotations
 
 import dataclasses
-import time
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +31,7 @@ from ringverify.diagnosis.where import Probe, locate, wrong_elements
 from ringverify.events import Where
 from ringverify.faults.ring import STEPS
 from ringverify.implementation import Capabilities
+from ringverify.worlds.patience import Patience
 
 SECONDS = 4.0
 """Time for telling hypotheses apart by further cases; a simulated one takes a hundredth of that."""
@@ -131,9 +132,10 @@ def _named(
         # Without gradients there is nothing that a fault in one direction only could be told by.
         tried = (found for found in hypotheses if differentiated or found.when == "always")
         left = [(found, residual) for found in tried if (residual := found.explains(smallest)) is not None]
-        until, confirmed = time.monotonic() + seconds, False
+        # What is named must not hang on what else the machine has to do.
+        patience, confirmed = Patience(seconds, [os.getpid()]), False
         for number, case in enumerate(asked):
-            if not left or (number and time.monotonic() > until):
+            if not left or (number and patience.left() <= 0):
                 break
             if (scene := scene_of(case)) is None or not comparable(scene):
                 continue  # it neither confirms nor rules out anything
