@@ -210,6 +210,7 @@ def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
         "OPTIONS": "--max-examples 2 --only forward",
         "TESTS": "tests/test_random.py",
         "WAYS": "--only raises --place simulated",
+        "LOADED": "--verdicts 1",
         "MUTATED": "26",
         "EMULATED": "--examples 2",
     }
@@ -219,11 +220,13 @@ def test_a_night_runs_with_its_seed_and_keeps_it(tmp_path):
         "The seed": 0,
         "Our ring": 0,
         "The table of misbehaviour": 0,
+        "Verdicts under load": 0,
         "Mutated files, each read or refused": 0,
         "What error is allowed, on emulated right pipelines of every declaration": 0,
         "The tests on random examples": 1,
     }, ran.out
     assert "| in forward | 1 of 1 |" in ran.summary
+    assert "8 verdicts in 1 runs" in ran.summary
     assert "| report | 3 |" in ran.summary
     assert "41" in ran.summary
     assert "conformant" in ran.summary

@@ -21,7 +21,6 @@ SAID = [
 """What has to be said of that way."""
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_quick_part_of_the_table_is_right(tmp_path):
     """One way of each kind, in one run of the tool in the simulated world; every night has all of them everywhere."""
@@ -109,6 +108,21 @@ def test_what_the_tool_leaves_is_found_and_ended(tmp_path):
     for made in Path("/dev/shm").glob(f"left-{tmp_path.name}*"):
         made.unlink()
     assert json.loads(ran.stdout) == [7, ["process", "temporary", "shared"], 0]
+
+
+def test_of_a_file_of_results_the_latest_of_each_way_and_place_counts(tmp_path):
+    """So that a table can be made in parts, and what was wrong tried again."""
+    results = [
+        table.Result("quit", "forward", place, verdict, "", 1.0, wrong)
+        for place, verdict, wrong in (
+            ("gloo", "none", ["no verdict"]),
+            ("replay", VIOLATIONS, []),
+            ("gloo", VIOLATIONS, []),
+        )
+    ]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(vars(one)) + "\n" for one in results))
+    assert table.latest(path) == [results[2], results[1]]
 
 
 def test_the_table_counts_what_is_right_by_phase_and_place():

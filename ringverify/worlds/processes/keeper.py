@@ -27,6 +27,9 @@ from ringverify.worlds.processes.wire import NotReady, Seat, packed
 BURYING_SECONDS = 5.0
 """How long the keeper tries to end what a rank has left: what sleeps in the kernel ends when it wakes."""
 
+TIDYING_SECONDS = 1.0
+"""How long a tracker of shared memory has for removing what a rank has left."""
+
 _LISTED = "/proc/self/stat"
 """Is there where the system lists all processes and their parents."""
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -114,14 +117,15 @@ def _end_all(rank: int, status: int | None) -> int | None:
     if not os.path.exists(_LISTED):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank, signal.SIGKILL)
-    until = time.monotonic() + BURYING_SECONDS
-    while time.monotonic() < until:
+    began = time.monotonic()
+    while time.monotonic() < began + BURYING_SECONDS:
         ended, are_more = _reaped(rank)
         status = status if ended is None else ended
         if not are_more:
             break
         for child in _children() if status is not None else []:
-            _signal(child, signal.SIGKILL)
+            if time.monotonic() > began + TIDYING_SECONDS or not _tidies_up(child):
+                _signal(child, signal.SIGKILL)
         time.sleep(0.001)  # what their own children are given to come here
     return status
 
@@ -135,6 +139,13 @@ def _children() -> list[int]:
             if stat.read_text(errors="replace").rpartition(")")[2].split()[1] == keeper:
                 found.append(int(stat.parent.name))
     return found
+
+
+def _tidies_up(child: int) -> bool:
+    """Whether a process is a tracker of shared memory, which removes what is left of it and ends."""
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{child}/cmdline").read_bytes()
+    return False
 
 
 def _reaped(rank: int) -> tuple[int | None, bool]:
