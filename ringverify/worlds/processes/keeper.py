@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import time
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,7 +70,7 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
         for end in (woken, wakes):
             os.close(end)
         lifeline.close()
-        _forget_tracker()
+        _forget_helpers()
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == keeper:  # and has not ended before that
             serve(seat, directory, jobs, output)
@@ -88,14 +88,18 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
     _end_as(status)
 
 
-def _forget_tracker() -> None:
-    """Leave the tool's tracker of shared memory alone: a program that writes to any descriptor would confuse it.
+def _forget_helpers() -> None:
+    """Leave the tool's fork server and its tracker of shared memory alone, which a child inherits the pipes of.
 
-    A rank that has shared memory of its own starts a tracker of its own, which ends with it.
+    A program that writes to every descriptor would end the one and confuse the other. A rank that needs one of them
+    starts its own, which ends with it.
     """
-    tracker: Any = resource_tracker._resource_tracker  # which a child inherits
-    if tracker._fd is not None:
-        os.close(tracker._fd)
+    server: Any = forkserver._forkserver
+    tracker: Any = resource_tracker._resource_tracker
+    for pipe in (server._forkserver_alive_fd, tracker._fd):
+        if pipe is not None:
+            os.close(pipe)
+    server._forkserver_alive_fd = server._forkserver_address = server._forkserver_pid = None
     tracker._fd = tracker._pid = None
 
 
