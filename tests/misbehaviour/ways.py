@@ -427,6 +427,7 @@ for _name, _code in (
         VIOLATIONS,
         after=True,
         properties=("forward", "gradients"),
+        blames=(0, 1, None),  # where rank 1 has no graph, rank 0 waits for it in its backward
         top="""
 class Raising(torch.Tensor):
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import signal
@@ -52,6 +53,14 @@ def waits_in_ours(where: str) -> None:
         _wait_if(where == "before")
         with theirs():
             _wait_if(where == "inside")
+
+
+def sleeps_until_a_signal(_: None) -> None:
+    """Inside the user's part; any signal wakes it, and then it is our turn for a long time."""
+    with ours():
+        with theirs():
+            ctypes.CDLL(None).sleep(300)
+        _wait_if(True)
 
 
 def _wait_if(waits: bool) -> None:

@@ -92,6 +92,17 @@ def test_a_deadline_that_ends_in_our_code_says_nothing_of_the_implementation(wor
     assert failure.kind == "deadline"
 
 
+def test_a_rank_that_is_woken_by_the_question_where_it_is_was_where_it_slept() -> None:
+    """The signal by which a process is asked ends `sleep` and `pause` in C, and the run goes on."""
+    world = GlooWorld()
+    try:
+        failure = ran(world, programs.sleeps_until_a_signal, deadline=1.0).failure
+    finally:
+        world.close()
+    assert failure is not None
+    assert failure.kind == "deadline"
+
+
 @pytest.mark.parametrize(("importing", "deadlines"), [(False, [1.0, 4.0]), (True, [1.0])])
 def test_a_run_that_time_ended_in_our_code_is_run_once_more(importing: bool, deadlines: list[float]) -> None:
     """With more time. An import is the implementation's, which takes as long the next time."""

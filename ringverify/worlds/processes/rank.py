@@ -185,6 +185,7 @@ class LocalRank:
         self._output, printing = context.Pipe(duplex=False)
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self._worker: int | None = None
+        self._was_ours = True
         self._process = context.Process(
             target=keep,
             args=(seat, directory, theirs, printing, lifeline),
@@ -258,6 +259,7 @@ class LocalRank:
     def ask_where(self) -> None:
         """Have its `faulthandler` write a file; the keeper passes the signal on."""
         process = self._process
+        self._was_ours = whose.was_ours(self._whose)  # before the signal, which may wake it
         if process.pid is not None and process.exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, signal.SIGUSR1)
@@ -268,7 +270,7 @@ class LocalRank:
             frames = main_thread(stacks_of(file.read()))
             if frames is not None:
                 importing = is_importing(frame.file for frame in frames)
-                return Whereabouts(frames, whose.was_ours(self._whose), importing)
+                return Whereabouts(frames, self._was_ours, importing)
         return None
 
     def kill(self) -> None:
