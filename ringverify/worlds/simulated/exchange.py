@@ -24,7 +24,7 @@ from ringverify.worlds.simulated.operations import (
     Combine,
     Joining,
     Mailbox,
-    Meeting,
+    NewGroup,
     Operation,
     Pieces,
     Receive,
@@ -83,7 +83,7 @@ class Exchange:
         if len(meeting.arrived) < len(mailbox.ranks):
             self.baton.wait(rank, meeting)
             return
-        meeting.done, mailbox.meeting = True, Meeting(mailbox)
+        meeting.done, mailbox.meeting = True, NewGroup(mailbox)
         for other in mailbox.ranks:
             self.baton.wake(other, meeting)
 

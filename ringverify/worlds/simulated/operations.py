@@ -158,7 +158,7 @@ class Collective:
         return f"{self.name} #{self.number} of group {list(self.mailbox.ranks)}"
 
 
-class Meeting:
+class NewGroup:
     """The ranks of a group that is being made, which wait for one another, as gloo's do when they connect.
 
     Attributes:
@@ -198,7 +198,7 @@ class Mailbox:
         self.receives: list[list[Receive]] = [[] for _ in ranks]
         self.collectives: dict[int, Collective] = {}
         self.numbers = [0] * len(ranks)
-        self.meeting = Meeting(self)
+        self.meeting = NewGroup(self)
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
