@@ -28,12 +28,23 @@ from ringverify import implementation
 def attend(q, k, v, call):
     return attention(q, k, v, call)
 """
-NOBODY = 65534
-AS_NOBODY = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups --inh-caps=-all,+dac_override".split()
-"""Root has as many processes as it wants. The right to read files is kept: the tool may be installed in root's home."""
-needs_root = pytest.mark.skipif(
-    sys.platform != "linux" or os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root becomes nobody"
+NOBODY = 64123
+"""A user of whom there are no other processes, for they count too."""
+AS_NOBODY = (
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    *("--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override"),
 )
+"""Root has as many processes as it wants. The right to read files is kept: the tool may be installed in root's home."""
+
+
+def can_be_nobody() -> bool:
+    """Whether this process may become another user that finds Python."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        return False
+    return subprocess.run([*AS_NOBODY, sys.executable, "-c", ""], capture_output=True).returncode == 0
+
+
+needs_root = pytest.mark.skipif(not can_be_nobody(), reason="only root becomes nobody, and not in every container")
 
 
 def checked(folder: Path, kind: int, most: int, *before: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +54,7 @@ def checked(folder: Path, kind: int, most: int, *before: str) -> subprocess.Comp
     limited = [sys.executable, "-c", f"import os, resource, sys; resource.setrlimit({kind}, ({most}, {most})); "
                "os.execvp(sys.argv[1], sys.argv[1:])"]  # fmt: skip
     few = ["--only", "forward", "--max-examples", "2"]
-    environment = os.environ | {"HOME": str(folder)}
+    environment = os.environ | {"HOME": str(folder), "OPENBLAS_NUM_THREADS": "1"}  # it sends SIGINT where it lacks one
     return subprocess.run([*limited, *command, *few], cwd=folder, env=environment, capture_output=True, text=True)
 
 
@@ -59,12 +70,11 @@ def test_a_right_implementation_is_inconclusive_where_file_descriptors_run_out(t
 
 @needs_root
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("most", [8, 16])
-def test_a_right_implementation_is_inconclusive_where_processes_run_out(most: int) -> None:
+def test_a_right_implementation_is_inconclusive_where_processes_run_out() -> None:
     """A thread of gloo's, or a process of ours: what is missed first differs from run to run, the verdict does not."""
     with tempfile.TemporaryDirectory() as folder:  # pytest's own is root's alone
         os.chmod(folder, 0o777)
-        ran = checked(Path(folder), resource.RLIMIT_NPROC, most, *AS_NOBODY, "--ambient-caps=-all,+dac_override")
+        ran = checked(Path(folder), resource.RLIMIT_NPROC, 16, *AS_NOBODY)
     assert ran.returncode == 3, ran.stdout + ran.stderr
     assert "the gloo world could not start" in ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr
