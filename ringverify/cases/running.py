@@ -79,7 +79,7 @@ class Observation:
         return digest.hexdigest()
 
 
-PATIENCE = 4
+LONGER = 4
 """Times its deadline that a run gets once more that time ended in code of ours: a busy machine had not come to more."""
 
 
@@ -204,7 +204,7 @@ class Runner:
             except TooEarly as error:
                 if error.importing:
                     raise
-                run = attempt(PATIENCE * self.deadline)
+                run = attempt(LONGER * self.deadline)
         except LoadTooLong as error:
             self.log.load_failure = str(error)
             raise
