@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.errors import Inconclusive
-from ringverify.faults.variants import VARIANTS
 from ringverify.lab.killing import Effort, side_by_side
+from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import load
 from ringverify.worlds.processes.contained import ContainedWorld
@@ -53,7 +53,7 @@ class Acquittal:
 
 
 CORRECT: dict[str, str] = {
-    **{one.implementation.name: f"ringverify.faults.variants:{name}" for name, one in VARIANTS.items()},
+    **{one.implementation.name: f"ringverify.lab.variants:{name}" for name, one in VARIANTS.items()},
     "plain ring": "ringverify.faults.ring:PLAIN",
     "ring": "ring",
     "allgather": "allgather",

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ringverify.faults.catalogue import MUTANTS, OUT_OF_SCOPE
-from ringverify.faults.variants import VARIANTS
 from ringverify.lab.kill_book import Book
+from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.reports.markdown import table
 

@@ -10,7 +10,7 @@ from ringverify.check.hunting import hunt
 from ringverify.faults import catalogue, fault
 from ringverify.faults.catalogue import MUTANTS, OUT_OF_SCOPE, TOLD_AS
 from ringverify.faults.ring import PLAIN
-from ringverify.faults.variants import VARIANTS
+from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import load
 from ringverify.worlds.simulated import SimulatedWorld

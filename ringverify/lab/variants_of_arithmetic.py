@@ -12,7 +12,7 @@ import torch
 from ringverify.faults import arithmetic, wire
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.ring import EVERYTHING, STEPS, Steps, attend, gradients
-from ringverify.faults.variant import Variants
+from ringverify.lab.variant import Variants
 
 ROWS = Variants()
 Tensor = torch.Tensor

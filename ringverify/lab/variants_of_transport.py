@@ -11,15 +11,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ringref.sharding import SHARDINGS
-from ringverify.faults import gathered
 from ringverify.faults.operators_of_dtype import to_the_owner
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.reports import all_blocks
 from ringverify.faults.ring import EVERYTHING, STEPS, Steps, attend, gradients, ring_of
 from ringverify.faults.tiles import forgetting, never
-from ringverify.faults.variant import Variants
 from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall
+from ringverify.lab import gathered
+from ringverify.lab.variant import Variants
 
 ROWS = Variants()
 Tensor = torch.Tensor

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringverify.faults import variants_of_arithmetic, variants_of_transport
-from ringverify.faults.variant import Variant
 from ringverify.implementation import Implementation
+from ringverify.lab import variants_of_arithmetic, variants_of_transport
+from ringverify.lab.variant import Variant
 
 VARIANTS: dict[str, Variant] = {**variants_of_transport.ROWS.variants, **variants_of_arithmetic.ROWS.variants}
 """By id."""
