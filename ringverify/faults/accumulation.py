@@ -18,7 +18,7 @@ FAULTS = Faults()
 
 
 def _log1p(first: Partial, second: Partial) -> Partial:
-    """Empty parts are guarded, so that only the overflow is left."""
+    """Merge by log1p(exp(difference)), unguarded; empty partials are guarded, so that only the overflow is wrong."""
     lse = first.lse + torch.log1p(torch.exp(second.lse - first.lse))
     lse = torch.where(first.lse == -math.inf, second.lse, lse)
     shift = torch.where(lse == -math.inf, 0.0, lse)
@@ -89,7 +89,7 @@ A3 = FAULTS.add(
 
 
 def _empty_lse(value: float) -> Steps:
-    """The log-sum-exp of a part without keys is `value`."""
+    """Return `value` as the log-sum-exp of a partial over no keys."""
 
     def spoilt(found: Partial) -> Partial:
         return found._replace(lse=torch.where(found.lse == -math.inf, value, found.lse))
@@ -212,7 +212,7 @@ A11 = FAULTS.add(
 
 
 def _through(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """Rounded to the dtype of the inputs, and back."""
+    """Round a tensor to the dtype of the inputs and return it in the wide dtype."""
     return x.to(here.dtype).to(here.wide)
 
 

@@ -18,43 +18,43 @@ from ringverify.faults.place import Here, Partial
 
 
 def widen(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """`(B, S, H, D)` as it came to `(B, H, S, D)` in the wide dtype."""
+    """Turn an input `(B, S, H, D)` into `(B, H, S, D)` in the wide dtype."""
     return x.to(here.wide).transpose(1, 2).contiguous()
 
 
 def narrow(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """`(B, H, S, D)` to `(B, S, H, D)` in the dtype of the inputs."""
+    """Turn a result `(B, H, S, D)` into `(B, S, H, D)` in the dtype of the inputs."""
     return x.transpose(1, 2).to(here.dtype).contiguous()
 
 
 def per_query_head(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """`(B, K, T, D)` to `(B, H, T, D)`: query head h reads key head h // (H // K)."""
+    """Expand key heads `(B, K, T, D)` to query heads `(B, H, T, D)`: query head h reads key head h // (H // K)."""
     return x.repeat_interleave(here.problem.group_size, dim=1)
 
 
 def per_key_head(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """`(B, H, T, D)` to `(B, K, T, D)`: the sum over the query heads that read a key head."""
+    """Sum `(B, H, T, D)` over the query heads that read each key head, to `(B, K, T, D)`."""
     b, _, t, d = x.shape
     return x.view(b, here.problem.hk, here.problem.group_size, t, d).sum(dim=2)
 
 
 def scale(here: Here) -> float:
-    """The factor on q·k."""
+    """Return the factor by which q·k is multiplied."""
     return here.problem.scale_value
 
 
 def scores(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
-    """`(B, H, S, T)`."""
+    """Return the scores `(B, H, S, T)`, before any softcap."""
     return q @ k.transpose(2, 3) * scale
 
 
 def cap(s: torch.Tensor, softcap: float) -> torch.Tensor:
-    """Scores within ± softcap."""
+    """Apply the softcap to scores: c · tanh(s / c)."""
     return softcap * torch.tanh(s / softcap)
 
 
 def cap_slope(s: torch.Tensor, softcap: float) -> torch.Tensor:
-    """The derivative of `cap`, from what it returned."""
+    """Return the derivative of `cap`, computed from the capped scores."""
     return 1 - (s / softcap) ** 2
 
 
@@ -67,7 +67,7 @@ def weighted_sum(w: torch.Tensor, x: torch.Tensor, attended: torch.Tensor) -> to
 
 
 def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
-    """Attention over one block."""
+    """Return attention over the keys of one block."""
     attended = m > 0
     s = s.masked_fill(~attended, -math.inf)
     top = s.amax(dim=-1, keepdim=True)
@@ -79,7 +79,7 @@ def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
 
 
 def merge(first: Partial, second: Partial) -> Partial:
-    """Attention over the keys of both."""
+    """Merge two partials: attention over the keys of both."""
     lse = torch.logaddexp(first.lse, second.lse)
     shift = torch.where(lse == -math.inf, 0.0, lse)
     out = weight(first.lse, shift) * first.out + weight(second.lse, shift) * second.out
@@ -87,40 +87,40 @@ def merge(first: Partial, second: Partial) -> Partial:
 
 
 def weight(lse: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """The share of a part in the whole, `(B, H, S, 1)`."""
+    """Return the weight of a partial in the merged result, `(B, H, S, 1)`."""
     return torch.exp(lse - shift)[..., None]
 
 
 def delta(dout: torch.Tensor, out: torch.Tensor, dlse: torch.Tensor) -> torch.Tensor:
-    """What every score's cotangent has in common, `(B, H, S)`."""
+    """Return delta `(B, H, S)`, the term that the cotangents of all scores of a row share."""
     return (dout * out).sum(dim=-1) - dlse
 
 
 def probabilities(s: torch.Tensor, m: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """Weights of the whole row, `(B, H, S, T)`; 0 where nothing is attended, whatever lse is there."""
+    """Return the attention weights `(B, H, S, T)`; 0 where nothing is attended, whatever lse is there."""
     return torch.where(m > 0, m * torch.exp(s - lse[..., None]), 0.0)
 
 
 def dp(dout: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Cotangent of the probabilities, `(B, H, S, T)`."""
+    """Return the cotangent of the attention weights, `(B, H, S, T)`."""
     return dout @ v.transpose(2, 3)
 
 
 def ds(p: torch.Tensor, dp: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """Cotangent of the capped scores."""
+    """Return the cotangent of the capped scores."""
     return p * (dp - delta[..., None])
 
 
 def dq(ds: torch.Tensor, k: torch.Tensor, scale: float, attended: torch.Tensor) -> torch.Tensor:
-    """A block's part in dq."""
+    """Return what one block adds to dq."""
     return weighted_sum(ds, k, attended) * scale
 
 
 def dk(ds: torch.Tensor, q: torch.Tensor, scale: float, attended: torch.Tensor) -> torch.Tensor:
-    """These queries' part in dk."""
+    """Return what these queries add to the dk of a block."""
     return weighted_sum(ds.transpose(2, 3), q, attended.transpose(2, 3)) * scale
 
 
 def dv(p: torch.Tensor, dout: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-    """These queries' part in dv."""
+    """Return what these queries add to the dv of a block."""
     return weighted_sum(p.transpose(2, 3), dout, attended.transpose(2, 3))

@@ -38,7 +38,7 @@ PARTS: dict[str, Parts] = {
 
 @functools.cache
 def counted(says: str, *names: Literal["dq", "dk", "dv"]) -> Steps:
-    """Parts of some gradients counted so often."""
+    """Count what each hop adds to the named gradients as often as `PARTS[says]` says."""
     parts = PARTS[says]
 
     def times(here: Here, hop: int, owner: int, name: Literal["dq", "dk", "dv"]) -> float:
@@ -69,7 +69,7 @@ F1b = FAULTS.add(
 
 
 def like(block: Block, here: Here, owner: int) -> Block:
-    """A block cut, or continued with zeros, to the length of another rank's."""
+    """Cut a block, or pad it with zeros, to the length of another rank's block."""
     room = Block(*(x.new_zeros(shape) for x, shape in zip(block, here.block_shapes(owner), strict=True)))
     for into, x in zip(room, block, strict=True):
         count = min(into.size(1), x.size(1))
@@ -217,7 +217,7 @@ F9a = FAULTS.add(
 
 
 def _between_groups(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """Summed over the query heads of a key head, into a buffer that still holds the key head before."""
+    """Sum over the query heads of a key head into a buffer that still holds the previous key head."""
     summed = arithmetic.per_key_head(here, x)
     return summed.cumsum(dim=1) if here.problem.group_size > 1 else summed
 
@@ -233,12 +233,12 @@ F9b = FAULTS.add(
 
 
 def _into_the_inputs(k: torch.Tensor, v: torch.Tensor) -> Block:
-    """The inputs themselves, where they lie densely: no copy."""
+    """Send the inputs themselves where they are contiguous, in place of a copy."""
     return Block(*(x.detach().contiguous() for x in (k, v)))
 
 
 def _swapping(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
-    """Two buffers, of which the first is the inputs': what arrives in the second hop arrives there."""
+    """Receive into two buffers in turn, the first of which is the inputs: the second hop overwrites them."""
     spare: Block | None = None
     hops = 1 if here.replicated else here.size
     for hop in range(hops):

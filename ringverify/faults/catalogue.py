@@ -1,4 +1,4 @@
-"""Every mutant by id, and what of the field's reports no mutant can be made of.
+"""Every mutant by id, every cause, and the field's reports of which no mutant can be made.
 
 `ringverify.faults.catalogue.MUTANTS["A1"].implementation` is also `ringverify.faults.accumulation:A1`.
 """
@@ -79,7 +79,7 @@ TOLD_AS = {"R10": "F1b"}
 
 
 def __getattr__(name: str) -> Implementation:
-    """A mutant's implementation as an attribute of this module, so that a target can name it by its id alone."""
+    """Return a mutant's implementation as an attribute of this module, so that a target can name it by its id."""
     if name in MUTANTS:
         return MUTANTS[name].implementation
     raise AttributeError(f"no mutant {name!r}; `ringverify list mutants` names them")

@@ -1,4 +1,4 @@
-"""Faults of the backward, of inputs and of what travels that no report tells of: recognised, and no mutants."""
+"""Causes without a mutant: faults of the backward, of inputs and of messages that no report tells of."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 
 def _own(out: bool, lse: bool) -> Steps:
-    """The block's own out and lse in place of the merged ones."""
+    """Use the block's own out and lse in the backward in place of the merged ones."""
 
     def of_block(
         steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
@@ -44,7 +44,7 @@ def _lse_taken_for(of: Callable[[Tensor], Tensor]) -> Steps:
 
 
 def _scaled(of_q: int, of_k: int) -> Steps:
-    """Powers of the scale in dq and in dk."""
+    """Apply the scale so many times in dq and in dk."""
     return replace(
         STEPS,
         dq=lambda ds, k, scale, attended: arithmetic.dq(ds, k, scale**of_q, attended),
@@ -82,7 +82,7 @@ def _returned(change: Callable[[Tensor, Tensor, Tensor], Gradients]) -> Steps:
 
 
 def _if_alike(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Steps:
-    """dk and dv changed where they have one shape."""
+    """Change the returned dk and dv where both have the same shape."""
     return _returned(lambda dq, dk, dv: (dq, *(change(dk, dv) if dk.shape == dv.shape else (dk, dv))))
 
 
@@ -139,7 +139,7 @@ def _multiplied(which: tuple[bool, bool, bool], by: Callable[[Here], float], *, 
 
 
 def _sent_on(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """One hop more than it takes to come back to the owner."""
+    """Send dk and dv one hop past their owner."""
     home = travel(steps, here, hop, owner, carried, part)
     if hop + 1 < here.size or here.size == 1 or here.replicated:
         return home
@@ -148,7 +148,7 @@ def _sent_on(steps: Steps, here: Here, hop: int, owner: int, carried: Block | No
 
 
 def _unpacked_as_a_pair(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Two buffers that each hold dk and dv, the one sent and the one received, are taken for dk and for dv."""
+    """Take two buffers that each hold dk and dv, the one sent and the one received, for dk and for dv."""
     home = travel(steps, here, hop, owner, carried, part)
     lasts = hop + 1 == here.size > 1 and not here.replicated
     if not lasts or part.k.shape[2:] != part.v.shape[2:] or here.problem.head_dim != here.problem.dv:
@@ -163,7 +163,7 @@ def _unpacked_as_a_pair(steps: Steps, here: Here, hop: int, owner: int, carried:
 
 
 def _the_same_way(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Rank r adds the part of block r + hop to the gradient of block r - hop: both go the same way."""
+    """Send blocks and their gradients the same way: rank r adds its part of block r + hop to that of block r - hop."""
     if here.replicated:
         return travel(steps, here, hop, owner, carried, part)
     parts = here.notes.setdefault("parts", {})
@@ -180,7 +180,7 @@ def _the_same_way(steps: Steps, here: Here, hop: int, owner: int, carried: Block
 
 
 def summed_in_input_dtype(*, step_by_step: bool) -> Steps:
-    """Each rank's part in the gradient of a block rounded to the dtype of the inputs, and these summed rank by rank."""
+    """Round what each rank adds to dk and dv to the dtype of the inputs before these are summed over ranks."""
 
     def summed(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
         dtype = getattr(torch, here.problem.dtype)
@@ -235,7 +235,7 @@ for what, by in FACTORS.items():
 
 
 def _blocks(change: Callable[[Here, int, int, Block], Block]) -> Steps:
-    """What is worked on in place of the block of a hop."""
+    """Change the block that is worked on at each hop."""
 
     def visit(steps: Steps, here: Here, block: Block):  # type: ignore[no-untyped-def]  # as `ring.visit`
         for hop, owner, arrived in STEPS.visit(steps, here, block):

@@ -1,4 +1,4 @@
-"""Faults of masks, positions and dilation that no report tells of: they are recognised, no mutant is made of them."""
+"""Causes without a mutant: faults of masks, positions and dilation that no report tells of."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ FAULTS.mask("key_lengths compared with local indices", replace(STEPS, key_length
 
 
 def _without(key: Callable[[Here, int], int]) -> Steps:
-    """One key left out, if there is another."""
+    """Leave one key out, where more than one is attended."""
 
     def left_out(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
         m = multiplicity(steps, here, hop, owner)
@@ -116,7 +116,7 @@ FAULTS.cause(
 
 
 def _keys_of(rank: Callable[[Here, int, int], int]) -> Steps:
-    """Keys at the positions of another rank's."""
+    """Mask keys as if they had the positions of another rank's keys."""
     return replace(
         STEPS,
         keys=lambda here, hop, owner: fitted(here.shards[rank(here, hop, owner) % here.size], here, owner),
@@ -132,7 +132,7 @@ def _local_keys(here: Here, hop: int, owner: int) -> Tensor:
 
 
 def _queries_of(by: int) -> Steps:
-    """Queries at the positions of those of a neighbour."""
+    """Mask queries as if they had the positions of a neighbour's queries."""
 
     def queries(here: Here) -> Tensor:
         own = here.call.positions
@@ -159,7 +159,7 @@ for says, steps in POSITIONS.items():
 
 
 def contiguous() -> Steps:
-    """Positions as they would be in contiguous shards of these sizes."""
+    """Return the positions that ranks would hold in contiguous shards of these sizes."""
 
     def queries(here: Here) -> Tensor:
         own = here.call.positions
@@ -175,7 +175,7 @@ def contiguous() -> Steps:
 
 
 def another_sharding(name: ShardingName) -> Steps:
-    """Positions as they would be under another sharding."""
+    """Mask as if positions were those of another sharding."""
 
     def cut(positions: Tensor, like: Tensor) -> Tensor:
         return positions[torch.arange(len(like)).clamp(max=len(positions) - 1)] if len(positions) else like
@@ -193,7 +193,7 @@ def another_sharding(name: ShardingName) -> Steps:
 
 
 def declare_or_heed(sharding: str) -> str:
-    """What to try where the positions are those of another sharding than the declared one."""
+    """Say what to try where positions are those of another sharding than the declared one."""
     return f'Declare sharding="{sharding}" if that is how your ranks hold the sequence, or mask by call.positions'
 
 
@@ -216,7 +216,7 @@ for name in ("zigzag", "striped"):
 
 
 def _each(change: Callable[[Branch], Branch]) -> Steps:
-    """Every branch of every head changed."""
+    """Change every branch of every head."""
     return replace(
         STEPS, branches=lambda problem: [[change(branch) for branch in run] for run in pattern.branches(problem)]
     )

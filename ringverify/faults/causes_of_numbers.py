@@ -1,4 +1,4 @@
-"""Faults of scores, merges and results that no report tells of: they are recognised, no mutant is made of them."""
+"""Causes without a mutant: faults of scores, merges and results that no report tells of."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _scale(of: Callable[[Problem], float]) -> Steps:
 
 
 def _default(of: Callable[[Problem], float]) -> Steps:
-    """Another scale where the problem names none."""
+    """Use another default scale, where the problem names none."""
     return _scale(lambda p: of(p) if p.scale is None else p.scale)
 
 
@@ -171,7 +171,7 @@ for count in TILES[:4]:
 
 
 def _mean_of_blocks(steps: Steps, here: Here, hop: int, running: Any, new: Any) -> Any:
-    """Sums of outs, divided at the end by how many they are."""
+    """Add up the outs of all blocks, to be divided at the end by the number of blocks."""
     if running is None:
         here.notes["blocks"] = 1
         return new
@@ -187,7 +187,7 @@ def _averaged(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Part
 
 
 def _weights_from(lse: Callable[[Tensor, Tensor], Tensor]) -> Steps:
-    """A merge with another lse, from which its weights come too."""
+    """Merge with another lse, from which the weights of both partials are computed too."""
 
     def merge(a: Partial, b: Partial) -> Partial:
         found = lse(a.lse, b.lse)
@@ -225,7 +225,7 @@ FAULTS.cause(
 
 
 def _lse_of_block(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Steps:
-    """Another lse of a block, by its scores, multiplicities and right lse."""
+    """Change the lse of each block; `change` gets scores, multiplicities and the right lse."""
 
     def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
         found = arithmetic.partial(s, m, v)
@@ -235,7 +235,7 @@ def _lse_of_block(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Steps:
 
 
 def _value(where: float, value: float) -> Steps:
-    """One value of a block's lse taken for another, whether or not it is skipped whole."""
+    """Replace one value of a block's lse by another, also where the block is skipped."""
 
     def spoilt(found: Any) -> Partial:
         return Partial(found.out, torch.where(found.lse == where, value, found.lse))
@@ -248,7 +248,7 @@ def _value(where: float, value: float) -> Steps:
 
 
 def _narrow_lse(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partial:
-    """As of an adapter that ends with `lse.to(q.dtype)`, and a sigmoid merge in whatever dtype it is given."""
+    """Round each block's lse as `lse.to(q.dtype)` does, and merge in that dtype with sigmoids."""
     dtype = getattr(torch, here.problem.dtype)
 
     def rounded(x: Tensor) -> Tensor:
@@ -335,7 +335,7 @@ FAULTS.cause("scores are not stabilised: exp overflows", replace(STEPS, partial=
 
 
 def in_pattern(times: Times) -> Steps:
-    """Multiplicities times so many, which the backward shares."""
+    """Multiply the multiplicities of blocks, in forward and backward alike."""
     return replace(
         STEPS,
         pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner) * times(here, hop, owner),

@@ -1,4 +1,4 @@
-"""D: what is sent, to whom, in which order, and who waits for it."""
+"""Faults of communication (D in the reports): what is sent, to whom, in which order, and who waits for it."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ D9a = FAULTS.add(
 
 
 def _as_dense(x: torch.Tensor) -> torch.Tensor:
-    """What lies in memory from the tensor's first element on, as far as the memory goes."""
+    """Read as many elements as the tensor has from where its first one lies in memory, strides ignored."""
     x = x.detach()
     dense = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     memory = x.as_strided((x.untyped_storage().nbytes() // x.element_size() - x.storage_offset(),), (1,))
@@ -297,7 +297,7 @@ D11 = FAULTS.add(
 
 
 def _in_place(steps: Steps, here: Here, leaving: Block, expected: int) -> Posted:
-    """One buffer a rank: the next block arrives in the one that is being sent."""
+    """Use one buffer on each rank: the next block is received into the buffer that is being sent."""
     to, source = (steps.peer(here, rank) for rank in (steps.right(here), steps.left(here)))
     shapes = here.block_shapes(expected)
     same = all(x.shape == torch.Size(shape) for x, shape in zip(leaving, shapes, strict=True))

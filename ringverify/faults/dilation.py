@@ -1,4 +1,4 @@
-"""H: dilation and segments."""
+"""Faults of dilation and segments (H in the reports)."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ R4 = FAULTS.add(
 
 
 def _lining_up(steps: Steps, problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """Segments laid out as rows of a table, which the positions have to fill."""
+    """Lay segments out as rows of a table, which the positions have to fill."""
     assert problem.dilation is not None
     for w, r in problem.dilation.branches:
         if problem.nk > w and -(-(problem.nk % w) // r) not in (0, -(-w // r)):

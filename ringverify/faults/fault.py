@@ -80,7 +80,7 @@ class Cause:
 
 @functools.cache
 def on_blocks(steps: Steps, *, others: bool) -> Steps:
-    """A fault of the mask on blocks from other ranks only, or on the own block only."""
+    """Restrict a fault of the mask to blocks from other ranks, or to the rank's own block."""
 
     def pattern(now: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
         chosen = steps if (owner != here.rank) == others else STEPS

@@ -1,4 +1,4 @@
-"""C: shards and layouts of tensors."""
+"""Faults of shards and tensor layouts (C in the reports)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAULTS = Faults()
 
 
 def _tokens_reversed(here: Here, positions: torch.Tensor) -> torch.Tensor:
-    """The second piece of a zigzag shard, last position first."""
+    """Reverse the second piece of a zigzag shard."""
     if here.call.sharding != "zigzag":
         return positions
     half = (len(positions) + 1) // 2
@@ -38,7 +38,7 @@ C1a = FAULTS.add(
 
 
 def _striped_forwards(here: Here, positions: torch.Tensor, length: int, rank: int) -> torch.Tensor:
-    """What applying the permutation again gives in place of undoing it; right only for square cuts."""
+    """Apply the striped permutation a second time in place of its inverse: right only where N = P * P."""
     if here.call.sharding != "striped" or length % here.size:
         return positions
     order = torch.arange(length, device=positions.device).view(-1, here.size).T.reshape(-1)
@@ -62,7 +62,7 @@ C1b = FAULTS.add(
 
 
 def _scrambled(x: torch.Tensor) -> torch.Tensor:
-    """`(B, S, H, D)` reshaped to `(B, H, S, D)`: as many elements, each in the wrong place."""
+    """Reshape `(B, S, H, D)` to `(B, H, S, D)` in place of transposing it."""
     b, s, h, d = x.shape
     return x.contiguous().view(b, h, s, d)
 
@@ -95,7 +95,7 @@ C4b = FAULTS.add(
 
 
 def _equal_shares(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    """Keys past n // world of a block are attended by nobody."""
+    """Ignore the keys of a block past the first n // world_size."""
     m = multiplicity(steps, here, hop, owner)
     return m * (torch.arange(m.size(3), device=m.device) < here.problem.nk // here.size)
 

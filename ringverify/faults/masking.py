@@ -1,4 +1,4 @@
-"""B: masks, and the positions that they are made of."""
+"""Faults of masks and of the positions they are made of (B in the reports)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAULTS = Faults()
 
 
 def fitted(positions: torch.Tensor, here: Here, owner: int) -> torch.Tensor:
-    """Positions of another block as if they were those of `owner`, whose number of keys they get."""
+    """Fit the positions of another block to the number of keys of `owner`, to mask its block with them."""
     count = len(here.shards[owner])
     if not len(positions):
         return here.shards[owner]
@@ -32,7 +32,7 @@ def _inverted(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
 
 
 def _with(here: Here, **changes: object) -> Here:
-    """The same rank with another problem to solve."""
+    """Return the same rank, given another problem to solve."""
     problem = here.problem.replace(**changes)
     return replace(here, call=replace(here.call, problem=problem))
 
@@ -128,7 +128,7 @@ B9a = FAULTS.add(
 
 
 def _window_with(problem: Problem, i: torch.Tensor, j: torch.Tensor, left: int, right: int) -> torch.Tensor:
-    """The window with its ends moved outward by so many."""
+    """Move the ends of the window outward by so many positions."""
     assert problem.window is not None
     ends = [None if side is None else side + more for side, more in zip(problem.window, (left, right), strict=True)]
     distance = j - (i + problem.diagonal)
@@ -163,7 +163,7 @@ B9c = FAULTS.add(
 
 
 def everything(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """A constraint that lets all keys through."""
+    """Let all keys through."""
     return torch.ones_like(i - j, dtype=torch.bool)
 
 
@@ -242,7 +242,7 @@ B13 = FAULTS.add(
 
 
 def _leaking(steps: Steps) -> Steps:
-    """Weights of 0 times whatever is there."""
+    """Multiply weights of 0 with values that are not numbers."""
 
     def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
         found = STEPS.partial(s, m, torch.zeros_like(v))

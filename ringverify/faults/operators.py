@@ -1,4 +1,4 @@
-"""O: generic mutants, by operator. Terms dropped, signs, comparisons off by one, indices off by a rank or a hop.
+"""Generic mutants of the formulas (O): terms dropped, signs, comparisons off by one, indices off by a rank or a hop.
 
 Arithmetic first; masks and indices are in `operators_of_index`, casts and waits in `operators_of_dtype`.
 """
@@ -27,7 +27,7 @@ def merging(
     lse: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.logaddexp,
     crossed: bool = False,
 ) -> Steps:
-    """A merge with its terms multiplied, another lse, or its weights exchanged."""
+    """Merge with the terms multiplied, with another lse, or with the weights exchanged."""
 
     def merge(a: Partial, b: Partial) -> Partial:
         right = torch.logaddexp(a.lse, b.lse)
@@ -137,7 +137,7 @@ O10 = FAULTS.add(
 
 
 def _along(axis: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Partial]:
-    """Sums over another axis where the shape allows it."""
+    """Sum over another axis where the shape allows it."""
 
     def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
         found = arithmetic.partial(s, m, v)
@@ -260,7 +260,7 @@ O26 = FAULTS.add(
 
 
 def _delta_over_heads(dout: torch.Tensor, out: torch.Tensor, dlse: torch.Tensor) -> torch.Tensor:
-    """Summed over heads where it should be over dimensions, if there are as many."""
+    """Sum delta over heads in place of dimensions, where there are as many."""
     if out.size(1) != out.size(3):
         return arithmetic.delta(dout, out, dlse)
     return (dout * out).sum(dim=1).transpose(1, 2) - dlse

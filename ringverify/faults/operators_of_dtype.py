@@ -1,4 +1,4 @@
-"""O: generic mutants of casts, of waits and of what is claimed about messages."""
+"""Generic mutants (O) of casts, of waits and of claims about messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ O76 = FAULTS.add(
 
 
 def _rounded_weights(steps: Steps, here: Here, q: torch.Tensor) -> Steps:
-    """P rounded before it meets the values, in forward and backward."""
+    """Round P to the input dtype before it is multiplied with V, forward and backward."""
 
     def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
         found = arithmetic.partial(s, m, v)
@@ -152,7 +152,7 @@ O83 = FAULTS.add(
 
 
 def _one_more_hop(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
-    """Blocks go all the way round, to where nobody needs them."""
+    """Send blocks one more hop, back to their owner, which does not need them."""
     for hop in range(here.size):
         posted = steps.move(steps, here, block, steps.owner(here, hop + 1)) if here.size > 1 else None
         yield hop, steps.owner(here, hop), block
@@ -171,7 +171,7 @@ O84 = FAULTS.add(
 
 
 def to_the_owner(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Each part goes straight to the owner of its block, however far away."""
+    """Send each part of dk and dv straight to the owner of its block."""
     if here.size == 1:
         return part
     if hop == 0:

@@ -1,4 +1,4 @@
-"""O: generic mutants of masks, positions, ranks and hops."""
+"""Generic mutants (O) of masks, positions, ranks and hops."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ O46 = FAULTS.add(
 
 
 def _by_offsets(problem: Problem, i: torch.Tensor, j: torch.Tensor, *, right: bool) -> torch.Tensor:
-    """Documents by the number of offsets before a position, the position's own counted or not."""
+    """Number documents by the offsets before a position, with or without the one at the position."""
     offsets = torch.tensor(problem.documents, device=i.device)
     of_i, of_j = (torch.bucketize(p, offsets, right=right) for p in (i, j))
     inside = (of_i > 0) & (of_i < len(offsets))
@@ -145,7 +145,7 @@ O51 = FAULTS.add(
 
 
 def _branches(change: Callable[[Problem, int, Branch], Branch]) -> Steps:
-    """Every head's branches changed."""
+    """Change the branches of every head."""
 
     def changed(problem: Problem) -> list[list[Branch]]:
         runs = pattern.branches(problem)
@@ -323,7 +323,7 @@ BLOCKS: dict[str, Times] = {
 
 @functools.cache
 def merged(says: str) -> Steps:
-    """Blocks merged so often, in the forward."""
+    """Merge blocks as often as `BLOCKS[says]` says, in the forward only."""
     return replace(STEPS, times=BLOCKS[says])
 
 

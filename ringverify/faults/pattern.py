@@ -1,4 +1,4 @@
-"""Which query attends which key, and how often: the plain ring's own mask, one constraint a function.
+"""The plain ring's own mask, a function for each constraint of the pattern.
 
 Letters: i query positions `(S, 1)`, j key positions `(1, T)`; B batch, H query heads, R branches.
 """
@@ -16,12 +16,12 @@ Branch = tuple[int, int, int]
 
 
 def causal(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """No key later than the query, `(S, T)`."""
+    """Whether each key is no later than the query, `(S, T)`."""
     return j <= i + problem.diagonal
 
 
 def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """No key farther away than the window lets see, `(S, T)`."""
+    """Whether each key lies in the query's window, `(S, T)`."""
     assert problem.window is not None
     left, right = problem.window
     distance = j - (i + problem.diagonal)
@@ -34,7 +34,7 @@ def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
 
 
 def documents(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """Both in one document, `(S, T)`."""
+    """Whether query and key lie in one document, `(S, T)`."""
     assert problem.documents is not None
     together = torch.zeros_like(i - j, dtype=torch.bool)
     for start, end in pairwise(problem.documents):
@@ -43,7 +43,7 @@ def documents(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tenso
 
 
 def key_lengths(problem: Problem, j: torch.Tensor) -> torch.Tensor:
-    """Only keys that are there, `(B, 1, 1, T)`."""
+    """Whether each key is within its batch element's key length, `(B, 1, 1, T)`."""
     lengths = torch.tensor(problem.key_lengths, device=j.device)
     return j < lengths[:, None, None, None]
 

@@ -55,7 +55,7 @@ class Here:
 
     @property
     def group(self) -> ProcessGroup:
-        """The ring."""
+        """The process group that is the ring."""
         return self.call.group
 
     @property
@@ -65,7 +65,7 @@ class Here:
 
     @property
     def size(self) -> int:
-        """Ranks in the ring."""
+        """The number of ranks in the ring."""
         return self.call.world_size
 
     @property

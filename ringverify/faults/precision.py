@@ -1,4 +1,4 @@
-"""E: dtypes and scales."""
+"""Faults of dtypes and scales (E in the reports)."""
 
 from __future__ import annotations
 

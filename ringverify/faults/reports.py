@@ -1,4 +1,4 @@
-"""R: the reports that this project started from, where they tell of a fault.
+"""Faults of the reports that this project started from (R).
 
 R3, R4 and R5 are with the dilation, R9 with the backward (R10 is F1b), R12 with communication.
 """
@@ -26,7 +26,7 @@ FAULTS = Faults()
 
 
 def _full_size(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> object:
-    """Room for all rows of all ranks, once a hop, kept to the end."""
+    """Allocate room for all rows of all ranks at every hop and keep it to the end."""
     problem = here.problem
     room = q.new_zeros((problem.batch, problem.heads, problem.nq, problem.dv + 1))
     here.notes.setdefault("rooms", []).append(room)
@@ -132,7 +132,7 @@ R8 = FAULTS.add(
 
 
 def all_blocks(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
-    """The blocks of all ranks by one collective, padded to the longest."""
+    """Gather the blocks of all ranks with one collective, padded to the longest."""
     if here.replicated or here.size == 1:
         yield from STEPS.visit(steps, here, block)
         return

@@ -38,7 +38,7 @@ Times = Callable[[Here, int, int], int]
 
 
 def multiplicity(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
-    """How often each query here attends each key of a block, `(B, H, S, T)` int64."""
+    """Return how often each query of this rank attends each key of a block, `(B, H, S, T)` int64."""
     problem = here.problem
     i, j = steps.queries(here)[:, None], steps.keys(here, hop, owner)[None, :]
     m = torch.ones((problem.batch, problem.heads, len(i), j.size(1)), dtype=torch.int64, device=i.device)
@@ -56,7 +56,7 @@ def multiplicity(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
 
 
 def dilation(steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
-    """How many branches let a query and a key through, `(H, S, T)`."""
+    """Return how many branches let each query attend each key, `(H, S, T)`."""
     table = torch.tensor(steps.branches(problem), device=i.device).transpose(0, 1)[..., None, None]
     w, r, offset = table.unbind(dim=2)  # each (R, H, 1, 1)
     one_segment = steps.segment(i, w) == steps.segment(j, w)
@@ -64,13 +64,13 @@ def dilation(steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
 
 
 def capped_scores(steps: Steps, here: Here, q: Tensor, k: Tensor) -> Tensor:
-    """Scores of a block, softcap included."""
+    """Return the scores of a block, softcap included."""
     s = steps.scores(q, k, steps.scale(here))
     return s if here.problem.softcap is None else steps.cap(s, here.problem.softcap)
 
 
 def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Any:
-    """The partial of this rank's queries over one block."""
+    """Return attention of this rank's queries over the keys of one block."""
     k, v = (steps.per_query_head(here, steps.widen(here, x)) for x in block)
     m = steps.pattern(steps, here, hop, owner)
     if steps.skip(here, hop, owner, m):
@@ -81,7 +81,7 @@ def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Blo
 def gradients(
     steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
 ) -> tuple[Tensor, Block]:
-    """One block's part in dq, and this rank's part in the gradient of that block, as it travels."""
+    """Return what a block adds to dq, and what this rank adds to the dk and dv of that block."""
     q, dout, delta, lse = rows
     k, v = (steps.per_query_head(here, steps.widen(here, x)) for x in block)
     m = steps.pattern(steps, here, hop, owner)
@@ -100,7 +100,7 @@ def gradients(
 
 
 def visit(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
-    """Hop, owner and block, the own one first; the next block is on its way while the caller works on one."""
+    """Yield hop, owner and KV block, the own block first; the next one is in flight while the caller works."""
     hops = 1 if here.replicated else steps.hops(here)
     for hop in range(hops):
         posted = None
@@ -112,14 +112,14 @@ def visit(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Bl
 
 
 def move(steps: Steps, here: Here, leaving: Block, expected: int) -> Posted:
-    """Post one hop: this block to the right, the block of rank `expected` from the left."""
+    """Post one hop: send this block to the right, receive the block of rank `expected` from the left."""
     to, source = (steps.peer(here, rank) for rank in (steps.right(here), steps.left(here)))
     arriving = steps.buffers(here, leaving, expected)
     return steps.post(here, to, source, steps.group(here), leaving, arriving)
 
 
 def travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Add to a block's gradient and pass it on, with the block it belongs to; after the last hop it is home."""
+    """Add to the dk and dv of a block and send them on with it; after the last hop they are at their owner."""
     total = part if carried is None else steps.add_part(hop, carried, part)
     if here.size == 1 or here.replicated:
         return total
@@ -127,7 +127,7 @@ def travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None
 
 
 def together(steps: Steps, here: Here, partial: Partial, ranks: slice = slice(None)) -> Partial:
-    """Replicated queries: the partials of all ranks merged, in rank order, so that all ranks have the same bits."""
+    """Merge the partials of all ranks in rank order (replicated queries), so that all ranks have the same bits."""
     if not here.replicated or here.size == 1:
         return partial
     outs, lses = (steps.gather(here, x.contiguous()) for x in partial)
@@ -139,12 +139,12 @@ def together(steps: Steps, here: Here, partial: Partial, ranks: slice = slice(No
 
 
 def sum_queries(steps: Steps, here: Here, dq: Tensor) -> Tensor:
-    """Replicated queries: dq over all blocks, so over all ranks."""
+    """Sum dq over all ranks (replicated queries)."""
     return steps.add_up(here, dq) if here.replicated and here.size > 1 else dq
 
 
 def forward(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partial:
-    """Attention of this rank's queries to all keys, in the wide dtype."""
+    """Return attention of this rank's queries to all keys, in the wide dtype."""
     q, k, v = (steps.given(here, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     wide_q = steps.widen(here, q)
     running: Any = None
@@ -159,7 +159,7 @@ def forward(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partia
 
 
 def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
-    """dq, dk and dv of this rank's shards."""
+    """Return dq, dk and dv of this rank's shards."""
     q, k, v, out, lse = saved
     q, k, v, dout, dlse = (
         steps.given(here, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout), ("dlse", dlse))
@@ -184,7 +184,7 @@ def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
-    """What the ring is made of. A field that takes `steps` is a loop of other steps."""
+    """The steps that the plain ring is made of. A field that takes `steps` is a loop over other steps."""
 
     @functools.cached_property
     def changed(self) -> frozenset[str]:
@@ -286,7 +286,7 @@ STEPS = Steps()
 
 
 class _RingOfSteps(torch.autograd.Function):
-    """Forward and backward made of steps."""
+    """The autograd function whose forward and backward are made of steps."""
 
     @staticmethod
     def forward(
@@ -309,7 +309,7 @@ class _RingOfSteps(torch.autograd.Function):
 def ring_of(
     steps: Steps, again: Steps | None = None
 ) -> Callable[[Tensor, Tensor, Tensor, AttentionCall], tuple[Tensor, Tensor]]:
-    """The ring made of these steps, as a plug-in function; its backward made of those `again`, if they differ."""
+    """Return the ring made of `steps` as a plug-in function; its backward is made of `again`, if given."""
     backwards = steps if again is None else again
 
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:

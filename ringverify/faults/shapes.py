@@ -1,4 +1,4 @@
-"""G: shapes at the edge."""
+"""Faults of shapes at the edge (G in the reports)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""J: order of accumulation, and what outlives a call."""
+"""Faults of accumulation order and of state that outlives a call (J in the reports)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAULTS = Faults()
 
 
 def _as_they_come(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Every part is sent straight home, and added there in the order in which parts arrive."""
+    """Send each part of dk and dv straight to its owner, which adds parts in the order of their arrival."""
     if here.replicated or here.size == 1:
         return travel(steps, here, hop, owner, carried, part)
     if hop == 0:
@@ -69,7 +69,7 @@ _MASKS: dict[tuple[object, ...], torch.Tensor] = {}
 
 
 def _cached_mask(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    """The key lacks what the pattern says beyond causality."""
+    """Cache the mask under a key that has nothing of the pattern but causality."""
     problem = here.problem
     shards = (here.call.sharding, here.rank, here.size, owner)
     key = (*shards, problem.batch, problem.heads, problem.nq, problem.nk, problem.causal)
@@ -111,7 +111,7 @@ def _reused(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _from_room(here: Here, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The buffer as the call before left it."""
+    """Accumulate into a buffer that still holds the values of the previous call."""
     lse = saved[-1]
     room = _ROOM.setdefault((here.rank, tuple(lse.shape), lse.dtype), lse.clone())
     return (*saved[:-1], room)

@@ -1,4 +1,4 @@
-"""I: memory layout of inputs and partial results."""
+"""Faults of the memory layout of inputs and partial results (I in the reports)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Read = Callable[[Here, torch.Tensor], torch.Tensor]
 
 
 def as_dense(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """What lies in memory from the tensor's first element on, in the order of its axes."""
+    """Read a tensor's memory from its first element on as if it were contiguous."""
     swapped = here.layout == "bhsd" and x.ndim == 4
     read = _as_dense(x.transpose(1, 2) if swapped else x)
     return read.transpose(1, 2) if swapped else read
 
 
 def from_start(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """The right strides from the start of the storage."""
+    """Read with the right strides, but from the start of the storage."""
     return x.detach().as_strided(x.shape, x.stride(), 0) if x.numel() else x
 
 
 def first_head(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """Every head is the first, where the tensor is not dense."""
+    """Read head 0 for every head, where the tensor is not dense."""
     b, s, h, _ = x.shape
     lies = b * s * h > 1 and x.is_contiguous()
     return x if lies or not x.numel() else x[:, :, :1].expand(x.shape)
 
 
 def given(names: str, read: Read) -> Steps:
-    """Inputs or cotangents of these names, read otherwise."""
+    """Read the inputs or cotangents of these names in another way."""
     chosen = names.split()
     return replace(STEPS, given=lambda here, name, x: read(here, x) if name in chosen else x)
 

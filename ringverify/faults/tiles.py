@@ -20,13 +20,13 @@ TILES = (2, 4, 8, 16, 32, 64, 128)
 
 @functools.cache
 def first_dimensions(limit: int) -> Steps:
-    """Scores of the first dimensions only."""
+    """Compute scores from the first dimensions only."""
     return replace(STEPS, scores=lambda q, k, scale: arithmetic.scores(q[..., :limit], k[..., :limit], scale))
 
 
 @functools.cache
 def last_tile(tile: int) -> Steps:
-    """Only the last tile of a block is attended, forward and backward alike."""
+    """Attend only the last tile of each block, forward and backward alike."""
 
     def cut(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
         m = multiplicity(steps, here, hop, owner)
@@ -37,7 +37,7 @@ def last_tile(tile: int) -> Steps:
 
 @functools.cache
 def forgetting(tile: int, resets: Callable[[Here, int, Tensor], bool]) -> Steps:
-    """A block in tiles; where one of them `resets`, what the tiles before it have added is lost."""
+    """Attend a block in tiles; a tile that `resets` loses what the tiles before it have added."""
 
     def tiled(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Any:
         def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
@@ -57,7 +57,7 @@ def forgetting(tile: int, resets: Callable[[Here, int, Tensor], bool]) -> Steps:
 
 @functools.cache
 def chunked(count: int) -> Steps:
-    """Keys in tiles of `count`, the mask in `count` chunks: key c of tile t is masked as key c of chunk t."""
+    """Cut keys in tiles of `count` and the mask in `count` chunks: key c of tile t is masked as key c of chunk t."""
 
     def misplaced(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
         m = multiplicity(steps, here, hop, owner)
@@ -69,20 +69,20 @@ def chunked(count: int) -> Steps:
 
 
 def never(here: Here, owner: int, m: Tensor) -> bool:
-    """No tile, which is right."""
+    """Reset at no tile, which is right."""
     return False
 
 
 def always(here: Here, owner: int, m: Tensor) -> bool:
-    """Every tile."""
+    """Reset at every tile."""
     return True
 
 
 def masked(here: Here, owner: int, m: Tensor) -> bool:
-    """A tile that is masked in part."""
+    """Reset at a tile that is masked in part."""
     return bool((m == 0).any())
 
 
 def own_and_masked(here: Here, owner: int, m: Tensor) -> bool:
-    """A tile of the own block that is masked in part."""
+    """Reset at a tile of the rank's own block that is masked in part."""
     return owner == here.rank and masked(here, owner, m)

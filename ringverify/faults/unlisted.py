@@ -1,4 +1,4 @@
-"""Faults that no list tells of, written when the suite was done, to see what it makes of what it was not made for."""
+"""Faults that no report tells of, written after the suite was, to see whether it catches what it was not made for."""
 
 from __future__ import annotations
 

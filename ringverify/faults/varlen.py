@@ -1,4 +1,4 @@
-"""K: value dimensions and packed sequences."""
+"""Faults of value dimensions and packed sequences (K in the reports)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAULTS = Faults()
 
 
 def _split_by_rows(here: Here, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Packed along the last axis, `(…, D + E)`, and split as if all of dk came first."""
+    """Pack dk and dv along the last axis, `(..., D + E)`, and split as if all of dk came first."""
     packed = torch.cat([dk, dv], dim=-1).reshape(-1)
     return dq, packed[: dk.numel()].view_as(dk), packed[dk.numel() :].view_as(dv)
 
@@ -31,7 +31,7 @@ K1a = FAULTS.add(
 
 
 def _split_as_equal(here: Here, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """dv is looked for where it would begin if its rows were as long as those of dk, were they those of dv."""
+    """Look for dv in the packed buffer where it would begin if rows of dk were as long as rows of dv."""
     packed = torch.cat([dk.reshape(-1), dv.reshape(-1)])
     rows = dk.numel() // here.problem.head_dim
     found = packed[rows * here.problem.dv :][: dv.numel()]

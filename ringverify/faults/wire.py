@@ -1,4 +1,4 @@
-"""How the plain ring moves blocks: to the right, from the left, one hop at a time, send and receive posted together.
+"""Messages of the plain ring: send to the right, receive from the left, both posted together, one hop at a time.
 
 A buffer that receives is new and holds zeros, so that whoever reads it too early reads the same on every run. Empty
 tensors are not sent; both sides know their size.
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 
 
 class Posted(NamedTuple):
-    """A hop under way: the handles to wait for, and where the block arrives."""
+    """A hop in flight: the handles to wait for, and the buffers of the block that arrives."""
 
     works: list[dist.Work]
     arriving: Block
 
 
 def owner(here: Here, hop: int) -> int:
-    """Whose block is here after so many hops to the right."""
+    """Return the rank whose block is here after so many hops."""
     return (here.rank - hop) % here.size
 
 
 def right(here: Here) -> int:
-    """To whom this rank sends, within the group."""
+    """Return the rank of the group to which this one sends."""
     return (here.rank + 1) % here.size
 
 
 def left(here: Here) -> int:
-    """From whom it receives, within the group."""
+    """Return the rank of the group from which this one receives."""
     return (here.rank - 1) % here.size
 
 
 def peer(here: Here, rank: int) -> int:
-    """How point-to-point calls name a rank of the group: by its number in the world."""
+    """Return the global rank of a rank of the group, by which point-to-point calls name it."""
     return dist.get_global_rank(here.group, rank)
 
 
 def group(here: Here) -> ProcessGroup:
-    """The group on which messages are sent."""
+    """Return the process group on which messages are sent."""
     return here.group
 
 
 def buffers(here: Here, like: Block, rank: int) -> Block:
-    """Room for a block of that rank."""
+    """Allocate buffers for the block of a rank."""
     k, v = here.block_shapes(rank)
     return Block(like.k.new_zeros(k), like.v.new_zeros(v))
 
@@ -72,26 +72,26 @@ def post(here: Here, to: int, source: int, group: ProcessGroup, leaving: Block, 
 
 
 def arrive(posted: Posted) -> Block:
-    """Wait for a hop, and what it brought."""
+    """Wait for a hop and return the block that it brought."""
     for work in posted.works:
         work.wait()
     return posted.arriving
 
 
 def outgoing(k: torch.Tensor, v: torch.Tensor) -> Block:
-    """This rank's keys and values as they go on the wire: copies, so that nothing is received into the inputs."""
+    """Return copies of this rank's keys and values to be sent: nothing is received into the inputs."""
     return Block(*(x.detach().clone(memory_format=torch.contiguous_format) for x in (k, v)))
 
 
 def gather_partials(here: Here, rows: torch.Tensor) -> list[torch.Tensor]:
-    """A tensor of one shape on all ranks, from every rank, in rank order."""
+    """Gather a tensor that has one shape on all ranks, in rank order."""
     everyone = [torch.empty_like(rows) for _ in range(here.size)]
     dist.all_gather(everyone, rows, group=here.group)
     return everyone
 
 
 def add_up(here: Here, rows: torch.Tensor) -> torch.Tensor:
-    """The sum over ranks of a tensor of one shape."""
+    """Return the sum over ranks of a tensor that has one shape on all ranks."""
     total = rows.clone()
     dist.all_reduce(total, group=here.group)
     return total
