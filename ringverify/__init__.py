@@ -1,7 +1,7 @@
 """The conformance suite: does this ring attention compute attention?
 
 `from ringverify import AttentionCall, implementation` is all that a plug-in needs; `run_conformance` and `conformance`
-try one from a test file. Importing this package does not import torch.
+check one from a test file. Importing this package does not import torch.
 """
 
 import importlib
@@ -29,11 +29,11 @@ _ON_DEMAND = {
     "conformance": "ringverify.testing.conformance",
     "run_conformance": "ringverify.testing.conformance",
 }
-"""Names that this package hands out when they are asked for, and where they live."""
+"""Public names that are imported on first access, each with its module."""
 
 
 def __getattr__(name: str) -> Any:
-    """One of them."""
+    """Import a public name on first access."""
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_ON_DEMAND[name]), name)

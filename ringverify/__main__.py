@@ -5,5 +5,7 @@ import sys
 from ringverify.cli.main import main
 
 code = main()
-exec("")  # CPython remembers that Ctrl-C met an `exec`, and ends by signal 2 whatever came of it, unless one follows
+# A KeyboardInterrupt that passes through an `exec` makes CPython end by SIGINT, even if it was caught; the next `exec`
+# clears that.
+exec("")
 sys.exit(code)

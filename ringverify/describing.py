@@ -1,8 +1,8 @@
-"""What a target given by name is, without its code in this process: another one, which can be spared, imports it.
+"""Describe a target given by name without importing it here: a disposable subprocess imports it.
 
 Whatever an import does to its process (end it, crash it, never return), the tool says so in a line and goes on. What
-comes back is text that this module made there and reads here: the name, the capabilities, the place, or why there is
-none of these. Importing this module does not import torch.
+comes back is text that this module made there and reads here: the name, the capabilities, the source location, or why
+there are none. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from ringverify.worlds.processes.wire import signal_name
 from ringverify.worlds.world import LOAD_SECONDS, Failure, TooEarly, WorldUnavailable
 
 SHARDING_SECONDS = 10.0
-"""Seconds that one call of a declared sharding may take, in a process that has imported it."""
+"""Seconds that one call of a declared sharding function may take, in a process that has imported it already."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionElsewhere:
-    """Stands for the function of an implementation that only other processes import; it cannot be called.
+    """Placeholder for the function of an implementation that only other processes import; it cannot be called.
 
-    Two names of one function are equal.
+    Placeholders are equal if they stand for the same function, whatever target names it.
 
     Attributes:
-        target: what leads to the function.
-        file: the file that it is written in, if it is written in Python.
-        line: the line in which it begins.
-        name: its name with those of the classes and functions that it is in.
+        target: the target that names the function.
+        file: its source file, if it is written in Python.
+        line: its first line there.
+        name: its qualified name.
         doc: its docstring, if it has one.
     """
 
@@ -50,7 +50,7 @@ class FunctionElsewhere:
     doc: str | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """Refuse.
+        """Refuse the call.
 
         Raises:
             RuntimeError: always.
@@ -59,12 +59,12 @@ class FunctionElsewhere:
 
 
 class ShardingElsewhere:
-    """Stands for a declared sharding function: calls it in another process, once for each pair of arguments.
+    """Placeholder for a declared sharding function: calls it in another process, once for each pair of arguments.
 
     Args:
         place: the other process.
-        number: which of the declared shardings it is.
-        name: how cases and reports call it.
+        number: its index among the declared shardings.
+        name: its name in cases and reports.
     """
 
     def __init__(self, place: _Place, number: int, name: str) -> None:
@@ -73,34 +73,34 @@ class ShardingElsewhere:
         self._number = number
 
     def __call__(self, length: int, world_size: int) -> list[list[int]]:
-        """The positions of each rank.
+        """Return the global positions of each rank.
 
         Raises:
-            ValueError: what the function did instead of returning integers.
+            ValueError: the function raised, ended its process or did not return in time; the message says which.
             Inconclusive: the other process could not be started.
         """
         return self._place.shards(self._number, length, world_size)
 
 
 def describe(target: str, *, seconds: float | None = None) -> Implementation:
-    """The implementation that `target` names: all but the function itself, for which an `FunctionElsewhere` stands.
+    """Return the implementation that `target` names, with a `FunctionElsewhere` in place of its function.
 
-    What is our own (`ring`, `allgather`, mutants) comes whole.
+    The tool's own implementations (`ring`, `allgather`, mutants) are imported here, and come with their function.
 
     Args:
         target: a built-in name, `module:attribute` or `path/to/file.py:attribute`.
-        seconds: how long it may take to be imported; `LOAD_SECONDS` by default.
+        seconds: how long its import may take; `LOAD_SECONDS` by default.
 
     Raises:
-        UsageError: the target has no such form, does not import, ends its process, or is not an implementation.
-        Inconclusive: it is a peer whose package is not installed, or it takes too long, or no process can be started.
+        UsageError: the target has no such form, cannot be imported, ends its process, or is not an implementation.
+        Inconclusive: a peer's package is not installed, the import takes too long or is killed, or no process starts.
     """
     module, _ = targets.located(target)
-    # What is being imported as a target is in a process that can be spared already.
+    # A target that is being imported is in a disposable process already.
     if targets.being_loaded() is not None:
         return targets.load(target)
     if targets.is_ours(module):
-        start_fork_server("ringverify.worlds.processes.contained")  # imports torch while this process does, too
+        start_fork_server("ringverify.worlds.processes.contained")  # it imports torch while this process does
         return targets.load(target)
     place = _Place(target, LOAD_SECONDS if seconds is None else seconds)
     try:
@@ -110,7 +110,7 @@ def describe(target: str, *, seconds: float | None = None) -> Implementation:
 
 
 def lacking(names: Sequence[str]) -> dict[str, str]:
-    """Those built-in names that cannot be checked on this machine, each with the reason; one process imports them all.
+    """Return the built-in names that cannot be checked on this machine, with reasons; one process imports them all.
 
     Raises:
         Inconclusive: importing them ends the process, or takes too long, or no process can be started.
@@ -126,7 +126,7 @@ def lacking(names: Sequence[str]) -> dict[str, str]:
 
 
 class _Place:
-    """A process that can be spared, in which a target is imported."""
+    """A disposable process in which a target is imported."""
 
     def __init__(self, target: str, seconds: float) -> None:
         self._target = target
@@ -137,7 +137,7 @@ class _Place:
         self._shards: dict[tuple[int, int, int], list[list[int]] | str] = {}
 
     def implementation(self) -> Implementation:
-        """What the target is."""
+        """Import the target in the process, and return what it is."""
         told = self.ask(_tell, self._target, self._seconds)
         if isinstance(told, Failure):
             raise self._not_imported(told)
@@ -153,12 +153,12 @@ class _Place:
             raise UsageError(f"{self._target} is no implementation that can be checked: {error}") from None
 
     def rest(self) -> None:
-        """End the process, unless there are shardings to ask of it."""
+        """End the process, unless declared sharding functions are to be called in it later."""
         if not self._kept:
             self._world.close()
 
     def shards(self, number: int, length: int, world_size: int) -> list[list[int]]:
-        """What one of the declared shardings returns."""
+        """Return the positions of each rank by one of the declared sharding functions; each result is kept."""
         key = number, length, world_size
         if key not in self._shards:
             self._shards[key] = self._asked(*key)
@@ -180,7 +180,7 @@ class _Place:
         return f"{what} {told}" if isinstance(told, str) else list(told)
 
     def ask(self, program: Callable[[Any], str], argument: Any, seconds: float) -> Any:
-        """What a program of this module returned there, or how it ended."""
+        """Run a function of this module in the process; return the JSON value it gave, or how the run failed."""
         try:
             run = self._world.run(program, argument, world_size=1, seed=0, deadline=seconds)
         except TooEarly as error:  # in the middle of an import
@@ -203,7 +203,7 @@ class _Place:
         return Inconclusive(f"{self._target} was not looked at: {failure.message}")
 
     def _read(self, told: dict[str, Any]) -> Implementation:
-        """What `_tell` told, checked once more: it comes from a process in which anything may have happened."""
+        """Build the implementation from what `_tell` returned, and check it: the target's code ran in that process."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told["declared"].items()
         }
@@ -220,7 +220,7 @@ class _Place:
 
 
 def place_of(implementation: Implementation) -> tuple[str | None, int | None]:
-    """The file and the line in which the function of an implementation begins, as far as they are known."""
+    """Return the file and the first line of an implementation's function, each `None` where unknown."""
     function = inspect.unwrap(implementation.function)
     if isinstance(function, FunctionElsewhere):
         return function.file, function.line
@@ -229,14 +229,14 @@ def place_of(implementation: Implementation) -> tuple[str | None, int | None]:
 
 
 def _ends(failure: Failure) -> str:
-    """What code does that ends its process."""
+    """Say how code ended its process, with the signal if there was one."""
     if failure.exit_code is None or failure.exit_code >= 0:
         return "ends its process"
     return f"ends its process by signal {signal_name(-failure.exit_code)}"
 
 
 def _code(failure: Failure) -> str:
-    """The exit code of a process, in brackets, if it has one."""
+    """Return the exit code of a process in parentheses, or "" if it has none."""
     return "" if failure.exit_code is None or failure.exit_code < 0 else f" (exit code {failure.exit_code})"
 
 
@@ -244,18 +244,18 @@ def _code(failure: Failure) -> str:
 
 
 def _tell(target: str) -> str:
-    """What a target is, or why it is nothing, as JSON."""
+    """Return as JSON what a target is, or why it is not an implementation."""
     return json.dumps(_looked_at(target))
 
 
 def _reasons(names: Sequence[str]) -> str:
-    """Why each of some targets cannot be checked, or null, as JSON."""
+    """Return as JSON the reason why each target cannot be checked, null for those that can."""
     told = map(_looked_at, names)
     return json.dumps([one.get("wrong", one.get("inconclusive")) for one in told])
 
 
 def _looked_at(target: str) -> dict[str, Any]:
-    for name in OF_A_RANK:  # this process's, and it is no rank of the target's
+    for name in OF_A_RANK:  # of this process, which is no rank of the target's
         os.environ.pop(name, None)
     try:
         return _told(targets.load(target))
@@ -263,14 +263,14 @@ def _looked_at(target: str) -> dict[str, Any]:
         return {"inconclusive": str(error)}
     except UsageError as error:
         return {"wrong": str(error)}
-    except KeyboardInterrupt:  # nobody's but its own: what a terminal sends does not come here
+    except KeyboardInterrupt:  # raised by the target itself: a terminal's Ctrl-C does not reach this process
         return {"wrong": f"{target} does not import: KeyboardInterrupt"}
-    except BaseException as error:  # whatever it is, it is the target's
+    except BaseException as error:  # anything else that the target may raise
         return {"wrong": f"{target} cannot be looked at: {one_line(error)}"}
 
 
 def _told(implementation: Implementation) -> dict[str, Any]:
-    """An implementation as far as JSON can hold it."""
+    """Return what JSON can hold of an implementation."""
     capabilities, shardings = implementation.capabilities, implementation.capabilities.shardings
     declared = {field.name: getattr(capabilities, field.name) for field in dataclasses.fields(Capabilities)}
     several = isinstance(declared.pop("sharding"), tuple)
@@ -288,7 +288,7 @@ def _told(implementation: Implementation) -> dict[str, Any]:
 
 
 def _shard(asked: tuple[str, int, int, int]) -> str:
-    """What a declared sharding returns, as JSON: lists of positions, or in a text what it did instead."""
+    """Call a declared sharding function; return as JSON the positions of each rank, or a text on what it raised."""
     import numpy as np
 
     target, number, length, world_size = asked
@@ -296,6 +296,6 @@ def _shard(asked: tuple[str, int, int, int]) -> str:
         sharding = targets.load(target).capabilities.shardings[number]
         assert callable(sharding)
         told = json.dumps([np.asarray(shard).reshape(-1).tolist() for shard in sharding(length, world_size)])
-    except BaseException as error:  # whatever it is, it is the target's
+    except BaseException as error:  # anything that the target may raise
         told = json.dumps(f"raised {one_line(error)}")
     return told

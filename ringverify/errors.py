@@ -6,7 +6,7 @@ from ringverify.words import LINE, cut, legible
 
 
 class UsageError(Exception):
-    """The target, an option or a file is wrong; the message is one line that says which and how to mend it."""
+    """The target, an option or a file is wrong; the message is one line that says which and how to fix it."""
 
     exit_code = 2
 
@@ -18,5 +18,5 @@ class Inconclusive(Exception):
 
 
 def complain(error: object) -> None:
-    """Say in one line on standard error what is wrong."""
+    """Print what is wrong on standard error, in one line."""
     print(f"ringverify: {legible(cut(str(error), 2 * LINE))}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Files that people name: read with limits, and written whole. What is in them is for others to know.
+"""Read and write files that users name: reads have limits, writes are atomic.
 
-No file is trusted: what is no regular file is not read, and neither is more than a stated size, depth or number of
-values. What is no regular file is written to, and never replaced; a link stays a link.
+No file is trusted: only regular files are read, and only up to a stated size, depth and number of values. Anything but
+a regular file is written to, never replaced; a symbolic link stays one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ else:
     import tomli as tomllib
 
 MOST = 8 << 20
-"""Bytes of a file that is read, at most."""
+"""Largest size in bytes of a file that is read."""
 
 VALUES = 500_000
-"""Values in a JSON document, at most: an object of eight signs takes 200 bytes."""
+"""Largest number of values in a JSON document: an object of eight characters takes 200 bytes of memory."""
 
 DEPTH = 64
-"""Lists and objects within one another, at most."""
+"""Largest depth of nested lists and objects."""
 
 DIGITS = 40
-"""Digits of a whole number, at most."""
+"""Largest number of digits of a whole number."""
 
 TOML = 1 << 19
-"""Bytes of a TOML file, at most. No line of it has more signs than `TOML_LINE`, nor more than `DEPTH` dots outside of
-quotes: its reader takes time and memory that grow with the square of a dotted key."""
+"""Largest size in bytes of a TOML file.
+
+A line may have `TOML_LINE` characters, and `DEPTH` dots outside of quotes: the time and memory of the TOML parser grow
+with the square of the length of a dotted key.
+"""
 
 TOML_LINE = 4_000
 _QUOTED = re.compile(r""" "[^"]*" | '[^']*' """, re.VERBOSE)
@@ -58,17 +61,17 @@ _KINDS = {
 
 
 class Taken(OSError):
-    """Somebody else is writing the file."""
+    """Another process is writing the file."""
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
-    """The bytes of a regular file.
+    """Return the bytes of a regular file.
 
     Raises:
-        OSError: it cannot be read, is no regular file or has more bytes; `strerror` says which.
+        OSError: it cannot be read, is not a regular file or has more than `most` bytes; `strerror` says which.
     """
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -87,10 +90,10 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST) -> str:
-    """The text of a regular file, in UTF-8, whatever its lines end with.
+    """Return the text of a regular UTF-8 file, with line feeds as its only line ends.
 
     Raises:
-        OSError: as of `read_bytes`.
+        OSError: see `read_bytes`.
         UnicodeDecodeError: it is not UTF-8.
     """
     text = read_bytes(path, most).decode("utf-8-sig")
@@ -98,20 +101,20 @@ def read_text(path: Path, most: int = MOST) -> str:
 
 
 def read_json(path: Path, most: int = MOST) -> Any:
-    """What a JSON file says.
+    """Return the content of a JSON file.
 
     Raises:
-        OSError: as of `read_bytes`.
+        OSError: see `read_bytes`.
         ValueError: it is not UTF-8, not JSON, or beyond the limits of `parsed`.
     """
     return parsed(read_text(path, most))
 
 
 def parsed(text: str) -> Any:
-    """What a JSON text says.
+    """Return the content of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, has too many values, too deep ones, or a number of too many digits or none at all.
+        ValueError: it is not JSON, has too many or too deep values, or a number that is too long or not finite.
     """
     look_at_values(text)
     try:
@@ -124,21 +127,21 @@ def parsed(text: str) -> Any:
 
 
 def look_at_values(text: str, most: int = VALUES) -> None:
-    """Refuse JSON of more values than are read, before it is.
+    """Refuse JSON text of more than `most` values, before it is parsed.
 
     Raises:
-        ValueError: there are more.
+        ValueError: there are more, as counted by brackets and commas.
     """
     if (values := text.count("[") + text.count("{") + text.count(",")) > most:
         raise ValueError(f"it has about {values:,} values, and at most {most:,} are read")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file says.
+    """Return the content of a TOML file.
 
     Raises:
-        OSError: as of `read_bytes`.
-        ValueError: it is not UTF-8, not TOML, or has too long lines or too deep values.
+        OSError: see `read_bytes`.
+        ValueError: it is not UTF-8, not TOML, or has too long lines, too long dotted keys or too deep values.
     """
     text = read_text(path, TOML)
     for number, line in enumerate(text.split("\n"), 1):
@@ -167,7 +170,7 @@ def _fraction(text: str) -> float:
 
 
 def _look_down(content: Any) -> None:
-    """Refuse what is deeper than anything that we write, before something that calls itself meets it."""
+    """Refuse content nested deeper than `DEPTH`, before a recursive function meets it."""
     level = [content]
     for _ in range(DEPTH):
         level = [inner for outer in level for inner in _within(outer) if isinstance(inner, (dict, list))]
@@ -188,7 +191,7 @@ def _kind(mode: int) -> str:
 
 
 def look_at_place(path: Path) -> str | None:
-    """Why a file could not be written, in words that follow its name, or `None` if nothing speaks against it."""
+    """Return why a file could not be written, in words that follow its name, or `None` if no reason is found."""
     if _descriptor(path) is not None:
         return None
     try:
@@ -213,20 +216,23 @@ def look_at_place(path: Path) -> str | None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is something that is written to rather than replaced: a device, a FIFO, a socket, a descriptor."""
+    """Whether a path is written to rather than replaced: a device, a FIFO, a socket or a file descriptor."""
     return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def destination(path: Path) -> Path:
-    """Where a file is in the end, past all links."""
+    """Return a path with all symbolic links resolved."""
     return Path(os.path.realpath(path))
 
 
 def open_stream(path: Path) -> int | None:
-    """A descriptor of what is written to rather than replaced; `None` for a regular file, or one that is to be made.
+    """Open a path that is written to rather than replaced; return `None` for a regular or a missing file.
+
+    Returns:
+        A file descriptor, which the caller closes.
 
     Raises:
-        OSError: it is a folder or a disk, nobody listens, or it may not be written to.
+        OSError: it is a folder or a disk, a FIFO or socket without a reader, or it may not be written to.
     """
     if (number := _descriptor(path)) is not None:
         return os.dup(number)
@@ -242,17 +248,17 @@ def open_stream(path: Path) -> int | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as wire:
             wire.connect(os.fspath(path))
             return os.dup(wire.fileno())
-    # Not to wait for a reader who never comes: without one, this is an error.
+    # Non-blocking: a FIFO without a reader is then an error, and not a wait without end.
     opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     os.set_blocking(opened, True)
     return opened
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is seen whole or not at all; what is no regular file is written to.
+    """Write a regular file atomically; write to anything else as it is.
 
     Raises:
-        OSError: it cannot be written; a file that was there is as it was.
+        OSError: it cannot be written; a regular file that was there is unchanged.
     """
     data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
     if (stream := open_stream(path)) is not None:
@@ -279,10 +285,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_all(opened: int, data: bytes) -> None:
-    """Write all of it to a descriptor.
+    """Write all of `data` to a file descriptor.
 
     Raises:
-        OSError: no more could be written.
+        OSError: not all of it could be written.
     """
     left = memoryview(data)
     while left:
@@ -293,11 +299,14 @@ def write_all(opened: int, data: bytes) -> None:
 
 
 def claim(partial: Path) -> int:
-    """A descriptor of a file to be written bit by bit, ours alone until it is closed; what is in it stays there.
+    """Open a file to append to, locked against other processes until it is closed; its content stays.
+
+    Returns:
+        A file descriptor, which the caller closes.
 
     Raises:
-        Taken: another process has it.
-        OSError: it cannot be written, is a link, or is somebody else's.
+        Taken: another process has locked it.
+        OSError: it cannot be written, is a link, or belongs to another user.
     """
     while True:
         opened = os.open(
@@ -313,7 +322,7 @@ def claim(partial: Path) -> int:
                 raise Taken(errno.EBUSY, "another run is writing it") from None
             except OSError:
                 pass  # a file system without locks
-            # Meanwhile the other run may have ended, and given the file its name.
+            # Before the lock was ours, the other run may have ended and renamed the file; then open it anew.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.lstat(partial), os.fstat(opened)):
                     return opened
@@ -324,7 +333,7 @@ def claim(partial: Path) -> int:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Which descriptor of this process a path stands for, as /dev/stdout does, wherever that leads."""
+    """Return the file descriptor of this process that a path stands for, as /dev/stdout does; follows links."""
     place = os.path.abspath(path)
     for _ in range(LINKS):
         if (found := _DESCRIPTOR.fullmatch(place)) is not None or place in _STREAMS:

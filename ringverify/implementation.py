@@ -1,4 +1,4 @@
-"""The plug-in contract: what an implementation declares, and what it is handed when it is called.
+"""The plug-in contract: what an implementation declares, and what it is given when it is called.
 
 Importing this module does not import torch.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 TensorLayout = Literal["bshd", "bhsd"]
 CausalSupport = Literal["both", "always", "never"]
 Multiple = int | Literal["world_size"] | None
-"""What has to divide a number of heads: a number, the number of ranks in the group, or nothing."""
+"""What a number of heads has to be a multiple of: an integer, the world size of the group, or nothing (`None`)."""
 SHARDING_NAMES = ("contiguous", "zigzag", "striped", "replicated_query")
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """Everything but the tensors that one rank is told about the attention it takes part in.
+    """What one rank is told about an attention call, beside its tensors q, k and v.
 
     Attributes:
         group: the process group that is the ring.
@@ -37,7 +37,7 @@ class AttentionCall:
         problem: what all ranks compute together; lengths are global.
         sharding: the sharding in force, one of those declared.
         positions: global positions of this rank's queries, int64, shape `(n_local,)`, in the order of q's rows.
-        key_positions: the same for keys and values.
+        key_positions: global positions of this rank's keys and values, int64, one for each row of k, in order.
     """
 
     group: torch.distributed.ProcessGroup
@@ -55,32 +55,32 @@ class AttentionCall:
 
     @property
     def scale(self) -> float:
-        """The factor on q.k, a number: `D ** -0.5` where the problem names none."""
+        """The factor on q.k: `head_dim ** -0.5` where the problem names none."""
         return self.problem.scale_value
 
     @property
     def window(self) -> tuple[int | None, int | None] | None:
-        """`(left, right)`, both inclusive, `None` unbounded; or no window."""
+        """`(left, right)`, both inclusive, `None` on a side without a bound; `None` if there is no window."""
         return self.problem.window
 
     @property
     def dilation(self) -> Dilation | None:
-        """The dilation, or none."""
+        """The dilation, or `None`."""
         return self.problem.dilation
 
     @property
     def documents(self) -> tuple[int, ...] | None:
-        """Cumulative document lengths over the global sequence, or none."""
+        """Cumulative document lengths over the global sequence (cu_seqlens), or `None`."""
         return self.problem.documents
 
     @property
     def key_lengths(self) -> tuple[int, ...] | None:
-        """Number of valid keys of each batch element, or none."""
+        """Number of valid keys of each batch element, or `None`."""
         return self.problem.key_lengths
 
     @property
     def softcap(self) -> float | None:
-        """c of `c * tanh(s / c)`, or none."""
+        """The c of `c * tanh(s / c)`, or `None`."""
         return self.problem.softcap
 
 
@@ -90,10 +90,10 @@ def _capability(default: Any, meaning: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an implementation declares. One table: it drives which cases are drawn, what is reported and the docs.
+    """What an implementation declares that it supports.
 
-    An undeclared capability is reported as `unsupported`, never as a pass; a declared one that raises or is wrong
-    is a `fail`.
+    This one table drives which cases are drawn, what is reported, and the documentation. An undeclared capability
+    is reported as `unsupported`, never as a pass; a declared one that raises or is wrong is a `fail`.
     """
 
     sharding: Sharding | tuple[Sharding, ...] = _capability(
@@ -187,7 +187,7 @@ class Capabilities:
             raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, allowed))}")
 
     def _numbers(self, name: str) -> None:
-        """Sort a collection of positive integers, each once; `None` stays."""
+        """Check a field that holds positive integers or `None`, and store them sorted, each once."""
         values = getattr(self, name)
         if values is None:
             return
@@ -221,10 +221,10 @@ class Capabilities:
         return self.sharding if isinstance(self.sharding, tuple) else (self.sharding,)
 
     def sharding_named(self, name: str) -> Sharding:
-        """The declared sharding of that name.
+        """Return the declared sharding of that name.
 
         Raises:
-            ValueError: none is declared under it.
+            ValueError: no declared sharding has it.
         """
         for sharding in self.shardings:
             if sharding_name(sharding) == name:
@@ -233,22 +233,23 @@ class Capabilities:
 
 
 def sharding_name(sharding: Sharding) -> str:
-    """How cases and reports call a sharding: its name, or the qualified name of the user's function."""
+    """Return the name of a sharding in cases and reports; of a user's function, its qualified name."""
     return sharding if isinstance(sharding, str) else str(getattr(sharding, "__qualname__", repr(sharding)))
 
 
 AttendFunction = Callable[..., Any]
 FROM_FILE = re.compile(r"^_ringverify_file_[0-9a-f]+\.")
-"""Before the name of a module that was loaded from a file rather than imported; no part of what people read."""
+"""Prefix of the module name of a target that was loaded from a file; messages leave it out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """A function under test with what it declares.
+    """A function under test with the capabilities that it declares.
 
     Attributes:
-        function: `attend(q, k, v, call)`, called once a rank; returns out, or `(out, lse)` if it declares lse.
-        name: how reports call it.
+        function: `attend(q, k, v, call)`, called once on each rank with that rank's shards in the declared
+            `tensor_layout`; returns out, or `(out, lse)` if it declares lse.
+        name: its name in reports.
         capabilities: what it declares.
     """
 
@@ -257,7 +258,7 @@ class Implementation:
     capabilities: Capabilities
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> Any:
-        """Call the function: the decorated name stays usable as before."""
+        """Call the function, so that the decorated name can still be called."""
         return self.function(q, k, v, call)
 
 
@@ -265,7 +266,7 @@ def implementation(*, name: str | None = None, **capabilities: Any) -> Callable[
     """Declare a function as an implementation of sequence-parallel attention.
 
     Args:
-        name: how reports call it; the function's dotted name by default.
+        name: its name in reports; by default the function's dotted name.
         **capabilities: the fields of `Capabilities`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What options may be given as; anything else is refused with the value and what was expected."""
+"""Types of command-line options: each parses a text, or refuses it with the text and what was expected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringverify.errors import complain
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
+    """Parse names separated by commas."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r}: expected names separated by commas")
@@ -19,7 +19,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """World sizes separated by commas."""
+    """Parse world sizes separated by commas."""
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -30,12 +30,12 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def count(text: str) -> int:
-    """A whole number from 0."""
+    """Parse a whole number of at least 0."""
     return _whole(text, 0)
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
+    """Parse a whole number of at least 1."""
     return _whole(text, 1)
 
 
@@ -46,7 +46,7 @@ def _whole(text: str, minimum: int) -> int:
 
 
 def seconds(text: str) -> float:
-    """A positive, finite number of seconds."""
+    """Parse a positive, finite number of seconds."""
     try:
         found = float(text)
     except ValueError:
@@ -57,7 +57,7 @@ def seconds(text: str) -> float:
 
 
 def branches(text: str) -> tuple[tuple[int, int], ...]:
-    """Branches of a dilation, `W:R,…`."""
+    """Parse the branches of a dilation, `W:R,…`: segment length and dilation rate of each."""
     try:
         found = tuple((int(w), int(r)) for w, r in (one.split(":") for one in text.split(",")))
     except ValueError:
@@ -72,11 +72,11 @@ OUTPUTS = {
     "junit": ("FILE.xml", "write the verdicts as JUnit XML"),
     "markdown": ("FILE.md", "write a summary for a CI job"),
 }
-"""Files that `check` and `report` both write: what stands for the file in `--help`, and what that says."""
+"""Options for files that several commands write: the metavar and the help text of each."""
 
 
 class Renamed(argparse.Action):
-    """The old name of an option: it does what the new one does, and says which that is."""
+    """Action for the old name of an option: stores the value under the new name, and prints that name."""
 
     def __init__(self, *arguments: Any, now: str, **fields: Any) -> None:
         fields |= {"dest": now.removeprefix("--"), "help": argparse.SUPPRESS, "type": Path}
@@ -90,6 +90,6 @@ class Renamed(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Take the value, with a line on standard error."""
+        """Store the value, and print the new name on standard error."""
         complain(f"{option_string} is called {self._now} here now: please write that")
         setattr(namespace, self.dest, values)

@@ -1,6 +1,6 @@
-"""The pytest plugin: `pytest --ringverify my_package.ring:attend` collects a test a property.
+"""The pytest plugin: `pytest --ringverify my_package.ring:attend` collects one test for each property.
 
-It is loaded in every project that has ringverify installed, so importing it imports little, and nothing of torch.
+pytest loads it in every project in which ringverify is installed, so importing it is cheap and does not import torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ringverify.check.option_table import OPTIONS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
+    """Add the options and settings of ringverify."""
     group = parser.getgroup("ringverify", "conformance of sequence-parallel attention")
     group.addoption(
         "--ringverify",
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Look at what is asked for, before anything is said or collected."""
+    """Read the options and look at the targets, before anything is printed or collected."""
     from ringverify.errors import UsageError
     from ringverify.reports.jsonl import ReportError
     from ringverify.testing.asked import in_our_words

@@ -1,4 +1,4 @@
-"""From what a user types to an implementation: a built-in name, `module:attribute` or `path/to/file.py:attribute`."""
+"""Find the implementation that a target names: a built-in name, `module:attribute` or `path/to/file.py:attribute`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BUILT_IN: dict[str, str] = {
     "peer:diffusers-ulysses-anything": "ringverify.peers.diffusers_context_parallel:ulysses_anything",
     "peer:diffusers-unified": "ringverify.peers.diffusers_context_parallel:unified",
 }
-"""Built-in names and where they live; data, so that listing them imports nothing."""
+"""Built-in names and where they are defined, as data: listing them imports nothing."""
 
 _NOT_THE_USERS = (
     str(Path(__file__).parent / "targets.py"),
@@ -74,13 +74,14 @@ _NOT_THE_USERS = (
 
 
 MUTANT = "mutant:"
-"""Prefix of the names of mutants, `mutant:A1`, which live in a catalogue of their own."""
+"""Prefix of the names of mutants, as in `mutant:A1`; `ringverify.faults.catalogue` holds them."""
 
 
 def located(target: str) -> tuple[str, str | None]:
-    """The module or file of a target and what it is called there, as far as nothing has to be imported for it.
+    """Split a target into its module or file and the attribute there, without importing anything.
 
-    A target without an attribute has none here either.
+    Returns:
+        The module or file, and the attribute, `None` where the target names none.
 
     Raises:
         UsageError: the target has no such form, or there is no such file or package.
@@ -105,23 +106,23 @@ def located(target: str) -> tuple[str, str | None]:
 
 
 def from_anywhere(target: str) -> str:
-    """The same target for a process whose working directory may be changed: a file is named by its whole path."""
+    """Return a target with its file, if any, as an absolute path, so that it works from any working directory."""
     file, separator, attribute = target.rpartition(":")
     return f"{Path(file).resolve()}:{attribute}" if separator and file.endswith(".py") else target
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module is part of the tool, and imports nothing of anybody else's."""
+    """Whether a module is part of the tool and no peer adapter, which would import another package."""
     return module.startswith("ringverify.") and not module.startswith("ringverify.peers.")
 
 
 def load(target: str) -> Implementation:
-    """The implementation that `target` names, imported into this process: a rank's, or one that can be spared.
+    """Import the implementation that `target` names into this process: a rank's, or a disposable one.
 
-    The tool's own process asks `ringverify.describing.describe`.
+    The tool's own process calls `ringverify.describing.describe` instead.
 
     Raises:
-        UsageError: the target has no such form, does not import, or is not an implementation.
+        UsageError: the target has no such form, cannot be imported, or is not an implementation.
         Inconclusive: the target is a peer whose package is not installed.
     """
     module_name, attribute = located(target)
@@ -146,7 +147,7 @@ def load(target: str) -> Implementation:
 
 
 def _module(name: str) -> ModuleType:
-    """The module of a name or of a file."""
+    """Import the module of a dotted name or of a file."""
     _loading.append(name)
     try:
         return _load_file(name) if name.endswith(".py") else _load_module(name)
@@ -155,7 +156,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _is_module(name: str) -> bool:
-    """Whether a target without an attribute names a file, or a module that is there."""
+    """Whether a target without an attribute names a file, or a module that can be found."""
     if name.endswith(".py"):
         return True
     if name in BUILT_IN or not all(part.isidentifier() for part in name.split(".")):
@@ -165,16 +166,16 @@ def _is_module(name: str) -> bool:
 
 
 def _is_there(package: str) -> bool:
-    """Whether there is something to import under a name without dots; nothing is imported for the answer."""
+    """Whether a top-level module or package of this name can be found; imports nothing."""
     with _looking_here():
         try:
             return importlib.util.find_spec(package) is not None
-        except ValueError:  # it was imported, and does not say from where
+        except ValueError:  # it is imported already, and its `__spec__` is None
             return True
 
 
 def _which(name: str, module: ModuleType) -> str:
-    """The message to somebody who named a module or a file: what there is in it, as it is to be typed."""
+    """Return the message for a target without an attribute: the implementations in its module, as targets to type."""
     found = [f"{name}:{attribute}" for attribute, value in vars(module).items() if isinstance(value, Implementation)]
     match found:
         case []:
@@ -193,7 +194,7 @@ def is_built_in(target: str) -> bool:
 
 
 def whence(target: str) -> str:
-    """What loading a target would import, and from where, found out without importing anything."""
+    """Say what loading a target would import, and from where, without importing anything."""
     location = location_of(target)
     module, _, attribute = location.rpartition(":") if ":" in location else (location, "", "no attribute")
     if module.endswith(".py"):
@@ -206,22 +207,22 @@ def whence(target: str) -> str:
 
 
 def location_of(target: str) -> str:
-    """Where a target lives, as `module:attribute` or `path/to/file.py:attribute`."""
+    """Return where a target is defined, as `module:attribute` or `path/to/file.py:attribute`."""
     if target.startswith(MUTANT):
         return f"ringverify.faults.catalogue:{target.removeprefix(MUTANT)}"
     return BUILT_IN.get(target, target)
 
 
 def being_loaded() -> str | None:
-    """The file or module that is being loaded as a target at this moment, if one is."""
+    """Return the file or module that is being loaded as a target at this moment, or `None`."""
     return _loading[-1] if _loading else None
 
 
 def address_of(implementation: Implementation) -> str:
-    """What to type to get an implementation that is at hand: the inverse of `load`.
+    """Return the target of an implementation object: the inverse of `load`.
 
-    A module outside any package is named by its file where that lies below the working directory, since only there a
-    command finds it too.
+    A module outside any package is named by its file if that lies below the working directory: another process might
+    not find it by name, since its folder is not always on the module path.
 
     Raises:
         UsageError: no module that was imported from a file has it as an attribute.
@@ -251,7 +252,7 @@ def _address(module: ModuleType, attribute: str) -> str:
 
 
 def _origin(name: str) -> Path | None:
-    """The file that another process would import under this name, whatever is loaded under it here."""
+    """Return the file that another process would import under this name, whatever is loaded under it here."""
     where: Sequence[str] | None = None
     spec = None
     for end in [*(match.start() for match in re.finditer(r"\.", name)), len(name)]:
@@ -269,14 +270,14 @@ def _offer(module: ModuleType) -> str:
 
 
 def _look_here() -> None:
-    """A console script does not have the user's directory on its path, `python -m` has; both should find a package."""
+    """Put the working directory on the module path, as `python -m` does and a console script does not."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 
 
 @contextlib.contextmanager
 def _looking_here() -> Iterator[None]:
-    """The user's directory on the module path for a moment: what this process imports later is not to come from it."""
+    """Have the working directory on the module path for a moment: later imports must not come from it."""
     before = list(sys.path)
     _look_here()
     try:
@@ -301,10 +302,10 @@ def _load_module(name: str) -> ModuleType:
 
 def _load_file(path: str) -> ModuleType:
     resolved = Path(path).resolve()
-    # A file's own directory is importable while it runs as a script; the same is expected here.
+    # Python puts the directory of a script on the module path; a target's file may rely on the same.
     if str(resolved.parent) not in sys.path:
         sys.path.insert(0, str(resolved.parent))
-    # Two files of one name are two modules; `ringverify.implementation.FROM_FILE` hides what tells them apart.
+    # Files of one name in two folders are two modules; messages leave out this prefix, `implementation.FROM_FILE`.
     name = f"_ringverify_file_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}.{resolved.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -322,7 +323,7 @@ def _load_file(path: str) -> ModuleType:
 
 
 def _not_importable(name: str, error: BaseException) -> BaseException:
-    kind = type(error)  # `isinstance` asks the exception, which may have something else to say
+    kind = type(error)  # not `isinstance`, which believes the exception's own `__class__`
     if issubclass(kind, KeyboardInterrupt):
         return error
     if issubclass(kind, SystemExit):
@@ -337,7 +338,7 @@ def _not_importable(name: str, error: BaseException) -> BaseException:
 
 
 def _place(error: BaseException) -> str:
-    """Where an import failed: the innermost line that is neither Python's importing nor ours."""
+    """Return where an import failed, as text: the innermost line outside importlib and ringverify."""
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno}"
         for frame in traceback.extract_tb(trace_of(error))

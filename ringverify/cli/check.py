@@ -41,9 +41,9 @@ def add_parser(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes.
+    """Add the arguments of the command.
 
-    Their defaults are all "not said": `configured` fills in what pyproject.toml says, and `Options` what nobody says.
+    Every default means "not given": `configured` then fills in the value of pyproject.toml, and `Options` the default.
     """
     parser.add_argument(
         "targets",
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     options = configured(options, Path.cwd())
     here = torchrun.placement()
     if here is not None and here.rank > 0:
-        # One process speaks for all: the verdict, the reports and the exit code are rank 0's.
+        # Only rank 0 prints, writes reports and returns the verdict; the other ranks serve it.
         return 0 if options.world == "simulated" else torchrun.serve(here)
 
     if not options.targets:
@@ -73,8 +73,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
     _look(options.targets)
-    with contextlib.suppress(OSError):  # what cannot be started will be told where it is needed
-        start_fork_server("ringverify.worlds.processes.contained")  # imports torch while this process does, too
+    with contextlib.suppress(OSError):  # if it cannot be started, the first run that needs it says so
+        start_fork_server("ringverify.worlds.processes.contained")  # it imports torch while this process does
 
     from ringverify.check.drawing import home_of_our_own
     from ringverify.check.planning import device_for
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _look(wanted: Sequence[str]) -> None:
-    """Look for targets as far as nothing has to be imported for it.
+    """Look for the targets, without importing anything.
 
     Raises:
         UsageError: there is no such target, or one is named twice.
@@ -134,13 +134,13 @@ def _look(wanted: Sequence[str]) -> None:
 
 
 def _subjects(wanted: Sequence[str], seconds: float | None, console: Console) -> list[Subject | Unavailable]:
-    """What is to be checked; what cannot be checked here is told of, if there is something else to check.
+    """Return what is to be checked; targets that cannot be checked here are kept with the reason.
 
-    The targets are imported elsewhere, one after the other, and on a terminal the one whose turn it is is shown.
+    Targets are imported in other processes, one after the other; a terminal shows the one that is being imported.
 
     Raises:
         UsageError: a target is wrong.
-        Inconclusive: nothing can be checked here.
+        Inconclusive: none of the targets can be checked here.
     """
     from ringverify.describing import describe
 

@@ -17,7 +17,7 @@ RULE = (
     "Exit codes: 0 every violation of the reports is shown by its script, 1 at least one is not, whatever the reason, "
     "2 wrong usage, 3 the reports hold no violation."
 )
-"""By what the command exits; it says nothing else of an implementation than that."""
+"""The exit codes of the command, as `--help` says them; they are no verdict on an implementation."""
 
 
 def add_parser(commands: Any) -> None:
@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the parser of the command."""
+    """Add the options of the command."""
     parser.add_argument("reports", nargs="+", type=Path, metavar="FILE.jsonl", help="what check --report wrote")
     parser.add_argument("--scripts", type=Path, metavar="DIR", help="keep the scripts there")
     parser.add_argument(

@@ -20,7 +20,7 @@ from ringverify.targets import BUILT_IN
 from ringverify.worlds.world import Conditions, World, WorldUnavailable
 
 DEADLINE = 30.0
-"""Seconds that a trial may take."""
+"""Seconds that one trial may take."""
 
 WORKS = "works"
 
@@ -30,7 +30,7 @@ def examine(say: Callable[[str], None], *, verbose: bool = False) -> int:
 
     Args:
         say: takes a line of text.
-        verbose: also say what each world, kernel and built-in implementation came to.
+        verbose: also report on each world, kernel and built-in implementation.
     """
     cuda = torch.cuda.is_available()
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if cuda else []
@@ -64,7 +64,7 @@ def examine(say: Callable[[str], None], *, verbose: bool = False) -> int:
 
 
 def _kernel(kernel: Kernel, cuda: bool) -> str | None:
-    """Why the ring never chooses that kernel on this machine, or `None` if for some call it may."""
+    """Return why the ring never chooses a kernel on this machine, or `None` if it does so for some call."""
     reasons = [
         kernel.why_not(Setting(device, dtype, torch.float32, 64, 64, 0.125, None))
         for device in (["cuda"] if cuda else []) + ["cpu"]
@@ -75,14 +75,14 @@ def _kernel(kernel: Kernel, cuda: bool) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """A small program that the suite's own runs resemble.
+    """A small program of ranks that needs of a world what the suite's own runs need.
 
     Attributes:
-        what: what it tries, for "a sub-group: …".
-        program: what every rank runs, on a device.
-        results: what the ranks return, in rank order; as many as there are ranks.
-        conditions: how unfriendly a simulated world is to it.
-        watch: whether a simulated world watches it.
+        what: its name in messages, as in "a sub-group: …".
+        program: what every rank runs, given the device of its tensors.
+        results: what the ranks return, in rank order; there are as many ranks as results.
+        conditions: adverse conditions that a simulated world puts it under, if any.
+        watch: what a simulated world observes of it.
     """
 
     what: str
@@ -93,14 +93,14 @@ class _Program:
 
 
 def sum_of_ranks(device: str) -> float:
-    """The sum of all ranks' numbers, as every rank sees it."""
+    """All-reduce the rank numbers; return their sum."""
     number = torch.tensor([float(dist.get_rank())], device=device)
     dist.all_reduce(number)
     return float(number)
 
 
 def sum_of_a_sub_group(device: str) -> float:
-    """The sum of the numbers of all ranks but rank 0, as they see it; rank 0's own number for itself."""
+    """All-reduce the rank numbers over all ranks but rank 0; return their sum, on rank 0 its own number."""
     number = torch.tensor([float(dist.get_rank())], device=device)
     group = dist.new_group(list(range(1, dist.get_world_size())))
     if dist.get_rank():
@@ -109,7 +109,7 @@ def sum_of_a_sub_group(device: str) -> float:
 
 
 def number_of_the_left_neighbour(device: str) -> float:
-    """What arrives when every rank sends its number to the right."""
+    """Send the rank number to the right; return the number that arrives from the left."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sent = torch.tensor([float(rank)], device=device)
     received = torch.empty_like(sent)
@@ -135,12 +135,12 @@ _TRIALS: dict[WorldName, tuple[_Program, ...]] = {
 
 
 def _try_world(name: WorldName, *, device: str = "cpu", most_ranks: int | None = None) -> str | None:
-    """What ranks cannot do in that world, or `None` if all that is tried works.
+    """Return what fails in a world, or `None` if all trials work.
 
     Args:
         name: the world.
-        device: where the ranks' tensors lie.
-        most_ranks: trials of more ranks than that are left out.
+        device: device of the ranks' tensors.
+        most_ranks: leave out trials that need more ranks.
     """
     try:
         world = open_world(name)
@@ -158,7 +158,7 @@ def _try_world(name: WorldName, *, device: str = "cpu", most_ranks: int | None =
 
 
 def _try(world: World, trial: _Program, device: str) -> str | None:
-    """Why a trial fails in an open world, or `None` if it ends as it should."""
+    """Run a trial in an open world; return why it fails, or `None` if it works."""
     run = world.run(
         trial.program,
         device,

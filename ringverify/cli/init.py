@@ -18,7 +18,7 @@ from ringverify.words import say_on
 FOLDER = Path(__file__).parent / "adapters"
 KINDS = ("function", "module", "ulysses")
 WRITTEN = Path("adapter.py")
-"""What an adapter is called if nothing else is said, and within the text of each."""
+"""Default name of the file to write, which is also the name within the text of each adapter."""
 
 
 def add_parser(commands: Any) -> None:
@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the parser of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "file", nargs="?", type=Path, default=WRITTEN, metavar="FILE.py", help="the file to write (default: adapter.py)"
     )
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def write(options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Run the command and return its exit code.
+    """Write the adapter, say how to try it, and return 0.
 
     Raises:
         UsageError: the file is there already, or cannot be written.

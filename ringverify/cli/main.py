@@ -36,11 +36,13 @@ from ringverify.worlds.limits import limit_of, sentence
 from ringverify.worlds.standard_files import keep_standard_streams
 
 INTERRUPTED = 130
-"""Exit status of a command ended by Ctrl-C, as shells have it."""
+"""Exit status of a command that Ctrl-C ended, as in shells."""
 
 NOBODY_READS = 141
-"""Exit status of a command whose output nobody reads to its end, as in `ringverify list … | head`: as shells have it
-for SIGPIPE, and no verdict."""
+"""Exit status of a command whose output was closed by its reader, as in `ringverify list … | head`.
+
+Shells have it for SIGPIPE; it is no verdict.
+"""
 
 COMMANDS = (
     check,
@@ -55,14 +57,14 @@ COMMANDS = (
     vectors,
     doctor_options,
 )
-"""Each has its parser, which names what runs the command; none of these modules imports torch."""
+"""Modules of the commands: each adds a parser that names the function to run, and none imports torch."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
     keep_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What an implementation says may hold what the terminal's encoding lacks; that must not end the run.
+        # An implementation's text may hold characters that the terminal's encoding lacks; that must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains again when it flushes at exit
         return NOBODY_READS
     except Exception as error:
         if (limit := limit_of(error)) is not None:
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """Run a command. Short output is written at its end, and only then a reader who has gone is noticed."""
+    """Run a command and flush its output: for short output, only that shows that its reader has gone."""
     try:
         options = _parser().parse_args(arguments)
         code: int = options.run(options, _StandardOutput())
@@ -102,27 +104,27 @@ def _run(arguments: Sequence[str] | None) -> int:
     output.flush()
     if _Stdout.lost is None:
         return code
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries to flush again at exit
     lost, _Stdout.lost = _Stdout.lost, None
     return with_missing(code, [f"cannot write to standard output: {lost}"])
 
 
 class _Stdout:
-    """Standard output, for people: a disk that is full there takes no verdict away, and is told of at the end.
+    """Standard output that outlives a failed write, such as to a full disk: the command goes on to its verdict.
 
     Attributes:
-        lost: why it could not be written to.
+        lost: why a write failed; `None` while none has.
     """
 
     lost: str | None = None
 
     def write(self, text: str) -> int:
-        """Write a text, unless an earlier one could not be written."""
+        """Write a text, unless an earlier write failed."""
         self._unless_lost(lambda: sys.stdout.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Write all that waits."""
+        """Flush the output, unless an earlier write failed."""
         self._unless_lost(sys.stdout.flush)
 
     def _unless_lost(self, act: Callable[[], object]) -> None:
@@ -139,18 +141,18 @@ class _Stdout:
 
 
 class _StandardOutput(Console):
-    """Standard output, for people."""
+    """A rich console on standard output."""
 
     def __init__(self) -> None:
         super().__init__(file=cast(TextIO, _Stdout()))
 
     def on_broken_pipe(self) -> None:
-        """Leave it to `main`: rich would exit with 1, which is a verdict."""
+        """Raise for `main` to handle: rich would exit with 1, which is a verdict."""
         raise BrokenPipeError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, where argparse would print the usage first."""
+    """Reports an error in one line, where argparse would print the usage first."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")

@@ -1,4 +1,4 @@
-"""The command `ringverify mutants`: its options. What it does is the lab's, which no other command loads."""
+"""The command `ringverify mutants`: its options. Its work is done in `ringverify.lab`, which no other command loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Add the options of the command."""
     parser.add_argument("ids", nargs="*", metavar="ID", help="these mutants only (ringverify list mutants)")
     parser.add_argument("--matrix", action="store_true", help="every property on every mutant, not only the first kill")
     parser.add_argument("--variants", action="store_true", help="correct implementations instead: false alarms")

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `ringverify plan`."""
+    """Add the options of the command."""
     parser.add_argument("--length", type=int, required=True, metavar="N", help="positions over all ranks")
     parser.add_argument("--key-length", type=int, metavar="N", help="keys, where there are not as many (cross lengths)")
     parser.add_argument("--ranks", type=int, required=True, metavar="P", help="ranks of the ring")

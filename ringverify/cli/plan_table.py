@@ -1,8 +1,8 @@
 """`ringverify plan`: what every rank would send and compute, drawn from the plan alone, without a tensor.
 
-One row a rank, one column a step: how much of the step's work there is, by the height of a bar, and the bytes that
-arrived for it; where that is too wide, the bars alone. Then the balance: tiles by kind, pairs computed against pairs in
-the pattern, and each rank's share.
+The first table has one row for each rank and one column for each step: the height of a bar shows the work at that step,
+a number the bytes that arrived for it; where that is too wide, bars alone are drawn. The second table is the balance:
+tiles by kind, pairs computed against pairs in the pattern, and each rank's share.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ BARS = " ▁▂▃▄▅▆▇█"
 PASSED_ON = "·"
 ELSEWHERE = "…"
 NO_LIMIT = 1_000_000
-"""Columns of a terminal on which anything fits."""
+"""Terminal width, in columns, at which any table fits."""
 
 
 def plan_table(options: argparse.Namespace, console: Console) -> int:
     """Draw a plan and return 0.
 
     Raises:
-        UsageError: the options name no problem, or no world.
+        UsageError: the options do not describe a valid problem, number of ranks or tile.
     """
     if options.ranks < 1:
         raise UsageError(f"--ranks {options.ranks}: expected at least 1")
@@ -98,7 +98,7 @@ def _title(problem: Problem, sharding: str, ranks: int, bucket: int) -> str:
 
 
 def _draw(found: Sequence[RankWork], console: Console) -> None:
-    """The picture, as wide as there is room for."""
+    """Print the table of steps, with bytes if the terminal is wide enough for them."""
     most = max((work["computed"] for one in found for work in one.steps), default=0)
     wide = _with_bytes(found, most)
     anywhere = console.options.update(width=NO_LIMIT)
@@ -111,7 +111,7 @@ def _draw(found: Sequence[RankWork], console: Console) -> None:
 
 
 def _with_bytes(found: Sequence[RankWork], most: int) -> Table:
-    """A column a step, with the bytes that arrived for it."""
+    """Return a table of one column for each step, with the bytes that arrived for it."""
     table = Table(box=None, pad_edge=False)
     table.add_column("rank", justify="right")
     for step in range(max(len(one.steps) for one in found)):
@@ -127,7 +127,7 @@ def _with_bytes(found: Sequence[RankWork], most: int) -> Table:
 
 
 def _narrow(found: Sequence[RankWork], most: int, width: int) -> Table:
-    """A sign a step; those for which there is no room are left out."""
+    """Return a table of one character for each step, cut off where the terminal ends."""
     table = Table(box=None, pad_edge=False)
     table.add_column("rank", justify="right")
     table.add_column("steps", no_wrap=True)
@@ -139,7 +139,7 @@ def _narrow(found: Sequence[RankWork], most: int, width: int) -> Table:
 
 
 def _sign(step: int, work: Work, most: int) -> str:
-    """How much a rank computes at a step, beside the most that any does."""
+    """Return a bar for a rank's work at a step, relative to the largest; a dot if it only passes a block on."""
     if step > 0 and not work["computed"] and work["received"]:
         return PASSED_ON
     return BARS[-(-work["computed"] * (len(BARS) - 1) // most) if most else 0]

@@ -1,8 +1,8 @@
 """What every rank of a plan computes and receives at every step, counted from the plan alone.
 
-Segments that are alike are counted once, with as many copies; tiles of rectangles that are alike are cut once; and what
-of a block crosses a boundary is asked of its owner's plan alone, as it is the same in all of them. So a million
-positions on 64 ranks take seconds.
+Identical segments are counted once and multiplied, and identical rectangles are cut into tiles once. How much of a KV
+block crosses a boundary is taken from its owner's plan alone, since all plans agree on it. So a million positions on 64
+ranks take seconds.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Work = Counter[str]
 
 
 class RankWork(NamedTuple):
-    """One rank's part.
+    """What one rank of a plan computes and receives.
 
     Attributes:
         rank: its number.
-        queries: how many it holds.
-        steps: its work step by step, that on its own block first.
+        queries: how many queries it holds.
+        steps: its work step by step, the step on its own block first.
     """
 
     rank: int
@@ -41,22 +41,22 @@ class RankWork(NamedTuple):
 
     @property
     def total(self) -> Work:
-        """Over all steps."""
+        """The work of all steps together."""
         return sum(self.steps, Work())
 
 
 def works(problem: Problem, sharding: ShardingName, ranks: int, bucket: int) -> list[RankWork]:
-    """The work of every rank.
+    """Return the work of every rank.
 
     Args:
         problem: what all ranks compute.
-        sharding: who holds which positions.
-        ranks: how many.
+        sharding: which rank holds which positions.
+        ranks: how many ranks there are.
         bucket: longest side of a tile.
     """
     found, moves, crossing = [], [], []
     for rank in range(ranks):
-        plan = Plan(problem, sharding, ranks, rank)  # not kept: of so many ranks it is much
+        plan = Plan(problem, sharding, ranks, rank)  # not kept: the plans of many ranks take much memory
         steps = range(plan.schedule.steps)
         found.append(RankWork(rank, plan.query_count, [_computed(plan, step, bucket) for step in steps]))
         moves.append(plan.schedule)
@@ -69,13 +69,13 @@ def works(problem: Problem, sharding: ShardingName, ranks: int, bucket: int) -> 
 
 
 def _received(moves: Schedule, crossing: list[list[int]]) -> Mapping[int, int]:
-    """By step the numbers in what arrives for it; `crossing` has them by owner and boundary."""
+    """Return how many elements arrive for each step; `crossing` has their numbers by owner and boundary."""
     arriving = (step for step in range(1, moves.steps) if moves.receives(step - 1))
     return {step: crossing[moves.owner(step)][step - 1] for step in arriving}
 
 
 def _computed(plan: Plan, step: int, bucket: int) -> Work:
-    """What a rank computes at a step."""
+    """Count what a rank computes at a step."""
     work = Work()
     if not plan.schedule.computes[step]:
         return work
@@ -87,25 +87,25 @@ def _computed(plan: Plan, step: int, bucket: int) -> Work:
 
 
 def _rectangle(region: Rectangle) -> Rectangle:
-    """What the tiles of one copy depend on, and nothing else."""
+    """Return a rectangle reduced to what its tiles depend on, so that identical ones are counted once."""
     one, rows, keys = Span(0, 1), Span(0, region.queries.size), Span(0, region.keys.size)
     return Rectangle(0, (0, 1), one, one, rows, keys, region.low, region.high, region.by_position)
 
 
 @functools.lru_cache(maxsize=4096)
 def _of_rectangle(region: Rectangle, bucket: int) -> Mapping[str, int]:
-    """Tiles by kind, and pairs, of a region for one head."""
+    """Count tiles by kind, and pairs, of a region for one head."""
     work = Work(attended=_pairs(region))
     for tile in tiles(region, bucket, bucket):
         work[tile.kind] += 1
         rows = tile.rows[1] - tile.rows[0]
-        # A fused kernel leaves out what lies above the diagonal of a causal square, block by block.
+        # A fused kernel skips, block by block, what lies above the diagonal of a causal square.
         work["computed"] += rows * (rows + 1) // 2 if tile.kind == "causal" else tile.computed
     return work
 
 
 def _pairs(region: Rectangle) -> int:
-    """Pairs of a region, per head."""
+    """Count the pairs of a region that are in the pattern, for one head."""
     rows = np.arange(region.queries.size)
     first = np.zeros_like(rows) if region.low is None else np.maximum(rows + region.low, 0)
     end = region.keys.size - 1

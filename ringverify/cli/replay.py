@@ -1,4 +1,4 @@
-"""Running a recorded counterexample again, in worlds and under rules that are those of `check`."""
+"""Run a recorded counterexample again, in the worlds and by the rules of `check`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import LOAD_SECONDS, World, WorldUnavailable
 
 A_DAY = 86400.0
-"""Seconds that a run in this process may take: there may be somebody at a breakpoint."""
+"""Default deadline in seconds of a run in this process, where somebody may be at a breakpoint."""
 
 
 class _Heard:
     """Shows what ranks print while they print it, each line with its rank.
 
     Args:
-        labelled: whether what comes has the ranks before its lines already.
+        labelled: whether the lines that arrive name their rank already.
     """
 
     def __init__(self, *, labelled: bool) -> None:
@@ -46,7 +46,7 @@ class _Heard:
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
     def __call__(self, rank: int, printed: bytes) -> None:
-        """Show a part of what a rank prints."""
+        """Show a piece of what a rank prints."""
         decoder = self._decoders.setdefault(rank, codecs.getincrementaldecoder("utf-8")("replace"))
         text = legible_lines(decoder.decode(printed))
         if self._labels is None:
@@ -57,7 +57,7 @@ class _Heard:
 
 
 def _world_name(recorded: str, path: Path, *, in_process: bool) -> WorldName:
-    """The recorded world, if there is such a one, and if it can be had in this process where that is asked for."""
+    """Return the recorded world; refuse an unknown one, and one of real processes where `in_process` is asked for."""
     match recorded:
         case "simulated":
             return recorded
@@ -72,7 +72,7 @@ def _world_name(recorded: str, path: Path, *, in_process: bool) -> WorldName:
 
 
 def _wrong_alone(property: Property, case: Case, runner: Runner) -> Case:
-    """Of several cases that a property compares the first whose results are wrong by themselves, if one has such."""
+    """Return the first of the cases that a property compares whose own results are wrong, else `case`."""
     several = property.compared(case, runner.capabilities)
     if len(several) == 1:
         return case
@@ -93,7 +93,7 @@ def replay(
     say: Callable[[str], None],
     show: Callable[[Event], None],
 ) -> int:
-    """Run the case of a file, show what is wrong, and say whether it is the same, bit for bit.
+    """Run the case of a file, show what is wrong, and say whether the results have the recorded bits.
 
     What ranks print is shown as they print it, each line with its rank.
 
@@ -102,19 +102,19 @@ def replay(
         edited: accept a file that was changed after it was written.
         trust: import what the file names without asking, whoever wrote it.
         target: another implementation than the recorded one.
-        written: where to write the case as a stand-alone script too, if anywhere.
+        written: file to write with the case as a stand-alone script; `None` writes none.
         deadline: seconds for one run; by default those of `check`, and in this process a day.
         load_deadline: seconds that a process may take to import the target.
-        in_process: run simulated ranks in this process, where debuggers see them, and where a rank that ends its
-            process ends this one.
+        in_process: run simulated ranks in this process, where a debugger sees them; a rank that ends its process then
+            ends this one.
         say: takes a line of text.
-        show: takes a counterexample event.
+        show: takes the event of the counterexample.
 
     Returns:
         1 if the property is violated, 0 if it holds now.
 
     Raises:
-        UsageError: the file or the target is wrong, or nobody agrees to import what the file names.
+        UsageError: the file or the target is wrong, or the user does not agree to import what the file names.
         Inconclusive: the world could not be set up.
     """
     recorded = casefile.read(path, edited=edited)

@@ -1,1 +1,1 @@
-"""How a run is told: on the terminal, and as JSON lines. Reports see events, and nothing behind them."""
+"""Presenters of a run: terminal, JSON lines, page, JUnit, Markdown, badges. They see its events and nothing else."""

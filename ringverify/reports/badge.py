@@ -1,6 +1,6 @@
-"""A badge for each implementation: a small picture of its verdict, and the same for a service that draws badges.
+"""A badge for each implementation: an SVG picture of its verdict, and JSON from which shields.io draws the same.
 
-The two halves are as wide as their text in 11 pixels of Verdana; `textLength` makes it fit where there is another font.
+Each half is as wide as its text in Verdana at 11 pixels; `textLength` makes the text fit in other fonts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ringverify.reports.results import ImplementationResult, Results
 
 LABEL = "ringverify"
 COLOURS = {"conformant": "#2a7f3f", "violations": "#b3261e", "inconclusive": "#7a5c00"}
-"""White text is readable on each: a contrast of 4.5 at least."""
+"""Background of each verdict; white text has a contrast of at least 4.5 on it."""
 
 NAMED = {"conformant": "brightgreen", "violations": "red", "inconclusive": "yellow"}
 NARROW, WIDE = 3.9, 9.4
@@ -21,7 +21,7 @@ PADDING = 6
 
 
 def badges(results: Results) -> dict[str, str]:
-    """A picture and a file for badge services by file name, two for each implementation."""
+    """Return the files of all badges by file name: an SVG and a JSON file for each implementation."""
     found: dict[str, str] = {}
     for one in results.implementations:
         name = plain = re.sub(r"[^a-z0-9]+", "-", one.name.lower()).strip("-") or "implementation"
@@ -34,7 +34,7 @@ def badges(results: Results) -> dict[str, str]:
 
 
 def message(one: ImplementationResult) -> str:
-    """The verdict, and how many properties it rests on."""
+    """Return the text of a badge: the verdict, and how many properties it rests on."""
     counts = one.counts
     ran = sum(number for kind, number in counts.items() if kind != "unsupported")
     match one.verdict.verdict:
@@ -47,13 +47,13 @@ def message(one: ImplementationResult) -> str:
 
 
 def endpoint(one: ImplementationResult) -> str:
-    """As shields.io asks for it: https://shields.io/badges/endpoint-badge."""
+    """Return a badge as JSON for shields.io: https://shields.io/badges/endpoint-badge."""
     told = {"schemaVersion": 1, "label": LABEL, "message": message(one), "color": NAMED[one.verdict.verdict]}
     return json.dumps(told) + "\n"
 
 
 def badge(one: ImplementationResult) -> str:
-    """As SVG."""
+    """Return a badge as SVG."""
     said = message(one)
     left, right = _width(LABEL), _width(said)
     whole = left + right + 4 * PADDING
@@ -75,7 +75,7 @@ def badge(one: ImplementationResult) -> str:
 
 
 def _width(text: str) -> int:
-    """About how many pixels a text takes."""
+    """Estimate the width of a text in pixels."""
     pixels = 0.0
     for letter in text:
         pixels += NARROW if letter in "fijlrt.,:;'|! " else WIDE if letter in "mwMW" else 7.0

@@ -1,4 +1,4 @@
-"""The map of a counterexample as data: pieces of two axes, and digits for their cells."""
+"""The map of a counterexample as data: two axes cut into pieces, and a digit for each cell."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ringverify.events import Digits, Piece, Region
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """What a `region` of a report says, its cells joined where there are too many.
+    """The content of a report's `region`, with neighbouring cells joined where there are too many.
 
     Attributes:
-        tensor: the result that is wrong; `None` where no values came back.
+        tensor: name of the result that is wrong; `None` where no values came back.
         queries: pieces of the query axis, rank by rank.
-        keys: pieces of the key axis.
-        pattern: how often a query attends a key.
-        pairs: the error between query and key.
-        strip: the error of the result by piece of its own axis and head.
+        keys: pieces of the key axis, rank by rank.
+        pattern: how often a query attends a key, by piece of queries and of keys.
+        pairs: the error between query and key, by the same pieces.
+        strip: the error of the result, by piece of its own axis and by head.
     """
 
     tensor: str | None
@@ -31,11 +31,11 @@ class Cells:
 
     @classmethod
     def of(cls, region: Region, most: int) -> Cells:
-        """The cells of a region.
+        """Make the cells of a region.
 
         Args:
             region: the field of an event.
-            most: pieces of an axis at most, but for one of each rank.
+            most: about how many pieces an axis may have; pieces of different ranks are never joined.
         """
         rows, columns = (_joints(axis, most) for axis in (region.queries, region.keys))
         strip = region.rows if region.tensor is not None else None
@@ -51,12 +51,12 @@ class Cells:
 
     @property
     def of_keys(self) -> bool:
-        """Whether the result has a row a key."""
+        """Whether the rows of the result are keys, as those of dk and dv are."""
         return self.tensor in ("dk", "dv")
 
 
 def _joints(pieces: Sequence[Piece], most: int) -> list[list[int]]:
-    """Which pieces become one: neighbours of one rank, so that about `most` are left."""
+    """Group the indices of pieces to be joined, neighbours of one rank each, into about `most` groups."""
     each = -(-len(pieces) // most) if pieces else 1
     found = []
     for _, first, count in spans(pieces):
@@ -69,7 +69,7 @@ def _joined(pieces: Sequence[Piece], joints: list[list[int]]) -> list[Piece]:
 
 
 def _digits(digits: Digits | None, rows: list[list[int]], columns: list[list[int]]) -> Digits | None:
-    """The largest digit of each cell; `None` where they are not those of these axes."""
+    """Return the largest digit of each joined cell; `None` if there are no digits of the size of these axes."""
     high, wide = (sum(map(len, joints)) for joints in (rows, columns))
     if digits is None or len(digits) != high or any(len(row) != wide for row in digits):
         return None
@@ -77,7 +77,7 @@ def _digits(digits: Digits | None, rows: list[list[int]], columns: list[list[int
 
 
 def spans(pieces: Iterable[Piece]) -> list[tuple[int, int, int]]:
-    """Each rank, its first piece, and how many it has."""
+    """Return for each rank its number, the index of its first piece, and how many pieces it has."""
     found: list[tuple[int, int, int]] = []
     for rank, some in groupby(enumerate(pieces), key=lambda numbered: numbered[1][0]):
         places = [place for place, _ in some]
@@ -86,7 +86,7 @@ def spans(pieces: Iterable[Piece]) -> list[tuple[int, int, int]]:
 
 
 def holding(pieces: Sequence[Piece], rank: int, positions: Iterable[int] | None) -> list[int]:
-    """The pieces of a rank that hold some of these positions; all of them for `None`."""
+    """Return the indices of a rank's pieces that hold any of these positions; of all its pieces for `None`."""
     wanted = None if positions is None else list(positions)
     return [
         place
@@ -96,7 +96,7 @@ def holding(pieces: Sequence[Piece], rank: int, positions: Iterable[int] | None)
 
 
 def runs(places: Iterable[int]) -> list[tuple[int, int]]:
-    """Where neighbours begin, and how many they are."""
+    """Return the runs of consecutive numbers in `places`: the first number and the length of each."""
     found: list[tuple[int, int]] = []
     for place in sorted(set(places)):
         if found and place == sum(found[-1]):

@@ -1,4 +1,4 @@
-"""The command `ringverify report`: reports in, a page, JUnit, Markdown and badges out. Nothing is run again."""
+"""The command `ringverify report`: makes a page, JUnit, Markdown and badges of reports. Nothing is run again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringverify.reports.results import Results, Source, read_results
 from ringverify.words import say_on
 
 INDEX, BADGES = "index.html", "badges"
-"""The page in its folder, and the folder of its badges there."""
+"""Names of the page and of the folder of its badges, in the folder of `--site`."""
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the parser of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "reports",
         nargs="+",
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Add the options of files that several commands write."""
+    """Add the options for output files that several commands have."""
     for name, (metavar, text) in OUTPUTS.items():
         parser.add_argument(f"--{name}", type=Path, metavar=metavar, help=text)
 
@@ -62,9 +62,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Run the command and return its exit code, which is 0 whatever the verdicts are: they were given before.
+    """Write what is asked for and return the exit code: 0 whatever the verdicts are, which were given before.
 
-    It is 2 if something could not be written; the rest is.
+    The exit code is 2 if a file could not be written; the other files are written all the same.
 
     Raises:
         ReportError: a report or an output cannot be used; nothing is written then.
@@ -83,14 +83,14 @@ def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What is to be written where; `None` is not at all.
+    """The output files that a command is to write; `None` where one is not asked for.
 
     Attributes:
-        html: a file.
-        site: a folder for the page and its badges.
-        junit: a file.
-        markdown: a file.
-        badges: a folder.
+        html: file of the page.
+        site: folder for the page and its badges.
+        junit: file of the JUnit XML.
+        markdown: file of the Markdown summary.
+        badges: folder for badges.
     """
 
     html: Path | None = None
@@ -101,9 +101,9 @@ class Outputs:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Outputs:
-        """What the options of a command ask for.
+        """Read the outputs from the options of a command.
 
-        `--html DIR` is what `--site DIR` was called in `report`: it is taken for that, with a line on standard error.
+        `--html DIR`, the older form of `--site DIR`, is still accepted, with a line on standard error.
         """
         paths = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(cls)}
         page = paths["html"]
@@ -118,7 +118,7 @@ class Outputs:
 
     @property
     def named(self) -> dict[str, Path]:
-        """Options and what they name, as far as they were given."""
+        """The options that were given, each with its path."""
         pairs = {f"--{field.name}": getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: path for name, path in pairs.items() if path is not None}
 
@@ -127,14 +127,14 @@ class Outputs:
         return option in ("--badges", "--site")
 
     def look(self, *, read: Sequence[Path] = (), written: Sequence[Path] = ()) -> None:
-        """Find out before any work is done that something could not be written.
+        """Check that all outputs can be written, before any work is done.
 
         Args:
-            read: files that are read, and so must not be written to.
-            written: files that somebody else writes.
+            read: files that are read, so that they must not be written to.
+            written: files that another part of the command writes.
 
         Raises:
-            ReportError: a path is taken, has no parent or may not be written to.
+            ReportError: a path is used twice, has no parent folder or may not be written to.
         """
         taken = {path.resolve(): "is a report that is read" for path in read}
         taken |= {path.resolve(): "is named by --report too" for path in written}
@@ -153,7 +153,7 @@ class Outputs:
                 look_at_file(option, path)
 
     def write(self, results: Results) -> tuple[dict[Path, int], list[str]]:
-        """Write all of it, each file whole or not at all, and the page after what lies beside it.
+        """Write all outputs, each file whole or not at all, and a page after the badges beside it.
 
         Returns:
             The sizes of the files that were written, and a line on each that could not be.
@@ -187,13 +187,13 @@ class Outputs:
 
 
 def with_missing(code: int, missing: Sequence[str]) -> int:
-    """The exit code of a run whose outputs are not all written: a verdict of 1 or 3 stays, and 0 becomes 2.
+    """Return the exit code of a run: that of its verdict, but 2 instead of 0 if an output was not written.
 
-    0 says that all that was asked for was done.
+    An exit code of 0 promises that all that was asked for was done.
 
     Args:
-        code: of the verdict.
-        missing: a line on each output, which people are told.
+        code: exit code of the verdict.
+        missing: a line on each output that was not written; it is printed on standard error.
     """
     for line in missing:
         complain(line)
@@ -201,10 +201,10 @@ def with_missing(code: int, missing: Sequence[str]) -> int:
 
 
 def look_at_file(option: str, path: Path) -> None:
-    """Find out before any work is done that the file an option names could not be written.
+    """Check that the file an option names can be written, before any work is done.
 
     Raises:
-        ReportError: it is a folder, has no parent or may not be written to.
+        ReportError: it is a folder, has no parent folder or may not be written to.
     """
     if (reason := files.look_at_place(path)) is not None:
         raise ReportError(f"{option} {path}{reason}")

@@ -1,7 +1,7 @@
-"""The JSON Lines report: an event a line, whole only with its footer. Its schema is `schema/report-1.json`.
+"""The JSON Lines report: one event on each line, complete only with its footer. Its schema is `schema/report-1.json`.
 
-The footer seals what comes before it, and itself: no protection against malice, but what was edited by hand is not
-taken for what was seen.
+The footer holds a SHA-256 of the report, the footer included: this does not stop a forger, but a report that was edited
+by hand is refused.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
 ERRORS = 100
-"""Breaches of an event that are looked at, at most, for the one to tell of."""
+"""Largest number of schema violations of an event among which the most telling one is chosen."""
 
 VALUES = 30_000
-"""Values of an event, at most: what follows a schema is looked at value by value."""
+"""Largest number of values in an event: the schema check visits each of them."""
 
 EVENTS = 50_000
-"""Events of a report, at most."""
+"""Largest number of events in a report."""
 
 MESSAGE = 160
-"""Characters of a message about one event, at most."""
+"""Largest number of characters in a message about one event."""
 
 
 class ReportError(Exception):
-    """A report cannot be written, or a file is not a whole report; the message is one line."""
+    """A report cannot be written, or a file is not a complete report; the message is one line."""
 
 
 def _line(event: dict[str, Any]) -> str:
-    """An event as a line of a report: texts that are too long are cut, and what cannot be seen is JSON's escape."""
+    """Return an event as a line of a report, with long texts cut and invisible characters as JSON escapes."""
     text = json.dumps(_cut(event), ensure_ascii=False, allow_nan=False)
     return words.UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n"
 
@@ -54,14 +54,14 @@ def _cut(value: Any) -> Any:
 
 
 class ReportWriter:
-    """Writes events as they come to `<path>.partial`, and gives the file its name with the footer.
+    """Writes events as they come to `<path>.partial`, and renames that file to `<path>` after the footer.
 
-    A run that is cut off leaves the partial file with all that was known, and an older report of that name untouched.
-    What is no regular file is written to as it is.
+    A run that is cut off leaves the partial file with all events so far, and an older report of that name untouched.
+    Anything but a regular file, such as a FIFO, is written to as it is.
 
     Attributes:
-        path: as it was named.
-        failure: why the report is not whole: the disk is full, or went away. A run goes on without it.
+        path: the path as the user named it.
+        failure: why the report is incomplete, for example a full disk, or `None`; the run goes on without it.
 
     Raises:
         ReportError: the path cannot be written, or another run is writing it; found out before any work is done.
@@ -76,7 +76,7 @@ class ReportWriter:
         self._digest = hashlib.sha256()
         try:
             stream = files.open_stream(path)
-            # What an earlier run left is kept until this one has something to say.
+            # The partial file of an earlier run is kept until this run writes its first event.
             self._file = files.claim(self.partial) if stream is None else stream
         except files.Taken:
             raise ReportError(f"report {path} is being written by another run: name another file") from None
@@ -117,12 +117,12 @@ class ReportWriter:
 
 
 def partial_of(path: Path) -> Path:
-    """Where a report is before it is whole."""
+    """Return the path of a report while it is incomplete."""
     return path.with_name(path.name + ".partial")
 
 
 def read_report(path: Path) -> list[Event]:
-    """The events of a whole report; those of a kind that is not known here are left out.
+    """Return the events of a complete report; events of unknown kinds are left out.
 
     Raises:
         ReportError: the file cannot be read, is cut off, was edited, has another schema or does not follow it.
@@ -142,7 +142,7 @@ def read_report(path: Path) -> list[Event]:
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise ReportError(f"report {path}, line {number}: not an event")
         if not found and event["event"] == "header" and event.get("schema") != events.SCHEMA:
-            # Before anything else of it is looked at: it may be written in another way.
+            # Checked first: all else may differ in a report of another schema.
             raise ReportError(
                 f"report {path} has schema {event.get('schema')!r}, this reads {events.SCHEMA}: upgrade ringverify, or "
                 "make all reports with one version of it"
@@ -167,7 +167,7 @@ def read_report(path: Path) -> list[Event]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file, whatever they end with."""
+    """Yield the lines of a report file, whatever its line ends are."""
     try:
         text = files.read_text(path)
         files.look_at_values(text)
@@ -184,7 +184,7 @@ def _lines(path: Path) -> Iterator[str]:
         raise ReportError(f"{path} is not a report: it is not UTF-8 text") from None
     except ValueError as error:
         raise ReportError(f"cannot read report {path}: {error}") from None
-    # Not splitlines(): messages may hold separators that JSON leaves as they are.
+    # Not splitlines(): it also splits at characters such as U+2028, which JSON texts may hold.
     end = len(text.rstrip("\n")) if text.strip() else 0
     start = 0
     while start < end:
@@ -196,7 +196,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 @functools.cache
 def _validators() -> dict[str, Draft202012Validator]:
-    """What an event of each kind has to follow."""
+    """Return the schema validator for each kind of event."""
     from jsonschema import Draft202012Validator  # only readers need it, and it takes a tenth of a second
 
     definitions = events.schema()["$defs"]
@@ -204,7 +204,7 @@ def _validators() -> dict[str, Draft202012Validator]:
 
 
 def _breach(event: dict[str, Any]) -> str | None:
-    """How an event breaks the schema."""
+    """Return how an event breaks the schema, or `None` if it does not."""
     from jsonschema.exceptions import best_match
 
     error = best_match(islice(_validators()[event["event"]].iter_errors(event), ERRORS))

@@ -1,4 +1,4 @@
-"""A run as JUnit XML, which CI services read: a suite an implementation, a test a property."""
+"""A run as JUnit XML for CI services: a test suite for each implementation, a test case for each property."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 
 def junit(results: Results) -> str:
-    """The text of the file: violations are failures, what is unsupported or known is skipped."""
+    """Return the XML: a violation is a failure, inconclusive an error, unsupported or a known violation is skipped."""
     root = ElementTree.Element("testsuites", name="ringverify")
     for one in results.implementations:
         _suite(root, one)
@@ -34,7 +34,7 @@ def _suite(root: ElementTree.Element, one: ImplementationResult) -> None:
     for outcome in one.outcomes.values():
         _case(suite, one, outcome)
     if one.verdict.verdict == "inconclusive" and "inconclusive" not in one.counts:
-        # Nothing but what is unsupported: a suite that only skips would pass for one that passes.
+        # All is unsupported: CI services would show a suite of nothing but skipped tests as passed.
         case = ElementTree.SubElement(suite, "testcase", classname=one.name, name="verdict", time="0.000")
         ElementTree.SubElement(case, "error", message="inconclusive: nothing applicable ran", type="inconclusive")
     _count(suite, suite.findall("testcase"))

@@ -1,4 +1,4 @@
-"""A run as Markdown, short: for the summary of a CI job, or a comment on a pull request."""
+"""A run as short Markdown, for the summary of a CI job or a comment on a pull request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SIGNS = {"pass": "✅", "fail": "❌", "known": "⚠️", "unsupported": "➖", 
 VERDICT_SIGNS = {"conformant": "✅", "violations": "❌", "inconclusive": "❔"}
 WORDS = {"fail": "fail", "known": "known"}
 MOST = 30
-"""Failures that are told in full: a job's summary has a limit, and a reader has one too."""
+"""Largest number of failures shown in full: CI services limit the size of a job's summary."""
 
 
 def markdown(results: Results) -> str:
-    """A table of verdicts, a matrix, and each failure folded away."""
+    """Return a table of verdicts, a matrix of properties, and each failure in a folded section."""
     blocks = [_verdicts(results), *(f"**{_text(line)}**" for line in results.unexpected)]
     if results.properties:
         blocks.append(_matrix(results))
@@ -46,7 +46,7 @@ def _verdicts(results: Results) -> str:
 
 
 def _matrix(results: Results) -> str:
-    """Properties by implementations, with margins."""
+    """Return a table of properties by implementations, with verdicts and margins."""
     names = [_text(one.name) for one in results.implementations]
     lines = [f"| property | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     for name in results.properties:
@@ -82,7 +82,7 @@ def _failure(one: ImplementationResult, outcome: PropertyOutcome) -> str:
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """A table of cells that are Markdown already, but for the signs that end a cell."""
+    """Return a table of cells that are Markdown already; only `|`, which would end a cell, is escaped."""
     titles = list(head)
     lines: Iterable[Iterable[object]] = itertools.chain([titles, ["---"] * len(titles)], rows)
     return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
@@ -95,7 +95,7 @@ def _lines(event: CounterexampleEvent) -> list[str]:
 
 
 def _text(text: object) -> str:
-    """As it is, whatever it holds that Markdown or a table would take for its own."""
+    """Return a text on one line, escaped so that Markdown and its tables show it literally."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~-])", r"\\\1", " ".join(str(text).split()))
 
 

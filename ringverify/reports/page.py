@@ -1,6 +1,6 @@
-"""A run as one page that needs nothing else: no network, no script, light and dark, on paper-thin and wide screens.
+"""A run as one HTML page that needs no network and no script, for light and dark, narrow and wide screens.
 
-The words and the layout are in `page.html` and `page.css`; this fills them.
+The words and the layout are in `page.html` and `page.css`; this module fills them in.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ WORDS = {
     "inconclusive": "inconclusive",
 }
 NAME = 36
-"""Letters of a name above a column."""
+"""Characters of a name above a column; a longer name is shortened in its middle."""
 
 LARGEST = 950_000
-"""Letters of a page, if coarser pictures and shorter tracebacks can keep it so."""
+"""Characters of a page above which pictures are made coarser and tracebacks shorter."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Detail:
-    """How much of a failure is shown; all of it is in the report.
+    """How much of a failure the page shows; the report has all of it.
 
     Attributes:
-        cells: cells of an axis of a picture.
-        letters: of a traceback.
+        cells: about how many cells a picture has along an axis.
+        letters: characters of a traceback.
         json: whether the case is shown as JSON too.
     """
 
@@ -50,7 +50,7 @@ DETAILS = (Detail(24, 1600), Detail(12, 800), Detail(6, 0, json=False))
 
 
 def page(results: Results) -> str:
-    """The whole page."""
+    """Return the page, in the finest detail that keeps it within `LARGEST`, else in the coarsest."""
     text = ""
     for detail in DETAILS:
         text = _page(results, detail)
@@ -113,7 +113,7 @@ def _failure(anchor: str, outcome: PropertyOutcome, detail: Detail) -> dict[str,
 
 
 def _told(event: CounterexampleEvent) -> dict[str, list[str]]:
-    """The lines of the story by label."""
+    """Return the lines that describe a counterexample, by label."""
     found: dict[str, list[str]] = {}
     label = ""
     for name, text in story(event):
@@ -123,7 +123,7 @@ def _told(event: CounterexampleEvent) -> dict[str, list[str]]:
 
 
 def _detail(event: CounterexampleEvent, letters: int) -> str:
-    """The end of what the ranks said, where what happened is said."""
+    """Return the end of a failure's detail, such as tracebacks, which says what happened."""
     if not letters:
         return ""
     left, shown = detail_lines(event)
@@ -134,12 +134,12 @@ def _detail(event: CounterexampleEvent, letters: int) -> str:
 
 
 def _link(text: str) -> str:
-    """An address, if it is one that a page may lead to."""
+    """Return a text if it is a web address, which a page may link to, else ""."""
     return text if text.startswith(("https://", "http://")) else ""
 
 
 def _meanings(results: Results) -> dict[str, str]:
-    """What each property means, as far as the reports say."""
+    """Return what each property means, as far as the reports say."""
     found: dict[str, str] = {}
     for one in results.implementations:
         for outcome in one.outcomes.values():

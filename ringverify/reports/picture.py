@@ -1,8 +1,8 @@
-"""The map of a counterexample as SVG: which query attends which key, between whom it is wrong, and by how much.
+"""The map of a counterexample as SVG: which query attends which key, which of these pairs are wrong, and by how much.
 
-Both axes run rank by rank, so the keys that one rank got from another are a rectangle. Colours are classes, which the
-page's style sheet gives a meaning in light and dark. Cells are strokes, in units of a cell: six letters for a run of
-them, since a page may hold hundreds of pictures.
+Both axes run rank by rank, so the keys that one rank got from another are a rectangle. Colours are CSS classes, which
+the page's style sheet defines for light and dark. Cells are drawn as strokes, in units of a cell: a run of cells then
+takes six characters, and a page may hold hundreds of pictures.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ringverify.reports.cells import Cells, holding, runs, spans
 from ringverify.reports.story import AXES
 
 GRID = 240
-"""Pixels of the longer side of the grid, about."""
+"""Approximate length of the longer side of the grid, in pixels."""
 
 SMALLEST, LARGEST = 8, 60
-"""Pixels of a cell."""
+"""Smallest and largest side of a cell, in pixels."""
 
 LEFT, TOP, GAP, STRIP, MARGIN = 74, 44, 16, 96, 10
-"""Room for the labels of ranks and positions, and for the strip of heads."""
+"""Pixels for the labels of ranks and positions, and for the strip of errors by head."""
 
 LETTER, HIGH = 6.2, 12
-"""Pixels of a letter and of a line."""
+"""Width of a character and height of a line of text, in pixels."""
 
 PATTERN = {"0": "", "1": "p1"}
-"""Pairs that attend once; what is not here does several times."""
+"""CSS class by how often the pairs of a cell attend: never or once; several times is "p2"."""
 
 SHADES = {"0": "", "1": "w1", "2": "w1", "3": "w2", "4": "w2", "5": "w3", "6": "w3"}
-"""Powers of ten beyond what is allowed: to 10², 10⁴, 10⁶; what is not here is more."""
+"""CSS class by digit of error, the power of ten times what is allowed: up to 10², 10⁴, 10⁶; more is "w4"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Picture:
 
 
 def picture(event: CounterexampleEvent, *, most: int = 24) -> Picture | None:
-    """The picture of a counterexample; `None` where there is nothing to draw.
+    """Draw a counterexample; return `None` where there is nothing to draw.
 
     Args:
         event: the counterexample.
-        most: cells of an axis at most, about; neighbours within a rank are joined where there are more.
+        most: about how many cells an axis may have; neighbours within a rank are joined where there are more.
     """
     region = event.region
     if region is None or not region.queries or not region.keys:
@@ -69,7 +69,7 @@ class _Drawing:
         self.parts: list[str] = []
 
     def picture(self) -> Picture:
-        """Layer upon layer."""
+        """Draw the layers one above the other."""
         self._add(f'<rect class="p0" x="{LEFT}" y="{TOP}" width="{self.width}" height="{self.height}"/>')
         if (pattern := self.map.pattern) is not None:
             self._cells(pattern, lambda digit: PATTERN.get(digit, "p2"), (LEFT, TOP), (self.cell, self.cell))
@@ -91,7 +91,7 @@ class _Drawing:
     # -- layers
 
     def _concerned(self) -> None:
-        """Hatch the queries and keys between which it goes wrong, or the queries of the rank that failed."""
+        """Hatch the pairs of queries and keys that are wrong, or the queries of the rank that failed."""
         wrong: list[tuple[list[int], list[int]]] = []
         rows = {} if self.event.where is None else self.event.where.rows
         for pair in self.known:
@@ -110,7 +110,7 @@ class _Drawing:
             self._add(f'<path class="x" d="{"".join(path)}"/>')
 
     def _edges(self) -> None:
-        """Lines between shards, and around all of them."""
+        """Draw lines between shards, and a frame around the grid."""
         lines = [f"M{LEFT + first * self.cell} {TOP - 6}v{self.height + 6}" for _, first, _ in spans(self.map.keys)[1:]]
         lines += [
             f"M{LEFT - 6} {TOP + first * self.cell}h{self.width + 6}" for _, first, _ in spans(self.map.queries)[1:]
@@ -118,7 +118,7 @@ class _Drawing:
         self._add(f'<path class="e" d="{"".join(lines)}M{LEFT} {TOP}h{self.width}v{self.height}h-{self.width}z"/>')
 
     def _hops(self) -> list[int]:
-        """Outline the blocks between which it goes wrong, with the hops at which they come; these are returned."""
+        """Outline the blocks that hold wrong pairs, with the hop at which each arrives; return these hops, sorted."""
         rows = {rank: (first, count) for rank, first, count in spans(self.map.queries)}
         columns = {rank: (first, count) for rank, first, count in spans(self.map.keys)}
         concerned = {(pair.rank, pair.owner): pair.hop for pair in self.known}
@@ -138,7 +138,7 @@ class _Drawing:
         return sorted(set(drawn))
 
     def _labels(self) -> None:
-        """Ranks and positions of both axes."""
+        """Label the ranks and positions of both axes."""
         self._text("t", LEFT + self.width / 2, 11, "keys")
         self._add(f'<text class="t" transform="translate(11 {TOP + self.height / 2:g}) rotate(-90)">queries</text>')
         blamed = self.event.rank if self.map.tensor is None else None
@@ -155,7 +155,7 @@ class _Drawing:
             self._text("t r", LEFT - 4, TOP + (place + 0.5) * self.cell + 4, told)
 
     def _strip(self) -> tuple[int, int]:
-        """The error by position and head, along the axis of the result; how large the picture is with it."""
+        """Draw the error by position and head beside the grid; return the width and the height of the picture."""
         right, bottom = LEFT + self.width + MARGIN, TOP + self.height + MARGIN
         if (strip := self.map.strip) is None:
             return right, bottom
@@ -179,7 +179,7 @@ class _Drawing:
         return x + max(w, 44) + MARGIN, bottom
 
     def _worst(self, heads: int) -> tuple[int, int] | None:
-        """The piece and the column of the worst element."""
+        """Return the piece and the column of the worst element, or `None` where it is not known."""
         event = self.event
         if event.tensor is None or event.tensor != self.map.tensor or event.rank is None:
             return None
@@ -191,7 +191,7 @@ class _Drawing:
         if self.map.of_keys:
             count = problem.get("key_heads") or count
         head = event.index[AXES[event.tensor].index("head")]
-        # As the heads were joined: the first ones hold one more.
+        # `count` heads were joined into `heads` columns, of which the first `more` hold one head more.
         each, more = divmod(count, heads)
         column = head // (each + 1) if head < more * (each + 1) else more + (head - more * (each + 1)) // max(each, 1)
         return (held[0], column) if held and column < heads else None
@@ -222,7 +222,7 @@ class _Drawing:
     def _cells(
         self, digits: Digits, kind: Callable[[str], str], corner: tuple[int, int], size: tuple[int, int]
     ) -> None:
-        """Cells of each kind as one path, neighbours in a row joined."""
+        """Draw the cells of each CSS class as one path, with neighbours in a row joined."""
         paths: dict[str, list[str]] = {}
         for y, row in enumerate(digits):
             kinds = [kind(digit) for digit in row]
@@ -244,14 +244,17 @@ class _Drawing:
 
 
 def _that_fits(pixels: int, *texts: str) -> str:
-    """The first text that has room, or none."""
+    """Return the first text that fits into so many pixels, or ""."""
     return next((text for text in texts if LETTER * len(text) < pixels), "")
 
 
 def _ticks(pieces: Sequence[Piece], cell: int, room: Callable[[str], float]) -> list[tuple[int, str]]:
-    """The first position of each piece, or of every so many, so that they do not run into one another.
+    """Choose the pieces whose first position is labelled, so that labels do not overlap.
 
-    Of pieces of several positions only those where a shard begins.
+    Where pieces hold several positions, only those at which a shard begins are labelled.
+
+    Returns:
+        The index of each chosen piece, and its label.
     """
     texts = [str(first) for _, first, _ in pieces]
     every = max(1, -(-round(max(map(room, texts))) // cell))

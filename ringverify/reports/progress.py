@@ -1,4 +1,4 @@
-"""What a person is shown while long work is under way."""
+"""The interface through which long work reports how far it has come."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Is told how far long work has come."""
+    """Receives how far long work has come."""
 
     def start(self, implementation: str, property: str, examples: int) -> None:
-        """A piece of it begins: a property of an implementation, or a benchmark of a side."""
+        """A property of an implementation begins, or a benchmark of a contender."""
         ...
 
     def step(self, done: int) -> None:
-        """So many of its cases have been tried."""
+        """So many of its cases, or rounds, are done."""
         ...
 
     def loading(self, what: str | None) -> None:
-        """A process is loading that; `None`: it is no more."""
+        """A process is loading `what`; `None` means that the loading is over."""
         ...
 
     def stop(self) -> None:
-        """The piece is done."""
+        """The property or benchmark that was begun is done."""
         ...

@@ -1,4 +1,4 @@
-"""The events of one report or several as what they say: implementations, and what became of each property of each."""
+"""What one or several reports say: their implementations, and the outcome of each property of each of these."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringverify.reports.story import shown
 from ringverify.words import legible
 
 VERDICTS: tuple[ImplementationVerdict, ...] = ("violations", "inconclusive", "conformant")
-"""Of an implementation, the one that decides for several first."""
+"""Verdicts on an implementation; the first of these that occurs is the verdict on several together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Source:
 
     Attributes:
         path: its file.
-        label: put behind the names of its implementations, to tell them from those of another report.
+        label: added to the names of its implementations, to tell them from those of another report.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Source:
 
     @classmethod
     def of(cls, text: str) -> Source:
-        """From `FILE` or `LABEL=FILE`."""
+        """Parse `FILE` or `LABEL=FILE`."""
         label, separator, path = text.partition("=")
         if not separator or Path(text).exists():
             return cls(Path(text))
@@ -54,11 +54,11 @@ class ImplementationResult:
     """What became of one implementation in one run.
 
     Attributes:
-        name: as it is shown, its label included.
+        name: its name as it is shown, with the label.
         verdict: the event of its verdict.
         header: the header of the run.
         outcomes: its properties by id, in the order in which they were tried.
-        exchange: the event of what it exchanges, if that was asked for.
+        exchange: the event of its traffic and memory, if that was asked for.
     """
 
     name: str
@@ -69,36 +69,36 @@ class ImplementationResult:
 
     @property
     def where(self) -> str:
-        """Of a pass: in which world it is one, and where it was not tried. Empty for other verdicts."""
+        """For a pass, the world it was reached in and the worlds it was not tried in; "" for other verdicts."""
         return self.verdict.reached + self.verdict.not_reached
 
     @property
     def counts(self) -> dict[Kind, int]:
-        """How many of its properties came to what, those that any came to."""
+        """How many properties had each outcome, for outcomes that occur."""
         kinds = [outcome.verdict.kind for outcome in self.outcomes.values()]
         return {kind: kinds.count(kind) for kind in typing.get_args(Kind) if kind in kinds}
 
     @property
     def examples(self) -> int:
-        """Cases that were tried, of all properties."""
+        """How many cases were tried, over all properties."""
         return sum(outcome.verdict.examples for outcome in self.outcomes.values())
 
     @property
     def failures(self) -> list[PropertyOutcome]:
-        """Properties that are violated, known ones last."""
+        """The properties that are violated, known violations last."""
         failed = [outcome for outcome in self.outcomes.values() if outcome.verdict.verdict == "fail"]
         return sorted(failed, key=lambda outcome: outcome.verdict.kind == "known")
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """All that was told.
+    """What one or several reports say.
 
     Attributes:
         implementations: in the order of the reports.
-        properties: ids of all properties that were tried on any, in an order that is that of every run.
-        headers: of the runs, equal ones once.
-        unexpected: lines on known violations that are gone.
+        properties: ids of the properties that were tried on any of them, in an order that follows that of each run.
+        headers: headers of the runs, each once.
+        unexpected: lines on violations that the baseline knows and that are gone.
     """
 
     implementations: tuple[ImplementationResult, ...]
@@ -108,16 +108,16 @@ class Results:
 
     @property
     def verdict(self) -> ImplementationVerdict:
-        """Of all together."""
+        """The verdict on all implementations together."""
         seen = {one.verdict.verdict for one in self.implementations}
         return next((verdict for verdict in VERDICTS if verdict in seen), "inconclusive")
 
 
 def read_results(sources: Sequence[Source]) -> Results:
-    """What the reports of these files say together.
+    """Read several reports into one result.
 
     Raises:
-        ReportError: a file is not a whole report, or two of them tell of implementations of one name.
+        ReportError: a file is named twice or is not a complete report, or two reports have implementations of one name.
     """
     for place, source in enumerate(sources):
         if any(source.path.resolve() == earlier.path.resolve() for earlier in sources[:place]):
@@ -136,10 +136,10 @@ def read_results(sources: Sequence[Source]) -> Results:
 
 
 def results_of(events: Sequence[Event], source: Source | None = None) -> Results:
-    """What the events of one run say.
+    """Return what the events of one run say.
 
     Raises:
-        ReportError: they do not fit together.
+        ReportError: the events contradict one another.
     """
     events = [shown(event) for event in events]
     where, label = ("the events", None) if source is None else (f"report {source.path}", source.label)
@@ -184,7 +184,7 @@ def _named(name: str, label: str | None) -> str:
 
 
 def _merged(orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """One order of all names: what is new to an order comes behind its predecessor there."""
+    """Merge orders of names into one: a new name is put behind the one that precedes it in its own order."""
     found: list[str] = []
     for order in orders:
         place = 0

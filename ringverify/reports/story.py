@@ -1,4 +1,4 @@
-"""What presenters share: the story of a failure in words, margins, axes, and texts made safe to show."""
+"""What presenters share: a failure described in lines of text, margins, axes, and texts made safe to show."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ AXES = {
     "dv": ("batch", "key", "head", "dim"),
 }
 DETAIL_LINES = 14
-"""Lines of a traceback that are shown: the last ones."""
+"""How many lines of a traceback are shown, from its end."""
 
 FAR_BEYOND = 1e12
-"""A ratio of error to allowed error past which its digits tell nobody anything."""
+"""Ratio of error to allowed error above which both are shown instead of the ratio."""
 
 LINES = ("detail", "printed")
-"""Fields whose texts have lines; every other text is one line."""
+"""Fields whose texts may have several lines; every other text is made one line."""
 
 Shown = TypeVar("Shown", bound=Event)
 
 
 def presentable(value: Any, *, lines: bool = False) -> Any:
-    """JSON values as they may be shown: texts are escaped and cut as in `ringverify.words`."""
+    """Return JSON values with all texts escaped and cut, as by `ringverify.words`."""
     if isinstance(value, str):
         return (words.legible_lines if lines else words.legible)(words.cut(value, words.TEXT))
     if isinstance(value, Mapping):
@@ -42,15 +42,15 @@ def presentable(value: Any, *, lines: bool = False) -> Any:
 
 
 def shown(event: Shown) -> Shown:
-    """An event as it may be shown; presenters show no other."""
+    """Return an event with all its texts escaped and cut; presenters show no other."""
     return from_json(type(event), presentable(as_json(event)))
 
 
 def replay_line(*, file: str | None, vectors: Sequence[str] | None = None) -> str:
-    """The command that shows a failure again; "" if there is none.
+    """Return the command that shows a failure again; "" if there is none.
 
-    It is made here of the case file's name, or of the words for the vectors: a line that a report holds is never shown
-    as something to type.
+    It is built here from the name of the case file, or from the arguments for golden vectors: a command line that a
+    report holds is never shown as something to type.
     """
     if file is not None:
         return shlex.join(["ringverify", "replay", f"./{file}" if file.startswith("-") else file])
@@ -58,12 +58,12 @@ def replay_line(*, file: str | None, vectors: Sequence[str] | None = None) -> st
 
 
 def replay_of(event: CounterexampleEvent) -> str:
-    """The command that shows a counterexample again."""
+    """Return the command that shows a counterexample again; "" if there is none."""
     return replay_line(file=event.file, vectors=event.vectors)
 
 
 def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
-    """A counterexample in words: lines with a label each, "" where a line goes on with the one before."""
+    """Describe a counterexample in lines, each with a label; the label "" continues the line before."""
     rows = [("same", f"as {event.same_as}")] if event.same_as is not None else []
     rows += [(label, text) for label, text in (("", event.summary), ("case", event.case_text)) if text is not None]
     if (numbers := worst_numbers(event)) is not None:
@@ -99,12 +99,12 @@ def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
 
 
 def repeated(event: CounterexampleEvent) -> str:
-    """In one line, a failure that is another one once more."""
+    """Describe in one line a failure that is the same as another property's."""
     return f"{event.same_as}: {event.summary or ''}; {replay_of(event)}"
 
 
 def unknown(takes: Sequence[str]) -> str:
-    """What to do about a failure that nothing explains, and what it takes."""
+    """Say what to do about a failure of unknown cause, and what a case must have to show it."""
     told = "Cause unknown. "
     if takes:
         listed = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
@@ -113,7 +113,7 @@ def unknown(takes: Sequence[str]) -> str:
 
 
 def worst_element(event: CounterexampleEvent) -> str:
-    """Where the worst element is, by axis."""
+    """Return where the worst element is: its index by axis, its global position and its rank."""
     assert event.tensor is not None
     assert event.index is not None
     axes = AXES[event.tensor]
@@ -124,7 +124,7 @@ def worst_element(event: CounterexampleEvent) -> str:
 
 
 def worst_numbers(event: CounterexampleEvent) -> str | None:
-    """The worst element's value beside what it should be; `None` where no element is wrong, or none is told of."""
+    """Return the worst element's value, expected value and error, or `None` where no element is known to be wrong."""
     actual, expected, error, allowed = event.actual, event.expected, event.error, event.allowed
     if event.tensor is None or event.index is None or event.position is None:
         return None
@@ -141,14 +141,14 @@ def worst_numbers(event: CounterexampleEvent) -> str | None:
 
 
 def detail_lines(event: CounterexampleEvent, most: int | None = DETAIL_LINES) -> tuple[int, list[str]]:
-    """The end of what the ranks said, where what happened is said; and how many lines are left out before it."""
+    """Return how many lines of a failure's detail are left out, and its last lines, which say what happened."""
     lines = (event.detail or "").rstrip().splitlines()
     shown = lines if most is None else lines[-most:]
     return len(lines) - len(shown), shown
 
 
 def margin_text(margin: float | None) -> str:
-    """A margin for a table."""
+    """Format a margin for a table; "-" where there is none."""
     if margin is None:
         return "-"
     return f"{margin:.2f}" if margin < 100 else f"{margin:.1e}"

@@ -1,4 +1,4 @@
-"""A run on the terminal: a line a property as it ends, and for a failure what to look at first."""
+"""A run on the terminal: one line for each property when it ends, and for a failure what to look at first."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ STYLES = {
     "violations": "bold red",
 }
 PRINTED = 4000
-"""Letters of a rank's output that a report keeps: the last ones."""
+"""How many characters of a rank's output a report keeps, from its end; `worlds.printing` cuts them."""
 CUT = f", its last {PRINTED} letters"
 
 
 class Terminal:
-    """Tells events as text. Colour and progress appear only where the console is a terminal.
+    """Prints events as text, in colour where the console is a terminal.
 
     Args:
         console: where to print.
         verbose: print whole tracebacks, every failure in full, and what ranks printed.
-        printed: print what ranks printed, in any case.
-        quiet: print only what did not pass, or was cut short, and the verdicts.
+        printed: print what ranks printed, also where `verbose` is false.
+        quiet: print only the verdicts, and the properties that did not pass or were cut short.
     """
 
     def __init__(self, console: Console, *, verbose: bool = False, printed: bool = False, quiet: bool = False) -> None:
@@ -51,7 +51,7 @@ class Terminal:
         self._named = ""
 
     def tell(self, event: Event) -> None:
-        """Print what one event says."""
+        """Print an event."""
         event = shown(event)
         match event:
             case HeaderEvent() if not self.quiet:
@@ -74,7 +74,7 @@ class Terminal:
                     self._line(f"\nnot in this run, though in the baseline: {', '.join(event.elsewhere)}", "dim")
 
     def _counterexample(self, event: CounterexampleEvent) -> None:
-        """Print a violation: what, the case, the worst element, how to see it again."""
+        """Print a violation: what is wrong, the case, the worst element, and how to see it again."""
         if event.same_as is not None and not self.verbose:
             self._print(("        the same as ", "dim"), repeated(event))
             return
@@ -156,23 +156,23 @@ class Terminal:
         self._print((text, style))
 
     def _print(self, *pieces: str | tuple[str, str]) -> None:
-        """A line of text and styled text, as it is: what an implementation says is no markup."""
+        """Print a line of plain and styled text, none of which is taken for markup."""
         self.console.print(Text.assemble(*pieces), soft_wrap=True)
 
 
 def counterexample_text(event: CounterexampleEvent, *, verbose: bool = False) -> str:
-    """What the terminal says of a violation, as plain text."""
+    """Return what `Terminal` prints for a violation, as plain text."""
     told = io.StringIO()
     Terminal(Console(file=told, color_system=None, width=120), verbose=verbose).tell(event)
     return told.getvalue()
 
 
 class ProgressBar:
-    """A bar for the property under way; nothing at all where the console is not a terminal.
+    """A progress bar for the property under way; nothing at all where the console is not a terminal.
 
     Args:
-        console: where.
-        live: keep it moving between steps, which takes a little of the processors' time all the while.
+        console: where to draw it.
+        live: redraw it between steps too, which takes a little processor time throughout.
     """
 
     def __init__(self, console: Console, *, live: bool = True) -> None:
@@ -191,7 +191,7 @@ class ProgressBar:
         self._title = ""
 
     def start(self, implementation: str, property: str, examples: int) -> None:
-        """Show a bar."""
+        """Show a bar of so many examples."""
         if self._progress.disable:
             return  # older versions of rich end even a bar that they never showed with an empty line
         self._progress.start()
@@ -199,18 +199,18 @@ class ProgressBar:
         self._task = self._progress.add_task(self._title, total=examples)
 
     def step(self, done: int) -> None:
-        """Move it."""
+        """Move the bar."""
         if self._task is not None:
             self._progress.update(self._task, completed=done, refresh=not self._live)
 
     def loading(self, what: str | None) -> None:
-        """Say what is being loaded, while it is."""
+        """Show what is being loaded in place of the title; `None` brings the title back."""
         if self._task is not None:
             title = self._title if what is None else f"loading {what}"
             self._progress.update(self._task, description=title, refresh=not self._live)
 
     def stop(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None

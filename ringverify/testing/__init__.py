@@ -1,1 +1,1 @@
-"""The suite in somebody's own tests: as items of pytest, as a decorator, as one call."""
+"""The suite in a user's own tests: as items of pytest, as a decorator, as one call."""

@@ -1,4 +1,4 @@
-"""What people ask of pytest, and in whose words it is refused. Importing this module does not import torch."""
+"""Read what pytest is asked for: options, settings, targets and ids. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ringverify.errors import UsageError
 from ringverify.testing.items import ROOM
 
 Chosen = dict[str, tuple[str, ...] | None]
-"""Properties by target; `None` is all of them."""
+"""The properties chosen for each target; `None` means all of them."""
 
 
 def option(name: str) -> str:
-    """How a setting is typed."""
+    """Return how the option of a setting is typed in pytest."""
     return "--ringverify-" + name.replace("_", "-")
 
 
 def in_our_words(message: str) -> str:
-    """A message of `check`, which names its own options, with those of pytest."""
+    """Replace the names of options of `check` in a message by those of pytest."""
     known = "|".join(option.key for option in OPTIONS if option.pytest)
     return re.sub(rf"(?<![\w-])--({known})(?![\w-])", r"--ringverify-\1", message)
 
 
 def request(config: pytest.Config) -> CheckRequest:
-    """What the command line asks for, and where it says nothing, the project's configuration.
+    """Return what the command line asks for, completed by the project's configuration.
 
     Raises:
         UsageError: a value is impossible.
@@ -43,12 +43,13 @@ def request(config: pytest.Config) -> CheckRequest:
 
 
 def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:
-    """The targets to check, and what of them, if ids of ours were given among pytest's arguments; these are taken out.
+    """Return the targets to check, and the properties chosen by ids `ringverify::…` among pytest's arguments, if any.
 
-    Those of the configuration are checked where pytest is not told by arguments what to run.
+    These ids are removed from the arguments. Targets of the configuration are checked only if no argument says what to
+    run, or `ringverify::` does.
 
     Raises:
-        UsageError: an id has more parts than ours have.
+        UsageError: an id has more parts than a target and a property.
     """
     targets = list(config.getoption("ringverify") or ())
     ids = [argument for argument in config.args if argument.startswith(f"{ROOM}::")]
@@ -72,7 +73,7 @@ def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:
 
 
 def configured(config: pytest.Config) -> list[str]:
-    """The targets of the configuration."""
+    """Return the targets of the configuration."""
     return [_target_from_here(config, target) for target in config.getini("ringverify_targets")]
 
 
@@ -82,6 +83,6 @@ def _target_from_here(config: pytest.Config, target: str) -> str:
 
 
 def _from_here(config: pytest.Config, path: str) -> str:
-    """A path of the configuration, which is relative to its file, as it is from where pytest runs."""
+    """Turn a path that is relative to the configuration file into one relative to where pytest runs."""
     root, here = config.rootpath if config.inipath is None else config.inipath.parent, config.invocation_params.dir
     return path if root == here or os.path.isabs(path) else Path(os.path.relpath(root / path, here)).as_posix()

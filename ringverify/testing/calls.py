@@ -1,4 +1,4 @@
-"""Calls of `run_conformance` within a test, and who hears what comes of them. Importing this does not import torch."""
+"""Report calls of `run_conformance` to the test that makes them. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ringverify.check.outcome import TriedProperty
 from ringverify.events import Event, ImplementationEvent, outcomes_of
 
 Listener = Callable[[Sequence[Event]], None]
-"""Is handed all events of a call, when it is over."""
+"""Receives all events of a call when it is over."""
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener to run_conformance", default=None)
 
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Have somebody hear of the calls that are made meanwhile."""
+    """Hand the events of all calls that are made in this context to a listener."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -26,16 +26,16 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def tell(events: Sequence[Event]) -> None:
-    """Hand the events of a call to who listens, if anybody does."""
+    """Hand the events of a call to the listener, if there is one."""
     listener = _LISTENER.get()
     if listener is not None:
         listener(events)
 
 
 def tried_in(events: Sequence[Event]) -> list[TriedProperty]:
-    """What a call came to, property by property; one that was interrupted came to those that were over."""
+    """Return what a call found for each property; after an interrupt, for the properties that were finished."""
     whole = next((event for event in events if isinstance(event, ImplementationEvent)), None)
-    # They are known of the whole call, and added up again.
+    # Runs and seconds are known only for the whole call; since they are added up again, one property gets all of them.
     runs = {} if whole is None else {None: whole.runs or 0, "simulated": whole.simulated_runs or 0}
     return [
         TriedProperty(

@@ -1,4 +1,4 @@
-"""Implementations under check in one process of pytest, a property at a time; their worlds stay warm in between."""
+"""Check implementations in one pytest process, one property at a time; their worlds stay open in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringverify.testing.undisturbed import undisturbed
 from ringverify.testing.unwatched import Unwatched
 
 MOST_WARM = 2
-"""Runs whose worlds are kept: each world is a process, or several, that has imported torch."""
+"""Largest number of implementations whose worlds stay open: each world is one process or more with torch imported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class PlannedChecks:
     """One implementation with all that is asked of it.
 
     Attributes:
-        key: what tells it from others of this run.
-        plan: what is run where.
-        options: what was asked for.
-        asked: how many properties.
+        key: identifies it among those of this session.
+        plan: what is run in which world.
+        options: the options of its runs.
+        asked: how many of its properties are to be tried.
     """
 
     key: str
@@ -40,7 +40,7 @@ class PlannedChecks:
 
 
 def plan_for(subject: Subject, options: Options) -> RunPlan:
-    """What is run where; refused here rather than in the middle of a run.
+    """Plan the runs of an implementation; refuse here, rather than in the middle of a run, what cannot run.
 
     Raises:
         UsageError: what is asked for contradicts what the implementation declares, or the folder cannot be written.
@@ -55,7 +55,7 @@ def plan_for(subject: Subject, options: Options) -> RunPlan:
 
 
 class Checks:
-    """Tries properties.
+    """Tries properties, and keeps the worlds of a few implementations open.
 
     Args:
         folder: the working directory that targets and files are relative to, whatever a test changes.
@@ -71,11 +71,11 @@ class Checks:
         self._warm: list[str] = []
 
     def of(self, key: str, implementation: Implementation, options: Options, *, asked: int) -> PlannedChecks:
-        """An implementation that is at hand, with what is asked of it.
+        """Plan the checks of an implementation object, such as one of a decorated test.
 
         Raises:
-            UsageError: no other process could find it, or it declares something else than is asked for.
-            Inconclusive: no other process could be asked for it, or what it is to run on does not exist here.
+            UsageError: no other process could import it, or what is asked for contradicts what it declares.
+            Inconclusive: no other process could be started, or the device or the world does not exist here.
         """
         with undisturbed(self._folder):
             if key not in self._targets:
@@ -84,7 +84,7 @@ class Checks:
             return PlannedChecks(f"{key} {target}", plan_for(Subject(target, implementation), options), options, asked)
 
     def try_property(self, one: PlannedChecks, property: Property) -> TriedProperty:
-        """Try a property, and say what came of it."""
+        """Try a property, and return what came of it."""
         with undisturbed(self._folder), interrupts() as look:
             run = self._run(one)
             run.progress = Unwatched(look)
@@ -105,5 +105,5 @@ class Checks:
             )
         self._warm = [*(key for key in self._warm if key != one.key), one.key]
         while len(self._warm) > MOST_WARM:
-            self._runs[self._warm.pop(0)].close()  # it starts again when it is needed again
+            self._runs[self._warm.pop(0)].close()  # its world starts again when it is needed again
         return self._runs[one.key]

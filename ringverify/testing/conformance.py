@@ -1,4 +1,4 @@
-"""`run_conformance` and `@conformance`: the suite from somebody's own test file."""
+"""`run_conformance` and `@conformance`: the suite called from a user's own test file."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Names = str | Iterable[str]
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 MARK = "ringverify_conformance"
-"""Attribute of a decorated test: its `Conformance`."""
+"""Attribute of a decorated test function: its `Conformance`."""
 PROPERTY = "ringverify_property"
-"""The fixture that tries one property; a decorated test gets it in place of its `result`."""
+"""Name of the fixture that tries one property; a decorated test requests it in place of `result`."""
 RESULT = "result"
-"""The argument by which a decorated test may ask for the result."""
+"""Name of the argument by which a decorated test may ask for the result of its property."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Conformance:
-    """What a decorated test is about.
+    """What a decorated test checks.
 
     Attributes:
-        implementation: the implementation, or why its target is none here.
+        implementation: the implementation, or the error if its target cannot be used here.
         request: what was asked for.
     """
 
@@ -65,21 +65,21 @@ def run_conformance(
     Args:
         attend: a function decorated with `@ringverify.implementation`, at the top level of a file, or a target.
         only: ids of the properties to try; all by default.
-        skip: ids of those to leave out.
+        skip: ids of the properties to leave out.
         suite: smoke, quick, full or nightly.
         world: simulated, gloo or nccl; by default what the implementation declares.
         world_sizes: numbers of ranks.
-        device: of the tensors.
-        seed: decides which cases are tried; 0 by default, drawn in the nightly suite.
-        max_examples: of each property, at most.
+        device: device of the tensors.
+        seed: decides which cases are tried; 0 by default, in the nightly suite a random one.
+        max_examples: largest number of examples of each property.
         time_budget: seconds for the whole run.
         deadline: seconds for one run of a case.
         load_deadline: seconds that a process may take to import the function's file.
         cases: folder for counterexamples, `.ringverify` by default.
-        baseline: TOML file of the violations that are known and do not count.
+        baseline: TOML file of known violations, which do not count.
 
     Returns:
-        The verdict, and what came of each property.
+        The verdict, and the result of each property.
 
     Raises:
         ConformanceError: a property is violated; an `AssertionError` with the counterexample and its replay line.
@@ -91,15 +91,15 @@ def run_conformance(
     try:
         return _result(attend, said)
     except (ConformanceError, Inconclusive, UsageError) as error:
-        raise error.with_traceback(None) from None  # the message says it all, and our frames nothing
+        raise error.with_traceback(None) from None  # the message says it all; ringverify's frames add nothing
 
 
 def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceResult:
-    """What `run_conformance` returns, and raises.
+    """Do the work of `run_conformance`, which returns and raises the same.
 
     Args:
-        attend: a function or a target.
-        said: its other arguments, by name.
+        attend: an implementation or a target.
+        said: the other arguments of `run_conformance`, by name.
     """
     request = CheckRequest.of(said, _argument)
     implementation = _implementation(attend, request.load_deadline)
@@ -151,28 +151,28 @@ def conformance(
     load_deadline: float | None = None,
     cases: str | Path | None = None,
 ) -> Callable[[Decorated], Decorated]:
-    """Make one test a property of a function in a test file.
+    """Decorate a test function: pytest then collects one test for each property.
 
-    The function is called after its property held; if it has an argument `result`, it is handed what came of the
-    property. What is not said here, the options `--ringverify-…` of pytest say; the baseline and the report named there
-    are of these tests too.
+    The function is called after the property was found to hold; an argument named `result` receives its
+    `PropertyResult`. Arguments that are not given here come from pytest's options `--ringverify-…`; a baseline and a
+    report that these name are for these tests too.
 
     Args:
         attend: a function decorated with `@ringverify.implementation`, at the top level of a file, or a target.
         only: ids of the properties to try; all by default.
-        skip: ids of those to leave out.
+        skip: ids of the properties to leave out.
         suite: smoke, quick, full or nightly.
         world: simulated, gloo or nccl; by default what the implementation declares.
         world_sizes: numbers of ranks.
-        device: of the tensors.
+        device: device of the tensors.
         seed: decides which cases are tried.
-        max_examples: of each property, at most.
+        max_examples: largest number of examples of each property.
         deadline: seconds for one run of a case.
         load_deadline: seconds that a process may take to import the function's file.
         cases: folder for counterexamples.
 
     Raises:
-        UsageError: an argument is wrong. A target that is wrong, or cannot be checked here, is an error of the test.
+        UsageError: an argument is wrong. A target that is wrong, or cannot be checked here, is an error of its test.
     """
     said = {name: value for name, value in locals().items() if name in ARGUMENTS}
     request = CheckRequest.of(said, _argument)
@@ -206,12 +206,12 @@ def conformance(
 
 
 def _argument(name: str) -> str:
-    """How a message names an argument."""
+    """Return how a message names an argument."""
     return f"{name}:"
 
 
 def _or_why_not(attend: Implementation | str, seconds: float | None) -> Implementation | UsageError | Inconclusive:
-    """The implementation; of a target that is none here, what is to be said of that in its own test.
+    """Return the implementation; for a target that cannot be used here, the error to raise in its own test.
 
     Raises:
         UsageError: it is neither an implementation nor a target.
@@ -225,10 +225,10 @@ def _or_why_not(attend: Implementation | str, seconds: float | None) -> Implemen
 
 
 def _implementation(attend: Implementation | str, seconds: float | None) -> Implementation:
-    """The implementation that an argument is.
+    """Return the implementation that an argument is or names.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is neither an implementation nor the target of one.
         Inconclusive: the target cannot be checked here.
     """
     if isinstance(attend, str):
@@ -244,13 +244,14 @@ def _implementation(attend: Implementation | str, seconds: float | None) -> Impl
 
 
 def reached(implementation: Implementation, seconds: float | None) -> str:
-    """The target under which other processes find an implementation.
+    """Return the target under which other processes find an implementation.
 
-    One that is at hand is looked at there first: a file that does not import would look like its own failure.
+    The target is imported once in another process here: a file that cannot be imported would later look like a failure
+    of the implementation.
 
     Raises:
-        UsageError: no process could find it.
-        Inconclusive: none could be asked.
+        UsageError: no other process could import it.
+        Inconclusive: no other process could be started.
     """
     from ringverify.describing import FunctionElsewhere, describe
 

@@ -1,6 +1,6 @@
-"""What `pytest --ringverify TARGET` collects: a collector a target, a test a property.
+"""What `pytest --ringverify TARGET` collects: a collector for each target, a test for each property.
 
-Ids are `ringverify::TARGET::PROPERTY`, as the target was typed. Importing this module does not import torch.
+Ids are `ringverify::TARGET::PROPERTY`, with the target as it was typed. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ringverify.testing.results import PropertyResult
 
 ROOM = "ringverify"
-"""First part of the ids."""
+"""First part of the ids of these tests."""
 
 Try = Callable[[pytest.Item, "PlannedChecks", "Property"], "PropertyResult"]
 
@@ -32,9 +32,9 @@ class RequestedTarget:
     """A target that was asked for.
 
     Attributes:
-        target: as it was typed.
-        checked: the implementation that it is, or why it cannot be checked here.
-        properties: what to try.
+        target: the target as it was typed.
+        checked: the planned checks of its implementation, or why it cannot be checked here.
+        properties: the properties to try.
     """
 
     target: str
@@ -43,11 +43,11 @@ class RequestedTarget:
 
 
 class Implementations(pytest.Collector):
-    """All targets."""
+    """Collector of all targets."""
 
     @classmethod
     def under(cls, session: pytest.Session, prepared: list[RequestedTarget], attempt: Try) -> Implementations:
-        """The collector, which belongs to no file."""
+        """Make the collector, which belongs to no file."""
         collector: Implementations = cls.from_parent(session, name=ROOM, nodeid=ROOM)
         collector.prepared, collector.attempt = prepared, attempt
         return collector
@@ -56,7 +56,7 @@ class Implementations(pytest.Collector):
     attempt: Try
 
     def collect(self) -> Iterator[ImplementationUnderTest]:
-        """A collector a target."""
+        """Yield a collector for each target."""
         for one in self.prepared:
             node: ImplementationUnderTest = ImplementationUnderTest.from_parent(self, name=legible(one.target))
             node.prepared, node.attempt = one, self.attempt
@@ -64,13 +64,13 @@ class Implementations(pytest.Collector):
 
 
 class ImplementationUnderTest(pytest.Collector):
-    """One target."""
+    """Collector of one target."""
 
     prepared: RequestedTarget
     attempt: Try
 
     def collect(self) -> Iterator[pytest.Item]:
-        """A test a property."""
+        """Yield a test for each property, or one test that says why the target cannot be checked."""
         checked = self.prepared.checked
         if isinstance(checked, Inconclusive):
             cannot: CannotBeChecked = CannotBeChecked.from_parent(self, name=LOADS)
@@ -84,18 +84,18 @@ class ImplementationUnderTest(pytest.Collector):
 
 
 class PropertyItem(pytest.Item):
-    """One property of one target."""
+    """Test of one property of one target."""
 
     checked: PlannedChecks
     property: Property
     attempt: Try
 
     def runtest(self) -> None:
-        """Try it."""
+        """Try the property."""
         self.attempt(self, self.checked, self.property)
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
-        """Where the implementation is written, and what is tried."""
+        """Return where the implementation is written, and what is tried."""
         implementation = self.checked.plan.implementation
         from ringverify.describing import place_of
 
@@ -111,9 +111,9 @@ class CannotBeChecked(pytest.Item):
     reason: Inconclusive
 
     def runtest(self) -> None:
-        """Say why."""
+        """Raise the reason."""
         raise self.reason
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
-        """Nowhere in particular."""
+        """Return a title; there is no line in a file to point to."""
         return self.path, 0, f"{self.parent.name if self.parent else ''}: {self.name}"

@@ -1,4 +1,4 @@
-"""What came of a property and of a run, and how that reads. Importing this module does not import torch."""
+"""The results of a property and of a run, and their text. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ringverify.words import legible
 
 @dataclasses.dataclass(frozen=True)
 class PropertyResult:
-    """What came of one property of one implementation.
+    """The result of one property of one implementation.
 
     Attributes:
-        implementation: its name.
+        implementation: name of the implementation.
         property: id of the property.
         verdict: `pass`, `fail`, `unsupported` or `inconclusive`.
         examples: how many cases were tried.
         seconds: how long that took.
         margin: largest error over the error allowed; `None` where nothing numeric was compared.
         reason: why it is unsupported or inconclusive, or what cut it short.
-        known: reason and link of a violation that the baseline knows.
-        unexpected: what to say where it passes and the baseline has it violated.
-        counterexample: the event that tells of the smallest case found, if one was.
+        known: reason and link of a violation that the baseline lists.
+        unexpected: the message if the property passes but the baseline lists it as violated.
+        counterexample: the event of the smallest case found that violates the property, if any.
     """
 
     implementation: str
@@ -46,16 +46,16 @@ class PropertyResult:
 
     @classmethod
     def of(cls, outcome: PropertyOutcome) -> PropertyResult:
-        """From the events that tell of it."""
+        """Build the result from the events of a property."""
         names = [field.name for field in dataclasses.fields(cls) if field.name != "counterexample"]
         return cls(**{name: getattr(outcome.verdict, name) for name in names}, counterexample=outcome.counterexample)
 
     def is_new_violation(self) -> bool:
-        """Whether it is violated in a way that no baseline knows."""
+        """Whether the property is violated and the baseline does not list that."""
         return self.verdict == "fail" and self.known is None
 
     def describe(self, *, verbose: bool = False) -> str:
-        """What is to be said of it: of a violation all that `ringverify check` says, of the rest a line."""
+        """Describe the result: a violation as `ringverify check` does, anything else in one line."""
         name = f"{self.implementation}: {self.property}"
         if self.unexpected is not None:
             return legible(f"{name}: {self.unexpected}")
@@ -69,17 +69,17 @@ class PropertyResult:
 
 @dataclasses.dataclass(frozen=True)
 class ConformanceResult:
-    """What came of a run on one implementation.
+    """The result of a run on one implementation.
 
     Attributes:
-        implementation: its name.
+        implementation: name of the implementation.
         verdict: `conformant`, `violations` or `inconclusive`.
         world: where its ranks ran.
-        device: of the tensors.
+        device: device of the tensors.
         suite: smoke, quick, full or nightly.
-        seed: what decided which cases were tried.
-        properties: what came of each property, by id.
-        events: all that was told, as in a report.
+        seed: decided which cases were tried.
+        properties: the result of each property, by id.
+        events: all events of the run, as in a report.
     """
 
     implementation: str
@@ -93,7 +93,7 @@ class ConformanceResult:
 
     @classmethod
     def of(cls, events: list[Event]) -> ConformanceResult:
-        """From the events of a run on one implementation."""
+        """Build the result from the events of a run on one implementation."""
         (header,) = [event for event in events if isinstance(event, HeaderEvent)]
         (told,) = [event for event in events if isinstance(event, ImplementationEvent)]
         outcomes = outcomes_of(events).get(told.implementation, {})
@@ -110,12 +110,12 @@ class ConformanceResult:
 
     @property
     def elsewhere(self) -> str:
-        """Of a pass: where it was not tried."""
+        """For a pass, a text on the worlds in which it was not tried; "" for other verdicts."""
         (told,) = [event for event in self.events if isinstance(event, ImplementationEvent)]
         return told.not_reached
 
     def describe(self, *, verbose: bool = False) -> str:
-        """The verdict, and all that is to be said of violations and of what could not be tried, or only in part."""
+        """Describe the verdict in one line, then each violation and each property that was not, or not fully, tried."""
         counts: dict[str, int] = {}
         for one in self.properties.values():
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
@@ -133,10 +133,10 @@ class ConformanceResult:
 
 
 class ConformanceError(AssertionError):
-    """An implementation violates what must hold; the message has the counterexample and how to replay it.
+    """An implementation violates a property; the message has the counterexample and how to replay it.
 
     Attributes:
-        result: what came of the property, or of the whole run.
+        result: the result of the property, or of the whole run.
     """
 
     def __init__(self, result: PropertyResult | ConformanceResult, *, verbose: bool = False) -> None:

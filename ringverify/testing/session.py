@@ -1,4 +1,4 @@
-"""A session of pytest: what is collected, tried, told and counted. Importing this module does not import torch."""
+"""The plugin of a pytest session: collects, tries, reports, counts. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from ringverify.testing.checks import Checks, PlannedChecks
 
 TOLD = "ringverify_told"
-"""Attribute of a test's report: what was told of properties, each as text."""
+"""Attribute of a test's report: the outcomes of properties in it, each as text."""
 DRAWN = "ringverify_drawn"
-"""What xdist hands each of its workers: the seed that was drawn for nightly runs."""
+"""Key under which xdist hands its workers the seed that was drawn for nightly runs."""
 TESTED = pytest.StashKey[TestedProperty]()
-"""Of a test of ours: what came of its property."""
+"""Where a test of this plugin keeps the outcome of its property."""
 
 
 class RingVerifySession:
-    """The plugin of one process of pytest: under xdist, of the one that speaks to people and of each that runs tests.
+    """The plugin in one process of pytest; under xdist, in the main process and in each worker.
 
     Args:
-        config: of the session.
+        config: configuration of the session.
 
     Raises:
         UsageError: an option, a target or a file is wrong.
@@ -73,7 +73,7 @@ class RingVerifySession:
         self._expected = 0
 
     def _prepare(self, names: list[str]) -> list[RequestedTarget]:
-        """The targets, each looked at as far as that is possible before anything runs."""
+        """Describe the targets and plan their checks, as far as possible before anything runs."""
         # Before torch is imported, which takes seconds: a target is easily mistyped.
         loaded = [(name, _described(name, self._request.load_deadline)) for name in names]
 
@@ -104,21 +104,21 @@ class RingVerifySession:
         return prepared
 
     def _read_baseline(self) -> None:
-        """Read the baseline, which is not looked at where nothing of ours is tested."""
+        """Read the baseline once; called only if this session tests an implementation."""
         from ringverify.check.baseline import read_baseline
 
         if self._baseline is None and self._request.baseline is not None:
             self._baseline = read_baseline(self._request.baseline)
 
     def _options(self, request: CheckRequest) -> Options:
-        """The options of a run, with the baseline of this session."""
+        """Return the options of a run, with the baseline of this session."""
         options = dataclasses.replace(request, baseline=None).options(drawn=self._drawn)
         return dataclasses.replace(options, baseline=self._baseline)
 
     # -- what is collected ---------------------------------------------------------------------------------------------
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
-        """What is checked, where, and under which seed."""
+        """Say what is checked, where, and with which seed."""
         lines = []
         for one in self._prepared:
             if isinstance(one.checked, Inconclusive):
@@ -133,7 +133,7 @@ class RingVerifySession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Add the targets' tests before anything is deselected, and see who is tested by several tests."""
+        """Add the tests of targets before any are deselected, and find implementations that several tests check."""
         decorated = [(item, about.implementation) for item in items if (about := _about(item))]
         functions = {_function_of(item): one.name for item, one in decorated if isinstance(one, Implementation)}
         names = Counter([*self._implementations, *functions.values()])
@@ -142,7 +142,7 @@ class RingVerifySession:
             if functions:
                 self._read_baseline()
         except UsageError as error:
-            if self._tally is None:  # a worker of xdist, in which pytest cannot be refused
+            if self._tally is None:  # in a worker of xdist, where a usage error would not end pytest
                 self._mistake = error
             else:
                 raise pytest.UsageError(f"ringverify: {error}") from None
@@ -154,12 +154,12 @@ class RingVerifySession:
             items.extend(ours)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count what is going to be tried in this process: a time budget is shared among that."""
+        """Count the tests of this process that take time: the time budget is shared among them."""
         workers = getattr(self._config, "workerinput", {}).get("workercount", 1)
         self._expected = -(-sum(map(_takes_time, session.items)) // workers)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test a property of a decorated function."""
+        """Make one test for each property of a decorated function."""
         about = _about(metafunc.definition)
         if about is None:
             return
@@ -174,7 +174,7 @@ class RingVerifySession:
 
     @pytest.fixture
     def ringverify_property(self, request: pytest.FixtureRequest) -> Callable[[], PropertyResult]:
-        """Tries the property that a test decorated with `@ringverify.conformance` is about."""
+        """Return a function that tries the property of a test decorated with `@ringverify.conformance`."""
 
         def attempt() -> PropertyResult:
             __tracebackhide__ = True
@@ -189,7 +189,7 @@ class RingVerifySession:
         return self._try(item, checked, property, name=checked.plan.implementation.name)
 
     def _unchecked(self, item: CannotBeChecked) -> TestedProperty:
-        """What the report says of a target that cannot be checked here."""
+        """Return what the report says of a target that cannot be checked here."""
         from ringverify.check.run import header
 
         tried = unavailable(item.target, str(item.reason))
@@ -207,7 +207,7 @@ class RingVerifySession:
         return self._try(item, checked, property, name=name_with(name, function) if function in self._shared else name)
 
     def _checks_here(self) -> Checks:
-        """What tries properties; torch is imported when it is first needed."""
+        """Return the object that tries properties; torch is imported when that is first needed."""
         if self._checks is None:
             from ringverify.testing.checks import Checks
 
@@ -215,7 +215,7 @@ class RingVerifySession:
         return self._checks
 
     def _try(self, item: pytest.Item, checked: PlannedChecks, property: Property, *, name: str) -> PropertyResult:
-        """Try a property for a test, and end the test as the verdict demands.
+        """Try a property for a test, and end the test as the verdict requires.
 
         Raises:
             ConformanceError: it is violated, or passes although the baseline has it violated.
@@ -246,7 +246,7 @@ class RingVerifySession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Hear of the calls of `run_conformance` that a test and its fixtures make."""
+        """Record the calls of `run_conformance` that a test and its fixtures make."""
         made = Counter[str]()
 
         def hear(events: Sequence[Event]) -> None:
@@ -268,7 +268,7 @@ class RingVerifySession:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Have a failure read as `check` tells it, and what was not learned be an error rather than a failure."""
+        """Show a failure as `check` does, and make an inconclusive test an error rather than a failure."""
         report = yield
         tested = item.stash.get(TESTED, None) if call.when == "call" else None
         told = [*self._take_calls(), *([] if tested is None else [tested])]
@@ -293,12 +293,12 @@ class RingVerifySession:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add it up."""
+        """Add a test's report to the tally."""
         if self._tally is not None:
             self._tally.add(report, getattr(report, TOLD, ()))
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Keep what the calls of a test came to that was interrupted, and will have no report."""
+        """Keep what the calls of an interrupted test found, since that test gets no report."""
         for tested in self._take_calls():
             if self._tally is not None:
                 self._tally.note(tested)
@@ -309,7 +309,7 @@ class RingVerifySession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End worlds and report, and let not having learned anything be no pass and no violation."""
+        """End the worlds and the report, and set an exit status in which inconclusive is neither pass nor violation."""
         if self._checks is not None:
             self._checks.close()
         if self._tally is not None:
@@ -317,7 +317,7 @@ class RingVerifySession:
             session.exitstatus = self._tally.exit_status(int(exitstatus), session.testsfailed)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The verdicts, which `-q` leaves out, and what nobody may miss."""
+        """Print the verdicts, which `-q` leaves out, and remarks that are always shown."""
         if self._tally is None:
             return
         lines = list(self._tally.lines()) if self._config.get_verbosity() >= 0 else []
@@ -329,7 +329,7 @@ class RingVerifySession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Hand a worker of xdist what all of them have to agree on."""
+        """Hand a worker of xdist the seed that all workers have to share."""
         node.workerinput[DRAWN] = self._drawn
 
 
@@ -341,13 +341,13 @@ _COLOURS: dict[str, dict[str, bool]] = {
 
 
 def _about(item: object) -> Conformance | None:
-    """What a decorated test is about, and of another one nothing."""
+    """Return what a decorated test checks; `None` for any other test."""
     about: Conformance | None = getattr(getattr(item, "function", None), MARK, None)
     return about
 
 
 def _takes_time(item: pytest.Item) -> bool:
-    """Whether a test tries a property: one that applies to the implementation that it is about."""
+    """Whether a test tries a property that applies to its implementation, so that it takes time."""
     if isinstance(item, PropertyItem):
         return item.property.unsupported(item.checked.plan.implementation.capabilities) is None
     about = _about(item)
@@ -359,10 +359,10 @@ def _takes_time(item: pytest.Item) -> bool:
 
 
 def _function_of(item: pytest.Item) -> str:
-    """The id of a decorated function with parameters of its own, if it has any: there is a test a property of it."""
+    """Return the id that the tests of a decorated function share: its own parameters, without the property."""
     function, _, ids = item.nodeid.partition("[")
     callspec = getattr(item, "callspec", None)
-    if callspec is None:  # a method of a unittest.TestCase, which will say that it cannot be decorated
+    if callspec is None:  # a method of a unittest.TestCase; its test will say that it cannot be decorated
         return function
     property: Property = callspec.params[PROPERTY]
     own = re.sub(rf"(^|-){property.id}(-|$)", lambda found: "-" if found[1] and found[2] else "", ids[:-1], count=1)
@@ -379,7 +379,7 @@ def _described(target: str, seconds: float | None) -> Implementation | Inconclus
 
 
 def _for_junit(result: PropertyResult, world: str, checked: PlannedChecks) -> list[tuple[str, object]]:
-    """What JUnit files and other readers of reports find beside a test's name."""
+    """Return the user properties of a test, for JUnit files and other readers of its report."""
     said = {
         "implementation": result.implementation,
         "property": result.property,

@@ -1,7 +1,7 @@
-"""What a session of pytest adds up: verdicts for people, the report, and the exit status.
+"""The sum of a pytest session: verdicts on the terminal, the report, and the exit status.
 
-It lives in the process that speaks to people; under xdist the tests run in others, and their reports bring what was
-told. Importing this module does not import torch.
+It is kept in the main process; under xdist tests run in workers, and their test reports carry the outcomes of
+properties. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ringverify.events import HeaderEvent, ImplementationEvent, Known, as_json, 
 from ringverify.reports.jsonl import ReportWriter
 
 INCONCLUSIVE = Inconclusive.exit_code
-"""Exit status where nothing but inconclusive properties stands in the way of 0."""
+"""Exit status of a session that would be 0 but for inconclusive properties."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TestedProperty:
-    """What came of one property: of a target, for a decorated function, or in a call of `run_conformance`.
+    """The outcome of one property: of a target, of a decorated function, or in a call of `run_conformance`.
 
     Attributes:
-        key: what it belongs to: a target, a function or a call.
-        name: of the implementation, as the report has it; see `name_with`.
-        asked: how many properties of it were to be tried.
+        key: what the property was tried for: a target, a function or a call.
+        name: name of the implementation in the report; see `name_with`.
+        asked: how many properties were to be tried under that key.
         header: the event that begins a report of such runs.
-        tried: what came of the property.
-        called: whether it is of a call, where the test that makes it decides what it comes to.
+        tried: the outcome of the property, and what it took.
+        called: whether it comes from a call, where the calling test decides whether it fails.
     """
 
     key: str
@@ -44,29 +44,29 @@ class TestedProperty:
     called: bool = False
 
     def to_text(self) -> str:
-        """As text, for another process."""
+        """Write it as text, for another process."""
         return json.dumps(as_json(self))
 
     @classmethod
     def from_text(cls, text: str) -> TestedProperty:
-        """From such text."""
+        """Read the text that `to_text` wrote."""
         return from_json(cls, json.loads(text))
 
 
 def name_with(implementation: str, test: str) -> str:
-    """The name in a report of what a test checks, where others check the same implementation.
+    """Return the name in a report of an implementation that several tests check, for one of these tests.
 
-    A report has one verdict on a property of a name.
+    A report may have only one verdict on each property of a name.
     """
     return f"{implementation} ({test})"
 
 
 class Tally:
-    """Adds up.
+    """Adds up the outcomes of a session, and writes its report.
 
     Args:
-        report: where to write a report, if anywhere.
-        settings: device, suite and seed that pytest was asked for; what differs from them is told apart.
+        report: file of the report; `None` writes none.
+        settings: device, suite and seed that pytest was asked for; an implementation with other ones records its own.
         baseline: whether there is a baseline.
 
     Raises:
@@ -82,14 +82,14 @@ class Tally:
         self._unlearned = 0
 
     def add(self, report: pytest.TestReport, told: Iterable[str]) -> None:
-        """Take note of a report of a test, and of what was told of properties in it."""
+        """Add the report of a test, and the outcomes of properties that it carries."""
         for text in told:
             self.note(_as_expected(TestedProperty.from_text(text), report))
         if report.failed and getattr(report, UNLEARNED, False):
             self._unlearned += 1
 
     def note(self, tested: TestedProperty) -> None:
-        """Take note of a property."""
+        """Add the outcome of a property."""
         self._tested.setdefault(tested.key, []).append(tested)
         if self._writer is not None:
             if not self._begun:
@@ -99,11 +99,11 @@ class Tally:
                 self._writer.write(dataclasses.replace(event, implementation=tested.name))
 
     def exit_status(self, status: int, failed: int) -> int:
-        """The exit status of the session, where what was not learned is neither a pass nor a violation.
+        """Return the exit status of the session, in which inconclusive is neither a pass nor a violation.
 
         Args:
-            status: the one that pytest has for it.
-            failed: how many tests failed, ours and others.
+            status: the exit status that pytest itself gives.
+            failed: how many tests failed, those of ringverify and others.
         """
         nothing_else = status == pytest.ExitCode.TESTS_FAILED and failed == self._unlearned
         ours = (self._outcome(all_of) for all_of in self._tested.values() if not all_of[0].called)
@@ -117,7 +117,7 @@ class Tally:
         return self._writer is not None and not self._begun
 
     def close(self, *, whole: bool) -> None:
-        """End the report: with its footer if the session came to its end, and cut off as it is if not."""
+        """End the report: with its footer if the session was completed, else cut off as it is."""
         if self._writer is None:
             return
         with self._writer:
@@ -132,7 +132,7 @@ class Tally:
                 self._writer.write(footer_event(outcomes, baseline=known))
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What people are told at the end: an implementation a line, with its verdict."""
+        """Yield the lines of the summary, each with the verdict that decides its colour; "" is no verdict."""
         for all_of in self._tested.values():
             event, first = _implementation(all_of), all_of[0]
             if first.called:
@@ -148,7 +148,7 @@ class Tally:
             yield "inconclusive", f"no report {self._writer.path}: no test that ran checks an implementation"
 
     def remarks(self) -> Iterator[str]:
-        """What nobody may miss, however quiet the session is: passes of less than was asked for, and seeds drawn."""
+        """Yield the lines shown even with `-q`: a failed report, seeds that were drawn, passes that were cut short."""
         if self._writer is not None and self._writer.failure is not None:
             yield self._writer.failure
         tested = [one for all_of in self._tested.values() for one in all_of]
@@ -166,11 +166,11 @@ class Tally:
 
 
 UNLEARNED = "ringverify_unlearned"
-"""Attribute of a test's report that is an error since nothing was learned."""
+"""Attribute of a test's report: whether it is an error because nothing was learned."""
 
 
 def _as_expected(tested: TestedProperty, report: pytest.TestReport) -> TestedProperty:
-    """The same, where a violation is known if its test does not fail of it: it is marked so, or catches the error."""
+    """Mark a new violation as known if its test passes all the same: it is an xfail, or it catches the error."""
     outcome = tested.tried.outcome
     if report.failed or not outcome.verdict.is_new_violation():
         return tested

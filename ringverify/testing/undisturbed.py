@@ -1,4 +1,4 @@
-"""A run within somebody's tests that is what it would be outside: nothing that they set in the process reaches it."""
+"""Shield a run within a user's tests from what these have set in the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringverify.check.drawing import home_of_our_own
 
 @contextlib.contextmanager
 def undisturbed(folder: Path) -> Iterator[None]:
-    """Undo for a while what tests and settings of a project may have changed, and then leave all as it was.
+    """Reset for a while what tests and settings of a project may have changed in the process, then restore it.
 
     Args:
         folder: the working directory, which targets and files are relative to.
@@ -27,8 +27,8 @@ def undisturbed(folder: Path) -> Iterator[None]:
         stack.callback(torch.set_default_dtype, dtype)
         torch.set_default_dtype(torch.float32)
         stack.enter_context(torch.device("cpu"))
-        stack.enter_context(torch.inference_mode(False))  # which has gradients on too, also under no_grad
+        stack.enter_context(torch.inference_mode(False))  # this turns gradients on too, even under no_grad
         stack.enter_context(home_of_our_own())
         stack.enter_context(warnings.catch_warnings())
-        warnings.resetwarnings()  # under -W error, a warning in a library that we use would be an error of ours
+        warnings.resetwarnings()  # under -W error, a warning of a library that ringverify uses would end the run
         yield

@@ -1,4 +1,4 @@
-"""A run that nobody watches on a terminal, but which Ctrl-C still ends. Importing this module does not import torch."""
+"""The progress of a run that is not shown, but that Ctrl-C ends. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class Unwatched:
-    """Shows nothing.
+    """A `Progress` that shows nothing.
 
     Args:
-        look: called between cases; raises what was lost of an interrupt.
+        look: called between cases; raises `KeyboardInterrupt` if Python has lost one.
     """
 
     def __init__(self, look: Callable[[], None] = lambda: None) -> None:
@@ -19,11 +19,11 @@ class Unwatched:
         """A property is about to be tried."""
 
     def step(self, done: int) -> None:
-        """So many of its cases have been tried."""
+        """So many of the property's cases have been tried."""
         self._look()
 
     def loading(self, what: str | None) -> None:
-        """A process is loading that, or no more."""
+        """A process is loading `what`; `None` means that the loading is over."""
 
     def stop(self) -> None:
-        """It is done."""
+        """The property has been tried."""

@@ -1,1 +1,1 @@
-"""What `ringverify init` writes, a file a kind: adapters that pass as they are, to be filled in."""
+"""The files that `ringverify init` writes, one for each kind: adapters that pass as they are, to be filled in."""

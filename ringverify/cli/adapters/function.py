@@ -1,7 +1,7 @@
-"""An adapter: what ringverify runs, once on each rank, to see whether your attention is attention.
+"""An adapter: what ringverify runs, once on each rank, to check that your code computes attention.
 
-As it is written it gathers all keys and values and is right. Put a call of your own ring in the place of the body of
-`attend`, then run
+As written, it gathers all keys and values, and passes. Replace the body of `attend` by a call of your own ring, then
+run
 
     ringverify check adapter.py:attend --suite smoke    in seconds, while you write
     ringverify check adapter.py:attend                  the verdict
@@ -14,16 +14,16 @@ from ringverify import AttentionCall, implementation
 
 # Declare what your ring supports; what is not declared is not tested. Some of what there is:
 #   sharding="zigzag"                    or "striped", "replicated_query", or a function that says who holds what
-#   dtypes=("float32", "bfloat16")       and accumulates="bfloat16", probabilities="input" if it rounds so
-#   lse=True, lse_gradient=True          it returns (out, lse); its gradient flows through lse too
+#   dtypes=("float32", "bfloat16")       with accumulates="bfloat16" or probabilities="input" if it rounds to it
+#   lse=True, lse_gradient=True          it returns (out, lse), and can be differentiated through lse too
 #   gqa=True, window=True, scale=True    fewer key heads; sliding windows; other scales than head_dim ** -0.5
-#   uneven=True, subgroups=True          lengths that the ranks do not divide; a group smaller than the world
+#   uneven=True, subgroups=True          lengths that the ranks do not divide; groups smaller than the world
 #   processes=True                       it keeps its rank or its group for the whole process
 
 
 @implementation(sharding="contiguous", causal="both")
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-    """This rank's shards in, this rank's output out; all are (batch, sequence, heads, head_dim).
+    """Return this rank's output for its shards of q, k and v; all are (batch, sequence, heads, head_dim).
 
     `call` has the process `group`, this rank's `positions`, whether to be `causal`, and the `scale`.
     """

@@ -1,7 +1,7 @@
-"""An adapter for a module: what ringverify runs, once on each rank, to see whether your attention is attention.
+"""An adapter for a module: what ringverify runs, once on each rank, to check that your code computes attention.
 
-As it is written it holds a module that gathers all keys and values, and is right. Import your own module in the place
-of `YourAttention`, build it in `attend`, then run
+As written, it holds a module that gathers all keys and values, and passes. Import your own module in place of
+`YourAttention`, build it in `attend`, then run
 
     ringverify check adapter.py:attend --suite smoke    in seconds, while you write
     ringverify check adapter.py:attend                  the verdict
@@ -15,15 +15,15 @@ from ringverify import AttentionCall, implementation
 
 
 class YourAttention(torch.nn.Module):
-    """Stands for your module: take it out and import yours."""
+    """Placeholder for your module: remove it and import yours."""
 
     def __init__(self, group: dist.ProcessGroup, *, causal: bool) -> None:
-        """Keep the group that is the ring."""
+        """Keep the process group of the ring."""
         super().__init__()
         self.group, self.causal = group, causal
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The output of this rank's queries; all are (batch, sequence, heads, head_dim)."""
+        """Return this rank's output; all tensors are (batch, sequence, heads, head_dim)."""
         first = dist.get_rank(self.group) * q.shape[1]
         k, v = all_gather_tensor_autograd(torch.stack([k, v]), 2, self.group)
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
@@ -36,13 +36,13 @@ class YourAttention(torch.nn.Module):
 # Declare what your module supports; what is not declared is not tested. docs/adapters.md has the whole list.
 #   tensor_layout="bhsd"     it takes (batch, heads, sequence, head_dim); for other layouts transpose in `attend`
 #   processes=True           it keeps its rank or its group for the whole process, as Megatron's parallel state does:
-#                            ranks are then processes, elsewhere they are threads of one
+#                            its ranks are then processes; otherwise they are threads of one process
 #   gradients=False          for inference only
 
 
 @implementation(sharding="contiguous", causal="both")
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-    """This rank's shards in, this rank's output out. A new module each call: the group is not always the same."""
+    """Return this rank's output for its shards; builds a new module each time, since the group may change."""
     module = YourAttention(call.group, causal=call.causal)
     out: torch.Tensor = module(q, k, v)
     return out

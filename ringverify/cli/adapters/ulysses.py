@@ -1,7 +1,7 @@
-"""An adapter for Ulysses: what ringverify runs, once on each rank, to see whether your attention is attention.
+"""An adapter for Ulysses: what ringverify runs, once on each rank, to check that your code computes attention.
 
-As it is written it exchanges sequence against heads by all-to-all, attends with torch's own attention to whole
-sequences of some heads, exchanges back, and is right. Put calls of your own in the place of its parts, then run
+As written, it exchanges sequence shards for head shards by all-to-all, calls torch's own attention on whole sequences
+of some heads, exchanges back, and passes. Replace these parts by calls of your own, then run
 
     ringverify check adapter.py:attend --suite smoke    in seconds, while you write
     ringverify check adapter.py:attend                  the verdict
@@ -15,18 +15,18 @@ from ringverify import AttentionCall, implementation
 
 
 def exchanged(blocks: tuple[torch.Tensor, ...], call: AttentionCall) -> tuple[torch.Tensor, ...]:
-    """Block r goes to rank r; block r of what is returned came from rank r."""
+    """Send block r to rank r; block r of the result came from rank r."""
     sizes = [1] * call.world_size
     return all_to_all_single_autograd(torch.stack(blocks), sizes, sizes, call.group).unbind()
 
 
 def sequence_to_heads(shard: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-    """From all heads of this rank's positions to some heads of all positions."""
+    """Turn all heads of this rank's positions into some heads of all positions."""
     return torch.cat(exchanged(shard.chunk(call.world_size, dim=2), call), dim=1)
 
 
 def heads_to_sequence(part: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-    """The way back."""
+    """Turn some heads of all positions back into all heads of this rank's positions."""
     return torch.cat(exchanged(part.chunk(call.world_size, dim=1), call), dim=2)
 
 
@@ -38,9 +38,9 @@ def heads_to_sequence(part: torch.Tensor, call: AttentionCall) -> torch.Tensor:
 
 @implementation(sharding="contiguous", causal="both")
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-    """This rank's shards in, this rank's output out; all are (batch, sequence, heads, head_dim)."""
+    """Return this rank's output for its shards of q, k and v; all are (batch, sequence, heads, head_dim)."""
     heads = q.shape[2]
-    missing = -heads % call.world_size  # heads of zeros, where the ranks do not divide them
+    missing = -heads % call.world_size  # heads of zeros to add if the number of ranks does not divide the heads
     q, k, v = (sequence_to_heads(pad(shard, (0, 0, 0, missing)), call).transpose(1, 2) for shard in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=call.causal, scale=call.scale)
     return heads_to_sequence(out.transpose(1, 2), call)[:, :, :heads]
