@@ -1,1 +1,1 @@
-"""Cases: everything needed to run one example again, how they are drawn, run, shrunk and stored."""
+"""Cases: the data that reproduces one example, and how cases are drawn, run, compared and shrunk."""

@@ -1,4 +1,4 @@
-"""A case as data: a problem, a sharding, a world size, how inputs are made, and the seeds."""
+"""A case as data: problem, sharding, world size, how the inputs are made, and seeds."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ Values = Literal[
 """Families of input values, simplest first; see `ringverify.cases.inputs`."""
 
 Memory = Literal["contiguous", "transposed", "strided", "offset", "packed", "expanded"]
-"""How input tensors lie in memory, simplest first; see `ringverify.cases.inputs`."""
+"""Memory layouts of the input tensors, simplest first; see `ringverify.cases.inputs.lay_out`."""
 
 Cotangent = Literal["out", "lse", "both"]
+"""Which results have a cotangent when gradients are taken."""
 
 Group = Literal["world", "offset", "strided"]
 """Which ranks of the world are the ring: all of them, all but the first two, or every second one."""
 
 Transport = Literal["buffered", "rendezvous"]
-"""Whether a simulated send completes when it is posted, or only when its receive is."""
+"""When a simulated send completes: as soon as it is posted, or once the matching receive is posted too."""
 
 Delayed = tuple[int, ...] | Literal["some"]
-"""Messages that a simulated world holds back, by number in the order of posting; or some, which the schedule picks."""
+"""Messages that a simulated world holds back, numbered from 0 in posting order; "some": the `schedule` seed picks."""
 
 POISONED: tuple[Values, ...] = ("poisoned", "poisoned_skips")
 """Families in which some keys are NaN."""
@@ -50,31 +51,31 @@ COTANGENTS: tuple[Cotangent, ...] = get_args(Cotangent)
 GROUPS: tuple[Group, ...] = get_args(Group)
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 RANKS = 1024
-"""Ranks of a world that a file may ask for, at most."""
+"""Largest world size that a file may ask for."""
 
 PAIRS = 2**24
-"""Scores that a problem of a file may have, at most, and elements of a tensor: 128 MiB in float64."""
+"""Most attention scores, and most elements of one tensor, that a file may ask for: 128 MiB in float64."""
 
 LARGEST = 2**63 - 1
-"""The largest whole number that tensors hold."""
+"""The largest int64."""
 
 SEEDS = 2**16
-"""Seeds are drawn below this: plenty of inputs, and short enough to be read."""
+"""Seeds are drawn below this: enough different inputs, and few digits in a message."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One example, complete: the same case gives the same bits.
+    """Everything needed to run one example again: equal cases have bit-identical inputs and equal schedules.
 
     Attributes:
         problem: what all ranks compute together.
         sharding: name of one of the implementation's declared shardings.
-        world_size: ranks in the ring.
+        world_size: number of ranks in the ring.
         values: family of input values.
         memory: how the input tensors lie in memory.
-        cotangent: which results have a (random) cotangent when gradients are taken.
-        group: which ranks of a larger world are the ring; the others run an unrelated ring at the same time.
-        transport: whether a simulated send waits for its receive.
+        cotangent: which results have a (random) cotangent when gradients are taken; that of the others is zero.
+        group: which ranks of a larger world are the ring; the others communicate in a group of their own meanwhile.
+        transport: when a simulated send completes.
         delayed: messages that a simulated world holds back.
         seed: seed of the input values.
         schedule: seed of the order in which a simulated world lets its ranks run.
@@ -116,7 +117,7 @@ class Case:
             raise ValueError(f"sharding={self.sharding!r}: expected the name of a sharding")
 
     def replace(self, **changes: Any) -> Case:
-        """A copy with some fields changed; a field of the problem may be named directly."""
+        """Return a copy with some fields changed; fields of the problem may be named directly."""
         own = {field.name for field in dataclasses.fields(self)}
         inner = {name: value for name, value in changes.items() if name not in own}
         outer = {name: value for name, value in changes.items() if name in own}
@@ -125,17 +126,17 @@ class Case:
         return dataclasses.replace(self, **outer)
 
     def to_json(self) -> dict[str, Any]:
-        """The case as JSON values, every field present."""
+        """Return the case as JSON values, with every field present."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         delayed = self.delayed if self.delayed == "some" else list(self.delayed)
         return {**fields, "problem": self.problem.to_json(), "delayed": delayed}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """The case that `to_json` wrote.
+        """Build the case that `to_json` wrote.
 
         Raises:
-            ValueError: a field is unknown, missing or out of range, or the case is larger than any that is run.
+            ValueError: a field is unknown, missing or out of range, or the case exceeds the limits of this module.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(data, Mapping) or not {"problem"} <= set(data) <= known:
@@ -149,7 +150,7 @@ class Case:
 
     @property
     def ring_ranks(self) -> tuple[int, ...]:
-        """The ranks of the world that are the ring, in ring order."""
+        """Global ranks of the ring, in ring order."""
         match self.group:
             case "world":
                 return tuple(range(self.world_size))
@@ -160,16 +161,16 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """How many ranks the world has, those outside the ring included."""
+        """Number of ranks in the world, including those outside the ring."""
         return self.ring_ranks[-1] + 1
 
     @property
     def identity(self) -> str:
-        """Eight hexadecimal digits that name the case."""
+        """The first eight hexadecimal digits of the SHA-256 of the case; part of its file name."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
 
     def describe(self) -> str:
-        """The case in one line for a person: what differs from the plainest."""
+        """Describe the case in one line: shapes, dtype, sharding, values, seeds, and fields that are not default."""
         p = self.problem
         lengths = f"n={p.nq}" if p.nq == p.nk else f"nq={p.nq} nk={p.nk}"
         heads = f"heads={p.heads}" if p.hk == p.heads else f"heads={p.heads}/{p.hk}"
@@ -206,10 +207,10 @@ class Case:
 
 
 def look_at_size(problem: Problem, world_size: int) -> None:
-    """Refuse what a file asks for and no run could give: more ranks, scores or elements than there are for one case.
+    """Refuse a problem from a file that is too large to run: ranks, scores, elements, or integers past int64.
 
     Raises:
-        ValueError: it is larger.
+        ValueError: a limit of this module is exceeded.
     """
     p = problem
     if world_size > RANKS:
@@ -229,7 +230,7 @@ def look_at_size(problem: Problem, world_size: int) -> None:
 
 
 def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
-    """Why a case asks for more than an implementation declares, or `None` if it does not."""
+    """Say which undeclared capability a case needs; `None` if the implementation declares all that it asks for."""
     p, c = case.problem, capabilities
     if case.sharding not in {sharding_name(sharding) for sharding in c.shardings}:
         return f"sharding {case.sharding} is not declared"
@@ -266,7 +267,7 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
 
 
 def _misfit(case: Case, c: Capabilities) -> str | None:
-    """Which of the shapes that an implementation needs a case does not have, or `None` if it has all of them."""
+    """Say which shape requirement of an implementation (`heads_multiple`, `head_dims`, …) a case breaks, or `None`."""
     p, size = case.problem, case.world_size
     for name, heads, multiple in (
         ("heads", p.heads, c.heads_multiple),
@@ -285,10 +286,10 @@ def _misfit(case: Case, c: Capabilities) -> str | None:
 
 
 def multiple_on(multiple: Multiple, world_size: int) -> int:
-    """What has to divide a number of heads on a world of this size: 1 where anything may."""
+    """Return the number that must divide a head count on a world of this size; 1 if there is no such requirement."""
     return world_size if multiple == "world_size" else multiple or 1
 
 
 def even_multiple(sharding: str, world_size: int) -> int:
-    """The number that has to divide a length for all shards to be even: zigzag cuts twice as many pieces."""
+    """Return the number that must divide a length for all shards to be equal: zigzag cuts two pieces a rank."""
     return 2 * world_size if sharding == "zigzag" else world_size

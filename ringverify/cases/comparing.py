@@ -1,4 +1,4 @@
-"""What a run should have returned, and where what it returned differs."""
+"""Compare what the ranks returned with the oracle, and find the worst element."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 TensorName = Literal["out", "lse", "dq", "dk", "dv"]
 GRADIENTS: tuple[TensorName, ...] = ("dq", "dk", "dv")
 KEPT = 512
-"""Answers that are kept: mutants are tried on the same cases one after another, and few of them are large."""
+"""Size of the caches of answers and bounds: mutants are tried on the same cases one after another; few are large."""
 AXES: dict[TensorName, tuple[str, ...]] = {
     "out": ("batch", "query", "head", "dim"),
     "lse": ("batch", "head", "query"),
@@ -33,20 +33,20 @@ AXES: dict[TensorName, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The worst element of a run.
+    """The element of a run with the largest margin.
 
     Attributes:
-        tensor: which result.
-        rank: on which rank.
-        index: its place in that rank's tensor, canonical layout.
-        position: the global position of its row.
-        actual: what came back.
-        expected: what should have.
-        error: their difference, absolute.
-        allowed: how much of it is allowed.
+        tensor: which result it is in.
+        rank: the rank that returned it, within the ring.
+        index: its index in that rank's tensor, canonical layout.
+        position: global position of its row, a query (out, lse, dq) or a key (dk, dv).
+        actual: the value that came back.
+        expected: the oracle's value.
+        error: absolute difference of the two.
+        allowed: largest error allowed for this element.
         margin: error over allowed; above 1 is a violation.
         wrong: for each rank with a wrong element of this tensor, how many.
-        of: elements of this tensor on all ranks.
+        of: number of elements of this tensor on all ranks together.
         tensors: every result with a wrong element, this one included.
     """
 
@@ -66,27 +66,27 @@ class Finding:
 
 @functools.lru_cache(maxsize=KEPT)
 def answer(case: Case) -> Answer:
-    """The oracle's answer to a case, gradients included."""
+    """Return the oracle's answer to a case, gradients included."""
     x = make_inputs(case)
     return attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def allowed(case: Case, pipeline: Pipeline) -> Allowed:
-    """What error is allowed on a case."""
+    """Return the largest error allowed for each element of the answer to a case."""
     x = make_inputs(case)
     return allowed_error(case.problem, answer(case), x.q, x.k, x.v, x.dout, x.dlse, pipeline)
 
 
 def allowed_on(case: Case, inputs: Inputs, pipeline: Pipeline) -> Allowed:
-    """What error is allowed on a case with other inputs than its own."""
+    """Return the errors allowed on a case that is run with other inputs than its own; not cached."""
     x = inputs
     exact = attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse)
     return allowed_error(case.problem, exact, x.q, x.k, x.v, x.dout, x.dlse, pipeline)
 
 
 def pipeline_of(case: Case, capabilities: Capabilities, observation: Observation) -> Pipeline:
-    """How the implementation says that it computes this case."""
+    """Return the declared pipeline for a case, with the dtype in which lse really came back."""
     returned = observation.ranks[0].lse_dtype if observation.ranks else ""
     return Pipeline(
         dtype=case.problem.dtype,
@@ -100,7 +100,7 @@ def pipeline_of(case: Case, capabilities: Capabilities, observation: Observation
 
 @dataclasses.dataclass(frozen=True)
 class RankComparison:
-    """One result on one rank beside what it should be; arrays of one shape."""
+    """One result of one rank, the expected values and the errors allowed, all of one shape; `positions` of its rows."""
 
     tensor: TensorName
     rank: int
@@ -112,7 +112,7 @@ class RankComparison:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Right:
-    """What a run on other inputs than its case's should have returned, and the error allowed; shaped alike."""
+    """Expected global results of a run on other inputs than the case's own, and the errors allowed for them."""
 
     out: Array
     lse: Array
@@ -129,9 +129,9 @@ def side_by_side(
     tensors: tuple[TensorName, ...],
     right: Right | None = None,
 ) -> Iterator[RankComparison]:
-    """Each of `tensors` on every rank that returned it, beside what is right and the error allowed.
+    """Yield each of `tensors` on every rank that returned it, with the expected values and the errors allowed.
 
-    By default right is what the oracle answers on the case's own inputs.
+    Expected values come from `right`, or by default from the oracle on the case's own inputs.
     """
     truth = answer(case) if right is None else right
     bound = allowed(case, pipeline_of(case, capabilities, observation)) if right is None else right.allowed
@@ -153,7 +153,7 @@ def worst(
     tensors: tuple[TensorName, ...],
     right: Right | None = None,
 ) -> tuple[float, Finding | None]:
-    """The largest margin of a run, and the worst element where that is a violation; `right` as in `side_by_side`."""
+    """Return the largest margin of a run, and its element if the margin is above 1; `right` as in `side_by_side`."""
     largest, finding = 0.0, None
     wrong: dict[TensorName, dict[int, int]] = {}
     sizes: dict[TensorName, int] = {}
@@ -161,7 +161,7 @@ def worst(
         if not pair.actual.size:
             continue
         sizes[pair.tensor] = sizes.get(pair.tensor, 0) + pair.actual.size
-        # Where lse comes back wider than the inputs, its range is that of float32 at least: it cannot overflow here.
+        # lse is returned in float32 or wider even for 16-bit inputs, so the range of float32 applies to it.
         dtype = "float32" if pair.tensor == "lse" and case.problem.dtype != "float64" else case.problem.dtype
         margin = margins(pair.actual, pair.expected, pair.allowed, dtype)
         top = float(margin.max())
@@ -189,7 +189,7 @@ def finding_at(
     allowed: Array,
     margin: Array,
 ) -> Finding:
-    """The element of one rank's tensor with the largest margin, `wrong` counting that rank alone."""
+    """Return the element of one rank's tensor with the largest margin; `wrong` and `of` count that tensor only."""
     index = tuple(int(i) for i in np.unravel_index(int(margin.argmax()), margin.shape))
     row = index[AXES[tensor].index("key" if tensor in ("dk", "dv") else "query")]
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Input values by family, and how tensors lie in memory. A case decides every bit of them.
+"""Make the inputs of a case: values by family, and tensors in a given memory layout. A case decides every bit.
 
 Values are drawn with numpy, rounded to the problem's dtype, and kept as float64: the oracle is given the very numbers
 that the implementation is given. Arrays are `(batch, sequence, heads, dim)`; lse and its cotangent `(batch, heads,
@@ -22,7 +22,7 @@ from ringverify.cases.case import Case, Memory
 Array = NDArray[np.float64]
 
 GAP = 100.0
-"""Score difference between neighbouring quarters of the keys: exp(88.8) is the largest float32, so it must be more."""
+"""Score difference between neighbouring quarters of the keys; more than 88.8, so that its exp overflows float32."""
 
 DTYPE: dict[DtypeName, torch.dtype] = {
     "float64": torch.float64,
@@ -34,7 +34,7 @@ DTYPE: dict[DtypeName, torch.dtype] = {
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Global inputs of a case, read-only float64 arrays of values representable in the problem's dtype.
+    """Global inputs of a case: read-only float64 arrays of values that the problem's dtype represents exactly.
 
     Attributes:
         q: `(B, Nq, Hq, D)`.
@@ -53,7 +53,7 @@ class Inputs:
 
 @functools.lru_cache(maxsize=8)
 def make_inputs(case: Case) -> Inputs:
-    """The inputs of a case."""
+    """Draw the inputs of a case from its family of values and its seed."""
     p = case.problem
     rng = np.random.default_rng(case.seed)
     q = rng.standard_normal((p.batch, p.nq, p.heads, p.head_dim))
@@ -85,8 +85,8 @@ def make_inputs(case: Case) -> Inputs:
             level = quarter if case.values == "rising_blocks" else 3 - quarter
             k[..., 0] = (level * GAP / (8 * scale))[None, :, None]
         case "float16_limits":
-            # q.k passes 65504, the largest float16, before and after the scale; values reach it; cotangents are
-            # small so that the gradients themselves stay in range.
+            # q.k exceeds 65504, the largest float16, before and after the scale; v comes close to it; cotangents are
+            # small so that the gradients stay in range.
             q, k = np.sign(q) * 240 + np.round(4 * q), np.sign(k) * 240 + np.round(4 * k)
             v, dout = 60000 * np.tanh(v), dout / 1024
         case "poisoned":
@@ -110,9 +110,10 @@ def make_inputs(case: Case) -> Inputs:
 
 
 def padding(problem: Problem) -> NDArray[np.bool_]:
-    """Which keys are padding, `(B, Nk)`: those beyond a length or outside all documents hold nothing that was written.
+    """Return which keys are padding, `(B, Nk)`: those beyond a key length or outside all documents.
 
-    What a window, a dilation or causality leaves out is no padding: it is an ordinary key that happens not to be used.
+    Padding may hold anything, NaN included. A key that a window, a dilation or causality excludes is not padding: it
+    is an ordinary key that some query does not attend.
     """
     places = np.arange(problem.nk)
     found = np.zeros((problem.batch, problem.nk), dtype=bool)
@@ -124,7 +125,7 @@ def padding(problem: Problem) -> NDArray[np.bool_]:
 
 
 def _reachable(case: Case) -> NDArray[np.bool_]:
-    """Whether any query of any head attends a key: `(B, Nk, Hk)`."""
+    """Return whether any query attends a key, in any query head that reads its key head: `(B, Nk, Hk)`."""
     p = case.problem
     by_head = (multiplicity(p) > 0).max(axis=2, initial=False).reshape(p.batch, p.hk, p.group_size, p.nk)
     reached: NDArray[np.bool_] = by_head.max(axis=2, initial=False).transpose(0, 2, 1)
@@ -132,30 +133,33 @@ def _reachable(case: Case) -> NDArray[np.bool_]:
 
 
 SELECTOR = 128.0
-"""Entry of selector keys, and step of selector queries. Scores of two keys of a row differ by at least 16384 times the
-scale, and the exponential of that, negated, is exactly 0 in float64 too for head_dim up to `MOST_KEYS`."""
+"""Nonzero entry of selector keys, and step between entries of selector queries. Two scores of a row differ by at least
+128 * 128 * scale: the softmax weight of the lower one is exactly 0, in float64 too, for head_dim up to `MOST_KEYS`."""
 
 MOST_KEYS = 400
-"""Keys, and dimensions, for which selectors are built."""
+"""Largest head_dim, and so most keys, for which selectors are built."""
 
 
 def selectable(case: Case) -> bool:
-    """Whether selectors can be built for a case: a dimension a key, the default scale, plain multiplicities."""
+    """Return whether selectors can be built: a dimension for each key, no scale, softcap or shared dilation."""
     p = case.problem
     plain = p.scale is None and p.softcap is None and (p.dilation is None or p.dilation.heads == "split")
     return plain and p.nk <= p.head_dim <= MOST_KEYS
 
 
 def _selectors(case: Case, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
-    """Inputs whose answer is exact in every dtype: each query selects one key, and a forbidden key scores higher.
+    """Make inputs whose answer is exact in every dtype: each query selects one key, and a forbidden key scores higher.
 
-    Keys are unit vectors. A query scores 0 on its target and on every other key a number of its own, each far below
-    the one before. So its log-sum-exp is exactly 0 in any base and by any way of merging, out is the target's value, an
-    integer, and so is every partial result on the way. On the first key that the pattern forbids it scores far above:
-    where the mask leaks, that key's value is what comes out.
+    Keys are multiples of unit vectors. A query scores 0 on its target, and on each other key a different score, far
+    below 0 and far from one another. So lse is exactly 0, whatever the base of the exponential and the order of merges,
+    and out, like every partial result, is the value of one key, an integer. One key that the pattern forbids, the first
+    after the query if there is one, scores far above 0: if the mask leaks, out is that key's value.
+
+    Returns:
+        q, k, v and dout, shaped as in `Inputs`.
 
     Raises:
-        ValueError: the case has too few dimensions, or a pattern for which nothing is exact.
+        ValueError: the case has too few dimensions, or a problem for which the answer would not be exact.
     """
     if not selectable(case):
         raise ValueError(
@@ -181,24 +185,24 @@ def _selectors(case: Case, rng: np.random.Generator) -> tuple[Array, Array, Arra
 
 
 def round_to(values: Array, dtype: DtypeName) -> Array:
-    """Values rounded to nearest in `dtype`, as read-only float64."""
+    """Round values to nearest in `dtype`; the result is a read-only float64 array."""
     rounded: Array = torch.from_numpy(np.array(values)).to(DTYPE[dtype]).to(torch.float64).numpy()
     rounded.setflags(write=False)
     return rounded
 
 
 def lay_out(values: Array, dtype: torch.dtype, memory: Memory, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor with these values that lies in memory as asked, and the whole buffer that it is a view of.
+    """Return a tensor of these values in the given memory layout, and the whole buffer that it is a view of.
 
-    contiguous: alone. transposed: axes 1 and 2 swapped in memory. strided: every second row of a longer buffer.
-    offset: at an odd place of a longer buffer. packed: a slice of the last axis of a wider buffer, as q, k and v of
-    one projection are. expanded: stride 0 over batch and heads, so values must not vary along them.
-    What the tensor does not cover is NaN, so that reading it shows.
+    contiguous: a buffer of its own. transposed: axes 1 and 2 swapped in memory. strided: every second row of a longer
+    buffer. offset: storage offset 7 in a longer buffer. packed: a slice of the last axis of a wider buffer, like q, k
+    and v of one projection. expanded: stride 0 on every axis along which the values do not vary.
+    What the tensor does not cover in the buffer is NaN, so that reading it shows.
 
-    The buffer begins at an aligned address, as torch's own memory does and numpy's may not, so that a case lies alike
-    each time it is run: products of matrices may have other last bits where their operands begin elsewhere.
+    torch allocates the buffer, at an aligned address (numpy's may be unaligned), so that the alignment is the same in
+    every run: the last bits of a matrix product may depend on it.
     """
-    # Picking positions out of an array leaves its axes in another order in memory; plain memory is in order.
+    # Indexing with an array of positions may permute the axes in memory; order="C" undoes that.
     source = torch.empty(values.shape, dtype=dtype, device=device).copy_(torch.from_numpy(np.array(values, order="C")))
     nan = math.nan
     match memory:

@@ -1,4 +1,4 @@
-"""One rank's part in one case: its shards made, the implementation called, gradients taken, results copied."""
+"""One rank's part in one case: make its shards, call the implementation, take gradients, copy the results."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Array = NDArray[np.float64]
 
 
 class ContractError(Charge):
-    """What a rank returned is not what the plug-in contract asks for; the message says what and what was expected."""
+    """A rank broke the plug-in contract; the message says what it returned or did, and what was expected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RankResult:
-    """What one rank returned, as exact float64 copies in the canonical layout.
+    """What one rank returned: float64 copies, exact, in the canonical layout.
 
     Attributes:
         out: `(B, n_local, Hq, Dv)`.
         lse: `(B, Hq, n_local)`, or `None` if the implementation declares none.
         dq: `(B, n_local, Hq, D)`, or `None` without gradients.
-        dk: `(B, m_local, Hk, D)`, or `None`.
-        dv: `(B, m_local, Hk, Dv)`, or `None`.
-        lse_dtype: name of the dtype in which lse came back.
-        changed: names of inputs whose buffers the implementation changed, and of fields of the call.
-        left: settings of torch that it did not put back, by name, and from what to what.
-        seconds: processor time of this rank inside the implementation, forward and backward.
+        dk: `(B, m_local, Hk, D)`, or `None` without gradients.
+        dv: `(B, m_local, Hk, Dv)`, or `None` without gradients.
+        lse_dtype: name of the dtype in which lse came back, without "torch."; "" if there is none.
+        changed: names of the inputs and of the call's fields ("call.window") that the implementation changed.
+        left: torch settings that it did not restore, by name: "float64, and float32 before".
+        seconds: CPU time of this rank's thread inside the implementation, forward and backward.
     """
 
     out: Array
@@ -63,15 +63,15 @@ class Local:
     """One rank's part in one case, before the implementation is called.
 
     Attributes:
-        call: what the rank is told.
+        call: the `AttentionCall` that the implementation is given.
         leaves: q, k and v.
         cotangents: of out and of lse.
-        buffers: the memory that each of them is a view of, by name.
-        views: how each of them lies there.
-        before: copies of that memory.
-        told: the call once more, with nothing that the implementation has its hands on.
-        device: where all of it is.
-        left: as in `RankResult`, so far.
+        buffers: the buffer that each of q, k, v, dout and dlse is a view of, by name.
+        views: shape, strides, dtype and address of each tensor before the call, by name.
+        before: copies of the buffers before the call, by name.
+        told: an equal `AttentionCall` that the implementation cannot reach, to compare `call` with afterwards.
+        device: device of the tensors.
+        left: torch settings that were not restored so far, as in `RankResult`.
     """
 
     call: AttentionCall
@@ -94,7 +94,7 @@ def local_part(
     rank: int,
     device: str,
 ) -> Local:
-    """One rank's shards, laid out as the case has it; `rows` are its positions, of queries and of keys."""
+    """Make one rank's shards in the memory layout of the case; `rows` are the positions of its queries and its keys."""
     dtype = DTYPE[case.problem.dtype]
     lse_dtype = torch.float64 if dtype is torch.float64 else torch.float32
     queries, keys = rows
@@ -131,7 +131,7 @@ def forward(implementation: Implementation, local: Local) -> tuple[torch.Tensor,
     """Call the implementation on this rank.
 
     Raises:
-        ContractError: it returned something else than the contract asks for.
+        ContractError: it returned something other than the contract asks for.
     """
     problem, capabilities = local.told.problem, implementation.capabilities
     with _noting_settings(local), theirs(), only_group(local.told.group), measured():
@@ -141,7 +141,7 @@ def forward(implementation: Implementation, local: Local) -> tuple[torch.Tensor,
     swapped = (shape[0], shape[2], shape[1], shape[3])
     dtype = DTYPE[problem.dtype]
     wide = (dtype,) if dtype is torch.float64 else (torch.float32, torch.float64)
-    with theirs():  # tensors of its own kind run its code
+    with theirs():  # a tensor subclass may run the implementation's code here
         out, lse = _unpack(returned, capabilities)
         _check_tensor("out", out, swapped if capabilities.tensor_layout == "bhsd" else shape, (dtype,), local.device)
         if lse is not None:
@@ -157,17 +157,17 @@ def backward(
     *,
     keep: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of q, k and v, for the cotangents of the case; `None` for those that require none.
+    """Take the gradients of q, k and v for the cotangents of the case; `None` for each that requires no gradient.
 
     Args:
         local: this rank's part.
         case: says which results have a cotangent.
-        out: what the forward returned.
-        lse: the same, or `None`.
-        keep: whether the graph is kept for another backward.
+        out: the out that the forward returned.
+        lse: the lse that it returned, or `None`.
+        keep: keep the graph for another backward.
 
     Raises:
-        ContractError: a result is not attached to the inputs.
+        ContractError: a result is not attached to q, k and v by autograd.
     """
     dout, dlse = local.cotangents
     results, cotangents = [], []
@@ -190,9 +190,9 @@ def result_of(
     gradients: tuple[torch.Tensor | None, ...] = (None, None, None),
     seconds: float = 0.0,
 ) -> RankResult:
-    """Copies of what a rank returned, and what has become of its inputs."""
+    """Copy what a rank returned, and note which inputs, fields of the call and torch settings it changed."""
     swap = capabilities.tensor_layout == "bhsd"
-    with theirs():  # tensors of its own kind run its code, and a GPU says only now what went wrong on it
+    with theirs():  # a tensor subclass may run the implementation's code, and a CUDA error may surface only here
         changed = [
             name
             for (name, buffer), tensor in zip(local.buffers.items(), (*local.leaves, *local.cotangents), strict=True)
@@ -210,9 +210,9 @@ def result_of(
 
 @contextlib.contextmanager
 def _noting_settings(local: Local) -> Iterator[None]:
-    """Note the settings of torch that the implementation does not put back, and put them back for it.
+    """Note the torch settings that the implementation does not restore, and restore them.
 
-    So that no other call is judged by what this one has left.
+    Otherwise a later call would be judged under the settings that this one left.
     """
     before = torch_settings.values(torch_settings.EVERY)
     yield
@@ -220,7 +220,7 @@ def _noting_settings(local: Local) -> Iterator[None]:
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
-    """How a tensor lies in memory: one whose data is another tensor's is not what it was."""
+    """Return shape, strides, dtype and address of a tensor: they change if the implementation replaces its data."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr()
 
 
@@ -255,7 +255,7 @@ def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[
 
 
 def _turned(tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
-    """What to do where heads and tokens change places."""
+    """Return a hint for the message if the axes of heads and tokens are swapped, else an empty string."""
     turned = len(shape) == 4 and tuple(tensor.shape) == (shape[0], shape[2], shape[1], shape[3])
     return ", with heads and tokens the other way round: transpose(1, 2), or declare tensor_layout" if turned else ""
 
@@ -269,7 +269,7 @@ def _kind(value: Any) -> str:
 def _gradients(
     results: list[torch.Tensor], leaves: tuple[torch.Tensor, ...], cotangents: list[torch.Tensor], keep: bool
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients by autograd; an input that the results do not depend on has gradient zero."""
+    """Take gradients by autograd; an input that no result depends on has gradient zero."""
     attached = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
     if len(attached) < len(results) and any(leaf.numel() for leaf in leaves):
         raise ContractError(
@@ -294,7 +294,7 @@ def _copy(tensor: torch.Tensor | None, swap: bool) -> Array | None:
 
 
 def _same(now: Any, told: Any) -> bool:
-    """Whether a field of the call is what it was: an object that compares as it likes has to be the same one."""
+    """Return whether a field of the call is unchanged; objects whose `==` cannot be trusted must be identical."""
     if isinstance(told, torch.Tensor):
         return isinstance(now, torch.Tensor) and now.dtype is told.dtype and torch.equal(now, told)
     return now is told or (type(now) is type(told) and isinstance(told, (int, str, Problem)) and bool(now == told))

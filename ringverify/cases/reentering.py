@@ -1,4 +1,4 @@
-"""One rank's part in calls that overlap: as layers, recomputation and frozen weights make them in training."""
+"""Overlapping calls of an implementation, as layers, recomputation and frozen weights cause them in training."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from ringverify.worlds.whose import ours
 Step = Literal[
     "first", "second", "first_later", "again", "without_grad", "only_q", "only_kv"
 ]  # fmt: skip
-"""Results of one call, in the order in which they are looked at; see `Reentered`."""
+"""Names of the results that are compared, in the order of comparison; see `Reentered`."""
 
 LATE_SECONDS = 0.25
-"""How long a thread that a call has left behind is watched; a thread of a pool waits for work as long as it lives."""
+"""Seconds to wait for the threads that a call left behind; the idle thread of a pool would never end."""
 _IDLE: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads that have been watched."""
+"""Threads that did not end in that time, and are not waited for again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reentered:
-    """What one rank saw.
+    """What one rank returned and noticed in overlapping calls.
 
     Attributes:
-        steps: by name. "first": forward of the case, its backward after a second call's forward. "second": that call,
-            on other inputs of the same shapes. "first_later": out and lse of the first call once all of this is over.
-            "again": the gradients of a second backward of the first call. "without_grad": the second call under
-            `no_grad`, as recomputation has it; "only_q", "only_kv": then with gradients of some inputs only.
-        refused: what the second backward was refused with, if it was.
-        groups: how many process groups there were before the first call, and after each that followed.
-        late: whether a thread that a call left behind communicated when the call had returned.
+        steps: results by name. "first": forward of the case, with the backward run after the second call's forward.
+            "second": a second call, on other inputs of the same shapes. "first_later": out and lse of the first call
+            once all other steps are done. "again": a second backward through the first call. "without_grad": the second
+            call's inputs under `no_grad`, as in recomputation. "only_q", "only_kv": those inputs, with gradients of q
+            only, or of k and v only.
+        refused: message of the error that refused the second backward; `None` if none did.
+        groups: number of process groups before the first call, and after each call.
+        late: whether a thread that a call left behind communicated after the call had returned.
     """
 
     steps: dict[Step, RankResult]
@@ -52,7 +53,7 @@ class Reentered:
 
 
 def second_of(case: Case) -> Case:
-    """The same problem on other inputs."""
+    """Return the case of the second call: the same problem on other inputs."""
     return case.replace(seed=case.seed + 1)
 
 
@@ -60,14 +61,14 @@ def run_rank(task: Task) -> Reentered:
     """The program of one rank.
 
     Raises:
-        ContractError: the implementation returned something else than the contract asks for.
+        ContractError: the implementation returned something other than the contract asks for.
     """
     with ours():
         return _reentered(task)
 
 
 def _reentered(task: Task) -> Reentered:
-    """The same, in code that is known to be ours but for the calls."""
+    """Make the overlapping calls on one rank, and collect what they return."""
     implementation = load(task.implementation) if isinstance(task.implementation, str) else task.implementation
     case, capabilities = task.case, implementation.capabilities
     group, rank = dist.group.WORLD, dist.get_rank()
@@ -118,7 +119,7 @@ def _reentered(task: Task) -> Reentered:
 
 
 def _communicate(threads: set[threading.Thread]) -> bool:
-    """Whether threads that calls have left behind communicate; those that are idle are given a moment, once."""
+    """Return whether threads that calls left behind communicate; wait up to `LATE_SECONDS` for them, once a thread."""
     before, until = torch_private.operations(), time.monotonic() + LATE_SECONDS
     for thread in threads - set(_IDLE):
         thread.join(max(0.0, until - time.monotonic()))
@@ -130,9 +131,9 @@ def _communicate(threads: set[threading.Thread]) -> bool:
 def _again(
     local: Local, case: Case, out: torch.Tensor, lse: torch.Tensor | None
 ) -> tuple[tuple[torch.Tensor | None, ...] | None, str | None]:
-    """Gradients of a second backward, or what it was refused with.
+    """Run a second backward: its gradients and `None`, or `None` and the message that refused it.
 
-    A refusal is an exception that speaks of a second backward; anything else that is raised is an error of the code.
+    Only an error of autograd about a second backward is a refusal; any other exception is raised.
     """
     try:
         return backward(local, case, out, lse), None
@@ -145,7 +146,11 @@ def _again(
 def reenter(
     runner: Runner, case: Case, *, gradients: bool
 ) -> tuple[dict[Step, Observation], Observation, tuple[Reentered, ...]]:
-    """Calls that overlap, step by step; how the run ended; and what else each rank saw.
+    """Run overlapping calls on every rank.
+
+    Returns:
+        an observation for each step, empty after a failure; the observation of step "first", or of the failure; and
+        what each rank noticed.
 
     Raises:
         WorldUnavailable: the world could not be set up; nothing was learned.

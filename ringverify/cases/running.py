@@ -1,4 +1,4 @@
-"""One case on one implementation in a world: what every rank returned, or why the run ended."""
+"""Run one case on an implementation in a world: what every rank returned, or why the run ended."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from ringverify.worlds.world import LOAD_SECONDS, Conditions, Failure, Load, Loa
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a rank is told. With a target in place of the function it can be sent to another process.
+    """The argument of a rank's program. If it names a target instead of a function, another process can be given it.
 
     Attributes:
-        implementation: what to call, or the target that leads to it.
-        case: on what.
+        implementation: the implementation, or the target that names it.
+        case: the case to run.
         gradients: whether to take gradients too.
         device: device of the tensors.
-        inputs: other inputs than the case's own.
-        unwritten: whether memory that is asked for without contents holds NaN.
-        layout: another tensor layout than the declared one.
+        inputs: inputs to use instead of the case's own.
+        unwritten: fill uninitialised memory (`torch.empty`) with NaN; see `Unwritten`.
+        layout: tensor layout to use instead of the declared one.
     """
 
     implementation: Implementation | str
@@ -52,12 +52,12 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What was seen of one case.
+    """What a run of one case returned, or how it failed.
 
     Attributes:
-        ranks: what each rank of the ring returned; empty after a failure.
-        failure: why the run ended without results, if it did.
-        watched: what a simulated world saw of a watched run: hazards, traffic, memory, messages left over.
+        ranks: the result of each rank, in ring order; empty after a failure.
+        failure: why the run ended without results; `None` if it did not.
+        watched: the world's record of the run: hazards, traffic and memory if it was watched, unreceived messages.
     """
 
     ranks: tuple[RankResult, ...]
@@ -66,9 +66,10 @@ class Observation:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of every bit that came back on every rank, or of the way in which the run failed.
+        """SHA-256 of every bit that came back on every rank, or of the kind of failure.
 
-        A message may hold a port, an address or a time, and of ranks that fail alike any may be the first.
+        The failure's message and rank are left out: a message may hold a port, an address or a time, and when several
+        ranks fail, any of them may be the first.
         """
         digest = hashlib.sha256()
         if self.failure is not None:
@@ -80,21 +81,21 @@ class Observation:
 
 
 LONGER = 4
-"""Times its deadline that a run gets once more that time ended in code of ours: a busy machine had not come to more."""
+"""Factor on the deadline of a second attempt, made if the first one passed in our own code: the machine was busy."""
 
 
 @dataclasses.dataclass
 class RunLog:
-    """What runs of one implementation in one world have left to be told.
+    """What the runs of one implementation in one world counted and noticed, for the report.
 
     Attributes:
-        runs: how many runs there were.
-        seconds_inside: processor time spent inside the implementation, all ranks and runs together.
-        printed: what each rank printed in the latest run.
-        notes: what the world noticed that ranks cannot do in it.
-        history: the latest cases that were run, also for other properties: the process may remember them.
-        findings: what worked in a simulated world and gloo refuses, by name, with an example of each.
-        load_failure: why the target could not be loaded in its time; it is not loaded again, which would take as long.
+        runs: number of runs so far.
+        seconds_inside: CPU time inside the implementation, over all ranks and runs.
+        printed: what each rank printed in the latest run; `None` stands for a process that ranks share.
+        notes: what ranks tried that cannot be done in this world, a sentence each.
+        history: the latest cases run, for other properties too: module state that they left may still be there.
+        findings: what worked in a simulated world but gloo refuses, by name, with an example of each.
+        load_failure: why loading the target exceeded its deadline; it is not tried again, for that would take as long.
     """
 
     runs: int = 0
@@ -108,18 +109,18 @@ class RunLog:
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runs cases of one implementation in one world. It cannot be changed: each property is tried with one of its own.
+    """Runs cases of one implementation in one world. Immutable; each property gets one of its own, with its own log.
 
     Attributes:
-        implementation: what is run.
-        world: where.
-        target: how another process finds the implementation; needed by worlds of processes.
+        implementation: the implementation under test.
+        world: the world in which its ranks run.
+        target: the name by which another process imports the implementation; needed by worlds of processes.
         device: device of the tensors.
-        most_ranks: how many ranks the world can have; `None` is any number.
+        most_ranks: largest world that can be run; `None` if there is no limit.
         deadline: seconds that one run may take.
-        load_deadline: seconds that a process may take to load the target, which is no part of a run.
+        load_deadline: seconds that a process may take to load the target; not part of a run's deadline.
         loading: called with the target when a process begins to load it, and with `None` at the end.
-        log: where runs are counted and what they leave to be told is kept.
+        log: where runs are counted and what they noticed is kept.
     """
 
     implementation: Implementation
@@ -134,7 +135,7 @@ class Runner:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the implementation declares."""
+        """The capabilities that the implementation declares."""
         return self.implementation.capabilities
 
     def run(
@@ -147,19 +148,19 @@ class Runner:
         unwritten: bool = False,
         layout: TensorLayout | None = None,
     ) -> Observation:
-        """Run one case, with or without a backward pass, watched (in a simulated world) or not.
+        """Run one case.
 
         Args:
-            case: what to run.
-            gradients: whether to take gradients too.
-            watch: whether to have a simulated world report hazards and traffic, or these and memory.
-            inputs: other inputs than the case's own.
-            unwritten: whether memory that is asked for without contents holds NaN.
-            layout: another tensor layout than the declared one.
+            case: the case to run.
+            gradients: whether to run a backward pass too.
+            watch: have a simulated world record hazards and traffic, or ("memory") these and memory.
+            inputs: inputs to use instead of the case's own.
+            unwritten: fill uninitialised memory (`torch.empty`) with NaN.
+            layout: tensor layout to use instead of the declared one.
 
         Raises:
-            WorldUnavailable: nothing was learned: the world could not be set up, the target not be loaded, a limit of
-                the machine was met, or code of ours ended the run.
+            WorldUnavailable: nothing was learned: the world could not be set up, the target could not be loaded, a
+                limit of the machine was reached, or an error of ours ended the run.
         """
         task = Task(self.named, case, gradients, self.device, inputs, unwritten, layout)
         results, failure, run = self.launch(run_rank, task, watch=watch)
@@ -168,13 +169,16 @@ class Runner:
 
     @property
     def named(self) -> Implementation | str:
-        """The implementation as a rank is told of it."""
+        """The implementation as a `Task` names it: its target with an absolute path, or the implementation itself."""
         return self.implementation if self.target is None else from_anywhere(self.target)
 
     def launch(
         self, program: Callable[[Task], Any], task: Task, *, watch: bool | Literal["memory"] = False
     ) -> tuple[tuple[Any, ...], Failure | None, Run]:
-        """Run a program of ranks: what each rank of the ring returned, or nothing and why.
+        """Run a program on every rank.
+
+        Returns:
+            what each rank of the ring returned, empty after a failure; the failure, or `None`; and the world's record.
 
         Raises:
             WorldUnavailable: as in `run`.
@@ -222,11 +226,11 @@ class Runner:
         return tuple(run.results[rank] for rank in case.ring_ranks), None, run
 
     def within(self, seconds: float) -> Runner:
-        """The same, with so many seconds for each run if that is less; both write one log."""
+        """Return a runner whose deadline is at most `seconds`; it shares this one's log."""
         return dataclasses.replace(self, deadline=min(self.deadline, seconds))
 
     def for_another_property(self) -> Runner:
-        """The same with nothing counted or noted yet; what outlives a property in the process stays in its log."""
+        """Return a runner with a new log, which keeps what outlasts a property: history, findings and load failure."""
         log = self.log
         fresh = RunLog(history=log.history, findings=log.findings, load_failure=log.load_failure)
         return dataclasses.replace(self, log=fresh)
@@ -234,10 +238,10 @@ class Runner:
 
 @functools.cache
 def _import_for_gradients() -> None:
-    """Let torch import here what it first needs in a backward pass.
+    """Make torch import now, outside of any rank, the modules that it imports at the first backward pass.
 
-    Ranks that are threads share the modules of this process, and a deadline that ends one of them in the middle of an
-    import would leave half a module behind for every run to come.
+    Ranks that are threads share this process's modules. A deadline that ended such a thread in the middle of an import
+    would leave a half-initialised module behind for every later run.
     """
     one = torch.ones(1, requires_grad=True)
     torch.autograd.grad(one * 1, one, torch.ones(1))
@@ -245,21 +249,21 @@ def _import_for_gradients() -> None:
 
 @functools.lru_cache(maxsize=64)
 def shards(case: Case, capabilities: Capabilities) -> tuple[list[Positions], list[Positions]]:
-    """Query and key positions of every rank."""
+    """Return the global query positions of each rank, and the key positions of each rank."""
     sharding = capabilities.sharding_named(case.sharding)
     p, size = case.problem, case.world_size
     return query_positions(sharding, p.nq, size), key_positions(sharding, p.nk, size)
 
 
 def rows_of(case: Case, capabilities: Capabilities, rank: int) -> tuple[Positions, Positions]:
-    """Query and key positions of one rank, which calls a declared sharding function as any other code of theirs."""
+    """Return one rank's query and key positions; a declared sharding function counts as the implementation's code."""
     with theirs():
         queries, keys = shards(case, capabilities)
     return queries[rank], keys[rank]
 
 
 def run_rank(task: Task) -> RankResult | None:
-    """The program of one rank: its part in the ring, or, outside a ring that is a sub-group, in an unrelated one.
+    """The program of one rank: its part in the ring, or, for a rank outside the ring, other communication meanwhile.
 
     Raises:
         ContractError: the implementation returned something other than the contract asks for, or disturbed the ranks
@@ -277,7 +281,7 @@ def run_rank(task: Task) -> RankResult | None:
             result = _run_in_ring(task, groups[0], ring.index(rank))
         else:
             result = None
-            with theirs():  # what goes wrong here, the ring has done
+            with theirs():  # what goes wrong here is the ring's doing
                 _run_outside(groups[1], outside, task.device)
         with theirs():
             dist.destroy_process_group(groups[0 if rank in ring else 1])
@@ -285,10 +289,10 @@ def run_rank(task: Task) -> RankResult | None:
 
 
 def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) -> None:
-    """Three times round a ring of the ranks outside, and a reduction: busy, and noticing what is not for them.
+    """Send blocks three times round a ring of the ranks outside, and all-reduce: notice messages that are not theirs.
 
     Raises:
-        ContractError: something else arrived than what these ranks sent to one another.
+        ContractError: something arrived that these ranks did not send to one another.
     """
     place, size = ranks.index(dist.get_rank()), len(ranks)
     block = torch.full((3,), float(place), device=device)
@@ -313,7 +317,7 @@ def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) 
 
 
 def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
-    """Make this rank's shards, call the implementation, take gradients, copy the results."""
+    """Make this rank's shards, call the implementation, take gradients and copy the results."""
     implementation = load(task.implementation) if isinstance(task.implementation, str) else task.implementation
     if task.layout is not None:
         capabilities = dataclasses.replace(implementation.capabilities, tensor_layout=task.layout)

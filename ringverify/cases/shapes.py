@@ -1,8 +1,8 @@
-"""Cases brought to the shapes that an implementation needs, so that none is drawn which it would refuse.
+"""Adapt cases to the shapes that an implementation requires, so that no case is drawn which it would refuse.
 
-An implementation may need a number that divides its heads or the positions of a rank, or one of a few head dimensions.
-Whoever makes a case, in a property, while shrinking or for a diagnosis, makes it freely and then takes the nearest that
-fits: heads and lengths rounded up, dimensions to the next that is declared.
+An implementation may require that a number divides its heads or the positions of a rank, or one of a few head
+dimensions. Properties, shrinking and diagnosis make cases freely and then call `fitted`, which rounds heads and lengths
+up to the next multiple, and dimensions up to the next one declared.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ringverify.cases.case import Case, even_multiple, multiple_on
 from ringverify.implementation import Capabilities
 
 NEEDS = ("heads_multiple", "key_heads_multiple", "head_dims", "value_dims", "length_multiple")
-"""The capabilities that say which shapes an implementation needs; `None` is any."""
+"""Capabilities that restrict shapes; `None` is no restriction."""
 
 
 def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
-    """The case with the nearest shapes that an implementation takes; the case itself if it needs none.
+    """Return the case with the nearest shapes that an implementation accepts; the case itself if it declares none.
 
     Args:
-        case: it; its constraints stay.
+        case: the case to adapt; only shapes, and the segment lengths of a dilation, change.
         c: what the implementation declares.
         worlds: further world sizes on which the same problem has to fit.
     """
@@ -43,7 +43,7 @@ def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
     length = length_unit(c, case.sharding, *sizes)
     nq, nk = _up(p.nq, length), _up(p.nk, length)
     changes: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "query_length": nq}
-    # What is left to its default stays so where that says the same: a case is read by what differs from the plainest.
+    # A field that was left to its default stays so if the default gives the same value: descriptions stay short.
     for name, value, default in (("key_heads", key_heads, heads), ("value_dim", value_dim, head_dim)):
         changes[name] = None if getattr(p, name) is None and value == default else value
     changes["key_length"] = None if p.key_length is None else nk
@@ -54,7 +54,7 @@ def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
 
 
 def length_unit(c: Capabilities, sharding: str, *world_sizes: int) -> int:
-    """What every length is a multiple of, on each of these world sizes."""
+    """Return the number that must divide every length, on all of these world sizes."""
     found = 1
     for size in world_sizes:
         shard = size * (c.length_multiple or 1)
@@ -67,5 +67,5 @@ def _up(number: int, unit: int) -> int:
 
 
 def _member(declared: tuple[int, ...] | None, wanted: int) -> int:
-    """The smallest that is declared and no less than what is wanted; the largest of all if there is none."""
+    """Return the smallest declared dimension of at least `wanted`, else the last; `wanted` where any is accepted."""
     return wanted if declared is None else min((one for one in declared if one >= wanted), default=declared[-1])

@@ -1,10 +1,10 @@
-"""From a failing case to a small one that fails for the same reason.
+"""Shrink a failing case to a small one that fails for the same reason.
 
-Greedy descent in the order in which a person reads a case: fewer ranks, then shorter, fewer heads, smaller dimensions,
-no constraints, float32, simpler values, plain memory, the first seeds. Each step proposes a simpler case, keeps it if
-it is within the declared capabilities and still fails in the same way, and starts over until no step helps. Steps are
-on the case rather than on the random choices behind it, so that "the same, on two ranks" is one step, a sweep's case
-shrinks like a drawn one, and a slow world is asked few times.
+Greedy descent: fewer ranks first, then shorter sequences, fewer heads, smaller dimensions, fewer constraints, float32,
+simpler values, contiguous memory, small seeds. Each step proposes a simpler case and keeps it if it is within the
+declared capabilities and still fails in the same way; then the search starts over, until no step helps. Steps change
+the case rather than the random choices behind it, as Hypothesis would. So "the same case on two ranks" is one step, a
+case that was not drawn shrinks too, and few runs are needed in a slow world.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ringverify.implementation import Capabilities, sharding_name
 
 @dataclasses.dataclass(frozen=True)
 class Shrunk:
-    """The smallest case found.
+    """The result of shrinking.
 
     Attributes:
-        case: it.
-        tried: cases run on the way.
-        complete: whether no step could make it smaller; otherwise the budget ended first.
+        case: the smallest failing case found.
+        tried: number of cases run.
+        complete: whether no step makes it smaller; if not, the budget or the time ended first.
     """
 
     case: Case
@@ -46,12 +46,12 @@ def shrink(
     """Shrink a failing case.
 
     Args:
-        case: it fails.
-        still_fails: whether another case fails for the same reason.
-        capabilities: what may be asked of the implementation.
-        budget: cases to try at most.
-        seconds: time to take at most.
-        applies: whether a case can put what fails to the test; others are no candidates.
+        case: the failing case.
+        still_fails: runs another case, and says whether it fails for the same reason.
+        capabilities: what the implementation declares; other cases are not tried.
+        budget: most cases to try.
+        seconds: most time to take.
+        applies: whether a case can test the violated property; other cases are not tried.
     """
     tried: set[Case] = {case}
     until = time.monotonic() + seconds
@@ -71,7 +71,7 @@ def shrink(
 
 
 def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """Cases simpler than this one, the greatest simplification first."""
+    """Yield cases simpler than this one, the greatest simplification first."""
     p = case.problem
     for group in GROUPS[: GROUPS.index(case.group)]:
         yield case.replace(group=group)
@@ -119,7 +119,7 @@ def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
 
 
 def _resized(case: Case, world_size: int) -> Iterator[Case]:
-    """Fewer ranks: with as many positions, with as many a rank, and with other inputs, which the failure may need."""
+    """Yield the case on fewer ranks: with the same length, with the same length per rank, and with another seed."""
     p = case.problem
     kept = [case.replace(world_size=world_size)]
     lengths = (p.nq * world_size // case.world_size, p.nk * world_size // case.world_size)
@@ -129,12 +129,12 @@ def _resized(case: Case, world_size: int) -> Iterator[Case]:
 
 
 def _below(value: int) -> Iterator[int]:
-    """Smaller lengths: the smallest few, halves, and one and two less."""
+    """Yield smaller lengths, ascending: 0 to 4, a half, three quarters, and one and two less."""
     yield from sorted({*range(min(value, 5)), value // 2, value - value // 4, value - 2, value - 1} - {value, -1, -2})
 
 
 def _with_lengths(case: Case, nq: int, nk: int) -> Iterator[Case]:
-    """The case with other lengths, and what refers to positions cut or scaled to fit."""
+    """Yield the case with other lengths; documents and key lengths are clipped to fit, then also scaled."""
     p = case.problem
     if (nq, nk) == (p.nq, p.nk):
         return

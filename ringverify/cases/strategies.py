@@ -1,11 +1,11 @@
 """Hypothesis strategies for cases, driven by what an implementation declares.
 
-Everything is constructed, nothing filtered: lengths are built from the world size, documents from gaps, so that no
-draw is wasted. Every choice comes from `Capabilities`, so an undeclared feature is never asked for.
+Cases are constructed rather than filtered, so that no draw is wasted: lengths are multiples of what the world size
+needs, documents are sorted offsets. Every choice respects `Capabilities`, so an undeclared feature is never asked for.
 
-Hypothesis draws one number a case, and all choices are made from that: alike likely, and apart from one another. Left
-to itself it dwells on what it drew before: one seed had 3 cases of cross lengths in 120, another 2 of key lengths, and
-every eighth case twice. What it does that for is shrinking, which here is done on the case.
+Hypothesis draws one integer for each case; it seeds a generator that makes all choices, uniformly and independently.
+Hypothesis' own choices repeat what it drew before, which helps its shrinking: one seed had 3 cases of cross lengths in
+120, another 2 of key lengths, and every eighth case twice. Here the case is shrunk instead.
 """
 
 from __future__ import annotations
@@ -36,66 +36,66 @@ GENERAL_VALUES: tuple[Values, ...] = (
 )
 HEAD_DIMS = (1, 2, 3, 4, 5, 8, 16, 40)
 TILES = (33, 65)
-"""Lengths just past a usual tile of keys, for a rank."""
+"""Keys per rank, one more than common kernel tiles of 32 and 64."""
 MOST_TILES = 2
-"""Ranks whose keys are longer than a tile; on more than these the same number of keys is spread."""
+"""Most ranks for which `TILES` is multiplied by the world size; larger worlds share the keys of this many."""
 WIDE = (33, 40, 64, 80)
-"""Head dimensions past a half warp, and not all multiples of it."""
+"""Head dimensions above 32, not all of them multiples of 16."""
 CONSTRAINTS = ("window", "documents", "key_lengths", "softcap", "dilation")
 
 LONG = 64
-"""Positions from which on a length that an implementation needs is asked for with little else: one batch, few heads."""
+"""If lengths must be multiples of more positions than this, cases have one batch entry and at most two heads."""
 FEWER = 4
-"""Times fewer examples are tried of such lengths: one of 512 positions costs ten times what one of 24 does."""
+"""Divisor of the number of examples for such lengths: one of 512 positions costs ten times what one of 24 does."""
 LONGEST_NEEDED = 512
-"""Positions of all ranks past which no larger world is tried with the length that an implementation needs."""
+"""Larger worlds are left out if `length_multiple` times their size exceeds this many positions."""
 
 ROOTS = 2**24
-"""Numbers from which a case's choices are made; of more than 24 bits, Hypothesis prefers small ones."""
+"""Number of integers that Hypothesis draws from; in a range of more than 24 bits it would prefer small ones."""
 
 TURNS = 32
-"""Cases that are made for one that is wanted, where a scope cannot construct it; each takes a few microseconds."""
+"""Most cases built until one meets the condition `wanted`; each takes a few microseconds."""
 
 _Any = TypeVar("_Any")
 
 
 class Choices:
-    """Choices made from one number, each alike likely.
+    """Uniform random choices, determined by one number.
 
     Args:
-        root: the number.
+        root: the seed.
     """
 
     def __init__(self, root: int) -> None:
         self._random = random.Random(root)
 
     def of(self, options: Sequence[_Any]) -> _Any:
-        """One of these."""
+        """Return one of the options."""
         return self._random.choice(options)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included."""
+        """Return an integer from `low` to `high`, both included."""
         return self._random.randint(low, high)
 
     def coin(self) -> bool:
-        """Yes or no."""
+        """Return True or False."""
         return self._random.random() < 1 / 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What a property wants its cases to look like, within what is declared.
+    """Which cases a property asks for, within what is declared.
 
     Attributes:
         world_sizes: world sizes to draw from.
         dtypes: dtypes to draw from; those not declared are left out.
-        values: families of values.
-        memory: layouts of inputs in memory.
+        values: families of input values.
+        memory: memory layouts of the inputs.
         cotangents: which results get a cotangent.
         groups: which ranks of the world may be the ring.
-        transports: how simulated sends complete.
+        transports: when simulated sends complete.
         delayed: which messages a simulated world holds back.
-        longest: longest sequence, a little more where the world is large or the implementation needs a multiple.
+        longest: longest sequence; large worlds, required multiples and cases of more than a tile exceed it.
         want_empty_rows: prefer patterns that leave queries without keys.
     """
 
@@ -112,7 +112,7 @@ class Scope:
 
 
 def widest(capabilities: Capabilities) -> tuple[DtypeName, ...]:
-    """The full-precision dtypes that are declared, or whatever is, if none of them is."""
+    """Return the declared dtypes among float32 and float64; if there are none, all declared dtypes."""
     full = tuple(dtype for dtype in capabilities.dtypes if dtype in ("float32", "float64"))
     return full or capabilities.dtypes
 
@@ -120,12 +120,12 @@ def widest(capabilities: Capabilities) -> tuple[DtypeName, ...]:
 def cases(
     capabilities: Capabilities, scope: Scope, wanted: Callable[[Case], bool] | None = None
 ) -> st.SearchStrategy[Case]:
-    """Cases within the declared capabilities and the scope of a property.
+    """Return a strategy for cases within the declared capabilities and the scope of a property.
 
     Args:
         capabilities: what the implementation declares.
-        scope: what the property wants.
-        wanted: what no scope can say: of `TURNS` cases the first of which it holds is taken, or the last.
+        scope: which cases the property asks for.
+        wanted: a condition that no scope can express: the first of `TURNS` cases that meets it is taken, or the last.
     """
 
     def build(root: int) -> Case:
@@ -140,12 +140,12 @@ def cases(
 
 
 def case_from(root: int, capabilities: Capabilities, scope: Scope) -> Case:
-    """The case that is made from one number: the same for ever, within the same capabilities and scope."""
+    """Return the case that one number determines, given the capabilities and the scope."""
     return _case(Choices(root), capabilities, scope)
 
 
 def within(case: Case, capabilities: Capabilities, scope: Scope) -> bool:
-    """Whether a case makes those choices that a scope leaves: what shrinking may have taken from it."""
+    """Return whether a case is within a scope (but for its length and messages); shrinking may have led it outside."""
     return (
         case.world_size in declared_world_sizes(capabilities, scope.world_sizes)
         and case.problem.dtype in scope.dtypes
@@ -157,7 +157,7 @@ def within(case: Case, capabilities: Capabilities, scope: Scope) -> bool:
 
 
 def declared_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The wanted world sizes that an implementation runs on; all that it declares, if none of them is wanted."""
+    """Return the wanted world sizes that are declared; if none of them is, all that are declared."""
     declared = capabilities.world_sizes
     if declared is None:
         return wanted
@@ -165,9 +165,9 @@ def declared_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) ->
 
 
 def affordable_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The declared world sizes of those wanted without the ones on which the length that is needed costs too much.
+    """Return the wanted and declared world sizes, without those on which the required lengths cost too much.
 
-    Two are left at least, if there are as many: some properties compare worlds.
+    At least the two smallest are kept, if there are two: some properties compare worlds.
     """
     sizes = declared_world_sizes(capabilities, wanted)
     if capabilities.length_multiple is None:
@@ -177,7 +177,7 @@ def affordable_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) 
 
 
 def affordable_examples(capabilities: Capabilities, examples: int) -> int:
-    """How many of so many examples are tried: fewer, where the length that is needed makes each of them cost more."""
+    """Return how many of `examples` to try: fewer if required lengths make each of them expensive."""
     return -(-examples // FEWER) if (capabilities.length_multiple or 1) > LONG else examples
 
 
@@ -217,11 +217,11 @@ def _case(choose: Choices, c: Capabilities, scope: Scope) -> Case:
 
 
 def _constraints(choose: Choices, c: Capabilities, scope: Scope) -> set[str]:
-    """Which constraints to combine: mostly none or one, sometimes several; never dilation with documents."""
+    """Choose the constraints to combine: mostly none or one, sometimes several; never dilation with documents."""
     declared = [name for name in CONSTRAINTS if getattr(c, name)]
-    alone = ["none", *declared, *c.dilation[1:]]  # two modes of dilation are two constraints
+    alone = ["none", *declared, *c.dilation[1:]]  # each mode of dilation counts as one
     alone = ["dilation" if name in c.dilation else name for name in alone]
-    if scope.want_empty_rows:  # a window always holds the diagonal, a softcap nothing: alone, they leave no row empty
+    if scope.want_empty_rows:  # a window holds the diagonal, a softcap masks nothing: alone, they empty no row
         alone = [name for name in declared if name not in ("window", "softcap")] or ["none"]
     chosen = choose.of([*alone, "several"])
     if chosen == "none":
@@ -235,7 +235,7 @@ def _constraints(choose: Choices, c: Capabilities, scope: Scope) -> set[str]:
 def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int) -> dict[str, int]:
     long = c.length_multiple is not None and even > LONG
     if choose.between(0, 7) == 7 and not long:
-        # Equal dimensions: what is transposed or mixed up still has the right shape.
+        # Equal dimensions: a transposed or mixed-up tensor keeps its shape, so only its values can give it away.
         side = choose.between(1, 4)
         length = even * max(1, round(side * size / even)) if not c.uneven else side * size
         return {
@@ -268,12 +268,12 @@ def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int
 def _length(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int) -> int:
     longest = max(scope.longest, 2 * size + 1)
     if not c.uneven:
-        # Of a length that is needed two shards' worth on small worlds, so that a rank has more than one such block.
+        # On small worlds up to two required blocks for each rank, so that a rank can have more than one.
         most = max(1 if c.length_multiple is None or 2 * even > LONGEST_NEEDED else 2, longest // even)
         return even * choose.between(0 if c.empty_shards else 1, most)
     if not c.empty_shards:
         return choose.between(size, longest)
-    # Half of the draws around the interesting places: nothing, fewer than ranks, one more or less than a multiple.
+    # Half of the draws at the edges: no positions, fewer than ranks, one more or less than a multiple of the ranks.
     near = [n for n in (0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1) if 0 <= n <= longest]
     return choose.of(near) if choose.coin() else choose.between(0, longest)
 
@@ -301,7 +301,7 @@ def _pattern(
 
 
 def _side(choose: Choices, keys: int) -> int | None:
-    """One side of a window: unbounded, narrow, or anything."""
+    """Choose one side of a window: unbounded, at most 3, or any up to the number of keys."""
     kind = choose.between(0, 3)
     return None if kind == 0 else choose.between(0, min(3, keys) if kind == 1 else max(1, keys))
 

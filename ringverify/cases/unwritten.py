@@ -1,4 +1,4 @@
-"""Memory that nothing has been written to, filled so that reading it shows."""
+"""Fill uninitialised memory with NaN, so that reading it before writing shows in the results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from ringverify.worlds.torch_private import TorchDispatchMode, schema_of
 
 _EMPTY = frozenset(("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"))
-"""Operations that give memory without contents."""
+"""Operations of torch that return uninitialised memory, without "aten::"."""
 
 
 class Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its hooks untyped
-    """Within, `torch.empty` and its kin give NaN, or the largest integer there is, on the calling thread.
+    """Context in which `torch.empty` and its variants return NaN, or the largest integer, on the calling thread.
 
-    Mostly such memory holds zeros, and whoever forgets to write it does not notice. Torch can do the same by
-    `torch.use_deterministic_algorithms`; but that is a setting of the process, and chooses other kernels.
+    Fresh memory often holds zeros, which hides a missing write. `torch.use_deterministic_algorithms` can fill it too,
+    but is a setting of the whole process and selects other kernels.
     """
 
     def __init__(self) -> None:

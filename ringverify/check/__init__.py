@@ -1,1 +1,1 @@
-"""One run of the suite: implementations, properties and cases in, events out."""
+"""One run of the suite: judge properties of implementations on cases, and report the results as events."""

@@ -1,4 +1,4 @@
-"""A baseline: violations that are known, each with its reason and a link, so that a run fails only for what is new."""
+"""A baseline: known violations, each with a reason and a link, so that a run fails only for new ones."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class KnownViolation:
     """One `[[violation]]` of a baseline.
 
     Attributes:
-        implementation: its name, as reports call it.
+        implementation: name of the implementation, as in reports.
         property: the id of the property that it violates.
         reason: what is wrong, in words.
         link: where that is tracked, an http or https address.
-        found: `always`: a run in which the property passes is a surprise. `sometimes`: not every run finds it.
+        found: `always`: every run finds it, so a pass makes the baseline out of date. `sometimes`: not every run does.
     """
 
     implementation: str
@@ -37,23 +37,23 @@ class KnownViolation:
     found: str = "always"
 
     def told(self) -> Known:
-        """What reports say of it."""
+        """Return the violation as a field of an event."""
         return Known(reason=self.reason, link=self.link)
 
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """The known violations of a file, by implementation and property."""
+    """The known violations of a file, by implementation name and property id."""
 
     path: Path
     violations: Mapping[tuple[str, str], KnownViolation]
 
     def known(self, implementation: str, property: str) -> KnownViolation | None:
-        """What is known of this property of this implementation."""
+        """Return the known violation of a property by an implementation, or `None`."""
         return self.violations.get((implementation, property))
 
     def surprise(self, implementation: str, property: str) -> str | None:
-        """The line to say if this property passes; `None` if nothing else was expected."""
+        """Return the message for a pass of this property; `None` if a pass was to be expected."""
         known = self.known(implementation, property)
         if known is None or known.found != "always":
             return None
@@ -63,17 +63,17 @@ class Baseline:
         )
 
     def elsewhere(self, implementations: Collection[str]) -> list[str]:
-        """The implementations that it names beside these: other runs check them."""
+        """Return the names in the baseline that are not among these implementations, sorted."""
         return sorted({known.implementation for known in self.violations.values()} - {*implementations})
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The baseline in a TOML file; every key, every property and every value is looked at.
+    """Read a baseline from a TOML file, and check its keys, properties and values.
 
     An entry may name any implementation: one file serves several runs.
 
     Raises:
-        UsageError: the file is missing, is no TOML, or says something that is not understood.
+        UsageError: the file cannot be read, is not TOML, or has an entry that is unknown, incomplete or a duplicate.
     """
     try:
         content = read_toml(path)
@@ -116,7 +116,7 @@ def _known(entry: dict[str, Any], place: str) -> KnownViolation:
     for key in REQUIRED:
         if key not in entry:
             raise UsageError(f"{place}: {key} is missing; expected {', '.join(REQUIRED)}")
-    known = KnownViolation(**{key: " ".join(value.split()) for key, value in entry.items()})  # a reason may have lines
+    known = KnownViolation(**{key: " ".join(value.split()) for key, value in entry.items()})  # a reason may span lines
     if known.found not in FOUND:
         raise UsageError(f"{place}: found is {known.found!r}; expected {' or '.join(map(repr, FOUND))}")
     if not known.link.startswith(("https://", "http://")):

@@ -1,4 +1,4 @@
-"""What is found beside a failure that has no cause yet: hazards, neighbouring properties, another layout, the world."""
+"""Look for hints on a failure whose cause is unknown: related properties, and the other tensor layout."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ringverify.properties.uninitialised import UNINITIALISED
 from ringverify.worlds.world import WorldUnavailable
 
 NEIGHBOURS = (HAZARDS, PROGRESS, INPUTS_UNTOUCHED, UNINITIALISED, REENTRANCY)
-"""Properties that a case of another one is tried on, those that see most first."""
+"""Properties that are judged too on the failing case of another property, the most telling first."""
 
 SECONDS = 3.0
-"""Time for all of them, and for each run; the run that is under way then is the last."""
+"""Seconds for all of them together, and the deadline of each run; a run that has begun is not cut short."""
 
 SHARED_STATE = (
     "What one case leaves behind changes the next. Ranks of the simulated world are threads of one process and share "
@@ -31,14 +31,14 @@ SHARED_STATE = (
 
 
 def beside(property: Property, runner: Runner, watched: Runner | None, case: Case, violation: Violation) -> list[Hint]:
-    """What else is wrong on a case that breaks a property.
+    """Return what else is wrong on a case that violates a property.
 
     Args:
-        property: the property.
-        runner: the implementation in its world.
-        watched: the implementation in a simulated world, if it can be run in one.
-        case: the case.
-        violation: how it breaks the property.
+        property: the violated property.
+        runner: runs the implementation in its world.
+        watched: runs it in a simulated world; `None` if it cannot be run in one.
+        case: the failing case.
+        violation: how the case violates the property.
     """
     until = time.monotonic() + SECONDS
     runner, watched = runner.within(SECONDS), None if watched is None else watched.within(SECONDS)
@@ -48,9 +48,9 @@ def beside(property: Property, runner: Runner, watched: Runner | None, case: Cas
 def _neighbours(
     property: Property, runner: Runner, watched: Runner | None, case: Case, violation: Violation, until: float
 ) -> Iterator[Hint]:
-    """What the neighbouring properties say of the case, where that is more than what is known."""
+    """Yield the violations of related properties on the case, as far as they are news."""
     known = (violation.reason, *violation.also)
-    right: bool | None = None  # whether the case is right when it is run as usual
+    right: bool | None = None  # whether the results are right in an ordinary run; `None`: not known yet
     for neighbour in NEIGHBOURS:
         there = watched if neighbour.simulated_only else runner
         if neighbour is property or there is None or neighbour.unsupported(runner.capabilities) is not None:
@@ -61,9 +61,9 @@ def _neighbours(
             seen = _judged(neighbour, variant, there)
             if seen is None or seen.violation is None or seen.violation.reason in known:
                 continue
-            if seen.violation.kind == "deadline":  # which is shorter here than anywhere else
+            if seen.violation.kind == "deadline":  # the deadline is shorter here, so this says nothing
                 return
-            if seen.violation.kind in ("value", "raised"):  # news only where nothing is wrong as usual
+            if seen.violation.kind in ("value", "raised"):  # news only if an ordinary run is right
                 if right is None:
                     usual = _judged(None, case, runner)
                     right = usual is not None and usual.violation is None
@@ -74,12 +74,12 @@ def _neighbours(
 
 
 def _unfriendly(case: Case) -> Sequence[Case]:
-    """The case as it is, and where sends wait for receives and messages are held back."""
+    """Return the case itself, and the case with blocking sends and delayed messages."""
     return (case, case.replace(transport="rendezvous", delayed="some"))
 
 
 def _judged(property: Property | None, case: Case, runner: Runner) -> Judgement | None:
-    """What a property says of a case, or all values together; `None` where nothing was learned."""
+    """Judge a property on a case, or all results if it is `None`; `None` where nothing was learned."""
     try:
         return judge_everything(case, runner) if property is None else property.judge(case, runner)
     except (WorldUnavailable, Inconclusive):
@@ -87,14 +87,14 @@ def _judged(property: Property | None, case: Case, runner: Runner) -> Judgement 
 
 
 def _layout(runner: Runner, case: Case, violation: Violation) -> Iterator[Hint]:
-    """Whether an implementation that raises is right when it is given the other layout."""
+    """Yield a hint if an implementation that raises gives right results in the other tensor layout."""
     c = runner.capabilities
     if violation.kind != "raised":
         return
     layout: TensorLayout = "bshd" if c.tensor_layout == "bhsd" else "bhsd"
     try:
         if runner.run(case, gradients=c.gradients).failure is None:
-            return  # a single call is right as it is
+            return  # it does not raise in a single call, so the layout is not the cause
         observation = runner.run(case, gradients=c.gradients, layout=layout)
     except WorldUnavailable:
         return

@@ -1,4 +1,4 @@
-"""The time of a run, shared among its properties. Importing this module does not import torch."""
+"""Divide the time budget of a run among its properties. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The time that one property has, as `time.monotonic()` tells it.
+    """The time that one property has; times are those of `time.monotonic()`, in seconds.
 
     Attributes:
-        until: when its own share ends: no further case is started after it.
-        end: when the time of the run ends: until then a property that has had no example yet is given one.
+        until: end of the property's own share; no further case is started after it.
+        end: end of the whole run's time; until then, a property without any example so far may still start one.
     """
 
     until: float
@@ -20,7 +20,7 @@ class Share:
 
     @property
     def late(self) -> float:
-        """When explaining what was found has to have begun: it may borrow half of what is left for the others."""
+        """Latest start of explaining a counterexample: that may use half of the time left to the other properties."""
         return self.until if self.until == self.end else self.until + (self.end - self.until) / 2
 
 
@@ -28,13 +28,13 @@ ENDLESS = Share(until=float("inf"), end=float("inf"))
 
 
 class Budget:
-    """Divides what is left of the time evenly among the properties to come.
+    """Divides the remaining time evenly among the properties still to be tried.
 
-    What a property leaves of its share passes on to those after it; what it takes beyond it, they lose evenly.
+    Time that a property does not use goes to those after it; time that it overruns is taken from them evenly.
 
     Args:
-        seconds: time for the whole run, from now; `None` is as long as it takes.
-        properties: how many properties are going to be tried.
+        seconds: time for the whole run, from now; `None` is no limit.
+        properties: number of properties to be tried.
     """
 
     def __init__(self, seconds: float | None, properties: int) -> None:
@@ -42,7 +42,7 @@ class Budget:
         self._left = properties
 
     def share(self) -> Share:
-        """The share of the next property, which begins now."""
+        """Return the share of the next property, which starts now."""
         now, among = time.monotonic(), max(1, self._left)
         self._left -= 1
         return Share(until=now + max(0.0, self._end - now) / among, end=self._end)

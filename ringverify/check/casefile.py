@@ -1,7 +1,7 @@
-"""A counterexample as a file: JSON, sealed, enough to show the same failure again.
+"""A counterexample as a file: JSON, with a checksum, and all that is needed to reproduce the failure.
 
-The seal is the SHA-256 of the file's other fields. It does not protect against malice; it tells a person that what
-they replay is not what was recorded. Who recorded it, the signature tells; see `ringverify.check.trusting`.
+The field `seal` is the SHA-256 of the other fields. It shows that a file was changed since it was recorded, by accident
+or on purpose, but does not prove who wrote it. The field `signature` does; see `ringverify.check.trusting`.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from ringverify.words import cut
 
 SCHEMA = 1
 MOST = 1 << 20
-"""Bytes of a case file, at most."""
+"""Largest case file that is read, in bytes."""
 MOST_REMEMBERED = 10
-"""Cases of earlier runs that are tried first, of each property."""
+"""Most cases of earlier runs that are tried first, for each property."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CaseFile:
-    """What a case file says.
+    """The content of a case file.
 
     Attributes:
-        target: what to type to get the implementation.
-        property: id of the property.
-        world: name of the world it was run in.
+        target: the target of the implementation, as typed on the command line.
+        property: id of the violated property.
+        world: name of the world that it was run in.
         device: device of the tensors.
-        case: the case.
+        case: the failing case.
         after: cases to run before it in the same process; mostly none.
-        digest: SHA-256 of the bits that were seen.
+        digest: SHA-256 of the results, as in `Observation.digest`.
         summary: what was wrong, in one line.
-        made_with: versions and platform of the recording.
-        ours: whether a run in this folder wrote the file as it is.
+        made_with: versions and platform of the recording, in one line.
+        ours: whether a run in this working directory wrote the file, and it is unchanged.
     """
 
     target: str
@@ -64,7 +64,7 @@ class CaseFile:
 
 
 def environment() -> str:
-    """Versions and platform in one line; bits may differ where this differs."""
+    """Return versions and platform in one line; on another one, results may differ in their last bits."""
     return (
         f"ringverify {ringverify.__version__}, torch {torch.__version__}, python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}"
@@ -72,7 +72,7 @@ def environment() -> str:
 
 
 def look_at(folder: Path) -> None:
-    """Find out before any work is done that counterexamples could not be saved in a folder.
+    """Check, before any work is done, that counterexamples can be saved in a folder.
 
     Raises:
         UsageError: the folder cannot be written, or cannot be made.
@@ -85,7 +85,7 @@ def look_at(folder: Path) -> None:
 
 
 def save(folder: Path, *, target: str, property: str, world: str, device: str, counterexample: Counterexample) -> Path:
-    """Write a counterexample, whole or not at all, and say where.
+    """Write a counterexample atomically, and return the path of its file.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -126,7 +126,7 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
         edited: accept a file that was changed after it was written.
 
     Raises:
-        UsageError: there is no such file, or it is truncated, edited, from a newer schema or not a case.
+        UsageError: the file cannot be read, is truncated, edited, of another schema or not a case.
     """
     try:
         text = read_text(path, MOST)
@@ -168,10 +168,10 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
 
 
 def remembered(folder: Path, *, target: str, property: str) -> tuple[list[tuple[Path, CaseFile]], list[str]]:
-    """The counterexamples in a folder that a target gave of a property, and a line for each file that is none.
+    """Return the latest counterexamples to a property by a target, and a message for each file that cannot be read.
 
-    The latest of them, by name. A case that holds by now stays where it is: a report may name it, and what was mended
-    once is what breaks again.
+    At most `MOST_REMEMBERED`, sorted by file name. Files stay where they are even if their case passes by now: a report
+    may name them, and a bug that was fixed may come back.
     """
     found, passed_over = [], []
     paths = folder.glob(f"{_stem(target, property)}-*.json") if folder.is_dir() else ()

@@ -1,7 +1,7 @@
-"""`[tool.ringverify]` of pyproject.toml: the options of `ringverify check`, as a project wants them.
+"""`[tool.ringverify]` of pyproject.toml: a project's own defaults for the options of `ringverify check`.
 
-Its keys are the names of `ringverify.check.option_table`, and a value is looked at by what looks at it on the command
-line. The command line wins. Importing this module does not import torch.
+Keys are the long option names of `ringverify.check.option_table`, and values are validated by the same functions as on
+the command line, which takes precedence. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ WRITTEN: dict[Any, tuple[tuple[type, ...], str]] = {
     names: ((list,), "a list of texts"),
     sizes: ((list,), "a list of whole numbers"),
 }
-"""How TOML writes what an option is given as; every other option is a text there."""
+"""The TOML types of an option, by the function that reads its value, and how messages name them; others are strings."""
 
 TARGETS = "targets"
-"""The key of what is checked where the command line names no target."""
+"""The key of the targets that are checked if the command line names none."""
 
 KEYS: dict[str, Option | None] = {TARGETS: None, **{option.key: option for option in OPTIONS}}
+"""The keys of the table, with their options; `None` for the targets."""
 
 
 def configured(options: argparse.Namespace, folder: Path) -> argparse.Namespace:
-    """The options of a command, and where the command line says nothing, those of the project's file.
+    """Return the options of a command, completed from the project's file where the command line is silent.
 
     Args:
-        options: what was typed; `None`, False and an empty list are not said.
-        folder: where to begin; the nearest file with such a table counts, in that folder or above.
+        options: what was typed; `None`, False and an empty list count as not given.
+        folder: working directory; the nearest file with the table counts, in that folder or above it.
 
     Raises:
         UsageError: the file cannot be read, a key is unknown, or a value is of another type or impossible.
@@ -54,7 +55,7 @@ def configured(options: argparse.Namespace, folder: Path) -> argparse.Namespace:
     both = [key for key in EXCLUSIVE if table.get(key) is True]
     if len(both) > 1:
         raise UsageError(f"{file}, [{TABLE}]: {' and '.join(both)} are not both possible: leave one out")
-    if said & {*EXCLUSIVE}:  # of -v and -q the file's gives way to the other on the line
+    if said & {*EXCLUSIVE}:  # -q on the command line overrides verbose in the file, and -v quiet
         said |= {*EXCLUSIVE}
     merged = argparse.Namespace(**vars(options))
     for key, value in table.items():
@@ -72,7 +73,7 @@ def configured(options: argparse.Namespace, folder: Path) -> argparse.Namespace:
 
 
 def _table(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """The nearest file that has the table, as it is called from that folder, and the table."""
+    """Return the nearest file that has the table, relative if it is in `folder` itself, and the table."""
     for place in (folder, *folder.parents):
         file = place / FILE
         if not file.exists() or file.is_dir():
@@ -93,10 +94,10 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
 
 
 def _value(option: Option | None, value: Any, home: Path, here: Path, place: str) -> Any:
-    """What the command line would make of a value; `None` stands for the targets.
+    """Convert a value as the command line would; an option of `None` stands for the targets.
 
     Raises:
-        UsageError: it is of another type, or impossible.
+        UsageError: the value is of another type, or out of range.
     """
     if option is not None and option.read is None:
         if not isinstance(value, bool):
@@ -124,7 +125,7 @@ def _target_from(home: Path, here: Path, target: str) -> str:
 
 
 def _from(home: Path, here: Path, path: str) -> str:
-    """A path of the file, which is relative to it, as it is from the working directory."""
+    """Rewrite a path that is relative to the file's folder, `home`, as relative to the working directory, `here`."""
     if os.path.isabs(path) or home.resolve() == here.resolve():
         return path
     return Path(os.path.relpath(home / path, here)).as_posix()

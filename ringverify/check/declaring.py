@@ -1,15 +1,14 @@
-"""After a failure in sixteen bits: the declaration under which the implementation would have passed.
+"""After a failure in bfloat16 or float16: find the declaration under which the implementation would have passed.
 
-What looks wrong by a few roundings is often right, by another pipeline than the one declared: probabilities rounded
-before they meet the values, gradients summed over ranks in the input dtype, running sums kept in it. The failing case,
-the one found first and others of the property are judged under each of these, and the least permissive that all of them
-pass is told. No tolerance moves, and no fault is excused:
+Results that are off by a few roundings are often right for another pipeline than the one declared: probabilities
+rounded to the input dtype before they are multiplied with v, gradients summed over ranks in the input dtype, or running
+sums in it. The failing case, the one found first and others of the property are judged under each such declaration, and
+the least permissive one that they all pass is reported. No tolerance changes, and faults do not pass as rounding:
 
-1. Where a wider dtype is declared, the same cases have to be right in it.
-2. The `precision` lens has to pass under the other declaration too, on a case of each kind that it draws, which no
-   fault passes that shows in its cases.
-3. A declaration of narrower sums, whose bounds may exceed the values themselves, has to account for the error that is
-   there: on these very cases a pipeline of that declaration errs as much in the mean.
+1. If float64 or float32 is declared too, the same cases must be right in it.
+2. The property `precision` must pass under the other declaration too, on a case of each kind that it draws.
+3. With running sums in the input dtype, bounds may exceed the values themselves. So the error must be explained too: on
+   these cases, it is in the mean no larger than that of an emulated pipeline with this declaration.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from ringverify.properties.property import Property, Violation, judge_everything
 from ringverify.worlds.world import WorldUnavailable
 
 NUMERIC = ("value", "precision", "differs", "moves", "shift", "adjoint")
-"""Reasons of violations that are a matter of how much error is allowed."""
+"""Kinds of violations that depend on how much error is allowed."""
 
 OTHERS = 8
-"""Further cases of the property that have to pass too, or it were by luck."""
+"""Number of further cases of the property that must pass too, so that it is not by luck."""
 
 SECONDS = 20.0
-"""Time for finding a declaration; nothing is said of what is not known by then."""
+"""Seconds for finding a declaration; if none is found by then, none is reported."""
 
 Declaration = dict[str, str]
-"""Capabilities and what they would have to be."""
+"""Names of capabilities, and the values to declare."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _RunOnce(Runner):
-    """A runner that runs a case once: declarations change what is allowed, not what comes back."""
+    """A runner that caches results by case: a declaration changes the errors allowed, not the results."""
 
     seen: dict[tuple[Case, bool, bool], Observation] = dataclasses.field(default_factory=dict)
 
@@ -60,7 +59,7 @@ class _RunOnce(Runner):
         unwritten: bool = False,
         layout: TensorLayout | None = None,
     ) -> Observation:
-        """Run a case, or say what came of it before."""
+        """Run a case, or return the observation of its earlier run."""
         if watch or inputs is not None or layout is not None:
             return super().run(
                 case, gradients=gradients, watch=watch, inputs=inputs, unwritten=unwritten, layout=layout
@@ -72,20 +71,20 @@ class _RunOnce(Runner):
 
 
 class _OutOfTime(Exception):
-    """Ends the search without a result."""
+    """The time for finding a declaration is over."""
 
 
 def would_pass(property: Property, runner: Runner, violation: Violation, cases: Sequence[Case]) -> Declaration | None:
-    """The least permissive other declaration under which a property holds of a case in sixteen bits, and of others.
+    """Find the least permissive other declaration under which a property holds on 16-bit cases where it failed.
 
     Args:
-        property: what is violated.
-        runner: the implementation in its world.
-        violation: how.
-        cases: the smallest failing case, and others, such as the one found first.
+        property: the violated property.
+        runner: runs the implementation in its world.
+        violation: how the smallest case violates it.
+        cases: the smallest failing case, then others, such as the one found first.
 
     Returns:
-        what would have to be declared; `None` if no declaration accounts for the violation.
+        what would have to be declared; `None` if no declaration accounts for the violation, or time ran out.
     """
     dtype = cases[0].problem.dtype
     if dtype not in LOW or violation.kind not in NUMERIC:
@@ -112,7 +111,7 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
 
 
 def alternatives(c: Capabilities, dtype: DtypeName) -> Iterator[Declaration]:
-    """Other declarations than an implementation's own, the least permissive first: `reduces` allows dk and dv alone."""
+    """Yield more permissive declarations, the least permissive first: `reduces` is, for it loosens only dk and dv."""
     input = {name: "input" for name in ("reduces", "probabilities") if getattr(c, name) != "input"}
     if not c.gradients:
         input.pop("reduces", None)
@@ -124,7 +123,7 @@ def alternatives(c: Capabilities, dtype: DtypeName) -> Iterator[Declaration]:
 
 
 def in_words(declaration: Declaration, dtype: DtypeName) -> str:
-    """What to declare, and what `u` is, in a line."""
+    """Return the hint for the report: what to declare, and what `u` is, in one line."""
     which = ", ".join(f'{name}="{value}"' for name, value in declaration.items())
     them = "it" if len(declaration) == 1 else "them"
     return f"would pass with {which}: declare {them} if that is what your kernel does ({unit_in_words(dtype)})"
@@ -136,7 +135,11 @@ def _declaring(runner: Runner, declaration: Declaration) -> Implementation:
 
 
 def _holds(property: Property, runner: Runner, cases: Sequence[Case], until: float) -> bool:
-    """Whether a property holds of all cases that apply to it."""
+    """Return whether a property holds on all cases that can test it.
+
+    Raises:
+        _OutOfTime: not known by `until`.
+    """
     for case in cases:
         if time.monotonic() > until:
             raise _OutOfTime
@@ -149,17 +152,17 @@ def _holds(property: Property, runner: Runner, cases: Sequence[Case], until: flo
 def _accounts(
     property: Property, runner: Runner, cases: Sequence[Case], tensor: TensorName | None, until: float
 ) -> bool:
-    """Whether what is now declared accounts for what is wrong on cases, by the three rules above.
+    """Return whether another declaration accounts for the errors on cases, by the three rules of this module.
 
     Args:
-        property: what is violated without it.
-        runner: runs the implementation, with the other declaration.
-        cases: the smallest failing case, and others.
-        tensor: the result that is wrong in it, if it is one.
-        until: `time.monotonic()` by which this is known, or never.
+        property: the property that is violated under the implementation's own declaration.
+        runner: runs the implementation with the other declaration.
+        cases: the smallest failing case, then others.
+        tensor: the result that is wrong in the smallest case, if it is one result.
+        until: value of `time.monotonic()` at which to give up.
 
     Raises:
-        _OutOfTime: it is not.
+        _OutOfTime: not known by `until`.
     """
     c, dtype = runner.capabilities, cases[0].problem.dtype
     full: tuple[DtypeName, ...] = ("float64", "float32")
@@ -176,7 +179,7 @@ def _accounts(
     if UNIT_ROUNDOFF[c.accumulates] < UNIT_ROUNDOFF[dtype]:
         return True
     if tensor == "lse" and not wider:
-        return False  # no emulation tells how much lse errs
+        return False  # the emulation gives no error of lse
     plain = [
         case for case in cases if case.cotangent == "out" and case.values not in POISONED and _can_run(case, runner)
     ]

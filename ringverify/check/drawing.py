@@ -1,9 +1,8 @@
-"""Drawing cases of a property, the same ones for the same seed, wherever that happens.
+"""Draw the cases of a property: the same ones for the same seed, on every machine.
 
-A suite is a profile of Hypothesis that nothing outside can change: one that is in force in the process, of the project
-under test or of Hypothesis itself on a CI machine, has no say here. The example database is the folder of cases: JSON
-that can be replayed, one file a failure, and true whatever becomes of the strategies; so Hypothesis keeps none of its
-own.
+Each suite has a Hypothesis profile of its own. Other profiles that are active in the process, of the project under test
+or of Hypothesis itself on CI, have no effect here. Hypothesis' example database is off: failures are kept in the folder
+of cases, as JSON files that can be replayed and stay valid when the strategies change.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from ringverify.properties.suites import SUITES, Suite
 from ringverify.worlds.processes.server import CACHE
 
 NAME = "ringverify-{}"
-"""How Hypothesis knows a profile: apart from those that a project may have under the plain names."""
+"""Name of a suite's Hypothesis profile; prefixed, since a project may have a profile named "full" itself."""
 
 
 def profile(suite: Suite) -> settings:
-    """The settings under which a suite draws cases; how many, each property says."""
+    """Return the Hypothesis settings of a suite; the number of examples is set for each property."""
     return settings.get_profile(NAME.format(suite))
 
 
@@ -38,8 +37,8 @@ def _register(suite: Suite) -> None:
     settings.register_profile(
         NAME.format(suite),
         settings.get_profile("default"),
-        derandomize=False,  # the seed decides: 0, or the one that is told
-        phases=[Phase.generate],  # shrinking is ours, and so is trying again what failed before
+        derandomize=False,  # the seed decides: 0, or the one in the report's header
+        phases=[Phase.generate],  # shrinking and retrying earlier failures are done in `hunting`
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -60,7 +59,7 @@ def visit_cases(
     visit: Callable[[Case], None],
     suite: Suite,
 ) -> None:
-    """Hand so many cases that put a property to the test to `visit`, one after another; fewer, if no more are found."""
+    """Call `visit` with up to `examples` cases that can test a property, one after another."""
     source = property.cases(capabilities)
 
     def applies(case: Case) -> bool:
@@ -71,13 +70,13 @@ def visit_cases(
         for case in random.Random(seed).sample(tests, min(examples, len(tests))):
             visit(case)
     else:
-        # Properties draw apart from one another, or what one of them misses all would.
+        # A seed for each property: with one for all, what one property's cases miss, all would miss.
         with contextlib.suppress(hypothesis.errors.Unsatisfiable):
             _draw(source.filter(applies), examples, seed + zlib.crc32(property.id.encode()), visit, suite)
 
 
 def drawn(property: Property, capabilities: Capabilities, examples: int) -> list[Case]:
-    """The first cases of a property that a quick suite would try."""
+    """Return the first cases of a property that the quick suite tries with seed 0."""
     found: list[Case] = []
     visit_cases(property, capabilities, examples, 0, found.append, "quick")
     return found
@@ -97,9 +96,9 @@ def _draw(
 
 @contextlib.contextmanager
 def home_of_our_own() -> Iterator[None]:
-    """Hypothesis keeps a cache under the current directory, which is the user's: here it would go to a temporary one.
+    """Let Hypothesis keep its cache in a temporary folder rather than in the user's current directory.
 
-    Hypothesis makes it when it needs it; of a run that is killed the fork server removes it.
+    The folder is removed at the end, or by the fork server if this process is killed.
     """
     before = getattr(configuration, "__hypothesis_home_directory", None)
     configuration.set_hypothesis_home_dir(Path(CACHE))

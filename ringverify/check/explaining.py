@@ -1,4 +1,4 @@
-"""Asking what is wrong with an implementation, once a case is found on which its values are."""
+"""Diagnose a counterexample with wrong values, and name what a case needs in order to fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringverify.worlds.world import WorldUnavailable
 
 
 def takes(case: Case) -> list[str]:
-    """What a case has that the simplest case has not; of a smallest case, what it takes to fail."""
+    """List how a case differs from the simplest one; for a smallest failing case, this is what it takes to fail."""
     p = case.problem
     counts = {"rank": case.world_size, "query": p.nq, "key": p.nk, "batch entry": p.batch, "head": p.heads}
     if p.nq == p.nk:
@@ -36,17 +36,17 @@ def _plural(name: str) -> str:
 
 
 def explained(runner: Runner, violation: Violation, smallest: Case, first: Case) -> Diagnosis | None:
-    """The diagnosis of a case that violates a property; `None` where no value is wrong, or none when it is run plainly.
+    """Diagnose a case that violates a property; `None` if no value is wrong, or none in an ordinary run.
 
     Args:
-        runner: the implementation in its world.
+        runner: runs the implementation in its world.
         violation: what is wrong on the smallest case.
         smallest: the case to explain.
-        first: the case from which it was shrunk, which the same has to explain.
+        first: the case from which it was shrunk; the same cause has to explain it.
     """
     if violation.finding is None:
         return None
-    # Where out or lse is wrong, gradients are too, and how depends on more than the fault: they are left out.
+    # If out or lse is wrong, gradients are too, in a way that does not depend on the fault alone: leave them out.
     gradients = violation.finding.tensor in GRADIENTS
 
     def observe(case: Case) -> Observation:

@@ -1,4 +1,4 @@
-"""Looking for a case that breaks a property, and for the smallest such case."""
+"""Search for a case that violates a property, and shrink, confirm and explain it."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from ringverify.check.casefile import CaseFile
 
 HUNG_DEADLINE = 1.0
-"""Seconds a simulated run may take while a case that hangs is shrunk: a small case takes milliseconds."""
+"""Deadline in seconds of a simulated run while a hanging case is shrunk: a small case takes milliseconds."""
 
 HUNG_SHRINKING = 1.0
-"""Seconds for shrinking a case that hangs, where every attempt may cost the deadline."""
+"""Seconds for shrinking a case that hangs, since every attempt may take up to its deadline."""
 
 MOST_REFUSED = 40
-"""Cases that a transport may refuse, before what else is wrong is not looked for any longer."""
+"""Number of cases refused by the transport after which the search for another violation ends."""
 
 STATE_SUSPECTS = 12
-"""How many earlier cases are tried, the latest first, as the one that left state behind."""
+"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
 
 STATE_SHRINKING = 10.0
-"""Seconds for shrinking the earlier case, where every attempt costs a fresh process."""
+"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +50,23 @@ class Counterexample:
     """The smallest case found that violates a property.
 
     Attributes:
-        case: the case.
-        violation: what is wrong on it.
-        digest: SHA-256 of the bits that came back.
-        first: the case that was found first.
-        tried: cases run while shrinking.
-        smallest: whether shrinking ended by itself rather than by its budget.
+        case: the smallest failing case.
+        violation: how it violates the property.
+        digest: SHA-256 of the results, as in `Observation.digest`.
+        first: the failing case that was found first, from which it was shrunk.
+        tried: number of cases run while shrinking.
+        smallest: whether no further step shrinks it; if not, the budget or the time ended first.
         repeats: whether the case failed in the same way when it was run again in a fresh process; see `same_failure`.
         after: cases that have to run before it in the same process for it to fail; mostly none.
-        diagnosis: what explains it, in a sentence; `None` where nothing does, or there are no values to explain.
-        causes: the hypotheses that the diagnosis names, the plainest first.
-        hop: passes that the block had made which was treated wrongly, if it is those of one hop.
-        where: the rows, heads and keys concerned; `None` where there are no values to look at.
-        region: the same as a map.
-        declaration: what would have to be declared for the implementation to pass, if that is all that is wrong.
-        refused: another case and what the transport refused of it; looking for violations went on after it.
-        hints: what was found beside it, where nothing explains it.
-        printed: what each rank printed when the case was run last; `None` stands for a process that ranks share.
+        diagnosis: the cause in a sentence; `None` if none was found, or no values came back.
+        causes: the hypotheses that the diagnosis names, the simplest first.
+        hop: how many hops the wrongly handled KV block had made, if only the blocks of one hop are concerned.
+        where: the rows, heads and keys that are wrong; `None` if no values came back.
+        region: where the result is wrong, as a map of queries and keys.
+        declaration: what would have to be declared for the implementation to pass, if nothing else is wrong.
+        refused: a case in which the transport refused a call, and that violation; the search went on after it.
+        hints: what else was noticed, if no cause was found.
+        printed: what each rank printed when the case was last run; `None` stands for a process that ranks share.
     """
 
     case: Case
@@ -90,17 +90,17 @@ class Counterexample:
 
 @dataclasses.dataclass
 class Hunt:
-    """What became of looking for a violation of one property.
+    """The result of searching for a violation of one property.
 
     Attributes:
-        examples: cases that put the property to the test.
-        margin: largest error over allowed error among those that held.
+        examples: number of cases that tested the property.
+        margin: largest margin (error over allowed error) of these cases, that of a violation included.
         seconds: wall-clock time, shrinking included.
-        counterexample: what was found, if anything.
+        counterexample: the counterexample, or `None`.
         out_of_time: whether the time budget ended the search.
         remembered: how many of the examples are cases of earlier runs.
-        unfinished: what the time budget left undone of a counterexample, in words.
-        mishaps: what could not be done with a counterexample, by an error of ours or for want of a world.
+        unfinished: when the time budget ended the work on a counterexample, as in "before the case was explained".
+        mishaps: steps that failed by an error of ours, or because a world was unavailable.
     """
 
     examples: int = 0
@@ -130,26 +130,26 @@ def hunt(
     first: Sequence[CaseFile] = (),
     watched: Callable[[], Runner | None] = lambda: None,
 ) -> Hunt:
-    """Try `examples` cases of a property, stop at the first violation, and shrink it.
+    """Try up to `examples` cases of a property, stop at the first violation, and shrink it.
 
-    A message to oneself, which depends on the number of ranks, does not end the search: what else is wrong would never
-    be seen. If nothing else is, it is the violation.
+    A call that the transport refuses on some world sizes only, such as a send to oneself on one rank, does not end the
+    search: other violations would never be seen. If no other is found, the refusal is the violation.
 
     Args:
         property: what must hold.
-        runner: the implementation in its world; another one for each property (`Runner.for_another_property`).
-        examples: cases to try at most.
-        seed: decides which.
-        share: the time for it.
+        runner: runs the implementation; a new one for each property (`Runner.for_another_property`).
+        examples: most cases to draw.
+        seed: decides which cases are drawn.
+        share: the time for the search, shrinking included.
         progress: called with the number of cases tried so far.
-        shrinking: whether to look for the smallest case, or to leave it at the first.
-        suite: whose profile Hypothesis draws under.
-        first: counterexamples of earlier runs, to be tried before others.
-        watched: the implementation in a simulated world, where the runner's is another one.
+        shrinking: whether to shrink and explain the case found first.
+        suite: the suite whose Hypothesis profile is used.
+        first: counterexamples of earlier runs, tried before drawn cases.
+        watched: returns a runner in a simulated world, if `runner` is in another one, or `None`.
 
     Raises:
-        WorldUnavailable: the world could not be set up, or the machine, not the implementation, gave up.
-        Exception: an error of ours, before a violation was found; what follows one costs it nothing.
+        WorldUnavailable: the world could not be set up, or a limit of the machine was reached, before a violation.
+        Exception: an error of ours, before a violation was found; later errors are noted as mishaps.
     """
     started = time.monotonic()
     hunt = Hunt()
@@ -165,7 +165,7 @@ def hunt(
             return
         try:
             judgement = judged(property, case, runner)
-        except Exception as error:  # Hypothesis is not to draw the case again
+        except Exception as error:  # Hypothesis must not see it: it would run the case again
             ended.append(error)
             raise _Stop from None
         if not judgement.applies:
@@ -209,7 +209,7 @@ def hunt(
 
 
 def _plainest(refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violation] | None:
-    """Of the cases that were refused, the one on the fewest ranks."""
+    """Return the refused case on the fewest ranks, with its violation; `None` if there is none."""
     if not refused:
         return None
     case, judgement = min(refused, key=lambda one: one[0].ranks)
@@ -218,7 +218,7 @@ def _plainest(refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violatio
 
 
 def _needed(property: Property, runner: Runner, case: Case, violation: Violation) -> list[Hint]:
-    """Which capability keeps the suite from asking for such a case, where a case like it without that passes."""
+    """Return a hint at the capability that would keep the suite from drawing such a case, if there is one."""
 
     def passes(other: Case) -> bool:
         try:
@@ -232,10 +232,10 @@ def _needed(property: Property, runner: Runner, case: Case, violation: Violation
 
 
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
-    """Judge one case. A case that cannot put the property to the test is not run.
+    """Judge one case. A case that cannot test the property is not run.
 
     Raises:
-        WorldUnavailable: the world could not be set up, or the machine, not the implementation, gave up.
+        WorldUnavailable: the world could not be set up, or a limit of the machine was reached.
     """
     if not property.applies(case, runner.capabilities):
         return Judgement(0.0, None, applies=False)
@@ -259,16 +259,19 @@ def _smallest(
     watched: Callable[[], Runner | None],
     mishaps: list[Mishap],
 ) -> tuple[Counterexample, str | None]:
-    """The smallest case, explained, and what there was no time for.
+    """Shrink a failing case, run it again in a fresh process, and explain it.
 
-    Smaller cases that are refused are added to `refused`, and to `mishaps` what could not be done: that a violation was
-    found stays.
+    Smaller cases that the transport refuses are appended to `refused`, and failing steps to `mishaps`; the violation
+    stands whatever fails.
+
+    Returns:
+        the counterexample, and when the time ended the work on it, as in `Hunt.unfinished`.
     """
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
     hangs = violation.kind == "deadline"
-    if hangs:  # processes that are ranks are slow to start again: there each attempt would cost too much
+    if hangs:  # not in worlds of processes: restarting the ranks after each hang would take too long
         seconds = HUNG_SHRINKING if runner.world.name == "simulated" else 0.0
     hurried = runner.within(HUNG_DEADLINE) if hangs else runner
     best = (first, judgement)
@@ -278,7 +281,7 @@ def _smallest(
         try:
             seen = judged(property, case, hurried)
         except (Inconclusive, WorldUnavailable):
-            return False  # of this case nothing was learned; the one that was found still stands
+            return False  # nothing was learned of this case; the best one so far stands
         if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
             if seen.violation is not None and seen.violation.kind == REFUSED:
                 refused.append((case, seen))
@@ -294,7 +297,7 @@ def _smallest(
     def smaller() -> Shrunk:
         start = first
         if first.delayed == "some" and judgement.delayed:
-            # The messages that were held back, by number: so it can be found out which of them it takes.
+            # Name the messages that were really held back, so that shrinking can find out which of them it takes.
             explicit = first.replace(delayed=judgement.delayed)
             start = explicit if still_fails(explicit) else first
         return shrink(
@@ -325,7 +328,7 @@ def _smallest(
     violation = judgement.violation
     assert violation is not None
     printed = runner.log.printed
-    # What depends on earlier cases, or on chance, is not to be explained by a case.
+    # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
     steady = repeats and not after
     in_time = time.monotonic() <= share.late
     diagnosis, declaration = None, None
@@ -374,7 +377,7 @@ def _smallest(
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
-    """Judge the last of `cases` in a process in which the others have run, and nothing else."""
+    """Judge the last of `cases` in a fresh process, after running the others there."""
     runner.world.close()
     return [judged(property, case, runner) for case in cases][-1]
 
@@ -382,9 +385,12 @@ def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
 def _what_it_follows(
     property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share
 ) -> tuple[tuple[Case, ...], Judgement]:
-    """The earlier case after which `case` fails in a fresh process, though alone it does not: state is left behind.
+    """Find an earlier case after which `case` fails in a fresh process, though alone it passes: state is left behind.
 
-    It has to fail twice, in the same way: what fails by chance fails after anything.
+    `case` has to fail twice in the same way: a failure by chance would follow any case.
+
+    Returns:
+        the earlier case, shrunk, and the judgement of `case` after it; `()` and a pass if there is none.
     """
 
     def after(other: Case) -> Judgement:

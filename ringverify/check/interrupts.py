@@ -1,4 +1,4 @@
-"""Ctrl-C during a run: it ends the run at once, even where Python would lose it."""
+"""End a run at once on Ctrl-C, even where Python would swallow the `KeyboardInterrupt`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ringverify.reports.terminal import ProgressBar
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[Callable[[], None]]:
-    """Ctrl-C raises `KeyboardInterrupt`, and what this gives raises it once more, should it have been lost.
+    """Within, Ctrl-C raises `KeyboardInterrupt`; yields a function that raises it again if it was swallowed.
 
-    Python ignores what is raised while it collects garbage, and Hypothesis has it call a function then.
+    Python ignores exceptions raised in callbacks of its garbage collector, and Hypothesis registers one.
     """
     came: list[int] = []
 
@@ -36,7 +36,7 @@ def interrupts() -> Iterator[Callable[[], None]]:
         return
 
     def lost(unraisable: sys.UnraisableHookArgs) -> None:
-        if not (came and unraisable.exc_type is KeyboardInterrupt):  # that one is not lost: `look` finds it
+        if not (came and unraisable.exc_type is KeyboardInterrupt):  # `look` will raise that one again
             tell(unraisable)
 
     before, tell = signal.signal(signal.SIGINT, interrupt), sys.unraisablehook
@@ -49,13 +49,13 @@ def interrupts() -> Iterator[Callable[[], None]]:
 
 
 class InterruptibleBar(ProgressBar):
-    """The bar, which also is where a lost interrupt is found."""
+    """A progress bar that raises a swallowed interrupt again at its next step."""
 
     def __init__(self, console: Console, look: Callable[[], None]) -> None:
         super().__init__(console)
         self._look = look
 
     def step(self, done: int) -> None:
-        """So many cases have been tried."""
+        """Raise a swallowed interrupt again, or show that `done` cases have been tried."""
         self._look()
         super().step(done)

@@ -1,4 +1,4 @@
-"""Errors of our own while a property is tried: they cost what was being done, and no verdict on an implementation."""
+"""Our own errors while a property is tried: the step that failed is skipped, and no violation is lost or invented."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Made = TypeVar("Made")
 
 @dataclasses.dataclass(frozen=True)
 class Mishap:
-    """Something that could not be done.
+    """A step of a check that could not be done.
 
     Attributes:
-        said: what, and why not, in a line.
-        traceback: of an error of ours; empty where a world or a limit of the machine was in the way.
+        said: what could not be done and why, in one line.
+        traceback: traceback of an error of ours; may be empty if a world or a limit of the machine prevented it.
     """
 
     said: str
@@ -28,11 +28,11 @@ class Mishap:
 
     @classmethod
     def of(cls, error: Exception, doing: str) -> Mishap:
-        """From an exception.
+        """Describe an exception.
 
         Args:
             error: the exception.
-            doing: what was being done: "judging a case".
+            doing: the step during which it was raised, such as "judging a case".
         """
         if isinstance(error, WorldUnavailable):
             return cls(str(error), error.detail)
@@ -44,13 +44,13 @@ class Mishap:
 
 
 def attempt(mishaps: list[Mishap], doing: str, make: Callable[[], Made], otherwise: Made) -> Made:
-    """What `make` makes, or if it raises something else, with the mishap noted.
+    """Return `make()`; if it raises, append a mishap to `mishaps` and return `otherwise`.
 
     Args:
-        mishaps: where it is noted.
-        doing: what it makes, as in `Mishap.of`.
-        make: makes it.
-        otherwise: what there is instead.
+        mishaps: list to which a mishap is appended.
+        doing: the step, as in `Mishap.of`.
+        make: does the step.
+        otherwise: result to use if it raises.
     """
     try:
         return make()
@@ -60,7 +60,7 @@ def attempt(mishaps: list[Mishap], doing: str, make: Callable[[], Made], otherwi
 
 
 def with_mishaps(event: PropertyEvent, mishaps: Sequence[Mishap]) -> PropertyEvent:
-    """The event of a property, with what it costs: a verdict that is no violation is none any more."""
+    """Return the event with the mishaps added: a verdict other than "fail" becomes "inconclusive"."""
     if not mishaps:
         return event
     said = dict.fromkeys([event.reason, *(one.said for one in mishaps)])

@@ -1,7 +1,7 @@
-"""Which capability would have said so, where an implementation refuses a shape or fails a claim that it need not make.
+"""Suggest a declaration to an implementation that refuses a shape, or fails a claim that it need not make.
 
-Nothing is guessed from what an exception says: the smallest failing case is tried again with one thing changed. If it
-passes then, the capability that keeps the suite to such cases is named.
+The text of an exception is not interpreted: the smallest failing case is run again with one thing changed. If it passes
+then, the capability that restricts the suite to such cases is named.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ringverify.cases.shapes import fitted
 from ringverify.implementation import Capabilities
 
 DIMS = (8, 16, 32, 64, 128, 256)
-"""Head dimensions that kernels are made for."""
+"""Head dimensions that kernels commonly support."""
 LENGTHS = (2, 4, 8, 16, 32, 64, 128)
-"""Positions of a rank that the blocks of kernels are made of."""
+"""Block lengths that kernels commonly need a rank's shard to be a multiple of."""
 
 
 def needed(case: Case, c: Capabilities, passes: Callable[[Case], bool], *, refused: bool) -> str | None:
-    """What to declare so that a case like this one is not asked for; `None` if no such change lets it pass.
+    """Return what to declare so that cases like this one are not drawn; `None` if no change tried lets it pass.
 
     Args:
-        case: it fails.
+        case: the failing case.
         c: what is declared.
-        passes: whether the same property holds on another case.
-        refused: whether it fails because a rank raised, as one does that is given a shape it has no code for.
+        passes: runs another case, and says whether the same property holds on it.
+        refused: whether the case fails because a rank raised, which an unsupported shape may cause.
     """
     if refused:
         for name, value, other in _shaped(case, c):
@@ -45,7 +45,7 @@ def needed(case: Case, c: Capabilities, passes: Callable[[Case], bool], *, refus
 
 
 def _shaped(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, Case]]:
-    """Each need that is not declared, with a value of it and the case as that would have it, the likeliest first."""
+    """Yield each undeclared shape requirement with a value, and the case adapted to it, the likeliest first."""
     wished: list[tuple[str, Any]] = [("heads_multiple", "world_size"), ("key_heads_multiple", "world_size")]
     wished += [("head_dims", (dim,)) for dim in DIMS]
     wished += [("value_dims", (dim,)) for dim in DIMS if c.value_dim]
@@ -62,7 +62,7 @@ def _with(case: Case, c: Capabilities, name: str, value: Any) -> Case:
 
 
 def _told(case: Case, other: Case) -> str:
-    """In what the second case differs, as `name=value`."""
+    """Return how the shapes and scale of the second case differ, as `name=value`."""
     p, q = case.problem, other.problem
     names = {"hk": "key_heads", "dv": "value_dim", "nq": "n"}
     implied = {"hk"} if q.hk == q.heads else set()

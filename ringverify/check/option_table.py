@@ -22,16 +22,16 @@ class Option:
     """One option of `check`.
 
     Attributes:
-        name: as an argument of `run_conformance`; elsewhere with dashes.
-        meaning: what it says, for `--help`.
-        default: what is done where nobody says it, in words; empty if that is nothing.
-        read: makes a value of a text; `None` for a flag, which has no value.
-        metavar: what stands for the value in `--help`.
-        choices: the values that there are; empty if there are others.
+        name: the name of the argument of `run_conformance`; elsewhere with dashes for underscores.
+        meaning: what it sets, for `--help`.
+        default: the default in words, for `--help`; empty if there is none to name.
+        read: converts the text of a value; `None` for a flag, which takes no value.
+        metavar: placeholder of the value in `--help`.
+        choices: the possible values; empty if they are not a fixed list.
         short: its short name on the command line.
-        pytest: whether it is an option of pytest too. Those that are not, pytest has of its own, or they make pages of
-            a report.
-        in_pytest: what it says there, if that is something else.
+        pytest: whether it is an option of pytest too. Those that are not exist in pytest itself, or write a page or
+            summary of the report.
+        in_pytest: what it sets in pytest, if that differs from `meaning`.
         argument: whether it is an argument of `run_conformance` too.
     """
 
@@ -48,32 +48,32 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its long name without the dashes in front, which is its key in `[tool.ringverify]`."""
+        """The key in `[tool.ringverify]`: the long name without the leading dashes."""
         return self.name.replace("_", "-")
 
     @property
     def help(self) -> str:
-        """What `ringverify check --help` says of it."""
+        """The text for `ringverify check --help`."""
         return self._with_default(self.meaning)
 
     @property
     def pytest_help(self) -> str:
-        """What `pytest --help` says of it."""
+        """The text for `pytest --help`."""
         return self._with_default(self.in_pytest or self.meaning)
 
     @property
     def pytest_metavar(self) -> str | None:
-        """What stands for its value in `pytest --help`."""
+        """The placeholder of its value in `pytest --help`."""
         return "|".join(self.choices) or self.metavar or self.name.upper()
 
     def _with_default(self, text: str) -> str:
         return f"{text} (default: {self.default})" if self.default else text
 
     def value(self, text: str) -> Any:
-        """The value that a text is.
+        """Convert the text of a value.
 
         Raises:
-            argparse.ArgumentTypeError: it is impossible; names the text and what was expected.
+            argparse.ArgumentTypeError: the text is not a valid value; the message quotes it and says what is expected.
         """
         if self.choices and text not in self.choices:
             raise argparse.ArgumentTypeError(f"{text!r}: expected one of {', '.join(self.choices)}")
@@ -180,7 +180,7 @@ ARGUMENTS: dict[str, Option] = {option.name: option for option in OPTIONS if opt
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Add all of them to the parser of a command, with "not said" as the default of each."""
+    """Add all options to a parser; an option that is not given is `None`, or False for a flag."""
     exclusive = parser.add_mutually_exclusive_group()
     for option in OPTIONS:
         group = exclusive if option.name in EXCLUSIVE else parser

@@ -1,4 +1,4 @@
-"""What a run is asked for, and who watches it. Importing this module does not import torch."""
+"""The options of a run, and where they come from. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ MOST_DRAWN = 2**32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user asked of a run.
+    """The options of a run, defaults filled in.
 
     Attributes:
-        suite: how many examples.
-        world: where ranks run; `None` chooses by what an implementation declares.
+        suite: decides how many examples are tried.
+        world: world in which ranks run; `None` chooses by what an implementation declares.
         world_sizes: world sizes to use; `None` means all that suit.
         device: device of the tensors.
         seed: decides which cases are tried.
-        max_examples: examples of each property at most.
+        max_examples: most examples of each property, or `None`.
         time_budget: seconds for the whole run, shared among its properties, or `None`.
         deadline: seconds for one run of one case; `None` is what suits the world.
         load_deadline: seconds that a process may take to load the target.
         cases: folder for counterexamples; those of earlier runs are tried first.
         stop_early: stop at the first violation.
-        verbose: also tell what is exchanged and what memory peaks at.
-        baseline: the violations that are known, which do not count.
+        verbose: also report the traffic between ranks and peak memory.
+        baseline: known violations, which do not fail the run.
     """
 
     suite: Suite = "quick"
@@ -61,19 +61,19 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckRequest:
-    """What was asked of a run, wherever that was said; `None` is not said, and `Options` has what is done then.
+    """What a user asked for, from any source; `None` is not given, and `Options` holds the default.
 
-    It is said by the command line, `[tool.ringverify]`, options and settings of pytest, or arguments of a call.
+    Sources are the command line, `[tool.ringverify]`, options and settings of pytest, and arguments of a call.
 
     Attributes:
         only: ids of the properties to try.
-        skip: ids of those to leave out.
+        skip: ids of the properties to leave out.
         suite: smoke, quick, full or nightly.
         world: simulated, gloo or nccl.
         world_sizes: numbers of ranks.
-        device: of the tensors.
+        device: device of the tensors.
         seed: decides which cases are tried.
-        max_examples: of each property, at most.
+        max_examples: most examples of each property.
         time_budget: seconds for the whole run.
         deadline: seconds for one run of a case.
         load_deadline: seconds that a process may take to load an implementation.
@@ -97,14 +97,14 @@ class CheckRequest:
 
     @classmethod
     def of(cls, said: Mapping[str, Any], where: Callable[[str], str]) -> CheckRequest:
-        """The request that these values are, each looked at.
+        """Build a request from values, each validated.
 
         Args:
-            said: values by name, as text or as Python has them; `None` is not said.
-            where: how a message names the place of a value.
+            said: values by name, as text or as Python values; `None` is not given.
+            where: returns how a message names the source of the value with that name.
 
         Raises:
-            UsageError: a value is impossible; names the place, the value and what was expected.
+            UsageError: a value is not valid; the message names its source, the value and what is expected.
         """
         request = {}
         for name, value in said.items():
@@ -118,7 +118,7 @@ class CheckRequest:
         return cls(**request)
 
     def over(self, other: CheckRequest) -> CheckRequest:
-        """This request, and where it says nothing, the other one."""
+        """Return this request, completed with the values of another one where it has none."""
         said = {name: value for name, value in vars(self).items() if value is not None}
         return dataclasses.replace(other, **said)
 
@@ -133,10 +133,10 @@ class CheckRequest:
         return select(self.only, self.skip or ())
 
     def settings(self, drawn: int) -> dict[str, Any]:
-        """What a header says that all of a session has in common: device, suite and seed.
+        """Return what the header of a whole pytest session says: device, suite and seed.
 
         Args:
-            drawn: the seed of a nightly run that names none.
+            drawn: the seed to use in the nightly suite if none was given.
         """
         suite = cast("Suite", self.suite or "quick")
         device = self.device or ("cuda" if self.world == "nccl" else "cpu")
@@ -150,16 +150,16 @@ class CheckRequest:
         verbose: bool = False,
         baseline: Baseline | None = None,
     ) -> Options:
-        """The options of a run.
+        """Return the options of a run, with defaults filled in and the baseline read.
 
         Args:
-            drawn: the seed of a nightly run that names none; drawn now by default.
+            drawn: the seed to use in the nightly suite if none was given; by default, one is drawn now.
             stop_early: stop at the first violation.
-            verbose: also tell what is exchanged and what memory peaks at.
-            baseline: the one that is asked for, if it was read before.
+            verbose: also report the traffic between ranks and peak memory.
+            baseline: the baseline, if it was read before.
 
         Raises:
-            UsageError: options contradict one another, or the baseline is wrong.
+            UsageError: options contradict one another, or the baseline cannot be read or is invalid.
         """
         from ringverify.check.baseline import read_baseline
         from ringverify.check.planning import device_for
@@ -185,7 +185,7 @@ class CheckRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """An implementation to check, and what to type to get it."""
+    """An implementation to check, and the target by which it was named."""
 
     target: str
     implementation: Implementation
@@ -193,19 +193,19 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class Unavailable:
-    """A target that cannot be checked on this machine, and why, in a line."""
+    """A target that cannot be checked on this machine, and the reason in one line."""
 
     target: str
     reason: str
 
 
 def seed_for(suite: Suite, asked: int | None, drawn: int | None = None) -> int:
-    """The seed of a run: the one asked for; else 0, or in the nightly suite, which is to see other cases, a drawn one.
+    """Return the seed of a run: the one asked for, else 0, or a random one in the nightly suite.
 
     Args:
-        suite: what is run.
-        asked: the seed asked for.
-        drawn: one that was drawn before; one is drawn now by default.
+        suite: the suite that is run.
+        asked: the seed asked for, or `None`.
+        drawn: a random seed drawn before; by default, one is drawn now.
     """
     if asked is not None:
         return asked

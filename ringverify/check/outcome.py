@@ -1,4 +1,4 @@
-"""What came of properties, of an implementation and of a run. Importing this module does not import torch."""
+"""Results of properties, of an implementation and of a run. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ringverify.events import (
 
 ExitCode = Literal[0, 1, 2, 3]
 CODES: tuple[ExitCode, ...] = (1, 2, 3)
-"""Exit codes but 0, the one that tells most first: a new violation, a baseline out of date, nothing learned."""
+"""Nonzero exit codes, the one that decides first: a new violation, a baseline out of date, nothing learned."""
 
 ELSEWHERE = ("gloo",)
-"""Worlds of which a verdict says that it was not reached there: the one of real processes that every machine has."""
+"""Worlds that a report lists as not run in: gloo, whose ranks are real processes and which every machine has."""
 
 LOADS = "loads"
-"""What stands for all properties of a target that cannot be checked on this machine."""
+"""The id reported in place of properties for a target that cannot be checked on this machine."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TriedProperty:
-    """What came of one property of one implementation, and what it took.
+    """The result of one property of one implementation, and its cost.
 
     Attributes:
-        outcome: its events.
-        world: where the implementation's ranks ran.
+        outcome: the events of the property.
+        world: name of the world in which the implementation is checked.
         undeclared: optional features that the implementation does not declare.
-        runs: runs of the world that it took.
-        seconds_inside: processor time spent inside the implementation.
+        runs: number of runs of the world.
+        seconds_inside: CPU time inside the implementation, over all ranks and runs.
     """
 
     outcome: PropertyOutcome
@@ -47,19 +47,19 @@ class TriedProperty:
 
     @property
     def verdict(self) -> PropertyEvent:
-        """The event of the property."""
+        """The event with the property's verdict."""
         return self.outcome.verdict
 
 
 @dataclasses.dataclass(frozen=True)
 class ImplementationOutcome:
-    """What came of one implementation.
+    """The result of one implementation.
 
     Attributes:
         verdict: `conformant`, `violations` or `inconclusive`; a known violation is a violation.
-        exit_code: what it comes to for the run, where a known violation does not count.
-        known: how many violations are known.
-        unexpected: a line for each property that passes where the baseline has it violated.
+        exit_code: exit code that it asks for; known violations do not count.
+        known: number of known violations.
+        unexpected: a message for each property that passes although the baseline lists it as violated.
     """
 
     verdict: ImplementationVerdict
@@ -69,7 +69,7 @@ class ImplementationOutcome:
 
     @classmethod
     def of(cls, properties: Sequence[PropertyEvent]) -> ImplementationOutcome:
-        """From the events of its properties."""
+        """Sum up the events of its properties."""
         seen = {event.verdict for event in properties}
         verdict: ImplementationVerdict = "violations" if "fail" in seen else "inconclusive"
         if verdict != "violations" and "inconclusive" not in seen and "pass" in seen:
@@ -83,7 +83,7 @@ class ImplementationOutcome:
         return cls(verdict, code, sum(event.known is not None for event in properties), unexpected)
 
     def without_a_word(self) -> ImplementationOutcome:
-        """The same where something could not be told that was to be: a violation stays one, and nothing else does."""
+        """Return the outcome if an event could not be reported: a new violation stands, all else is inconclusive."""
         if self.exit_code == 1:
             return self
         return dataclasses.replace(self, verdict="inconclusive", exit_code=3)
@@ -92,13 +92,13 @@ class ImplementationOutcome:
 def implementation_event(
     tried: Sequence[TriedProperty], *, implementation: str, asked: int, seconds: float
 ) -> ImplementationEvent:
-    """The event that tells of an implementation.
+    """Return the event that sums up an implementation.
 
     Args:
-        tried: what came of its properties.
-        implementation: its name.
-        asked: how many properties were to be tried.
-        seconds: wall-clock time of it all.
+        tried: results of the properties that were tried, at least one.
+        implementation: name of the implementation.
+        asked: number of properties that were to be tried.
+        seconds: wall-clock time of all of them.
     """
     properties = [one.verdict for one in tried]
     seen, outcome = [event.verdict for event in properties], ImplementationOutcome.of(properties)
@@ -124,11 +124,11 @@ def implementation_event(
 
 
 def unavailable(target: str, reason: str) -> TriedProperty:
-    """What came of a target that cannot be checked on this machine.
+    """Return the result of a target that cannot be checked on this machine.
 
     Args:
-        target: as it was typed.
-        reason: why, in a line.
+        target: the target as it was typed.
+        reason: why it cannot be checked, in one line.
     """
     verdict = PropertyEvent(
         implementation=target,
@@ -146,12 +146,12 @@ def unavailable(target: str, reason: str) -> TriedProperty:
 def footer_event(
     outcomes: Sequence[ImplementationOutcome], *, baseline: bool, elsewhere: Sequence[str] = ()
 ) -> FooterEvent:
-    """The event that ends a run.
+    """Return the event that ends a run.
 
     Args:
-        outcomes: what came of each implementation.
+        outcomes: result of each implementation.
         baseline: whether there is a baseline.
-        elsewhere: implementations that the baseline names and that this run does not check.
+        elsewhere: implementations that the baseline names but this run does not check.
     """
     verdicts, codes = {outcome.verdict for outcome in outcomes}, {outcome.exit_code for outcome in outcomes}
     deciding: tuple[ImplementationVerdict, ...] = ("violations", "inconclusive")

@@ -1,4 +1,4 @@
-"""Where an implementation is run, and with how many ranks: decided, or refused, before any work is done."""
+"""Decide in which world and with how many ranks an implementation is run, or refuse, before any work is done."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ringverify.worlds.world import World
 WorldName = Literal["simulated", "gloo", "nccl"]
 
 PROCESS_WORLD_SIZES = (1, 2, 3, 4)
-"""World sizes tried with a process a rank: enough for every bug of direction and order, and few enough to keep warm."""
+"""Default world sizes with a process for each rank: enough for bugs of direction and order, and few processes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """What is run where.
+    """Which implementation is run in which world.
 
     Attributes:
-        target: what a user types to get the implementation.
-        implementation: the implementation, on the world sizes of this run.
-        world: where its ranks run.
-        most_ranks: how many ranks that world can have; `None` is any number.
-        watched: the implementation in the simulated world, for what only that one can show; `None` if that is the
-            world anyway, or if these ranks cannot be there: over nccl, under torchrun, or unable to share a process.
+        target: the target that names the implementation.
+        implementation: the implementation, its declared world sizes restricted to those of this run.
+        world: name of the world in which its ranks run.
+        most_ranks: largest world that can be run; `None` if there is no limit.
+        watched: the implementation to run in the simulated world beside, for properties that need that world; `None`
+            if `world` is simulated itself, or the ranks cannot run there: over nccl, under torchrun, `processes=True`.
     """
 
     target: str
@@ -47,18 +47,18 @@ def planned(
     world_sizes: tuple[int, ...] | None,
     crew: torchrun.Crew | None,
 ) -> RunPlan:
-    """The plan for one implementation.
+    """Plan the run of one implementation.
 
     Args:
-        target: what a user types to get it.
-        implementation: with all that it declares.
-        world: the world that is asked for; `None` chooses by what is declared.
-        world_sizes: the world sizes that are asked for; `None` means all that suit.
-        crew: the processes in which ranks run, if torchrun started this one.
+        target: the target that names it.
+        implementation: the implementation with all that it declares.
+        world: the world asked for; `None` chooses by what is declared.
+        world_sizes: the world sizes asked for; `None` means all that suit.
+        crew: the processes that host ranks, if torchrun started this one.
 
     Raises:
-        UsageError: what is asked for contradicts what is declared.
-        Inconclusive: the world is too small for what is asked for.
+        UsageError: the world or sizes asked for contradict what is declared.
+        Inconclusive: this machine or torchrun has too few ranks for the sizes asked for.
     """
     declared = implementation.capabilities.world_sizes
     chosen = _world(implementation, world, crew)
@@ -101,7 +101,7 @@ def _world(implementation: Implementation, asked: WorldName | None, crew: torchr
 
 
 def open_world(name: WorldName, heard: Callable[[int, bytes], None] | None = None) -> World:
-    """The world of that name; `heard`, if given, is told what each rank prints as it comes."""
+    """Open the world of that name; `heard`, if given, is called with a rank and the bytes that it prints."""
     match name:
         case "simulated":
             from ringverify.worlds.processes.contained import ContainedWorld
@@ -116,15 +116,15 @@ def open_world(name: WorldName, heard: Callable[[int, bytes], None] | None = Non
 
 
 def device_for(asked: str | None, world: WorldName | None, *, on_gpus: bool = False) -> str:
-    """The device of the tensors.
+    """Return the device of the tensors.
 
     Args:
-        asked: the device asked for, if one was.
-        world: the world asked for, if one was.
-        on_gpus: whether ranks have GPUs of their own whatever world was asked for.
+        asked: the device asked for, or `None`.
+        world: the world asked for, or `None`.
+        on_gpus: whether each rank has a GPU of its own whatever world was asked for.
 
     Raises:
-        UsageError: the two contradict each other.
+        UsageError: device and world contradict each other.
     """
     if world == "nccl" and asked not in (None, "cuda"):
         raise UsageError(f"--device {asked}: in the nccl world each rank has a GPU of its own; leave it out")
@@ -132,11 +132,11 @@ def device_for(asked: str | None, world: WorldName | None, *, on_gpus: bool = Fa
 
 
 def find_device(device: str) -> None:
-    """Make sure that the device is there.
+    """Check that this machine has the device.
 
     Raises:
-        UsageError: nothing is called that.
-        Inconclusive: this machine has none.
+        UsageError: torch knows no such device.
+        Inconclusive: this machine does not have it.
     """
     try:
         kind = torch.device(device).type

@@ -1,4 +1,4 @@
-"""Whether a case fails as it did before."""
+"""Decide whether a case fails again as it did before."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ringverify.properties.property import Judgement
 
 
 def same_failure(one: Judgement, other: Judgement) -> bool:
-    """Whether two runs of one case are violations, and the same one.
+    """Return whether two runs of one case both violate the property, and in the same way.
 
-    Equal bits always are. Others are if the same element is the worst one in both, with the same number up to the
-    rounding that is allowed there: products may have other last bits where their operands lie elsewhere in memory, and
-    GPUs add up gradients in any order. What a race or unwritten memory leaves is further apart.
+    Equal digests are the same failure. So are results whose worst element is the same one, with the same value up to
+    the errors allowed there: the last bits of a matrix product may depend on the alignment of its operands, and GPUs
+    may add up gradients in any order. A race or uninitialised memory makes larger differences.
     """
     if one.violation is None or other.violation is None:
         return False

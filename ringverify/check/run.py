@@ -1,4 +1,4 @@
-"""The run itself: every property of every implementation, told as events."""
+"""Run a check: try every property on every implementation, and report the results as events."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from ringverify.worlds.processes.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
 
 DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}
-"""Seconds for one run of one case. Processes are slower: the first run in each may import half of torch."""
+"""Default deadline in seconds of one run of a case. Processes get more: the first run in each imports much of torch."""
 
 
 def check(
@@ -75,18 +75,18 @@ def check(
     progress: Progress,
     crew: Crew | None = None,
 ) -> int:
-    """Check implementations, tell what is found event by event, and return the exit code.
+    """Check implementations, report the results event by event, and return the exit code.
 
     Args:
-        subjects: the implementations, and targets that cannot be checked here, of which that is told.
-        properties: what must hold of each.
+        subjects: the implementations, and the targets to report as impossible to check here.
+        properties: what must hold of each implementation.
         options: what the user asked for.
-        tell: is told each event.
-        progress: is told how far the run has come.
-        crew: the processes in which ranks run, if torchrun started this one.
+        tell: called with each event.
+        progress: informed of how far the run has come.
+        crew: the processes that host ranks, if torchrun started this one.
 
     Raises:
-        UsageError: options that contradict what an implementation declares.
+        UsageError: options contradict what an implementation declares, or cases cannot be written.
         Inconclusive: the device or the world asked for does not exist here.
     """
     named = named_apart(subject.implementation for subject in subjects if isinstance(subject, Subject))
@@ -128,11 +128,11 @@ def check(
 
 
 def tells(tell: Callable[[Event], None], event: Event) -> bool:
-    """Tell an event that is no property's; whether that was possible. What was found before stays found.
+    """Report an event, and return whether that worked; print the traceback of an error of ours otherwise.
 
     Raises:
-        ReportError: it cannot be written, nor can any other.
-        OSError: the same.
+        ReportError: the report cannot be written any more.
+        OSError: an output cannot be written any more.
     """
     try:
         tell(event)
@@ -145,7 +145,7 @@ def tells(tell: Callable[[Event], None], event: Event) -> bool:
 
 
 def _unavailable(one: Unavailable, tell: Callable[[Event], None]) -> ImplementationOutcome:
-    """Tell of a target that cannot be checked here."""
+    """Report a target that cannot be checked here."""
     tried = unavailable(one.target, one.reason)
     tell(tried.verdict)
     tell(implementation_event([tried], implementation=one.target, asked=1, seconds=0.0))
@@ -153,10 +153,10 @@ def _unavailable(one: Unavailable, tell: Callable[[Event], None]) -> Implementat
 
 
 def named_apart(implementations: Iterable[Implementation]) -> list[str]:
-    """The names of implementations, by which reports tell them apart.
+    """Return the names of implementations, which must differ, since reports identify implementations by them.
 
     Raises:
-        UsageError: two have the same, or one is there twice.
+        UsageError: two implementations have the same name, or one is given twice.
     """
     seen: dict[str, Implementation] = {}
     for one in implementations:
@@ -169,7 +169,7 @@ def named_apart(implementations: Iterable[Implementation]) -> list[str]:
 
 
 def header(options: Options) -> HeaderEvent:
-    """The event that begins a run."""
+    """Return the event that begins a run: date, versions, platform and options."""
     return HeaderEvent(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         ringverify=ringverify.__version__,
@@ -183,12 +183,12 @@ def header(options: Options) -> HeaderEvent:
 
 
 def why_not(property: Property, plan: RunPlan, device: str) -> str | None:
-    """Why a property is not tried on an implementation, or `None` if it is.
+    """Return why a property is not tried on an implementation; `None` if it is.
 
     Args:
-        property: what must hold.
-        plan: what is run where.
-        device: of the tensors.
+        property: the property.
+        plan: which implementation is run in which world.
+        device: device of the tensors.
     """
     beside = property.simulated_only and plan.watched is not None
     capabilities = (plan.watched if beside and plan.watched else plan.implementation).capabilities
@@ -203,15 +203,15 @@ def why_not(property: Property, plan: RunPlan, device: str) -> str | None:
 
 
 class ImplementationRun:
-    """One implementation, a property at a time.
+    """The check of one implementation, one property at a time.
 
     Args:
-        plan: what is run where.
-        world: that world.
+        plan: which implementation is run in which world.
+        world: the world of the plan.
         options: what the user asked for.
-        budget: the time for it, shared with what else is tried.
-        tell: is told each event.
-        progress: is told how far a property has come.
+        budget: the time of the whole run, shared with other implementations.
+        tell: called with each event.
+        progress: informed of how far a property has come.
     """
 
     def __init__(
@@ -244,15 +244,15 @@ class ImplementationRun:
             most_ranks=most_ranks,
             deadline=DEADLINES[world.name] if self.options.deadline is None else self.options.deadline,
             load_deadline=self.options.load_deadline,
-            loading=lambda what: self.progress.loading(what),  # whoever is told then
+            loading=lambda what: self.progress.loading(what),  # `progress` may have been replaced by then
         )
 
     def _runner_for(self, property: Property) -> Runner:
-        """In this run's world, or in a simulated one beside it for what only that can show."""
+        """Return the runner for a property: in this run's world, or in a simulated one beside it if it needs that."""
         return (self._simulated() if property.simulated_only else None) or self._runner
 
     def _simulated(self) -> Runner | None:
-        """In a simulated world beside this run's, if there can be one."""
+        """Return the runner in a simulated world beside this run's; `None` if the plan has none."""
         if self._watched is None:
             return None
         if self._beside is None:
@@ -260,14 +260,14 @@ class ImplementationRun:
         return self._beside
 
     def close(self) -> None:
-        """End the worlds; they start again when they are needed again."""
+        """Close the worlds; they start again when they are next used."""
         with contextlib.ExitStack() as stack:
             for runner in (self._runner, self._beside):
                 if runner is not None:
                     stack.callback(runner.world.close)
 
     def outcome(self, properties: Sequence[Property]) -> ImplementationOutcome:
-        """Try properties one after another, and tell what came of the implementation."""
+        """Try properties one after another, and report the verdict on the implementation."""
         started, tried = time.monotonic(), []
         for property in properties:
             tried.append(self.try_property(property))
@@ -289,9 +289,9 @@ class ImplementationRun:
         return outcome if tellable else outcome.without_a_word()
 
     def try_property(self, property: Property) -> TriedProperty:
-        """Try one property; tell what came of it, and give that back.
+        """Try one property, report the result, and return it.
 
-        An error of ours costs this property its verdict, unless a violation was found, and no other property anything.
+        After an error of ours, this property is inconclusive unless a violation was found; others are not affected.
         """
         self._runner = self._runner.for_another_property()
         self._beside = None if self._beside is None else self._beside.for_another_property()
@@ -302,7 +302,7 @@ class ImplementationRun:
             outcome = _not_decided(self._untried(property), error)
         try:
             self.tell(outcome.verdict)
-        except (ReportError, OSError):  # it cannot be told to anybody any more
+        except (ReportError, OSError):  # nothing can be reported any more
             raise
         except Exception as error:
             verdict = with_mishaps(outcome.verdict, [Mishap.of(error, f"telling of {property.id}")])
@@ -310,7 +310,7 @@ class ImplementationRun:
             with contextlib.suppress(Exception):
                 self.tell(verdict)
         if outcome.counterexample is not None:
-            tells(self.tell, outcome.counterexample)  # if not: that there is a violation is told, how it looks is not
+            tells(self.tell, outcome.counterexample)  # if that fails, the verdict is reported without its details
         return TriedProperty(
             outcome=outcome,
             world=self.world.name,
@@ -320,7 +320,7 @@ class ImplementationRun:
         )
 
     def _exchange(self, runner: Runner) -> None:
-        """Tell who sends how much to whom, and what memory peaks at, on one ordinary case."""
+        """With `verbose`, report traffic between ranks and peak memory on one ordinary case."""
         case = ordinary_case(self.implementation.capabilities)
         if not self.options.verbose or self.world.name != "simulated" or case is None:
             return
@@ -341,7 +341,7 @@ class ImplementationRun:
         )
 
     def _untried(self, property: Property) -> PropertyEvent:
-        """The event of a property of which nothing is known yet."""
+        """Return the event of a property before it is tried."""
         return PropertyEvent(
             implementation=self.implementation.name,
             property=property.id,
@@ -353,7 +353,7 @@ class ImplementationRun:
         )
 
     def _property(self, property: Property, runner: Runner) -> PropertyOutcome:
-        """Try one property."""
+        """Search for a violation of one property, and make its events."""
         options, event = self.options, self._untried(property)
         if (why := why_not(property, self._plan, options.device)) is not None:
             return PropertyOutcome(dataclasses.replace(event, reason=why))
@@ -378,7 +378,7 @@ class ImplementationRun:
             )
         except Exception as error:
             unavailable = isinstance(error, WorldUnavailable) and not isinstance(error, OurError)
-            if beside and unavailable:  # nobody asked for it
+            if beside and unavailable:  # nobody asked for the simulated world: the property is unsupported
                 return PropertyOutcome(dataclasses.replace(event, reason=f"needs the simulated world: {error}"))
             return _not_decided(event, error)
         finally:
@@ -389,7 +389,7 @@ class ImplementationRun:
         if found.counterexample is not None:
             verdict = "fail"
             if found.counterexample.violation.finding is None:
-                margin = None  # it failed without a number
+                margin = None  # the failure is not one of values, so it has no margin
         elif not found.examples:
             reason = "the time budget ended first" if found.out_of_time else "no case puts it to the test"
         if found.out_of_time and found.examples:
@@ -415,7 +415,7 @@ class ImplementationRun:
         return PropertyOutcome(with_mishaps(event, found.mishaps), told)
 
     def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
-        """The cases that failed in earlier runs, which are tried first; and those that cannot be tried, and why not."""
+        """Return cases that failed in earlier runs, to be tried first, and a message for each that cannot be tried."""
         found, passed_over = casefile.remembered(self.options.cases, target=self.target, property=property.id)
         usable = []
         for path, one in found:
@@ -442,7 +442,7 @@ class ImplementationRun:
                     device=self.options.device,
                     counterexample=shown,
                 )
-            except UsageError as error:  # a violation is one, whether or not there is room for its file
+            except UsageError as error:  # the violation is reported even if its file cannot be written
                 return {"note": str(error)}
             return {"file": str(path)}
 
@@ -455,7 +455,7 @@ class ImplementationRun:
         )
         if repeated is None:
             self._stories.append(story)
-        # Of a run that returned nothing, who holds what can still be drawn.
+        # After a run without results, the map still shows which rank holds which positions.
         region = attempt(
             mishaps, "drawing where", lambda: shown.region or outline(shown.case, runner.capabilities), None
         )
@@ -477,12 +477,12 @@ class ImplementationRun:
 
 
 def _not_decided(event: PropertyEvent, error: Exception) -> PropertyOutcome:
-    """What came of a property whose trial ended with an error of ours, or of the world."""
+    """Return the outcome of a property whose trial ended with an error of ours or of the world."""
     return PropertyOutcome(with_mishaps(event, [Mishap.of(error, f"trying {event.property}")]))
 
 
 def _expected(event: PropertyEvent, baseline: Baseline, *, whole: bool) -> PropertyEvent:
-    """An event with what the baseline adds to it; a pass that the time budget cut short surprises nobody."""
+    """Add to an event what the baseline says; a pass of an incomplete trial (not `whole`) is never unexpected."""
     id = (event.implementation, event.property)
     known, surprise = baseline.known(*id), baseline.surprise(*id)
     if event.verdict == "fail" and known is not None:
@@ -491,14 +491,14 @@ def _expected(event: PropertyEvent, baseline: Baseline, *, whole: bool) -> Prope
 
 
 def recorded(case: Case) -> RecordedCase:
-    """A case as events have it."""
+    """Return a case in the form that events have."""
     return from_json(RecordedCase, case.to_json())
 
 
 def violation_event(
     violation: Violation, *, implementation: str, property: str, case: Case, case_text: str
 ) -> CounterexampleEvent:
-    """What is wrong on a case, as an event."""
+    """Return the event of a violation on a case, without what shrinking and diagnosis add."""
     finding, failure = violation.finding, violation.failure
     event = CounterexampleEvent(
         implementation=implementation,
@@ -525,7 +525,7 @@ def violation_event(
 
 
 def counterexample_event(shown: Counterexample, *, implementation: str, property: str) -> CounterexampleEvent:
-    """A counterexample as an event, without what only the run that found it knows."""
+    """Return the event of a counterexample, without what only the run that found it knows."""
     declaration, refused = shown.declaration, None
     if shown.refused is not None:
         case, refusal = shown.refused
@@ -550,7 +550,7 @@ def counterexample_event(shown: Counterexample, *, implementation: str, property
 
 
 def ordinary_case(capabilities: Capabilities) -> Case | None:
-    """Sixteen tokens on four ranks, or on as many as are declared, causal if that is declared."""
+    """Return a case of about 16 tokens on 4 ranks or another declared size, causal if declared; `None` if none fits."""
     sizes = (4, 2, 3, 1) if capabilities.world_sizes is None else capabilities.world_sizes
     for size in sizes:
         problem = Problem(
@@ -567,20 +567,20 @@ def ordinary_case(capabilities: Capabilities) -> Case | None:
 
 
 def undeclared(capabilities: Capabilities) -> list[str]:
-    """Optional features that an implementation does not declare, which were therefore not tested."""
+    """Return the optional features that an implementation does not declare, and which were therefore not tested."""
     names = [
         "gradients", "lse", "lse_gradient", "gqa", "value_dim", "scale", "window", "documents", "key_lengths",
         "cross_lengths", "softcap", "dilation", "uneven", "empty_shards",
     ]  # fmt: skip
     if capabilities.scale:
         names.append("negative_scale")
-    if capabilities.window or capabilities.dilation:  # without either, every key that is no padding is attended
+    if capabilities.window or capabilities.dilation:  # without either, every key but padding is attended
         names.append("poison_safe")
     return [*(name for name in names if not getattr(capabilities, name)), *_other_shapes(capabilities)]
 
 
 def _other_shapes(c: Capabilities) -> Iterator[str]:
-    """The shapes that an implementation does not take, each in a few words."""
+    """Yield the shapes that an implementation does not accept, each in a few words."""
     for what, multiple in (("heads", c.heads_multiple), ("key heads", c.key_heads_multiple)):
         if multiple not in (None, 1):
             by = "the world size" if multiple == "world_size" else multiple

@@ -1,4 +1,4 @@
-"""Whether a failure of one property is the failure of another one once more."""
+"""Decide whether the failure of one property repeats that of another."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ringverify.worlds.world import WorldUnavailable
 
 @dataclasses.dataclass(frozen=True)
 class ToldFailure:
-    """A failure that is told in full.
+    """A failure that is reported in full.
 
     Attributes:
-        property: what is violated.
-        shown: the smallest case that does.
+        property: the violated property.
+        shown: the counterexample to it.
     """
 
     property: Property
@@ -27,15 +27,16 @@ class ToldFailure:
 
 
 def same_as(told: Sequence[ToldFailure], new: ToldFailure, runner_for: Callable[[Property], Runner]) -> Property | None:
-    """The property of the earlier failure that a new one repeats; `None` if it is news.
+    """Return the property of the earlier failure that a new one repeats; `None` if it is news.
 
-    It repeats another if a cause explains both; or, where no cause decides, if each one's case breaks the other's
-    property too, for the other's reason.
+    Two failures are the same if they have a cause in common. If one of them has no known cause, they are the same if
+    the case of each violates the other's property too, for the other's reason; failures that hang or do not repeat are
+    compared by their reasons only.
 
     Args:
-        told: failures told before, of the same implementation.
-        new: the failure.
-        runner_for: where the cases of a property are run.
+        told: failures of the same implementation that are reported in full.
+        new: the new failure.
+        runner_for: returns the runner for the cases of a property.
     """
     return next((earlier.property for earlier in told if _same(earlier, new, runner_for)), None)
 
@@ -53,12 +54,12 @@ def _same(earlier: ToldFailure, new: ToldFailure, runner_for: Callable[[Property
 
 
 def _steady(shown: Counterexample) -> bool:
-    """Whether a case fails by itself, and again."""
+    """Return whether a case fails repeatably, without earlier cases in its process."""
     return shown.repeats and not shown.after
 
 
 def _breaks(property: Property, case: Case, reason: Reason, runner_for: Callable[[Property], Runner]) -> bool:
-    """Whether a case breaks a property for a reason."""
+    """Return whether a case violates a property for this reason."""
     try:
         seen = judged(property, case, runner_for(property)).violation
     except (Inconclusive, WorldUnavailable):

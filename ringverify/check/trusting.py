@@ -1,9 +1,9 @@
-"""Which case files a run in this folder wrote; and what any other one names is imported only if somebody agrees.
+"""Tell the case files that a run in this folder wrote from others, and ask before importing what the others name.
 
-A case file names code: its target is imported and run. A run signs the cases that it writes, with a key that it keeps
-in the folder `.ringverify` of the working directory, for its owner's eyes only. So a file that came from elsewhere, or
-that was changed, is told apart wherever it lies. The key counts only where it was made: a folder that is sent with its
-key and its cases is a foreign one still.
+A case file names code: its target is imported and run. So a run signs the cases that it writes (HMAC-SHA-256), with a
+key in the folder `.ringverify` of the working directory that only its owner can read. A file that came from elsewhere,
+or was changed, has no valid signature. The key is bound to the inode of its file: if a folder is copied with its key
+and its cases, their signatures are not valid in the copy.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from ringverify.check.casefile import CaseFile
 
 OURS = ".ringverify"
-"""The folder of cases where none is named. It is the tool's own: git is told to leave it out."""
+"""The default folder of cases. It belongs to the tool: a .gitignore in it excludes everything."""
 
 OWN = "own"
-"""The folder in it of what is nobody else's, which git is told to leave out even where the cases are kept in it."""
+"""The folder in it for the key; it has a .gitignore of its own, in case the cases beside it are kept in git."""
 
 KEY = Path(OURS) / OWN / "key"
 BYTES = 32
 
 
 def signature(content: Mapping[str, Any], *, make_key: bool = False) -> str | None:
-    """What a run in this folder signs the fields of a case file with; `None` where there is no key.
+    """Return the signature of a case file's fields by the key of this folder; `None` if there is no key.
 
     Args:
-        content: the fields.
-        make_key: make a key if there is none; where none can be made, cases go unsigned, and are asked about.
+        content: the fields, without seal and signature.
+        make_key: make a key if there is none; if that fails, cases are not signed and replay will ask about them.
     """
     key = _key()
     if key is None and make_key:
@@ -55,13 +55,13 @@ def signature(content: Mapping[str, Any], *, make_key: bool = False) -> str | No
 
 
 def is_signed(content: Mapping[str, Any], signed: object) -> bool:
-    """Whether the fields of a case file are as a run in this folder wrote and signed them."""
+    """Return whether a signature is that of a run in this folder for exactly these fields."""
     ours = signature(content)
     return ours is not None and isinstance(signed, str) and secrets.compare_digest(ours.encode(), signed.encode())
 
 
 def _key() -> bytes | None:
-    """This folder's key: a file of ours that nobody else can read, bound to where it was made."""
+    """Read this folder's key, extended by its inode; `None` if it is no regular file that only its owner can read."""
     try:
         opened = os.open(KEY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -71,14 +71,14 @@ def _key() -> bytes | None:
         others = about.st_uid != os.getuid() or about.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         if others or not stat.S_ISREG(about.st_mode) or about.st_size != BYTES:
             return None
-        return file.read(BYTES) + str(about.st_ino).encode()  # a copy is another file, whatever its mode and owner
+        return file.read(BYTES) + str(about.st_ino).encode()  # so a copy of the file is another key
 
 
 def _make_key() -> None:
     """Make a key, unless another run has just made one.
 
     Raises:
-        OSError: it cannot be made here.
+        OSError: no key can be written here.
     """
     for folder in (KEY.parent.parent, KEY.parent):
         make_folder(folder)
@@ -89,17 +89,17 @@ def _make_key() -> None:
         try:
             os.link(ours, KEY)
         except OSError:
-            if _key() is None:  # what is there is no key, or this file system has no links
+            if _key() is None:  # the file there is not a valid key, or the file system has no hard links
                 os.replace(ours, KEY)
     finally:
         ours.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder if it is not there; git ignores it where it is the tool's own, not one that was named for cases.
+    """Make a folder if there is none; the tool's own folders get a .gitignore that excludes everything in them.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     if folder.is_dir():
         return
@@ -110,17 +110,17 @@ def make_folder(folder: Path) -> None:
 
 
 def agree(files: Iterable[tuple[Path, CaseFile]], *, trust: bool, say: Callable[[str], None]) -> None:
-    """Say what case files name to be imported, and from where; ask about those that no run in this folder wrote.
+    """Print what will be imported for case files, and ask about files that no run in this folder wrote.
 
-    What is built in is the tool's own, whoever names it.
+    Built-in targets are the tool's own code: they need no agreement.
 
     Args:
-        files: the case files.
-        trust: ask about nothing.
-        say: takes a line of text.
+        files: the case files, with their paths.
+        trust: do not ask.
+        say: prints a line of text.
 
     Raises:
-        UsageError: nobody agrees, or nobody can be asked.
+        UsageError: the user declined, or there is no terminal to ask at.
     """
     asked: dict[str, Path] = {}
     named: dict[str, str] = {}
@@ -139,10 +139,10 @@ def agree(files: Iterable[tuple[Path, CaseFile]], *, trust: bool, say: Callable[
 
 
 def shown(text: str) -> str:
-    """A text in one line, as it is where that shows all of it, and as a literal of Python where it does not."""
+    """Return a text in one line: as it is if all of it is printable, otherwise as an ASCII Python literal."""
     return text if text.isprintable() else ascii(text)
 
 
 def _somebody_is_there() -> bool:
-    """Whether there is somebody to ask."""
+    """Return whether standard input and output are terminals, so that a user can be asked."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))

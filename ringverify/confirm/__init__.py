@@ -1,1 +1,1 @@
-"""Violations of a report, shown once more by scripts that have nothing of the suite."""
+"""Reproduce the violations of a report by stand-alone scripts, without the suite."""

@@ -1,8 +1,8 @@
-"""`ringverify confirm`: violations of a report, seen once more without this tool.
+"""`ringverify confirm`: reproduce the violations of a report without this tool.
 
-Each counterexample is written as a script of its own (`ringverify.confirm.script`), which runs the implementation in
-processes over gloo and compares with dense attention by autograd. Nothing of the simulated world, of the oracle or of a
-property has a part in it: what it shows is no error of ours.
+Each counterexample is written as a stand-alone script (`ringverify.confirm.script`), which runs the implementation in
+processes over gloo and compares it with dense attention by autograd. It runs no code of the simulated world, the oracle
+or a property, so what it shows is no error there; multiplicities and errors allowed stand in it as literals.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ Outcome = Literal["shown", "not shown"]
 
 SCHEMA = 1
 SAID = 8
-"""Lines that are kept of what a script says."""
+"""Most lines that are kept of a script's result."""
 LETTERS = 200
-"""Of each of them."""
+"""Most characters that are kept of each of these lines."""
 OUTPUT = 65_536
-"""Bytes that are kept of the end of each output of a script, ranks' included."""
+"""Bytes that are kept of the end of each output stream of a script, including what its ranks print."""
 STARTING = 180.0
-"""Seconds that a script is given beside its deadline: to start, to import the implementation in ranks, and to end."""
+"""Seconds that a script gets on top of its deadline: to start, to import the implementation in ranks, and to end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """The last line of a script.
+    """The result of a script, from the JSON in the last line of its output.
 
     Attributes:
-        wrong: the results that are wrong, if all ranks gave results.
-        failures: kind and exception of each rank's failure.
-        lines: the same in words.
+        wrong: the results that are wrong, such as "dk on rank 1", if all ranks returned results.
+        failures: kind and exception of each failure.
+        lines: the same in words, a line each.
     """
 
     wrong: tuple[str, ...]
@@ -67,14 +67,14 @@ class Said:
 
 @dataclasses.dataclass(frozen=True)
 class Confirmation:
-    """What became of one violation outside the tool.
+    """Whether one violation was reproduced outside the tool.
 
     Attributes:
-        implementation: its name.
-        property: id of the property.
-        case: the case file.
-        outcome: "shown" if the script shows the same kind of failure: a wrong result, the same exception, or no end.
-        said: what the script said, as far as it tells of something wrong.
+        implementation: name of the implementation.
+        property: id of the violated property.
+        case: path of the case file; empty if there is none.
+        outcome: "shown" if the script shows the same kind of failure: a wrong result, the same exception, or a hang.
+        said: lines of the script's result, or why there is none.
     """
 
     implementation: str
@@ -87,12 +87,12 @@ class Confirmation:
 def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Run the command and return its exit code: 0 if every violation is shown by its script, 1 if one is not.
 
-    A violation is not shown, whatever the reason: its script shows something else, there is no script for it, or its
+    Reasons for "not shown" are: the script shows something else, there is no script for the violation, or the
     implementation cannot run here.
 
     Raises:
-        UsageError: a case file is gone, or an output cannot be written.
-        ReportError: a file is not a whole report, or `--json` could not be written: found out before any work.
+        UsageError: a case file is missing, its import is not agreed to, or an output cannot be written.
+        ReportError: a file is not a complete report, or `--json` cannot be written; raised before any work.
         Inconclusive: there is no violation to confirm.
     """
     if options.json is not None:
@@ -130,10 +130,10 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 
 def read(path: Path) -> list[Confirmation]:
-    """What an earlier run wrote.
+    """Read the confirmations that an earlier `ringverify confirm --json` wrote.
 
     Raises:
-        UsageError: the file is something else.
+        UsageError: the file cannot be read, or is not such a file.
     """
     try:
         content = read_json(path)
@@ -147,10 +147,10 @@ def read(path: Path) -> list[Confirmation]:
 
 
 def _recorded(event: CounterexampleEvent) -> CaseFile | None:
-    """The case of a violation; golden vectors have none.
+    """Read the case file of a violation; `None` for violations without one, as of golden vectors.
 
     Raises:
-        UsageError: the case file is gone, or it is none.
+        UsageError: the file is missing, or is not a case file.
     """
     if event.file is None:
         return None
@@ -160,7 +160,7 @@ def _recorded(event: CounterexampleEvent) -> CaseFile | None:
 
 
 def names_of(files: Iterable[str]) -> dict[str, str]:
-    """A name for the scripts of each case file: that of the file, with a number where files of two folders share it."""
+    """Return a script name for each case file: its stem, numbered if files in different folders share it."""
     names: dict[str, str] = {}
     seen: Counter[str] = Counter()
     for file in dict.fromkeys(files):
@@ -171,12 +171,12 @@ def names_of(files: Iterable[str]) -> dict[str, str]:
 
 
 class Scripts:
-    """Writes scripts, runs each once however many properties its case violates, and says what they show.
+    """Writes scripts, runs each once however many properties its case violates, and compares with the reports.
 
     Args:
-        folder: where they go.
-        deadline: seconds for one.
-        names: what the scripts of each case file are called; by default as the file is.
+        folder: folder for the scripts.
+        deadline: seconds for one script, loading not included.
+        names: script name by case file, as from `names_of`; by default the file's stem.
     """
 
     def __init__(self, folder: Path, deadline: float, names: Mapping[str, str] | None = None) -> None:
@@ -187,7 +187,7 @@ class Scripts:
         self._lock = threading.Lock()
 
     def confirmed(self, event: CounterexampleEvent, recorded: CaseFile | None) -> Confirmation:
-        """What the script of a counterexample shows; of several cases that are compared, each has one."""
+        """Run a counterexample's scripts, one for each case that the property compares, until one shows the failure."""
         if recorded is None or event.file is None:
             again = replay_of(event)
             told = "there is no case file to make a script of"
@@ -215,7 +215,7 @@ class Scripts:
         return seen
 
     def _run(self, script: Script, path: Path) -> Said | str:
-        """What a script says, or why it said nothing; for another title of the same program, the same."""
+        """Run a script and return its result, or why it has none; scripts with equal programs are run once."""
         with self._lock:
             mine = script.program not in self._ran
             future = self._ran.setdefault(script.program, Future())
@@ -232,7 +232,7 @@ class Scripts:
 
 
 def shows(said: Said, event: CounterexampleEvent) -> bool:
-    """Whether what a script says is of the kind that a counterexample tells of: a wrong result, or the same failure."""
+    """Return whether a script shows the kind of failure in the event: a wrong result, or the same kind of exit."""
     failure = event.failure
     if failure is None:
         return bool(said.wrong)
@@ -240,19 +240,19 @@ def shows(said: Said, event: CounterexampleEvent) -> bool:
     match failure.kind:
         case "raised" if failure.exception is not None:
             return ("raised", failure.exception) in said.failures
-        case "raised" | "died":  # simulated ranks that end their process are stopped before they do
+        case "raised" | "died":  # a simulated rank that ends its process is stopped before, and recorded as raised
             return bool(kinds & {"exited", "died"})
         case _:
             return "deadline" in kinds
 
 
 def _not_shown(event: CounterexampleEvent, reason: str) -> Confirmation:
-    """What became of a violation for which no script can run."""
+    """Return the confirmation of a violation for which no script can run."""
     return Confirmation(event.implementation, event.property, event.file or "", "not shown", (reason,))
 
 
 def _ran(script: Path, deadline: float) -> Said | str:
-    """Run it in a process group of its own, which is ended with all its ranks: what it says, or why it said nothing."""
+    """Run a script in a Unix process group that is killed at the end; return its result, or why there is none."""
     process = subprocess.Popen(
         [sys.executable, str(script), str(deadline)],
         stdin=subprocess.DEVNULL,
@@ -262,7 +262,7 @@ def _ran(script: Path, deadline: float) -> Said | str:
         start_new_session=True,
     )
     ends = [bytearray(), bytearray()]
-    # What a rank leaves behind may hold the outputs open: they are read beside, and not to their end.
+    # A process that a rank leaves behind may keep the pipes open: threads read them, and are not waited for.
     readers = [
         threading.Thread(target=_keep_end, args=(stream, end), daemon=True)
         for stream, end in zip((process.stdout, process.stderr), ends, strict=True)
@@ -285,14 +285,14 @@ def _ran(script: Path, deadline: float) -> Said | str:
 
 
 def _keep_end(stream: IO[bytes], end: bytearray) -> None:
-    """Read a stream, and keep the end of it."""
+    """Read a stream to its end, keeping its last `OUTPUT` bytes."""
     while part := os.read(stream.fileno(), OUTPUT):
         end += part
         del end[:-OUTPUT]
 
 
 def _said(line: str) -> Said | None:
-    """What the last line of a script says; `None` if that is no such line."""
+    """Parse the last line of a script's output; `None` if it is not a script's result."""
     try:
         told = json.loads(line)
         failures = tuple((str(one["kind"]), one["exception"]) for one in told["failures"])

@@ -1,8 +1,8 @@
-"""A failing case as one Python file for a bug report: numpy and torch, the implementation, and nothing of this tool.
+"""Write a failing case as one Python file for a bug report; it needs numpy, torch and the implementation only.
 
-The file holds the very inputs, the multiplicities and the error allowed, starts a process a rank over gloo, computes
-dense attention in float64 by autograd, and prints the worst difference of every result on every rank. It exits with 1
-where one exceeds what is allowed.
+The file holds the inputs, multiplicities and errors allowed as literals. It starts a process for each rank over gloo,
+computes dense attention in float64 by autograd, and prints the worst difference of every result on every rank. It exits
+with 1 if one exceeds what is allowed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ringverify.properties.precision import PRECISION, rms_limits
 from ringverify.properties.values import FORWARD, LSE
 
 FORWARD_ONLY = (FORWARD.id, LSE.id)
-"""Properties that are judged without a backward, in which something else may go wrong."""
+"""Properties that are judged without a backward pass; their scripts leave it out, since it might fail otherwise."""
 READABLE = 400
-"""Numbers of an array that are written out; longer arrays are packed."""
+"""Most elements of an array that is written out as numbers; larger arrays are compressed and base64-encoded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Script:
     """A failing case as a script.
 
     Attributes:
-        text: the script.
-        program: the same without what it is about: one text for all files that would do the same.
+        text: the source of the script.
+        program: the source without its title (ABOUT); scripts that would do the same have equal programs.
     """
 
     text: str
@@ -49,10 +49,10 @@ class Script:
 
 
 def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
-    """The script of a case. What the case says stands in it as literals, and nowhere else.
+    """Return the script of a case. Values from the case file are written as ASCII literals, so they cannot be code.
 
     Args:
-        recorded: the case.
+        recorded: the case file.
         capabilities: what its target declares.
     """
     case = recorded.case
@@ -101,26 +101,26 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
 
 
 def _filled(values: dict[str, str]) -> str:
-    """The template with values in the place of their names; what a value holds is looked at no more."""
+    """Return the template with `<<names>>` replaced by values; placeholders inside values are not replaced."""
     return re.sub(r"<<(\w+)>>", lambda found: values[found[1]], TEMPLATE)
 
 
 class _Literal(str):
-    """Text that is Python already: made of numbers here, never of what a file says."""
+    """Python source to be inserted unquoted: made here from numbers, never from text of a file."""
 
 
 def _literal(value: Any) -> str:
-    """A value as Python writes it, in ASCII: no text ends its quotes or the line, whatever it holds."""
+    """Return the ASCII repr of a value: whatever a text holds, it cannot end its quotes or the line."""
     return value if isinstance(value, _Literal) else ascii(value)
 
 
 def _dict(values: dict[str, Any]) -> str:
-    """A dictionary, an entry a line."""
+    """Return the source of a dictionary, one entry a line."""
     return "{\n" + "".join(f"    {name!r}: {_literal(value)},\n" for name, value in values.items()) + "}"
 
 
 def _array(array: NDArray[Any]) -> str:
-    """An expression for an array: its numbers, or its bytes where there are many."""
+    """Return an expression for an array: its numbers, or its compressed bytes if there are many."""
     if array.size <= READABLE:
         values = np.array(array).tolist()
         shaped = "" if array.size else f".reshape({array.shape})"
@@ -130,7 +130,7 @@ def _array(array: NDArray[Any]) -> str:
 
 
 def _fields(p: Problem) -> dict[str, Any]:
-    """What an implementation may ask of the problem, properties included."""
+    """Return the fields of a problem, and the properties of it that an implementation may read."""
     fields: dict[str, Any] = {field.name: getattr(p, field.name) for field in dataclasses.fields(p)}
     if p.dilation is not None:
         d = p.dilation
@@ -141,7 +141,7 @@ def _fields(p: Problem) -> dict[str, Any]:
 
 
 def _place(target: str) -> dict[str, str | None]:
-    """Where the script finds a target: in a file or a module, and under which name there."""
+    """Return where the script finds a target: its file or module, and its attribute there."""
     place, _, attribute = targets.location_of(target).rpartition(":")
     is_file = place.endswith(".py")
     return {"file": place if is_file else None, "module": None if is_file else place, "attribute": attribute}

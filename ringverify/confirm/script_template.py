@@ -1,4 +1,4 @@
-"""The stand-alone script, but for what `ringverify.confirm.script` puts in place of its `<<names>>`: literals, all."""
+"""The source of the stand-alone script; `ringverify.confirm.script` replaces its `<<names>>` by literals."""
 
 TEMPLATE = r'''"""A failing case of ring attention as a script of its own; what it is, ABOUT says below.
 
