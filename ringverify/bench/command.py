@@ -15,7 +15,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command."""
+    """Add the command `bench`."""
     parser = commands.add_parser(
         "bench",
         help="measure our ring's speed and memory beside all it can be compared with",
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the parser of the command."""
+    """Add the options to the command's parser."""
     parser.add_argument(
         "--length", type=_sizes, action="append", metavar="N,…", help="positions over all ranks (default: 4096)"
     )
@@ -96,7 +96,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         markdown=options.markdown,
         saved=options.saved,
     )
-    # A bar that moves by itself would take time from what is measured.
+    # A bar that refreshes itself would take processor time from what is measured.
     return run(asked, Tables(console), ProgressBar(console, live=False))
 
 

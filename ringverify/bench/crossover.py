@@ -1,6 +1,6 @@
-"""Where the choice between methods should change: one rank alone, all ranks gathering, all ranks in a ring, by length.
+"""From which length on to prefer an all-gather to one rank alone, and a ring to both, by their measured times.
 
-Beside the times stands what a hop costs on this machine, which is what `ringverify.ring.choosing` reckons with.
+Beside the times stand latency and bandwidth of a hop on this machine, by which `ringverify.ring.choosing` chooses.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LINK_SECONDS = 60.0
 
 
 def lengths_up_to(longest: int, world_size: int) -> list[int]:
-    """Lengths that double, up to the longest asked for."""
+    """Return lengths that double, up to the longest asked for."""
     shortest = max(SHORTEST, 2 * world_size)
     steps = max(0, math.floor(math.log2(max(longest, 1) / shortest)))
     return [shortest << step for step in range(steps + 1)]
 
 
 def report(world: World, works: Sequence[Workload], rounds: int, progress: Progress) -> dict[str, Any]:
-    """Times of the three methods on every length, and from where on each is the fastest.
+    """Return the times of the three methods on every length, and the lengths from which on the fastest method changes.
 
     Raises:
         Inconclusive: a rank raised, died or hung.
@@ -57,7 +57,7 @@ def report(world: World, works: Sequence[Workload], rounds: int, progress: Progr
 
 
 def won_from(points: Sequence[Mapping[str, Any]], method: str, others: Sequence[str]) -> int | None:
-    """The shortest length from which on a method is at least as fast as others, at every length that was measured."""
+    """Return the shortest measured length from which on a method is always at least as fast as others, or `None`."""
     won: int | None = None
     for point in sorted(points, key=lambda one: -one["length"]):
         seconds = {name: spread["median"] for name, spread in point["seconds"].items()}
@@ -72,7 +72,7 @@ def _earliest(*lengths: int | None) -> int | None:
 
 
 def of_group(world: World, world_size: int) -> Link:
-    """What a hop costs between processes of this machine.
+    """Measure latency and bandwidth of a hop between processes of this machine.
 
     Raises:
         Inconclusive: the ranks could not be started, or did not return.
@@ -88,6 +88,6 @@ def of_group(world: World, world_size: int) -> Link:
 
 
 def on_rank(argument: None) -> Link:
-    """What a rank measures of a hop."""
+    """Measure a hop; run by every rank."""
     del argument
     return measured_link()

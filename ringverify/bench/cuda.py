@@ -1,8 +1,8 @@
 """The rows that need a CUDA device: our ring on one device against torch's flash attention.
 
 Ranks that share a device are simulated: threads that take turns at communication, while the device works through what
-they queue. So the time of all of them together is the device's time for the whole work, with all that a ring adds to
-it, and is compared with the same work in one call.
+they queue. So the time of all ranks together is the device's time for the whole work, with all that a ring adds to it.
+It is compared with the same work in one call.
 
 Shape letters: B batch, N positions, H heads, D head_dim.
 """
@@ -43,12 +43,12 @@ NO_DEVICE = "no CUDA device here"
 def report(
     rounds: int, step: Callable[[], None], *, device: str = "cuda", length: int = LENGTH, shape: Shape = SHAPE
 ) -> dict[str, Any]:
-    """Both comparisons, not causal and causal; without a device the reason why there are none.
+    """Return the comparisons without and with a causal mask; without a device, the reason why there are none.
 
     Args:
         rounds: how many are measured.
         step: called when a side has had its turn.
-        device: where; anything but cuda is for trying this out.
+        device: where to run; anything but cuda is for tests.
         length: positions.
         shape: heads and dtype.
 
@@ -88,20 +88,20 @@ class _OneProcess:
         self._causal = p.causal
 
     def flash(self) -> torch.Tensor:
-        """Torch's flash attention, and no other: an error where it cannot take these inputs."""
+        """Torch's flash attention; raises where it cannot take these inputs, instead of using another backend."""
         q, k, v = (x.transpose(1, 2) for x in self.leaves)
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return scaled_dot_product_attention(q, k, v, is_causal=self._causal).transpose(1, 2)
 
     def ring(self) -> torch.Tensor:
-        """Our ring, alone."""
+        """Our ring on one rank, which holds everything."""
         out = ring_attention(*self.leaves, causal=self._causal)
         assert isinstance(out, torch.Tensor)
         return out
 
 
 def _timed(attend: Callable[[], torch.Tensor], leaves: list[torch.Tensor], dout: torch.Tensor, device: str) -> Seconds:
-    """One call, from an idle device to an idle device."""
+    """Time one forward and backward call, each from an idle device to an idle device."""
     _idle(device)
     began = time.perf_counter()
     out = attend()
@@ -133,7 +133,7 @@ def _simulated(work: Workload, calls: int, device: str) -> list[Seconds]:
 
 
 def on_rank(turn: _Turn) -> list[tuple[float, float, float]]:
-    """One rank's calls: when each began, when it knew all ranks through forward, and through backward."""
+    """Return when each call began on this rank, and when all ranks were known to have ended forward and backward."""
     implementation = load("ring")
     attending = Attending(
         implementation,

@@ -2,8 +2,8 @@
 
 The kernel's calls are recorded while the ring runs once, with the tensors they were given and the masks that were built
 for them, and are then repeated: the same tiles by the same kernel on the same memory. Left out is all that makes it a
-ring: messages, merges, sums of gradients, packing, building masks, and looking for values that are not finite. Blocks
-have been overwritten by later ones when they are read again, which changes no time.
+ring: messages, merges, sums of gradients, packing, building masks, and looking for values that are not finite. When the
+calls are repeated, the buffers of KV blocks hold other blocks than before, which changes no time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KernelCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Floor:
-    """This rank's tile work.
+    """This rank's tile work, recorded and ready to be repeated.
 
     Args:
         attending: our ring with its inputs, which runs once here, on all ranks.
@@ -37,18 +37,18 @@ class Floor:
             attending.backward(out)
 
     def forward(self) -> None:
-        """Every tile once."""
+        """Repeat the forward call of every tile."""
         _repeat(self._forward)
 
     def backward(self, made: None) -> None:
-        """Every tile's gradients once."""
+        """Repeat the backward call of every tile."""
         del made
         _repeat(self._backward)
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[KernelCall]]:
-    """The calls of all kernels, in order."""
+    """Record the calls of all kernels within this context, in order."""
     calls: list[KernelCall] = []
 
     def keep(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""A dilated problem as the dense ones that it is made of: what it would cost if gathering and merging were free.
+"""A dilated problem as dense problems: what the dilation would cost if gathering and merging were free.
 
-Every segment of every branch is attention among its covered positions. Equal ones are one call, with the segments in
-the batch; their rows are gathered before anything is timed, and branches are not merged.
+Every segment of every branch is dense attention among the positions that the branch covers. Segments of equal size are
+one call, in which they extend the batch; inputs are made as if gathered before, and branches are not merged.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ringref.problem import Dilation, Problem
 
 
 class Dense(NamedTuple):
-    """Equal dense problems.
+    """A number of equal dense problems.
 
     Attributes:
-        segments: how many for each head.
-        heads: that have them.
-        rows: queries of each, and keys.
+        segments: segments of this size for each head.
+        heads: heads with such segments.
+        rows: queries of a segment, as many as keys.
     """
 
     segments: int
@@ -32,7 +32,7 @@ class Dense(NamedTuple):
 
 
 def dense_problems(problem: Problem) -> list[Dense]:
-    """The dense problems of a dilated one, equal ones of a branch together."""
+    """Return the dense problems of a dilated one; equal ones of a branch are counted together."""
     found = []
     assert problem.dilation is not None
     for number, (w, r) in enumerate(problem.dilation.branches):
@@ -44,7 +44,7 @@ def dense_problems(problem: Problem) -> list[Dense]:
 
 
 def _offsets(dilation: Dilation, heads: int, branch: int) -> list[int]:
-    """The offset of every head that runs a branch."""
+    """Return the offset of every head that runs a branch."""
     rate = dilation.branches[branch][1]
     if dilation.heads == "split":
         many = len(dilation.branches)
@@ -53,7 +53,7 @@ def _offsets(dilation: Dilation, heads: int, branch: int) -> list[int]:
 
 
 def pairs(problem: Problem) -> int:
-    """Pairs of a dilated problem, over all heads and the batch, each as often as it is attended."""
+    """Count the query-key pairs of a dilated problem over heads and batch, each as often as it is attended."""
     found = 0
     for segments, heads, rows in dense_problems(problem):
         found += segments * heads * (rows * (rows + 1) // 2 if problem.causal else rows * rows)
@@ -73,7 +73,7 @@ class Gathered:
             self._douts.append(torch.randn(shape, dtype=dtype))
 
     def forward(self) -> list[torch.Tensor]:
-        """Their outputs."""
+        """Return the output of each dense problem."""
         return [scaled_dot_product_attention(q, k, v, is_causal=self._causal) for q, k, v in self._leaves]
 
     def backward(self, made: list[torch.Tensor]) -> None:

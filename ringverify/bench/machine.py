@@ -1,4 +1,4 @@
-"""Where numbers were taken: versions, processors, load, and whether there is memory enough."""
+"""The machine on which a benchmark runs: versions, processors, load, and whether its memory suffices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import ringverify
 from ringverify.bench.workload import Workload
 
 BUSY = 0.5
-"""Load for each processor above which others are at work, and numbers tell as much about them."""
+"""Load average per processor above which other programs are at work, and distort the numbers."""
 
 
 def versions() -> dict[str, Any]:
-    """What measured."""
+    """Return the versions of ringverify, torch and Python, and the platform."""
     return {
         "ringverify": ringverify.__version__,
         "torch": str(torch.__version__),
@@ -28,7 +28,7 @@ def versions() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on, before anything ran."""
+    """Return the processors, their load before anything ran, and the CUDA device, if any."""
     return {
         "cpu": _cpu(),
         "processors": processors(),
@@ -38,19 +38,19 @@ def machine() -> dict[str, Any]:
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load() -> float | None:
-    """The load average of the last minute, where there is one."""
+    """Return the load average of the last minute, or `None` where the system has none."""
     with contextlib.suppress(OSError):
         return os.getloadavg()[0]
     return None
 
 
 def available_bytes() -> int | None:
-    """Memory that new processes can have, where the system says so."""
+    """Return the bytes that new processes can have, or `None` where the system does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -59,13 +59,13 @@ def available_bytes() -> int | None:
 
 
 TENSORS_A_SIDE = 10
-"""Of the size of q, over all its processes: q, k, v, out, their gradients and cotangents, and two buffers."""
+"""Tensors of the size of q that a side holds in all its processes: q, k, v, out, gradients, dout and two buffers."""
 PROCESS_BYTES = 300 << 20
-"""What a process takes that has imported torch."""
+"""Bytes of a process that has imported torch."""
 
 
 def needed_bytes(workload: Workload, sides: int) -> int:
-    """About what a workload takes if so many sides keep their inputs, each of which our ring's memory bounds below."""
+    """Estimate the bytes of a workload while so many sides keep their inputs, each with about what our ring holds."""
     p = workload.problem
     itemsize = max(4, getattr(torch, p.dtype).itemsize)
     tensor: int = p.batch * p.nq * p.heads * p.head_dim * itemsize

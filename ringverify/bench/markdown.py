@@ -22,7 +22,7 @@ from ringverify.bench.table import (
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page as Markdown."""
     return "\n".join([*_head(report), *_speed(report), *_memory(report), *_crossover(report), *_cuda(report)]) + "\n"
 
 

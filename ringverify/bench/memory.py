@@ -31,7 +31,7 @@ from ringverify.worlds.world import World, WorldUnavailable
 GIVEN = "k, v, positions"
 """What is the caller's own: counted and shown, and left out on both sides of the ratio."""
 COMPONENTS = ("q", GIVEN, "dout", "out, lse", "dq", "KV buffers", "gradients in flight", "tile", "other")
-"""What a peak is made of. dk and dv are gradients in flight that came home."""
+"""Components of a peak. A rank's own dk and dv are among the gradients in flight, which return to it at the end."""
 LARGEST_WORLD = 8
 RUN_SECONDS = 900.0
 OF_FUNCTIONS = {
@@ -47,7 +47,7 @@ OF_FUNCTIONS = {
     "_gathered": "KV buffers",
     "_gradients": "dq",
 }
-"""The component of what a function allocates."""
+"""Component of the tensors that a function allocates, by the function's name."""
 OF_FILES = {
     "kernels": "tile",
     "masks.py": "tile",
@@ -57,19 +57,19 @@ OF_FILES = {
     "passes.py": "gradients in flight",
     "visiting.py": GIVEN,
 }
-"""The same by file or folder, for functions that are not named above."""
+"""Component by file or folder, for functions that `OF_FUNCTIONS` does not name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Holding:
-    """What a rank of the simulated world is to do: one call of a target, forward and backward."""
+    """What a rank of the simulated world has to run: one call of a target, forward and backward."""
 
     target: str
     workload: Workload
 
 
 def hold(what: Holding) -> None:
-    """Have inputs, attend, and take gradients, so that the meter sees their peak."""
+    """Make inputs, attend, and compute gradients, so that the simulated world's meter sees the peak."""
     implementation = load(what.target)
     attending = Attending(
         implementation,
@@ -100,7 +100,7 @@ def _cotangent(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 def component(part: PeakShare) -> str:
-    """What a part of a peak is, by the line that allocated it."""
+    """Return the component that a part of a peak belongs to, by the line that allocated it."""
     file, _, function = part.place.rpartition(" in ")
     path = file.rpartition(":")[0].replace("\\", "/")
     if function in OF_FUNCTIONS:
@@ -109,7 +109,7 @@ def component(part: PeakShare) -> str:
 
 
 def by_component(memory: Memory) -> dict[str, int]:
-    """Bytes of every component at a rank's peak."""
+    """Return the bytes of every component at a rank's peak."""
     found = dict.fromkeys(COMPONENTS, 0)
     for part in memory.parts:
         found[component(part)] += part.nbytes
@@ -117,11 +117,11 @@ def by_component(memory: Memory) -> dict[str, int]:
 
 
 def predicted(work: Workload, rank: int) -> dict[str, int]:
-    """Bytes of every component that a rank needs, from the plan alone.
+    """Predict the bytes of every component that a rank needs, from the plan alone.
 
-    Two lse, because backward keeps one in which rows without keys are marked; two buffers and two gradients in flight
-    from two ranks on, one that leaves and one that comes; the tile is the larger of what a forward and a backward call
-    of the kernel return.
+    lse counts twice, because backward keeps a copy in which rows without keys are marked. From two ranks on there are
+    two KV buffers and two gradients in flight, one of each being sent and one being received. The tile is the larger of
+    what a forward and a backward call of the kernel return.
     """
     p, dtype = work.problem, getattr(torch, work.problem.dtype)
     plan = make_plan(p, work.sharding, work.world_size, rank)
@@ -150,7 +150,7 @@ def predicted(work: Workload, rank: int) -> dict[str, int]:
 
 
 def fitted_exponent(positions: Sequence[float], peaks: Sequence[float]) -> float | None:
-    """e of `peak = c · positions^e`, by least squares of logarithms; `None` for fewer than two lengths."""
+    """Fit e of `peak = c · positions^e` by least squares of logarithms; `None` for fewer than two lengths."""
     x, y = [math.log(one) for one in positions], [math.log(one) for one in peaks]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     square = sum((one - mean_x) ** 2 for one in x)
@@ -160,14 +160,14 @@ def fitted_exponent(positions: Sequence[float], peaks: Sequence[float]) -> float
 
 
 def points(lengths: Sequence[int], largest: int) -> list[tuple[int, int]]:
-    """(length, ranks): every length on every number of ranks, and with as many positions a rank as on the largest."""
+    """Return (length, ranks): each length on 1 to `largest` ranks, and with `length // largest` positions a rank."""
     found = [(length, ranks) for length in lengths for ranks in range(1, largest + 1)]
     found += [(length // largest * ranks, ranks) for length in lengths for ranks in range(1, largest + 1)]
     return sorted((one for one in set(found) if one[0] >= 2 * one[1]), key=lambda one: (one[1], one[0]))
 
 
 def measured(world: World, target: str, works: Sequence[Workload], step: Callable[[int], None]) -> list[dict[str, Any]]:
-    """The peak of the worst rank of every workload, by component, beside what was predicted for that rank.
+    """Return an entry for each workload: its worst rank's peak by component, measured and predicted, in bytes.
 
     Raises:
         Inconclusive: the world could not be started, or a rank failed.
@@ -194,7 +194,7 @@ def measured(world: World, target: str, works: Sequence[Workload], step: Callabl
 
 
 def entry(work: Workload, rank: int, peak: int, parts: Mapping[str, int]) -> dict[str, Any]:
-    """One workload's entry in a report."""
+    """Return the entry of a workload in a report; memory is in bytes."""
     expected = predicted(work, rank)
     own = parts[GIVEN], expected[GIVEN]
     return {
@@ -219,10 +219,10 @@ def report(
     step: Callable[[int], None],
     largest: int = LARGEST_WORLD,
 ) -> dict[str, Any]:
-    """Every point's entry, and the fitted exponent of the peak in n/p, for each number of ranks and over all."""
+    """Return every point's entry, and the exponent of the peak in n / ranks, by number of ranks and for 3 and more."""
     entries = measured(world, target, [make(*point) for point in points(lengths, largest)], step)
     exponents = {str(ranks): _exponent(entries, {ranks}) for ranks in range(1, largest + 1)}
-    exponents["3 and more"] = _exponent(entries, range(3, largest + 1))  # two hold one gradient in flight less
+    exponents["3 and more"] = _exponent(entries, range(3, largest + 1))  # two ranks hold one gradient in flight less
     return {"target": target, "entries": entries, "exponents": exponents}
 
 

@@ -1,4 +1,4 @@
-"""A function of a module or a class replaced for a while, to see when it is called without changing whose it is."""
+"""Replace a function of a module or a class for a while, to see its calls without changing the measured code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def patched(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Have `owner.name` be `wrap(owner.name)` within."""
+    """Context in which `owner.name` is `wrap(owner.name)`."""
     before = getattr(owner, name)
     setattr(owner, name, wrap(before))
     try:

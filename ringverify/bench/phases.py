@@ -1,7 +1,7 @@
-"""One pass of our ring taken apart on one rank: computing, waiting, merging, and the rest.
+"""Divide the time of one pass of our ring on one rank into computing, communication, merging, and the rest.
 
-Nothing of the ring is changed for it: the functions that do these things are replaced by ones that also look at the
-clock. What comes of that is kept apart from the times that ratios are made of.
+The ring's code stays as it is: the functions that do these things are wrapped with timers for a while. Such passes are
+kept apart from the times from which ratios are formed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PHASES = ("compute", "communication", "merge", "other")
 adding tiles' gradients to their blocks. other: whatever is left of the pass, packing and planning among it."""
 
 MERGES = ((Running, "merge"), (Sum, "add"))
-"""Where partials are merged, and tiles' gradients added to those of their block."""
+"""Methods that merge partial results, and that add tiles' gradients to those of their block."""
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class Phases:
     merge: float = 0.0
 
     def timed(self, phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A wrapper that adds what a call takes to a phase."""
+        """Return a wrapper that adds the seconds of each call to a phase."""
 
         def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
             def called(*args: Any, **named: Any) -> Any:
@@ -55,14 +55,14 @@ class Phases:
         return wrap
 
     def started(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        """A wrapper for a function that posts messages and returns what waits for them: both are timed."""
+        """Wrap a function that posts messages and returns a function that waits for them; both are timed."""
         post = self.timed("communication")(start)
         return lambda *args, **named: self.timed("communication")(post(*args, **named))
 
 
 @contextlib.contextmanager
 def taken_apart(*, wanted: bool) -> Iterator[Phases]:
-    """Collect the phases of what runs within, if that is wanted."""
+    """Context that collects the phases of what runs in it, if that is wanted."""
     phases = Phases()
     with contextlib.ExitStack() as stack:
         if wanted:

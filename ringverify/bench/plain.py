@@ -1,8 +1,8 @@
 """The plain call: torch's `scaled_dot_product_attention` on the whole sequence, in one process.
 
 Its inputs are `(batch, sequence, heads, head_dim)` seen as `(batch, heads, sequence, head_dim)`, which is how a model's
-projections leave them. Packed documents are a call each, since a mask of all pairs would compute what it excludes; for
-a window there is only the mask.
+projections leave them. Each packed document is a call of its own, since with a mask of all pairs the excluded pairs
+would be computed, too; for a window there is only the mask.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Plain:
         self._mask = _mask(problem, device)
 
     def forward(self) -> torch.Tensor:
-        """The output `(batch, sequence, heads, head_dim)`."""
+        """Return the output `(batch, sequence, heads, head_dim)`."""
         problem = self._problem
         if problem.documents is None:
             return self._attend(0, problem.nq)

@@ -1,6 +1,6 @@
-"""A report drawn: time and memory against sequence length and against ranks. Needs matplotlib.
+"""Plot a report: time and memory against sequence length and against ranks. Needs matplotlib.
 
-Lines where there are several lengths or ranks; where there is one, bars, of which the shortest is on top.
+Several lengths or ranks are drawn as lines; a single one as bars, the shortest on top.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".png")
 PER_RANK = "n / ranks"
 CLOSEST_LABELS = 0.08
-"""How far apart labels of an axis are at least, as a part of it."""
+"""Least distance of two labels of an axis, as a fraction of the axis."""
 MOST_WITHIN = 6
-"""Lines whose legend has room among them; that of more is put beside them."""
+"""Largest number of lines whose legend is drawn among them; the legend of more is put beside the axes."""
 Series = dict[str, list[tuple[float, float, float, float]]]
 """By label: (x, y, lower and upper end of the spread)."""
 
 
 def look_at(path: Path) -> None:
-    """Find out before anything is measured that nothing could be drawn.
+    """Check, before anything is measured, that a plot can be drawn.
 
     Raises:
-        UsageError: not a kind of file that is drawn.
+        UsageError: the file's suffix is not one of `SUFFIXES`.
         Inconclusive: matplotlib is not installed.
     """
     if path.suffix not in SUFFIXES:
@@ -50,7 +50,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
 
 
 def figure(report: Mapping[str, Any]) -> Figure:
-    """The plot of a report."""
+    """Return the plot of a report."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -74,7 +74,7 @@ def figure(report: Mapping[str, Any]) -> Figure:
 
 
 def apart(places: Collection[float]) -> list[float]:
-    """Those of some places on a logarithmic axis whose labels do not run into one another, powers of two first."""
+    """Choose places on a logarithmic axis whose labels do not run into one another, powers of two first."""
     width = math.log(max(places) / min(places))
     chosen: list[float] = []
     for place in sorted(places, key=lambda one: (not math.log2(one).is_integer(), one)):
@@ -84,7 +84,7 @@ def apart(places: Collection[float]) -> list[float]:
 
 
 def _lines(axes: Axes, series: Series) -> None:
-    """A line a label, with its spread as a band."""
+    """Draw a line for each label, with its spread as a band."""
     for label, points in series.items():
         places, middle, low, high = zip(*sorted(points), strict=True)
         style = "--" if label.startswith(PER_RANK) else "-"
@@ -101,7 +101,7 @@ def _lines(axes: Axes, series: Series) -> None:
 
 
 def _bars(axes: Axes, series: Series) -> None:
-    """A bar a label, with its number, and its spread as a whisker."""
+    """Draw a bar for each label, with its value, and its spread as a whisker."""
     found = sorted(((middle, low, high, label) for label, [(_, middle, low, high)] in series.items()), reverse=True)
     middle, low, high, labels = zip(*found, strict=True)
     whiskers = [[m - bottom for m, bottom in zip(middle, low, strict=True)]]
@@ -116,7 +116,7 @@ def _bars(axes: Axes, series: Series) -> None:
 
 
 def _panels(report: Mapping[str, Any]) -> Iterable[tuple[str, str, str, Series]]:
-    """Title, axes and lines of each panel that has any."""
+    """Yield title, label of x, label of y, and series of each panel."""
     speed, memory = report["speed"], report["memory"]
     for pattern in dict.fromkeys(entry["pattern"] for entry in speed):
         entries = [entry for entry in speed if entry["pattern"] == pattern]

@@ -1,4 +1,4 @@
-"""A benchmark from asked to report: what is asked for is looked at first, then measured, shown and written."""
+"""Run a benchmark: check the options first, then measure, show the tables, and write the report."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Report = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What a user asked of a benchmark.
+    """Options of `ringverify bench`.
 
     Attributes:
         lengths: positions over all ranks.
         ranks: numbers of ranks.
-        shape: heads and dtype.
-        patterns: by name; none is dense and causal.
-        dilated: dilations where no pattern is named.
-        causal: for patterns that can be either.
-        rounds: how many are measured; none leaves memory.
-        sides: by name; `None` is ours and the installed peers.
-        phases: take our ring apart.
-        memory: measure peaks by component.
+        shape: batch, heads, head_dim, dtype, and branches of dilations.
+        patterns: names of patterns; empty for dense and causal, or for dilations if `dilated`.
+        dilated: run the dilated patterns where no pattern is named.
+        causal: whether the patterns are causal; `None` for each pattern's default.
+        rounds: rounds to measure; 0 measures no times, only memory.
+        sides: names of sides; `None` for ours and the installed peers.
+        phases: also measure where our ring's time goes.
+        memory: also measure peaks by component.
         crossover: compare methods by length, instead of sides.
         report: where to write the report.
         plot: where to draw it, as SVG or PNG.
@@ -70,7 +70,7 @@ def run(asked: BenchOptions, tables: Tables, progress: Progress) -> int:
 
     Raises:
         UsageError: an option is wrong.
-        Inconclusive: a world died, so that there is nothing to report; or what draws plots is not installed.
+        Inconclusive: a rank failed or could not be started, or matplotlib is needed and not installed.
     """
     for path in (asked.report, asked.plot, asked.markdown):
         if path is not None:
@@ -193,7 +193,7 @@ def _workloads(asked: BenchOptions) -> Iterator[Workload]:
 
 
 def _look_at(asked: BenchOptions, workloads: list[Workload], sides: list[Side]) -> None:
-    """Find out before anything is measured what could not end well."""
+    """Check, before anything is measured, the number of processes and the memory that they need."""
     if max(asked.ranks) > MOST_PROCESSES:
         raise UsageError(f"--ranks {max(asked.ranks)}: at most {MOST_PROCESSES} processes are started on one machine")
     available = machine.available_bytes()
@@ -207,10 +207,10 @@ def _look_at(asked: BenchOptions, workloads: list[Workload], sides: list[Side]) 
 
 
 def read(path: Path) -> Report:
-    """A report that was written before.
+    """Read a report that was written before.
 
     Raises:
-        UsageError: it cannot be read, or is something else.
+        UsageError: the file cannot be read, or is not such a report.
     """
     try:
         report = read_json(path)
@@ -225,10 +225,10 @@ def read(path: Path) -> Report:
 
 
 def writable(path: Path) -> None:
-    """Find out that a file could not be written.
+    """Check that a file can be written.
 
     Raises:
-        UsageError: it is a folder, or its folder is not there.
+        UsageError: it is a folder, or its folder does not exist.
     """
     if (reason := look_at_place(path)) is not None:
         raise UsageError(f"cannot write {path}{reason}")

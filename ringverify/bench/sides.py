@@ -1,4 +1,4 @@
-"""Who computes: our ring, what it is compared with, and the two measures that it is held to."""
+"""The contenders of a benchmark, called sides: our ring, what it is compared with, and its floor."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OURS: dict[str, tuple[Kind, str]] = {
     "local": ("local", "ring"),
     "dense-ring": ("dense", "ring"),
 }
-"""Sides by name: the kind, and the implementation."""
+"""Sides by name: the kind, and the target."""
 BY_DEFAULT = ("plain", "ring", "floor", "allgather", "world-of-1")
 DILATED_BY_DEFAULT = ("plain", "ring", "floor", "dense-ring", "world-of-1")
 PEERS_BY_DEFAULT = ("peer:ring-attention-pytorch",)
-"""Those that run on a CPU as they are: the time of a stand-in for somebody's kernels says nothing about them."""
+"""Peers that run on a CPU as they are. Others need a stand-in for their kernels, whose time says nothing of them."""
 
 MEANING = {
     "plain": "one process, as many threads as there are ranks, scaled_dot_product_attention; of a dilation, the dense "
@@ -42,20 +42,20 @@ MEANING = {
     "counted",
 }
 MASK_BYTES = 2 << 30
-"""What the plain call may spend on a mask: it knows no window, and gets a matrix of all pairs instead."""
+"""Most bytes for a mask of the plain call, which has no argument for a window, and takes a mask of all pairs."""
 BYTES_A_PAIR = 5
-"""Of that matrix: one byte as it is given, four as torch converts it."""
+"""Bytes for each pair of that mask: one as it is given, four as torch converts it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One side of a comparison.
+    """One contender of a benchmark.
 
     Attributes:
-        name: how tables call it.
-        kind: ranks: an implementation, a process a rank. alone: one in a world of 1, with
-            all threads. local: with one thread. plain: no ring at all. floor: the
-            ring's tile work alone. dense: the ring with all pairs of a dilated problem.
+        name: its name in tables.
+        kind: ranks: an implementation, one process per rank. alone: an implementation in a world of 1, with as many
+            threads as there are ranks. local: the same with one thread. plain: torch's attention, without ranks.
+            floor: the ring's tile work alone. dense: the ring on a dilated problem without its dilation.
         target: the implementation, as `ringverify.targets` knows it; empty for the plain call.
     """
 
@@ -64,20 +64,20 @@ class Side:
     target: str
 
     def processes(self, workload: Workload) -> int:
-        """How many processes it runs in."""
+        """How many processes the side runs in."""
         return workload.world_size if self.kind in ("ranks", "floor", "dense") else 1
 
     def threads(self, workload: Workload) -> int:
-        """Threads of each of them: together as many as there are ranks."""
+        """Threads of each process: 1 for `local`, else together as many as there are ranks."""
         return 1 if self.kind == "local" else workload.world_size // self.processes(workload)
 
 
 def chosen_sides(names: Sequence[str] | None, *, dilated: bool = False) -> tuple[list[Side], list[str]]:
-    """The sides of those names, by default ours and the installed peers; and remarks on peers that are left out.
+    """Return the sides of these names, by default ours and the installed peers, and remarks on peers that are left out.
 
     Args:
-        names: as they were given.
-        dilated: whether all patterns are dilations, which no installed peer runs on several ranks.
+        names: names as the user gave them; `None` for the default.
+        dilated: whether all patterns are dilations, which no peer runs on several ranks.
 
     Raises:
         UsageError: there is no such side.
@@ -97,11 +97,11 @@ def chosen_sides(names: Sequence[str] | None, *, dilated: bool = False) -> tuple
 
 
 def side(name: str) -> Side:
-    """The side of that name.
+    """Return the side of a name.
 
     Raises:
-        UsageError: there is none.
-        Inconclusive: it is a peer whose package is not installed.
+        UsageError: there is no such side.
+        Inconclusive: the side is a peer whose package is not installed.
     """
     if name in OURS:
         return Side(name, *OURS[name])
@@ -114,7 +114,7 @@ def side(name: str) -> Side:
 
 @functools.cache
 def declared(target: str) -> Capabilities:
-    """What an implementation declares, which a process that can be spared has imported; asked for once.
+    """Return what an implementation declares; another process imports it, once for each target.
 
     Raises:
         UsageError: there is no such implementation.
@@ -124,13 +124,13 @@ def declared(target: str) -> Capabilities:
 
 
 def sharding_of(capabilities: Capabilities, workload: Workload) -> str:
-    """The workload's sharding if an implementation declares it, else the first that it does."""
+    """Return the workload's sharding if an implementation declares it, else the first one that it declares."""
     names = [sharding_name(one) for one in capabilities.shardings]
     return workload.sharding if workload.sharding in names else names[0]
 
 
 def why_not(side: Side, workload: Workload) -> str | None:
-    """Why a side cannot take part, or `None` if it can."""
+    """Return why a side cannot run a workload, or `None` if it can."""
     problem = workload.problem
     if side.kind == "plain":
         needed = BYTES_A_PAIR * problem.nq * problem.nk

@@ -1,4 +1,4 @@
-"""Every side's time on every workload: processes kept from turn to turn, and one entry of the report a workload."""
+"""Measure all sides on a workload, in processes that are kept from turn to turn; the result is a report's entry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOORS = {"ring": "floor", "allgather": "floor"}
 def taken(
     world: World, side: Side, workload: Workload, calls: int, *, phases: bool = False
 ) -> list[tuple[TimedCall, ...]]:
-    """A turn of a side: for every call what each rank saw of it.
+    """Run a turn of a side; for every call, return what each rank measured.
 
     Raises:
         Inconclusive: the ranks could not be started, or did not return.
@@ -42,7 +42,7 @@ def taken(
 
 
 def seconds(ranks: Sequence[TimedCall]) -> Seconds:
-    """One call, from the first rank's beginning to the last one's end."""
+    """Return the time of one call, from the first rank's beginning to the last one's end."""
     forward = max(call.forward[1] for call in ranks) - min(call.forward[0] for call in ranks)
     backward = max(call.backward[1] for call in ranks) - min(call.backward[0] for call in ranks)
     return Seconds(forward, backward)
@@ -51,15 +51,15 @@ def seconds(ranks: Sequence[TimedCall]) -> Seconds:
 def measured(
     world: World, workload: Workload, sides: Sequence[Side], rounds: int, progress: Progress, *, phases: bool
 ) -> dict[str, Any]:
-    """The report's entry of one workload.
+    """Measure one workload, and return its entry in the report.
 
     Args:
-        world: of processes.
+        world: a world of processes.
         workload: what to compute.
-        sides: who takes part, as far as they can.
-        rounds: how many are measured.
-        progress: told of every turn.
-        phases: take our ring apart, in further rounds.
+        sides: the sides to measure; those that cannot run the workload are left out, with the reason.
+        rounds: rounds to measure.
+        progress: shows how many turns are done.
+        phases: also measure where our ring's time goes, in further rounds.
 
     Raises:
         Inconclusive: a rank raised, died or hung.
@@ -109,7 +109,7 @@ def measured(
 
 
 def _dilation(workload: Workload, found: Mapping[str, Sequence[Seconds]]) -> dict[str, Any]:
-    """How much there is to gain from a dilation, and how much of it our ring gains."""
+    """Return the pairs with and without the dilation, and how many times faster our ring is with it."""
     problem = workload.problem
     dense = problem.batch * problem.heads * (problem.nq * (problem.nq + 1) // 2 if problem.causal else problem.nq**2)
     faster = None
@@ -119,13 +119,13 @@ def _dilation(workload: Workload, found: Mapping[str, Sequence[Seconds]]) -> dic
 
 
 def phases_of(calls: Sequence[Sequence[TimedCall]]) -> dict[str, list[dict[str, float]]]:
-    """Median seconds of every phase, by pass and by rank."""
+    """Return the median seconds of every phase, by pass and by rank."""
     by_rank = list(zip(*calls, strict=True))
     return {name: [_medians(one, number) for one in by_rank] for number, name in enumerate(("forward", "backward"))}
 
 
 def _medians(seen: Sequence[TimedCall], number: int) -> dict[str, float]:
-    """The phases of one rank in its forward (0) or backward (1) passes."""
+    """Return the median seconds of one rank's phases, in its forward (0) or backward (1) passes."""
     values: dict[str, list[float]] = {name: [] for name in (*PHASES, "total")}
     for call in seen:
         assert call.phases is not None

@@ -1,4 +1,4 @@
-"""A benchmark on the terminal: what it was measured on, and a table a workload."""
+"""A benchmark on the terminal: the machine that it ran on, and a table for each workload."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ringverify.bench.phases import PHASES
 
 PASSES = ("forward", "backward", "both")
 WIDEST = 200
-"""Columns that no table exceeds."""
+"""Console width in columns, which no table exceeds."""
 
 
 class Tables:
-    """Shows the parts of a report as they come. Tables are as wide as they are: rich would cut what does not fit."""
+    """Prints the parts of a report as they come. The console is widened, because rich would cut what does not fit."""
 
     def __init__(self, console: Console) -> None:
         console.width = max(console.width, WIDEST)
         self.console = console
 
     def header(self, report: Mapping[str, Any]) -> None:
-        """What measures, on what."""
+        """Print the versions, the machine, and the remarks."""
         here, options = report["machine"], report["options"]
         self._line(versions(report))
         self._line(
@@ -42,7 +42,7 @@ class Tables:
             self._line(remark, "dim")
 
     def speed(self, entry: Mapping[str, Any]) -> None:
-        """Times and ratios of one workload: medians, and quartiles in brackets."""
+        """Print times and ratios of one workload: medians, with quartiles in brackets."""
         self._line(f"\n{entry['title']}", "bold")
         table = _table("side", "forward ms", "backward ms", "both ms", "× plain", "× floor")
         for row in entry["rows"]:
@@ -61,7 +61,7 @@ class Tables:
             self.phases(entry["phases"])
 
     def phases(self, phases: Mapping[str, Any]) -> None:
-        """Where our ring's time goes, a line a rank and pass."""
+        """Print where our ring's time goes, a line for each pass and rank."""
         table = _table("ring, by phase", *(f"{name} ms" for name in PHASES), "exposed communication")
         for name, ranks in phases.items():
             for rank, one in enumerate(ranks):
@@ -72,7 +72,7 @@ class Tables:
         self.console.print(table)
 
     def memory(self, found: Mapping[str, Any]) -> None:
-        """Peaks of the worst rank, by component."""
+        """Print the peaks of the worst rank, by component."""
         self._line(f"\nmemory, {found['pattern']}: MiB of the worst rank at its peak, forward and backward", "bold")
         table = _table("n", "ranks", "n / ranks", "peak", *COMPONENTS, "÷ predicted")
         for entry in found["entries"]:
@@ -91,7 +91,7 @@ class Tables:
         self._line(f"exponent of the peak in n / ranks, by ranks: {told or 'needs two lengths'}")
 
     def crossover(self, found: Mapping[str, Any]) -> None:
-        """The methods by length, and where the fastest one changes."""
+        """Print the times of the methods by length, and where the fastest one changes."""
         self._line(f"\ncrossover, {found['pattern']}, {found['ranks']} ranks: forward and backward, ms", "bold")
         names = list(found["points"][0]["seconds"])
         table = _table("n", *names)
@@ -102,7 +102,7 @@ class Tables:
             self._line(line)
 
     def cuda(self, found: Mapping[str, Any]) -> None:
-        """One device, or that there is none."""
+        """Print the comparisons on one CUDA device, or why there are none."""
         if found["reason"] is not None:
             self._line(f"\ncuda: {found['reason']}")
             return
@@ -115,7 +115,7 @@ class Tables:
             self.console.print(table)
 
     def everything(self, report: Mapping[str, Any]) -> None:
-        """A whole report."""
+        """Print a whole report."""
         self.header(report)
         for show, part in ((self.speed, "speed"), (self.memory, "memory"), (self.crossover, "crossover")):
             for entry in report[part]:
@@ -125,7 +125,7 @@ class Tables:
         self.footer(report)
 
     def footer(self, report: Mapping[str, Any]) -> None:
-        """What the machine was like at the end."""
+        """Print the load average at the end."""
         self._line(f"\nload at the end {load(report['machine']['load_after'])}", "dim")
 
     def _line(self, text: str, style: str = "") -> None:
@@ -133,32 +133,32 @@ class Tables:
 
 
 def busy(machine: Mapping[str, Any]) -> bool:
-    """Whether others were at work when it began."""
+    """Whether other programs were at work when the benchmark began."""
     average = machine["load_before"]
     return average is not None and average > BUSY * machine["processors"]
 
 
 def milliseconds(spread: Mapping[str, float]) -> str:
-    """A time with its quartiles."""
+    """Format a time in milliseconds: the median, with quartiles in brackets."""
     median, low, high = (1e3 * spread[name] for name in ("median", "low", "high"))
     digits = 0 if median >= 1000 else 1 if median >= 10 else 2
     return f"{median:.{digits}f} [{low:.{digits}f}–{high:.{digits}f}]"
 
 
 def ratio(spread: Mapping[str, float] | None) -> str:
-    """A ratio with its quartiles."""
+    """Format a ratio: the median, with quartiles in brackets."""
     if spread is None:
         return "-"
     return f"{spread['median']:.2f} [{spread['low']:.2f}–{spread['high']:.2f}]"
 
 
 def mebibytes(count: int) -> str:
-    """Bytes, for a table."""
+    """Format a number of bytes in MiB."""
     return f"{count / 2**20:.{2 if count >= 2**20 else 4}f}"
 
 
 def dilation_lines(found: Mapping[str, Any] | None) -> list[str]:
-    """What a dilation saves, in a sentence."""
+    """Return lines on what a dilation saves; none without a dilation."""
     if found is None:
         return []
     fewer = found["dense_pairs"] / found["pairs"]
@@ -170,7 +170,7 @@ def dilation_lines(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def crossover_lines(found: Mapping[str, Any]) -> list[str]:
-    """Where the fastest method changes, and what a hop costs, in sentences."""
+    """Return lines on where the fastest method changes, and on what a hop costs."""
     ring, ranks, link, assumed = (found[name] for name in ("ring_from", "ranks_from", "link", "assumed"))
     longest = found["points"][-1]["length"]
     return [
@@ -190,12 +190,12 @@ def _table(first: str, *others: str) -> Table:
 
 
 def load(average: float | None) -> str:
-    """A load average, where there is one."""
+    """Format a load average, which may be unknown."""
     return "unknown" if average is None else f"{average:.1f}"
 
 
 def versions(report: Mapping[str, Any]) -> str:
-    """What measured."""
+    """Format the versions and the platform."""
     return (
         f"ringverify {report['ringverify']}, torch {report['torch']}, python {report['python']}, {report['platform']}"
     )

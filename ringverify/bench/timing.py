@@ -1,4 +1,4 @@
-"""Sides measured in turn, round by round, and what their times say: medians with quartiles, and ratios.
+"""Measure sides in turn, round by round, and form medians, quartiles and ratios of their times.
 
 A shared machine is faster in one minute than in the next. So the sides take turns, A B C A B C …, and a ratio is formed
 within each round, from neighbours in time; what is reported is the median of these ratios, not the ratio of medians.
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from ringverify.bench.sides import Side
 
 LEAST_SECONDS = 0.2
-"""A turn repeats its call until about this long has passed, as its first call foretells: short calls are noisy."""
+"""A turn repeats its call for about this long, estimated from a first call: a single short call is noisy."""
 MOST_CALLS = 20
-"""And no more often than this."""
+"""Most calls of a turn."""
 PASSES = ("forward", "backward", "both")
 
 
 class Seconds(NamedTuple):
-    """One call on all ranks, from the first rank's beginning to the last one's end."""
+    """Seconds of one call on all ranks, from the first rank's beginning to the last one's end."""
 
     forward: float
     backward: float
@@ -32,22 +32,22 @@ class Seconds(NamedTuple):
 
 
 Take = Callable[[Side, int], Sequence[Seconds]]
-"""Has a side call so many times, and says how long each call took."""
+"""Runs a side's call so many times, and returns how long each call took."""
 
 
 def interleaved(sides: Sequence[Side], take: Take, rounds: int, step: Callable[[], None]) -> dict[str, list[Seconds]]:
-    """Every side's time in every round, by the side's name.
+    """Measure every side in every round: the median time of its turn's calls, by the side's name.
 
     Args:
         sides: in the order in which they take turns.
-        take: has a side call.
-        rounds: how many are measured; one before them is not.
+        take: runs a side's call.
+        rounds: rounds that are measured; one round before them is not.
         step: called when a side has had its turn.
     """
     calls: dict[str, int] = {}
     for side in sides:
         seconds = take(side, 1)[0]
-        if seconds.both < LEAST_SECONDS:  # a first call finds everything cold, which matters to short ones
+        if seconds.both < LEAST_SECONDS:  # a first call finds caches cold, which matters to short calls
             seconds = take(side, 1)[0]
         calls[side.name] = max(1, min(MOST_CALLS, round(LEAST_SECONDS / max(seconds.both, 1e-9))))
         step()
@@ -62,7 +62,7 @@ def interleaved(sides: Sequence[Side], take: Take, rounds: int, step: Callable[[
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles."""
+    """Return median and quartiles."""
     if len(values) == 1:
         return {"median": values[0], "low": values[0], "high": values[0]}
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -70,22 +70,22 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def of_pass(samples: Sequence[Seconds], name: str) -> list[float]:
-    """One pass's seconds, round by round."""
+    """Return the seconds of one pass, round by round."""
     return [getattr(sample, name) for sample in samples]
 
 
 def ratios(samples: Sequence[Seconds], against: Sequence[Seconds], name: str) -> list[float]:
-    """A side's time over another's, round by round."""
+    """Return a side's time divided by another's, round by round."""
     return [a / b for a, b in zip(of_pass(samples, name), of_pass(against, name), strict=True)]
 
 
 def rows(found: Mapping[str, Sequence[Seconds]], plain: str, floors: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row a side: spreads of its passes, and of its ratios.
+    """Return a row for each side: the spreads of its times and of its ratios.
 
     Args:
         found: every side's time in every round.
-        plain: the side that all are compared with.
-        floors: for a side that has one, the side that is its floor.
+        plain: name of the side that all are compared with.
+        floors: by a side's name, the name of the side that is its floor.
     """
     made = []
     for side, samples in found.items():

@@ -1,4 +1,4 @@
-"""What a process does when its side's turn comes: the same call a few times, forward and backward, between barriers.
+"""What a process does when it is its side's turn: a few equal calls, forward and backward, between barriers.
 
 Processes are kept from turn to turn, and so are their inputs. Between turns they wait for a message, blocked, and take
 no processor time from the side whose turn it is.
@@ -25,9 +25,9 @@ from ringverify.implementation import AttentionCall, Implementation
 from ringverify.targets import load
 
 SPINNING = 0.02
-"""Seconds after which threads of a parallel region have stopped looking for more work and are blocked."""
+"""Seconds after which threads of a parallel region have stopped spinning and are blocked."""
 Interval = tuple[float, float]
-"""Beginning and end by `time.monotonic()`, which the processes of one machine share."""
+"""Beginning and end in seconds of `time.monotonic()`, which the processes of one machine share."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Visit:
     """One turn of a side.
 
     Attributes:
-        side: whose.
+        side: the side whose turn it is.
         workload: what to compute.
-        calls: how many times.
-        phases: take each pass apart, which costs a little time.
+        calls: how many calls.
+        phases: also time the phases of each pass, which takes a little time itself.
     """
 
     side: Side
@@ -56,13 +56,13 @@ class TimedCall(NamedTuple):
 
 
 class PreparedSide(Protocol):
-    """A side with its inputs."""
+    """A side with its inputs, ready to be timed."""
 
     def forward(self) -> Any:
-        """The forward pass; returns what backward needs."""
+        """Run the forward pass, and return what backward needs."""
 
     def backward(self, made: Any) -> None:
-        """The backward pass."""
+        """Run the backward pass."""
 
 
 class Attending:
@@ -70,13 +70,13 @@ class Attending:
 
     Args:
         implementation: what to call.
-        sharding: name of one that it declares.
+        sharding: name of a sharding that it declares.
         workload: what to compute.
-        world_size: ranks.
-        rank: this one.
-        group: of all of them.
-        device: of all tensors.
-        make: make q, k, v and the cotangent of out, each from its shape.
+        world_size: number of ranks.
+        rank: this rank.
+        group: the process group of all ranks.
+        device: device of all tensors.
+        make: functions that make q, k, v and the cotangent of out, each from its shape, dtype and device.
     """
 
     def __init__(
@@ -118,24 +118,24 @@ class Attending:
         )
 
     def forward(self) -> torch.Tensor:
-        """Returns this rank's output."""
+        """Return this rank's output."""
         q, k, v = self.leaves
         returned = self._implementation(q, k, v, self._call)
         out: torch.Tensor = returned[0] if isinstance(returned, tuple) else returned
         return out
 
     def backward(self, made: torch.Tensor) -> None:
-        """Gradients of this rank's q, k and v."""
+        """Compute the gradients of this rank's q, k and v."""
         torch.autograd.grad(made, self.leaves, self.dout)
 
 
 _PREPARED: dict[Side, PreparedSide] = {}
 _OF: list[Workload] = []
-"""What the sides of this process prepared, and for which workload; one at a time, for the memory's sake."""
+"""What the sides of this process prepared, and for which workload: only one at a time is kept, to save memory."""
 
 
 def visit(turn: Visit) -> list[TimedCall]:
-    """Take a side's turn on this rank."""
+    """Run a side's turn on this rank, and return the times of its calls."""
     torch.set_num_threads(turn.side.threads(turn.workload))
     prepared = _prepared(turn.side, turn.workload)
     torch.zeros(1 << 17).add_(1)  # wakes the threads

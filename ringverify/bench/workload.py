@@ -1,4 +1,4 @@
-"""What is computed: a pattern at one length, on so many ranks, under the sharding that suits it."""
+"""What is computed: a pattern at one length, on a number of ranks, under the sharding that suits it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PATTERNS: tuple[PatternName, ...] = get_args(PatternName)
 DILATED: tuple[PatternName, ...] = PATTERNS[-2:]
 
 WINDOW_SHARE = 8
-"""A window reaches back over this part of the sequence."""
+"""A window reaches back over the length of the sequence divided by this."""
 DOCUMENT_SHARES = (1, 6, 3, 8, 2)
-"""Lengths of packed documents, as parts of the sequence: no document begins where a rank does."""
+"""Relative lengths of packed documents, chosen so that no document begins where a rank does."""
 
 
 BRANCHES = ((8, 1), (4, 2), (2, 4))
-"""Branches of a dilation, where none are named: segments as parts of the sequence, and dilation rates."""
+"""Default branches of a dilation: what divides the sequence to give the segment length, and the dilation rate."""
 Branches = tuple[tuple[int, int], ...]
 
 
@@ -51,10 +51,10 @@ class Workload:
     """One thing to compute on one number of ranks.
 
     Attributes:
-        pattern: its name.
+        pattern: name of the pattern.
         problem: what to compute.
-        sharding: how our ring shards it; an implementation that declares another one is given its own.
-        world_size: ranks.
+        sharding: sharding of our ring; an implementation that declares only others is given one of its own.
+        world_size: number of ranks.
     """
 
     pattern: PatternName
@@ -74,16 +74,16 @@ class Workload:
 
 
 def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, causal: bool | None = None) -> Workload:
-    """The workload of a pattern.
+    """Return the workload of a pattern.
 
     Args:
         pattern: dense: all pairs. causal: balanced by a zigzag sharding. window: the last eighth of the sequence.
             documents: five packed documents of unlike lengths. uneven: one position less than asked for, so that no
             number of ranks divides it. dilation-split and dilation-shared: the branches, each head one or all of them.
         length: positions over all ranks.
-        world_size: ranks.
-        shape: heads and dtype.
-        causal: for all but dense and causal; window, documents and uneven are causal by default, dilations are not.
+        world_size: number of ranks.
+        shape: batch, heads, head_dim, dtype, and branches of dilations.
+        causal: whether a pattern other than dense and causal is causal; by default, only dilations are not.
 
     Raises:
         UsageError: too short for so many ranks, or a pattern that contradicts `causal`.
@@ -113,7 +113,7 @@ def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, c
 
 
 def chosen_patterns(named: Sequence[PatternName], causal: bool | None, *, dilated: bool) -> tuple[PatternName, ...]:
-    """The patterns of a run: those named, or dilations, or by default dense and causal, as far as `--causal` allows."""
+    """Return the patterns of a run: those named, else dilations, or dense and causal as far as `--causal` allows."""
     if named:
         return tuple(named)
     if dilated:

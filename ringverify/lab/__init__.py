@@ -1,1 +1,4 @@
-"""What maintainers run: kill scores, false alarms, worlds compared, the survey of packages. Nothing else imports it."""
+"""Commands for maintainers: kill scores, false alarms, worlds compared, survey of published packages.
+
+Only `ringverify mutants` imports it from outside.
+"""

@@ -1,9 +1,9 @@
-"""One implementation in two worlds: the same cases, simulated and over gloo, and whether both say the same of them.
+"""Run the same cases in the simulated world and over gloo, and check that both worlds give the same verdicts.
 
     python -m ringverify.lab.agreeing [NAME ...] [--expected FILE] [--examples N] [--world-sizes 1,2,3]
 
-tries every implementation, peer and mutant of the project that both worlds can run, and ends with 1 if they disagree
-about one. A disagreement is looked at again in fresh processes and with time to spare before it counts.
+tries every implementation, peer and mutant of the project that both worlds can run, and exits with 1 if the worlds
+disagree about any. A disagreement counts only if it remains in fresh processes with a longer deadline.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.world import World, WorldUnavailable
 
 ALWAYS = ("forward", "gradients")
-"""Properties that every implementation is tried on; a mutant, on the first and on the one that is known to kill it."""
+"""Properties to try. A mutant with a known killer is tried on that property and on the first of these."""
 
 HASTY, PATIENT = 3.0, 12.0
-"""Seconds for one run, and for one that is to settle a disagreement: a rank of gloo that waits does so to the end."""
+"""Deadlines in seconds of a run, and of one that settles a disagreement. A hung rank over gloo takes all of it."""
 
 MANY = 60
-"""Cases of what is tried beside: on one rank nothing waits and nothing races."""
+"""Cases of `hazards` and `progress` after a disagreement; many, because on one rank nothing waits or races."""
 
 WAITS = ("waits",)
 WORLD_SIZES = (1, 2, 3)
@@ -46,13 +46,13 @@ EXAMPLES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a hunt in one world came to.
+    """Result of one property in one world.
 
     Attributes:
         examples: cases tried.
-        reason: why the last of them fails, in words that mean the same in both worlds; `None` if none does.
+        reason: why the last of them fails, in words that mean the same in both worlds; `None` if no case fails.
         summary: the violation in a line.
-        late: whether a simulated run passed its deadline, which may be too short for what has to be imported first.
+        late: whether it fails by passing its deadline, which may be too short for what has to be imported first.
     """
 
     examples: int
@@ -63,16 +63,16 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """What two worlds make of one property of one implementation.
+    """Results of one property of one implementation in both worlds.
 
     Attributes:
         name: the implementation's target.
         tried: id of the property.
-        simulated: what was seen there.
-        gloo: what was seen here.
-        beside: the property of those that only the simulated world can show, and that a run over gloo tries there, by
-            which an implementation about which they disagree is wrong in both: a race that gloo happens to win, or a
-            send that waits for its receive as all do over gloo.
+        simulated: the result in the simulated world.
+        gloo: the result over gloo.
+        beside: if the results disagree, the property by which the implementation is wrong anyway: `hazards` or
+            `progress`, which a check over gloo tries in the simulated world, too. They show a race that gloo happens
+            to win, or a send that waits for its receive, as all sends do over gloo.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether both hold it for right, or both for wrong on the same case, or both by what is tried beside."""
+        """Whether no case fails in either world, the same case fails in both, or `beside` explains the difference."""
         return self.beside is not None or (
             (self.simulated.reason is None) == (self.gloo.reason is None)
             and (self.simulated.examples == self.gloo.examples)
@@ -91,12 +91,12 @@ class Compared:
 
     @property
     def alike(self) -> bool:
-        """Whether it is also wrong in the same way."""
+        """Whether the worlds agree, also about the reason of a failure."""
         return self.agrees and self.simulated.reason == self.gloo.reason
 
 
 class Comparison:
-    """Two worlds, kept warm from one implementation to the next.
+    """Compares implementations in two worlds, whose processes are kept from one implementation to the next.
 
     Args:
         examples: cases of each property.
@@ -114,10 +114,10 @@ class Comparison:
             world.close()
 
     def of(self, target: str, properties: Sequence[str]) -> Iterator[Compared]:
-        """Try an implementation on the properties that both worlds can show of it.
+        """Yield the results of an implementation, one for each property that both worlds can test.
 
         Raises:
-            Inconclusive: it is not here, or cannot be in both worlds.
+            Inconclusive: the implementation is not installed, or cannot run in both worlds.
         """
         implementation = self._restricted(targets.load(target))
         for id in dict.fromkeys(properties):
@@ -185,12 +185,12 @@ class Comparison:
 
 
 def _in_both_worlds(reason: tuple[str, ...]) -> tuple[str, ...]:
-    """A deadlock is what the simulated world knows and a deadline ends over gloo."""
+    """Return a reason that both worlds can give: a deadlock in the simulated world is a passed deadline over gloo."""
     return WAITS if reason[0] in ("deadlock", "deadline") else reason
 
 
 def everything(killers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Targets of all that is built in, of all correct variants, of peers and mutants, and the properties of each.
+    """Return all targets (built in, peers, correct variants, mutants), and the properties to try on each.
 
     Args:
         killers: a property that is known to kill a mutant, by the mutant's id.
@@ -203,7 +203,7 @@ def everything(killers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def line(one: Compared) -> str:
-    """A comparison for a person."""
+    """Return a comparison as a line of text."""
     if one.alike:
         said = "pass" if one.simulated.reason is None else f"fail: {one.simulated.summary}"
         return f"  same         {one.name:<36}{one.tried:<22}{said}"
@@ -213,7 +213,7 @@ def line(one: Compared) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, tell line by line, and return 0 if both worlds agree about all, 1 if not."""
+    """Compare, print a line for each comparison, and return 1 if the worlds disagree about any, else 0."""
     parser = argparse.ArgumentParser(prog="python -m ringverify.lab.agreeing", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="targets; all of the project, if there is none")
     parser.add_argument("--expected", type=Path, help="the file of expected kills: names a property for each mutant")

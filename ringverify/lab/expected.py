@@ -1,4 +1,4 @@
-"""The kills that are expected: for each mutant a property, a seed and how many examples it took. Committed as JSON."""
+"""The file of expected kills, JSON: the property that kills each mutant, with which seed, in how many examples."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ringverify.files import read_json, write_whole
 from ringverify.properties.catalogue import PROPERTIES
 
 PATIENCE = 3
-"""What once killed within n examples is given this many times as many, and `GRACE` more: strategies change a little."""
+"""Factor on the examples that a kill once took, before `GRACE` is added: the drawing of cases changes over time."""
 
 GRACE = 20
-"""Examples that every expected kill is given on top."""
+"""Examples that are added for every expected kill."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What is known to kill a mutant.
+    """A property that is known to kill a mutant.
 
     Attributes:
-        mutant: its id.
+        mutant: the mutant's id.
         property: id of the property.
-        seed: of the examples.
-        examples: how many it took.
+        seed: seed of the examples.
+        examples: how many examples the kill took.
     """
 
     mutant: str
@@ -36,12 +36,12 @@ class Expected:
     examples: int
 
     def patience(self) -> int:
-        """Examples after which the mutant counts as one that survives."""
+        """Return the number of examples after which the mutant counts as a survivor."""
         return PATIENCE * self.examples + GRACE
 
 
 def read(path: Path, mutants: Collection[str] = MUTANTS.keys()) -> list[Expected]:
-    """What the file expects: every mutant is in it, and nothing else is.
+    """Read the file of expected kills, which has to name every mutant and nothing else.
 
     Raises:
         UsageError: the file cannot be read, a mutant is missing from it, or a mutant or property in it is unknown.
@@ -67,7 +67,7 @@ def read(path: Path, mutants: Collection[str] = MUTANTS.keys()) -> list[Expected
 
 
 def write(path: Path, expected: Sequence[Expected]) -> None:
-    """Write the file, a line a mutant.
+    """Write the file, one line per mutant.
 
     Raises:
         UsageError: the path cannot be written.

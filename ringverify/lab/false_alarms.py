@@ -1,4 +1,4 @@
-"""Correct implementations that look wrong against the suite: whatever is reported of one of them is a false alarm."""
+"""Run the suite on correct implementations that look wrong: every violation that it reports is a false alarm."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.world import WorldUnavailable
 
 DEADLINE = 30.0
-"""Seconds for one run: a machine that is busy is no reason to suspect anybody."""
+"""Seconds for one run: long, so that a busy machine causes no false alarm."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Alarm:
-    """A property that a correct implementation is said to break.
+    """A violation that the suite reports of a correct implementation.
 
     Attributes:
         property: its id.
@@ -37,13 +37,13 @@ class Alarm:
 
 @dataclasses.dataclass(frozen=True)
 class Acquittal:
-    """What the suite makes of one correct implementation.
+    """Results of the suite on one correct implementation.
 
     Attributes:
         name: the variant's id, or a built-in name.
-        examples: by property, how many cases were tried; those that do not apply are not there.
+        examples: how many cases were tried, by property; properties that do not apply are absent.
         margin: largest error over error allowed, by property.
-        alarms: what was reported.
+        alarms: the false alarms.
     """
 
     name: str
@@ -58,16 +58,16 @@ CORRECT: dict[str, str] = {
     "ring": "ring",
     "allgather": "allgather",
 }
-"""Names and targets: every variant, the plain ring of which mutants are made, and what is built in."""
+"""Targets by name: every variant, the plain ring from which mutants are made, and the built-in implementations."""
 
 
 def acquittals(names: Sequence[str], effort: Effort) -> Iterator[Acquittal]:
-    """Try every property on each, with `effort.most` examples in all, in the proportions of the quick suite."""
+    """Yield the results of each implementation, with `effort.most` examples in all, divided as in the quick suite."""
     yield from side_by_side(functools.partial(_tried, effort), names, effort.jobs)
 
 
 def _tried(effort: Effort, name: str) -> Acquittal:
-    """One of them in a process that lives for all of it.
+    """Try one implementation; one process runs its ranks for all properties.
 
     Raises:
         Inconclusive: the world could not be set up, or the machine gave up.

@@ -1,6 +1,6 @@
-"""Right by other means than a ring of one's own backward: differentiable collectives, and autograd does the rest.
+"""Correct implementations without a backward of their own: differentiable collectives, and autograd does the rest.
 
-What the mask excludes is replaced by 0 before anything is multiplied, so that NaN stays where it is, forward and
+What the mask excludes is replaced by 0 before anything is multiplied, so that a masked NaN does not spread, forward or
 backward. Shape letters: B batch, H query heads, S queries, T keys, D head_dim, E value_dim.
 """
 
@@ -28,7 +28,7 @@ def _here(q: Tensor, call: AttentionCall) -> Here:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Every rank's rows in rank order; backward adds what all ranks have for this one's."""
+    """All-gather every rank's rows in rank order; backward sums the gradients of this rank's rows over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, here: Here) -> Tensor:
@@ -43,14 +43,14 @@ class _GatherRows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         here: Here = ctx.here
         total = gradient.clone(memory_format=torch.contiguous_format)
-        if not here.replicated:  # there every rank has the same cotangent, and the whole gradient
+        if not here.replicated:  # replicated queries: every rank has the same cotangent, and the whole gradient
             dist.all_reduce(total, group=here.group)
         start = sum(len(rows) for rows in here.shards[: here.rank])
         return total.narrow(1, start, len(here.shards[here.rank])), None
 
 
 def attention(here: Here, m: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Dense attention that autograd can follow, `(B, H, S, E)` and `(B, H, S)`."""
+    """Dense attention, differentiable by autograd: out `(B, H, S, E)` and lse `(B, H, S)`."""
     problem, attended = here.problem, m > 0
     pairs = attended[..., None]
     s = (torch.where(pairs, q[:, :, :, None], 0.0) * torch.where(pairs, k[:, :, None], 0.0)).sum(dim=-1)
@@ -68,7 +68,7 @@ def attention(here: Here, m: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[T
 
 
 def by_allgather(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """All keys on every rank by a differentiable all-gather in the wide dtype; no backward is written."""
+    """Attend all keys, after a differentiable all-gather in the wide dtype; autograd does the backward."""
     here = _here(q, call)
     q, k, v = (x.to(here.wide) for x in (q, k, v))
     k, v = _GatherRows.apply(k, here), _GatherRows.apply(v, here)  # type: ignore[no-untyped-call]  # torch's
@@ -80,7 +80,7 @@ def by_allgather(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[
 
 
 class _Exchanged(torch.autograd.Function):
-    """An all-to-all of one flat tensor, whose adjoint is the same the other way."""
+    """All-to-all of one flat tensor; its backward is the all-to-all in the other direction."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, here: Here, leaving: list[int], arriving: list[int]) -> Tensor:
@@ -100,7 +100,7 @@ def _all_to_all(here: Here, flat: Tensor, leaving: list[int], arriving: list[int
 
 
 def _exchange(here: Here, leaving: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """One tensor to every rank, one of those shapes from each."""
+    """Send one tensor to every rank, and return the tensors received, one of these shapes from each rank."""
     sizes = [math.prod(shape) for shape in shapes]
     flat = torch.cat([x.reshape(-1) for x in leaving])
     arrived = _Exchanged.apply(flat, here, [x.numel() for x in leaving], sizes)  # type: ignore[no-untyped-call]
@@ -108,9 +108,9 @@ def _exchange(here: Here, leaving: Sequence[Tensor], shapes: Sequence[tuple[int,
 
 
 def by_heads(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Sequence to heads and back by all-to-all, as DeepSpeed-Ulysses does, freed of divisibility.
+    """Exchange sequence against heads and back by all-to-all, as DeepSpeed-Ulysses does, but for any sizes.
 
-    Jacobs et al. 2023, arXiv:2309.14509. A rank may get no head; key heads go to every rank that has one of theirs.
+    Jacobs et al. 2023, arXiv:2309.14509. A rank may get no head; a key head goes to every rank that reads it.
     """
     here = _here(q, call)
     problem = here.problem

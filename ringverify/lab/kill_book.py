@@ -1,6 +1,6 @@
-"""What runs of `ringverify mutants` found, in one file: first kills, the matrix, false alarms. Each run adds its own.
+"""The results of `ringverify mutants` in one file: first kills, the matrix, false alarms. A run writes its section.
 
-JSON, a line a mutant. The table for people is made of it, by `ringverify.lab.kill_tables`.
+The file is JSON, one line per mutant. `ringverify.lab.kill_tables` makes docs/mutants.md from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BY_VALUE: tuple[FaultKind, ...] = ("value",)
 
 
 def about(effort: Effort, seconds: float) -> dict[str, Any]:
-    """How and when a run was made."""
+    """Return how and when a run was made: date, versions, options, seconds."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "ringverify": ringverify.__version__,
@@ -48,7 +48,7 @@ def about(effort: Effort, seconds: float) -> dict[str, Any]:
 
 
 def of_first_kills(kills: Sequence[Kill], effort: Effort, seconds: float) -> dict[str, Any]:
-    """The section of a run that looked for the first kill of each mutant."""
+    """Return the section with the first kill of each mutant."""
     killed = [one for one in kills if one.verdict == "killed"]
     by_value = [one for one in killed if MUTANTS[one.mutant].kind in BY_VALUE]
     small = [one for one in by_value if (one.ranks or 0) <= 3 and (one.tokens or 0) <= 6]
@@ -66,7 +66,7 @@ def of_first_kills(kills: Sequence[Kill], effort: Effort, seconds: float) -> dic
 
 
 def of_matrix(rows: Sequence[Sequence[Kill]], effort: Effort, seconds: float) -> dict[str, Any]:
-    """The section of a run of all pairs: examples to the kill by mutant and property, for those that kill."""
+    """Return the section with all pairs: examples until the kill, by mutant and by each property that kills it."""
     killed = {row[0].mutant: {one.property: one.examples for one in row if one.verdict == "killed"} for row in rows}
     unsupported = {row[0].mutant: [one.property for one in row if one.verdict == "unsupported"] for row in rows}
     return _matrix(about(effort, seconds), killed, unsupported)
@@ -86,7 +86,7 @@ def _matrix(
 
 
 def _with_earlier(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """A matrix with what an earlier one has of other mutants, if that was made in the same way."""
+    """Add an earlier matrix's other mutants, if it was made with the same versions, seed, examples and properties."""
     how = {name: now[name] for name in ("ringverify", "torch", "python", "seed", "max_examples", "properties")}
     kept = [id for id in MUTANTS if id in {**earlier.get("kills", {}), **now["kills"]}]
     if kept == list(now["kills"]) or any(earlier[name] != value for name, value in how.items()):
@@ -102,7 +102,7 @@ def _with_earlier(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any
 
 
 def of_variants(found: Sequence[Acquittal], effort: Effort, seconds: float) -> dict[str, Any]:
-    """The section of a run over correct implementations."""
+    """Return the section with the correct implementations."""
     return about(effort, seconds) | {
         "implementations": len(found),
         "examples": sum(sum(one.examples.values()) for one in found),
@@ -120,10 +120,10 @@ def of_variants(found: Sequence[Acquittal], effort: Effort, seconds: float) -> d
 
 
 def read(path: Path) -> Book:
-    """What earlier runs wrote; nothing, if there is no such file.
+    """Read what earlier runs wrote; if there is no such file, there are no sections.
 
     Raises:
-        UsageError: the file cannot be read, or is something else.
+        UsageError: the file cannot be read, or is not such a file.
     """
     try:
         content = read_json(path)
@@ -139,12 +139,12 @@ def read(path: Path) -> Book:
 
 
 def add(path: Path, section: Section, content: dict[str, Any]) -> None:
-    """Put a section in the file, in place of an older one; the rest stays.
+    """Write a section to the file, in place of an older one; other sections stay.
 
     A matrix of some mutants is added to that of the others.
 
     Raises:
-        UsageError: the file is something else, or cannot be written.
+        UsageError: the file is not such a file, or cannot be written.
     """
     book = read(path)
     if section == "matrix" and "matrix" in book:
@@ -157,7 +157,7 @@ def add(path: Path, section: Section, content: dict[str, Any]) -> None:
 
 
 def _text(book: Book) -> str:
-    """JSON with a line for each field of a section, and for each entry of a field that is an object."""
+    """Return JSON with a line for each field of a section, and for each entry of a field that is an object."""
     sections = []
     for name, content in book.items():
         if not isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""docs/mutants.md, made of the file that runs of `ringverify mutants --json` wrote."""
+"""Make docs/mutants.md from the file that runs of `ringverify mutants --json` wrote."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LENSES: dict[str, tuple[str, ...]] = {
     "invariants": ("invariants", "isolation", "world_size_invariance", "inputs_untouched", "determinism"),
     "transport": ("hazards", "progress", "traffic", "memory"),
 }  # fmt: skip
-"""The four lenses of DESIGN §6, and what is not about values at all. Every property is of one."""
+"""Properties by lens: the four of DESIGN §6, and `transport`, which is not about values. Each property has one."""
 
 
 def markdown(book: Book, source: str) -> str:
-    """The page.
+    """Return the page as Markdown.
 
     Args:
-        book: sections of runs; those that are missing are left out.
-        source: name of the file they are in.
+        book: the file's content; sections that are missing are left out.
+        source: the file's name.
     """
     parts = [
         "# What the suite kills, and what it lets through\n",

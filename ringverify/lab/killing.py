@@ -1,4 +1,4 @@
-"""Mutants against properties: what kills each, how soon, and how small the case is that shows it."""
+"""Try properties on mutants: which one kills each, after how many examples, and on how small a case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.world import WorldUnavailable
 
 DEADLINE = 4.0
-"""Seconds for one run of a mutant: some hang, and each of those takes this and twice this."""
+"""Seconds for one run of a mutant. A mutant that hangs takes this, and then twice this when the run is repeated."""
 
 _Asked = TypeVar("_Asked")
 _Told = TypeVar("_Told")
@@ -29,16 +29,16 @@ _Told = TypeVar("_Told")
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """What one property makes of one mutant.
+    """Result of one property on one mutant.
 
     Attributes:
-        mutant: its id.
+        mutant: the mutant's id.
         property: id of the property.
         verdict: "killed", "survived" or "unsupported".
         examples: cases tried, the one that kills included.
         seconds: until the kill, or until all were tried; shrinking not included.
         ranks: world size of the smallest case found, if it was looked for.
-        tokens: its longer length.
+        tokens: number of queries or of keys of that case, whichever is larger.
         case: the case in words.
         summary: what was wrong, in a line.
     """
@@ -56,12 +56,12 @@ class Kill:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How hard to try.
+    """How many examples of which properties to try, in how many processes.
 
     Attributes:
-        properties: ids of those to try, in order.
+        properties: ids of the properties to try, in order.
         seed: decides which cases are tried.
-        most: examples of each property, at most; `None` is what the quick suite has.
+        most: examples of each property, at most; `None` takes the number of the quick suite.
         jobs: processes that try mutants side by side.
     """
 
@@ -71,7 +71,7 @@ class Effort:
     jobs: int = 1
 
     def examples(self, property: str) -> int:
-        """Examples of a property."""
+        """Return how many examples of a property to try."""
         quick = PROPERTIES[property].examples_in("quick")
         return quick if self.most is None else min(quick, self.most)
 
@@ -115,7 +115,7 @@ def kill(mutant: str, property: str, *, examples: int, seed: int, shrinking: boo
 
 
 def first_kills(mutants: Sequence[str], effort: Effort) -> Iterator[Kill]:
-    """For each mutant the first property, in the order given, that kills it, or its survival.
+    """Yield for each mutant its first kill, by properties in the order given, or its survival.
 
     Examples and seconds are those of all properties that were tried; the case is shrunk.
     """
@@ -123,20 +123,20 @@ def first_kills(mutants: Sequence[str], effort: Effort) -> Iterator[Kill]:
 
 
 def matrix(mutants: Sequence[str], effort: Effort) -> Iterator[list[Kill]]:
-    """Every property on every mutant, a list a mutant; cases are not shrunk.
+    """Yield a list per mutant with the results of all properties; cases are not shrunk.
 
-    A mutant that nothing kills within `effort.most` examples is tried again with those of the quick suite.
+    A mutant that nothing kills within `effort.most` examples is tried again with as many as in the quick suite.
     """
     yield from side_by_side(functools.partial(_row, effort), mutants, effort.jobs)
 
 
 def expected_kills(expected: Sequence[Expected], jobs: int) -> Iterator[Kill]:
-    """Each mutant of a former run against the property that killed it, within a few times the examples it took then."""
+    """Yield the result of each expected kill, tried again with a few times the examples that it once took."""
     yield from side_by_side(_again, expected, jobs)
 
 
 def side_by_side(work: Callable[[_Asked], _Told], over: Sequence[_Asked], jobs: int) -> Iterator[_Told]:
-    """What `work` makes of each, in order, in as many processes."""
+    """Yield `work(item)` for each item, in order, computed in `jobs` processes."""
     if jobs == 1:
         yield from map(work, over)
         return
@@ -146,7 +146,7 @@ def side_by_side(work: Callable[[_Asked], _Told], over: Sequence[_Asked], jobs: 
 
 def _first(effort: Effort, mutant: str) -> Kill:
     examples, seconds = 0, 0.0
-    world = ContainedWorld()  # a process a mutant: some leave state behind
+    world = ContainedWorld()  # one process per mutant: some leave state behind
     try:
         for property in effort.properties:
             found = kill(
@@ -189,7 +189,7 @@ def _again(one: Expected) -> Kill:
 
 
 def line(one: Kill) -> str:
-    """A kill as a line for a person."""
+    """Return a result as a line of text."""
     size = "" if one.ranks is None else f"{one.ranks} ranks, {one.tokens} tokens"
     return (
         f"  {one.mutant:<7}{one.verdict:<12}{one.property:<22}{one.examples:>4} examples {one.seconds:>6.1f} s  "
@@ -198,5 +198,5 @@ def line(one: Kill) -> str:
 
 
 def as_json(one: Kill) -> list[Any]:
-    """Property, examples, seconds, ranks and tokens; the property is `None` of a mutant that survived."""
+    """Return property, examples, seconds, ranks and tokens; a mutant that survived has `None` for a property."""
     return [one.property or None, one.examples, one.seconds, one.ranks, one.tokens]

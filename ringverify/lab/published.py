@@ -1,8 +1,8 @@
 """What is published about packages: verdicts as they were found, and facts as people wrote them down.
 
-Verdicts are JSON, made of reports and of what `ringverify confirm` saw. Facts are TOML: which package an adapter runs,
-and findings, each of which explains some violations in words. A violation that no finding explains cannot be published,
-nor a finding that nothing shows.
+Verdicts are JSON, made from reports and from the results of `ringverify confirm`. Facts are TOML: which package an
+adapter runs, and findings, each of which explains some violations in words. A violation that no finding explains cannot
+be published, nor a finding without a violation that shows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringverify.reports.story import presentable, story
 
 SCHEMA = 1
 Verdicts = dict[str, Any]
-"""What was found: "made" on how, "targets" by what one types, "scripts" by file name."""
+"""Verdicts as JSON values: "made" holds date and versions, "targets" is by target, "scripts" by file name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,12 +28,12 @@ class Package:
     """A package, as people describe it.
 
     Attributes:
-        name: in its registry.
-        version: the one that was run.
+        name: its name in the registry.
+        version: the version that was run.
         source: address of its code.
         adapter: file of its adapter in `ringverify/peers`.
-        targets: what runs it.
-        about: what of it is run, and what stands in for what a CPU lacks.
+        targets: the targets that run it.
+        about: which part of it is run, and what replaces its GPU kernels on a CPU.
     """
 
     name: str
@@ -49,9 +49,9 @@ class Defect:
     """One thing that is wrong, which may show in many violations.
 
     Attributes:
-        title: it, in a line.
-        targets: whose violations it explains.
-        properties: which of them.
+        title: the defect in a line.
+        targets: the targets whose violations it explains.
+        properties: the properties whose violations it explains.
         text: what is wrong and where in the package's code, as a person read it.
         upstream: address of a report by others, if one is known.
     """
@@ -63,18 +63,18 @@ class Defect:
     upstream: str | None = None
 
     def explains(self, target: str, property: str) -> bool:
-        """Whether it explains a violation."""
+        """Whether the defect explains a target's violation of a property."""
         return target in self.targets and property in self.properties
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """Something that was found beside the packages, and the file that shows it.
+    """A fault that was found outside the packages, and the script that shows it.
 
     Attributes:
-        title: it, in a line.
-        file: the script, beside the facts.
-        text: what it means for those who meet it.
+        title: the fault in a line.
+        file: name of the script, in the folder of the facts.
+        text: what it means for those who run into it.
     """
 
     title: str
@@ -87,8 +87,8 @@ class Elsewhere:
     """A package without a verdict.
 
     Attributes:
-        name: of it, or of several.
-        reason: why there is none; goes on from the name.
+        name: name of the package, or of several.
+        reason: why there is no verdict; a text that continues the sentence begun by the name.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Elsewhere:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """All that people wrote down."""
+    """Everything that people wrote in the file of facts."""
 
     packages: tuple[Package, ...]
     findings: tuple[Defect, ...]
@@ -106,10 +106,10 @@ class Facts:
 
 
 def read_facts(path: Path) -> Facts:
-    """The facts of a file.
+    """Read the facts from a TOML file.
 
     Raises:
-        ReportError: it cannot be read, or a field is missing, unknown or of another type.
+        ReportError: the file cannot be read, or a field is missing, unknown or of another type.
     """
     try:
         content = read_toml(path)
@@ -142,11 +142,11 @@ def _made(kind: type[Any], entry: dict[str, Any], path: Path) -> Any:
 
 
 def told_of(one: ImplementationResult, confirmed: dict[str, tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """What is kept of the verdict on an implementation.
+    """Return what is kept of the verdict on an implementation.
 
     Args:
-        one: it.
-        confirmed: by property, what became of the violation outside the tool and what its script said.
+        one: the implementation's results.
+        confirmed: by property, whether a script showed the violation without the suite, and what the script printed.
     """
     violations = {}
     for outcome in one.failures:
@@ -178,10 +178,10 @@ def _violation(event: CounterexampleEvent) -> dict[str, Any]:
 
 
 def read_verdicts(path: Path) -> Verdicts:
-    """Verdicts that were gathered before.
+    """Read verdicts that were gathered before.
 
     Raises:
-        ReportError: the file cannot be read, or is something else.
+        ReportError: the file cannot be read, or does not hold verdicts.
     """
     try:
         content = read_json(path)
@@ -198,7 +198,7 @@ def read_verdicts(path: Path) -> Verdicts:
 
 
 def _are_verdicts(content: dict[str, Any]) -> bool:
-    """Whether all is there that the page tells, as far as their types say."""
+    """Whether every field that the page shows is present and of the right type."""
     made = ("date", "ringverify", "torch", "python", "platform", "suite", "seed")
     told = {"verdict": str, "examples": int, "properties": dict, "violations": dict}
     property = {"verdict": str, "margin": (float, int, str, type(None)), "reason": (str, type(None))}
@@ -229,7 +229,7 @@ def _are_texts(content: Any) -> bool:
 
 
 def violations(verdicts: Verdicts, outcome: str) -> list[tuple[str, str]]:
-    """Targets and properties of all violations that came to that outcome: "shown" or "not shown"."""
+    """Return target and property of every violation with this outcome: "shown" or "not shown"."""
     return [
         (target, property)
         for target, told in verdicts["targets"].items()
@@ -239,7 +239,7 @@ def violations(verdicts: Verdicts, outcome: str) -> list[tuple[str, str]]:
 
 
 def unexplained(verdicts: Verdicts, facts: Facts) -> list[str]:
-    """Lines on what does not fit together: each makes the page unfit to be published."""
+    """Return a line for each contradiction of verdicts and facts; with any, the page cannot be published."""
     lines = []
     shown = violations(verdicts, "shown")
     for target, property in shown:
@@ -257,5 +257,5 @@ def unexplained(verdicts: Verdicts, facts: Facts) -> list[str]:
 
 
 def used(values: Iterable[str]) -> list[str]:
-    """Each of them once, in the order of their first use."""
+    """Return each value once, in the order of first use."""
     return list(dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""docs/published-packages.md, made of verdicts and facts (`ringverify.lab.published`) and of nothing else."""
+"""Make docs/published-packages.md from verdicts and facts (`ringverify.lab.published`), and from nothing else."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ringverify.reports.markdown import SIGNS, VERDICT_SIGNS, table
 from ringverify.reports.story import margin_text
 
 MOST_CASES = 3
-"""Violations of a finding that are told in full; the table names all."""
+"""Violations of a finding that are shown in full; the table names all of them."""
 MOST_LINES = 30
 
 
 def published_page(verdicts: Verdicts, facts: Facts, folder: str) -> str:
-    """The page.
+    """Return the page as Markdown.
 
     Args:
         verdicts: what was found.
@@ -118,7 +118,7 @@ def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
 
 
 def _telling(shown: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Some of them: those whose cause is named first, of different targets as far as there are."""
+    """Choose the violations to show in full: of different targets, those with a diagnosis and a short case first."""
     ordered = sorted(shown, key=lambda one: (one[2]["diagnosis"] is None, len(one[2]["case"])))
     first = [one for place, one in enumerate(ordered) if one[0] not in [other[0] for other in ordered[:place]]]
     return first[:MOST_CASES]
@@ -169,7 +169,7 @@ def _matrices(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
 
 
 def _short(target: str, package: Package) -> str:
-    """A target without what all targets of the package have in common."""
+    """Return a target without the prefix that all targets of the package have in common."""
     first = target.removeprefix("peer:").removeprefix(package.name).lstrip("-")
     return first or package.name
 

@@ -1,6 +1,6 @@
-"""`python -m ringverify.lab.publishing`: docs/published-packages.md, of reports and of what `confirm` saw.
+"""`python -m ringverify.lab.publishing`: make docs/published-packages.md from reports and from what `confirm` saw.
 
-Made again, in an environment with the peers' packages, by:
+To make it again, in an environment with the peers' packages:
 
     mkdir survey && cd survey
     for peer in $(ringverify list peers); do ringverify check $peer --report ${peer#peer:}.jsonl; done
@@ -8,7 +8,7 @@ Made again, in an environment with the peers' packages, by:
     cd .. && python -m ringverify.lab.publishing survey
 
 The case files of violations go to docs/published/cases, what is kept of the verdicts to docs/published/verdicts.json.
-Without a folder the page is made of what is there.
+Without the argument, here `survey`, the page is made from the verdicts that are kept there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PAGE = Path("docs/published-packages.md")
 FOLDER = Path("docs/published")
 FACTS, VERDICTS, CASES = FOLDER / "packages.toml", FOLDER / "verdicts.json", FOLDER / "cases"
 PATIENCE = 300
-"""Seconds for a script about something found on the way."""
+"""Seconds that a script of the facts may take."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def gather(survey: Path, facts: Facts) -> Verdicts:
-    """Verdicts of the reports in a folder; the case files of violations are copied beside the page.
+    """Collect the verdicts of the reports in a folder, copy the violations' case files, and run the facts' scripts.
 
     Raises:
         UsageError: the folder holds no reports, or there are verdicts on another version than the facts name.
@@ -119,10 +119,10 @@ def _same_versions(facts: Facts) -> None:
 
 
 def _output(script: Path) -> list[str]:
-    """What a script says.
+    """Run a script, and return the lines that it prints.
 
     Raises:
-        UsageError: it fails.
+        UsageError: the script fails.
     """
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=False)
     if run.returncode:

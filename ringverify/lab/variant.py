@@ -1,4 +1,4 @@
-"""A variant, and the variants of a file."""
+"""A variant, which is a correct implementation that looks wrong, and the table of variants that a module fills."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Variant:
     """A correct implementation that looks wrong.
 
     Attributes:
-        id: a name.
+        id: the variant's name.
         story: what is unusual about it, and why it is right.
-        implementation: it.
+        implementation: the implementation.
     """
 
     id: str
@@ -27,10 +27,10 @@ class Variant:
 
 @dataclasses.dataclass
 class Variants:
-    """The variants of one file, by id.
+    """The variants of one module, by id.
 
     Attributes:
-        variants: in the order in which they were added.
+        variants: the variants by id, in the order in which they were added.
     """
 
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)
@@ -42,7 +42,7 @@ class Variants:
         ring: Steps | Callable[..., Any],
         claims: Capabilities = EVERYTHING,
     ) -> Implementation:
-        """Add a variant, made of steps or a plug-in function, and return it as an implementation."""
+        """Add a variant, given as the steps of a ring or as a plug-in function, and return its implementation."""
         function = ring_of(ring) if isinstance(ring, Steps) else ring
         implementation = Implementation(function, f"variant:{id}", claims)
         self.variants[id] = Variant(id, story, implementation)

@@ -1,4 +1,4 @@
-"""Correct, and they look wrong: every variant by id. The suite must pass them."""
+"""Every variant by id: correct implementations that look wrong, and that the suite must pass."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ringverify.lab import variants_of_arithmetic, variants_of_transport
 from ringverify.lab.variant import Variant
 
 VARIANTS: dict[str, Variant] = {**variants_of_transport.ROWS.variants, **variants_of_arithmetic.ROWS.variants}
-"""By id."""
+"""All variants by id."""
 
 
 def __getattr__(name: str) -> Implementation:
-    """A variant's implementation as an attribute of this module, so that a target can name it by its id alone."""
+    """Return a variant's implementation by its id, so that a target can name it as an attribute of this module."""
     if name in VARIANTS:
         return VARIANTS[name].implementation
     raise AttributeError(f"no variant {name!r}; there are {', '.join(VARIANTS)}")

@@ -1,4 +1,4 @@
-"""Correct, and they look wrong: other forms of softmax, other places of the scale, other dtypes."""
+"""Correct implementations that look wrong: other forms of softmax, other places of the scale, other dtypes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 class Sums(NamedTuple):
-    """Not normalised: a shift `(B, H, S, 1)`, and sums of `exp(s − shift)`, plain and weighted with values."""
+    """Partial result, not normalised: a shift `(B, H, S, 1)`, and sums of `exp(s − shift)`, plain and times values."""
 
     shift: Tensor
     total: Tensor
@@ -202,7 +202,7 @@ def _rounded(here: Here, x: Tensor) -> Tensor:
 
 
 def _rounded_attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> object:
-    """Weights relative to the block's maximum are rounded before they meet the values; their sum is not."""
+    """Round weights relative to the block's maximum before they multiply the values; their sum is not rounded."""
 
     def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
         sums = _sums(s, m, v)

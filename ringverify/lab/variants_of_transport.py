@@ -1,4 +1,4 @@
-"""Correct, and they look wrong: other directions, orders, tiles, messages and layouts."""
+"""Correct implementations that look wrong: other directions, orders, tiles, messages and layouts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ reversed_ring = ROWS.add(
 
 
 def _scattered(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Parts are kept until all are there, and added by one reduce-scatter."""
+    """Keep the parts of dk and dv until the last hop, and sum them by one reduce-scatter."""
     parts = here.notes.setdefault("parts", {})
     parts[owner] = part
     if here.size == 1 or here.replicated or hop + 1 < here.size:
@@ -112,7 +112,7 @@ direct_gradients = ROWS.add(
 
 
 def _in_turns(here: Here, to: int, source: int, group: Any, leaving: Block, arriving: Block) -> Posted:
-    """Even ranks send first, odd ones receive first; in an odd ring the last and the first still take turns."""
+    """Even ranks send first, odd ranks receive first; in an odd ring the last rank's send waits for the first's."""
 
     def send() -> None:
         for x in leaving:

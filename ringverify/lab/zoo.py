@@ -1,4 +1,4 @@
-"""`ringverify mutants`: the suite tried on what is broken on purpose, and on what is right and looks wrong."""
+"""`ringverify mutants`: run the suite on mutants, and on correct implementations that look wrong."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MutantsRequest:
-    """What a user asked of `ringverify mutants`.
+    """Options of `ringverify mutants`.
 
     Attributes:
-        ids: mutants, or with `variants` correct implementations; all, if empty.
-        only: properties; `None` is all.
+        ids: mutants to try, or with `variants` correct implementations; empty for all.
+        only: properties to try; `None` for all.
         skip: properties to leave out.
-        every: all properties on every mutant.
-        variants: correct implementations in place of mutants.
-        expected: file of the kills to repeat.
-        write_expected: where to write the cheapest kill of each mutant of a matrix.
-        report: file to which what is found is added.
-        table: file for the tables made of the report; nothing is run.
+        every: try all properties on every mutant.
+        variants: try correct implementations instead of mutants.
+        expected: file of the expected kills, which are tried instead of all properties.
+        write_expected: where to write the cheapest kill of each mutant; needs `every`.
+        report: file to which the results are added.
+        table: file for the tables that are made from `report`; nothing is run.
         seed: decides which cases are tried.
-        most: examples of each property at most; with `variants`, of all together.
-        jobs: processes.
+        most: examples of each property at most; with `variants`, of all properties together.
+        jobs: processes that work side by side.
     """
 
     ids: tuple[str, ...] = ()
@@ -55,8 +55,7 @@ class MutantsRequest:
 
 
 def run(request: MutantsRequest, say: Say) -> int:
-    """Do what is asked, tell what is found as it comes, and return 0 if nothing is amiss, 1 if a mutant survives or a
-    correct implementation is rejected.
+    """Run the command, and return 1 if a mutant survives or a correct implementation is rejected, else 0.
 
     Raises:
         UsageError: an id, a property, a file or a combination of options is wrong.
@@ -72,7 +71,7 @@ def run(request: MutantsRequest, say: Say) -> int:
     if request.table is not None:
         return _write_table(request.table, request.report, say)
     if request.report is not None:
-        kill_book.read(request.report)  # refused now rather than when all is done
+        kill_book.read(request.report)  # a damaged file is refused before the run rather than after it
     effort = Effort(
         properties=tuple(property.id for property in select(request.only, request.skip)),
         seed=request.seed,

@@ -1,22 +1,24 @@
 """DeepSpeed's sequence parallelism by all-to-all (PyPI, 0.19.8): `DistributedAttention` and `UlyssesSPAttentionHF`.
 
-Both exchange sequence against heads, call an attention that they are handed on whole sequences of some heads, and
-exchange back. The attention is `ringverify.peers.dense`; the exchanges, forward and backward, are the package's.
+Both exchange sequence against heads, call a given attention function on whole sequences of some heads, and exchange
+back. The attention function is `ringverify.peers.dense`; the exchanges, forward and backward, are the package's.
 
 What is declared, and where it says so:
 
 - `DistributedAttention` (`deepspeed/sequence/layer.py`): any local attention, so causal or not and any scale; layouts
   with the batch first and second, `batch_dim_idx`; grouped heads, "the partition follows KV groups"; key heads that
   the ranks do not divide, but no fewer than ranks: "must be at least the sequence parallel size". Fewer are filled up
-  with heads of zeros here. Its rank within the group comes from an `mpu` object, as of Megatron;
+  with heads of zeros here. Its rank within the group comes from an `mpu` object, as in Megatron;
 - `UlyssesSPAttentionHF` (`deepspeed/runtime/sequence_parallel/ulysses_sp.py`): what an attention function of
-  transformers gets, with heads that the ranks divide, those of the keys too: fewer key heads, which have to divide the
-  ranks, are no multiple and are not tried. The mask is made of the `position_ids` that it gathers;
-- equal shards: messages of equal size are all that it makes;
+  transformers gets, with heads that the ranks divide, those of the keys too. Fewer key heads than ranks have to divide
+  the ranks; that cannot be declared as a multiple, and is not tried. The mask is made from the `position_ids` that it
+  gathers;
+- equal shards: it only sends messages of equal size;
 - float32: what the local attention computes in; the package converts nothing.
 
-What it leaves in the process (its communication backend, groups by name) is one rank's: hence `processes=True`. Its
-shared-memory all-reduce would be compiled at first use; nothing here reduces, and it is switched off.
+The state that it keeps in the process (its communication backend, groups by name) is that of one rank: hence
+`processes=True`. Its shared-memory all-reduce would be compiled at first use; nothing here reduces, and it is switched
+off.
 
 Importing this module imports the package.
 
@@ -41,11 +43,11 @@ NAME = "peer:deepspeed-ulysses"
 PACKAGE = "deepspeed"
 VERSION = "0.19.8"
 INSTALL = "pip install --no-build-isolation deepspeed==0.19.8 transformers"
-"""transformers is looked up, for its version, and not imported."""
+"""deepspeed asks for the version of transformers, and does not import it."""
 
 Tensor = torch.Tensor
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it looks for every accelerator there is, and says what it found
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # unset, it looks for every accelerator, and prints what it found
 _imported = functools.partial(imported, peer=NAME, package=PACKAGE, version=VERSION, install=INSTALL)
 _deepspeed: Any = _imported("deepspeed")
 _layer: Any = _imported("deepspeed.sequence.layer")
@@ -57,7 +59,7 @@ _declared = functools.partial(implementation, gqa=True, scale=True, subgroups=Tr
 
 
 def _connect(call: AttentionCall) -> None:
-    """DeepSpeed on the processes that are connected already."""
+    """Initialise DeepSpeed on the process group that exists already."""
     _deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     _groups.mpu = SimpleNamespace(get_sequence_parallel_rank=lambda: call.rank)
 
@@ -93,7 +95,7 @@ def _hf_local(
     module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: None, *, position_ids: Tensor, causal: bool,
     scaling: float,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """An attention function as transformers has them: heads before the sequence in, after it out."""
+    """Attention function as transformers calls it: heads before the sequence in the inputs, after it in the output."""
     del module, mask
     positions = causal_mask(position_ids, position_ids)[:, None] if causal else None
     return attention(q, k, v, mask=positions, scale=scaling).transpose(1, 2), None

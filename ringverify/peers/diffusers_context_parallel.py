@@ -7,21 +7,21 @@ calls torch's flash operator, with `ringverify.peers.torch_flash_kernel` for its
 What is declared, and where it says so (`diffusers/models/attention_dispatch.py`, `_modeling_parallel.py`):
 
 - never causal, no grouped heads: "not yet supported for templated attention";
-- scale, an argument; lse of the flash backend, its argument `return_lse`; autograd has no formula for it;
+- scale, an argument; with the flash backend lse, by its argument `return_lse`; autograd has no formula for lse;
 - key lengths with Ulysses: "All-gather a local mask so its layout matches the QKV layout after all-to-all"; the ring
   takes no mask;
-- two ranks or more: "Either ring_degree or ulysses_degree must be greater than 1"; `unified`, which is both, from four
-  on even numbers, the ring over two;
+- two ranks or more: "Either ring_degree or ulysses_degree must be greater than 1"; `unified`, which is both at once, on
+  4, 6 and 8 ranks, the ring over two;
 - `-anything`: "supports arbitrary sequence lengths and head counts that are not evenly divisible", and no backward,
   "not implemented yet";
-- without that, heads that the ranks divide (for `unified`, whose Ulysses is half of the ranks, that is more than it
-  needs); with it, heads of zeros follow where its padding would be as large as what a rank holds, which it asserts
-  against;
+- other Ulysses modes: heads that the ranks divide (more than `unified` needs, whose Ulysses runs over half of the
+  ranks). In the "anything" modes heads of zeros are appended here where the package's own padding would be as large as
+  what a rank holds, which it asserts against;
 - sums in float32: `convert_to_fp32`; the flash kernel rounds weights to the input dtype;
 - sub-groups: `mesh`, "a custom device mesh".
 
-`ContextParallelConfig.setup` makes groups among all processes; its fields are set here as it sets them, with meshes of
-the ring's group alone.
+`ContextParallelConfig.setup` makes groups among all processes. It is not called: its fields are set here as it sets
+them, with meshes of the ring's group alone.
 
 Importing this module imports the package, and registers the CPU kernels of torch's flash operator.
 
@@ -60,7 +60,7 @@ _SEVERAL = tuple(range(2, 9))
 
 
 def _configured(call: AttentionCall, ring: int, ulysses: int, **options: bool) -> Any:
-    """What `enable_parallelism` makes of a model's configuration, for these numbers of ranks."""
+    """Return the configuration that `enable_parallelism` gives a model, for these degrees of ring and Ulysses."""
     config = _parallel.ContextParallelConfig(ring_degree=ring, ulysses_degree=ulysses, **options)
     ranks = torch.tensor(dist.get_process_group_ranks(call.group)).view(ring, ulysses)
     row, column = divmod(call.rank, ulysses)
@@ -71,7 +71,7 @@ def _configured(call: AttentionCall, ring: int, ulysses: int, **options: bool) -
 
 
 def _mesh(call: AttentionCall, ranks: list[int]) -> Any:
-    """A mesh of one axis: of the ring's group, or of some of its ranks; none of one rank."""
+    """Return a one-dimensional mesh of these ranks, all or some of the ring's group; `None` for a single rank."""
     if len(ranks) == call.world_size:
         group = call.group
     elif len(ranks) > 1:
@@ -133,10 +133,10 @@ _ANYTHING = {
 
 
 def __getattr__(name: str) -> Implementation:
-    """The two "anything" modes, where they can run: `gather_size_by_comm` exchanges lengths on torch's accelerator.
+    """Return an "anything" mode where it can run: `gather_size_by_comm` exchanges lengths on torch's accelerator.
 
     Raises:
-        Inconclusive: torch was built for an accelerator that this machine has not.
+        Inconclusive: torch was built for an accelerator that this machine lacks.
     """
     if name not in _ANYTHING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,9 @@
 
 What is declared is what the README and the docstring of the class say:
 
-- dilated attention as of LongNet, a branch a group of heads: "(potentially) unequally sized groups", the first ones a
-  head larger; without a dilation here, one branch of the whole length at rate 1, "a drop-in replacement" for attention;
+- dilated attention as in LongNet, one branch per group of heads: "(potentially) unequally sized groups", the first ones
+  a head larger. A problem without a dilation is run as one branch of the whole length at rate 1, because the package is
+  "a drop-in replacement" for attention;
 - lengths that every segment length divides: "'seq_len' must be a multiple of … the largest segment length";
 - `softmax_scale`: "the temperature to use for the softmax attention";
 - `is_causal`; one process: nothing in it communicates;
@@ -47,7 +48,7 @@ with standing_in():
     world_sizes=(1,),
 )
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-    """The output of one process, which holds everything."""
+    """The output; the one process holds the whole sequence."""
     branches = ((call.problem.nq, 1),) if call.dilation is None else call.dilation.branches
     segments, rates = zip(*branches, strict=True)
     module = _module.DilatedAttention(segments, rates, softmax_scale=call.scale)

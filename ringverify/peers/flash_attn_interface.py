@@ -177,18 +177,18 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-    """Attention on one device, differentiable but for its log-sum-exp; a head dimension is padded to a multiple of 8.
+    """Attention on one device, differentiable except for its log-sum-exp; head_dim is padded to a multiple of 8.
 
     Args:
         q: `(batch, seqlen, nheads, headdim)`, float16 or bfloat16; k and v alike, of as many or fewer heads.
         k: keys.
         v: values.
-        dropout_p: 0.
+        dropout_p: only 0 is supported.
         softmax_scale: `headdim ** -0.5` by default.
         causal: aligned to the bottom right corner.
         window_size: `(left, right)`, both inclusive, negative for unbounded.
         softcap: 0 for none.
-        alibi_slopes: none.
+        alibi_slopes: only `None` is supported.
         deterministic: makes no difference here.
         return_attn_probs: return `(out, lse, an empty tensor)` instead of out.
 
@@ -209,7 +209,7 @@ def flash_attn_func(
 
 
 def for_kernels(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs as the kernels take them: the dimensions of each head filled up with zeros."""
+    """Pad head_dim of q, k and v with zeros to a multiple of 8, as the kernels need it."""
     if lacking := -q.shape[-1] % kernels.HEAD_MULTIPLE:
         q, k, v = (torch.nn.functional.pad(x, (0, lacking)) for x in (q, k, v))
     return q, k, v
@@ -217,9 +217,9 @@ def for_kernels(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 @contextlib.contextmanager
 def standing_in(*packages: str) -> Iterator[None]:
-    """Within this, `import flash_attn` finds this module, and `packages` are imported afresh.
+    """Context in which `import flash_attn` finds this module, and `packages` are imported afresh.
 
-    Afterwards both are as they were: who imports them later gets what is installed.
+    Afterwards `sys.modules` is as it was: later imports find what is installed.
     """
     names = (NAME, *packages)
     hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in names}

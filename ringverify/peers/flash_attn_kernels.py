@@ -4,19 +4,21 @@ No code of flash-attn is used, and none of the oracle's or of our ring's: this i
 `csrc/flash_attn/flash_api.cpp`, `src/flash_fwd_kernel.h`, `src/flash_bwd_kernel.h`, `src/softmax.h`, `src/mask.h`) and
 follows them where a caller can tell the difference:
 
-- float16 and bfloat16 only, heads of a multiple of 8 up to 256 wide, each key head for as many query heads; anything
-  else is refused with the kernels' own words;
+- float16 and bfloat16 only, head_dim a multiple of 8 up to 256, query heads a multiple of the key heads; anything else
+  is refused with the kernels' own messages;
 - causal and windows are aligned to the bottom right corner, window ends inclusive, a negative end unbounded;
-- scores, running sums and log-sum-exps are float32; weights are rounded to the input dtype, unnormalised, before they
-  meet the values; in backward the normalised weights and the gradients of scores are; each result is rounded once;
+- scores, running sums and log-sum-exps are float32; unnormalised weights are rounded to the input dtype before they are
+  multiplied with the values, and in backward the normalised weights and the gradients of the scores are rounded so,
+  too; each result is rounded once;
 - a query without keys has out 0 and a log-sum-exp of **plus** infinity, and so has every query where there is no key;
 - the row maximum is taken before the scale, so that a negative scale turns masked scores into +inf, as it does there;
-- masked weights are 0 and still meet their values: 0 times NaN is NaN within a tile, and sequences here are one tile;
+- masked weights are 0 and are multiplied with their values: 0 times NaN is NaN within a tile, and here a whole sequence
+  is one tile;
 - backward reads the log-sum-exps as dense memory, whatever strides they came with, and writes into the buffers it is
-  handed; dk and dv of grouped heads are rounded once a query head before they are summed.
+  handed; dk and dv of grouped heads are rounded for each query head before they are summed.
 
-Differences that a caller cannot rely on: the order of summation; `max_seqlen` only says here whether there is anything
-to do, there it sizes a grid of tiles. Dropout and ALiBi are refused.
+Differences that a caller cannot rely on: the order of summation; `max_seqlen`, which sizes a grid of tiles in the CUDA
+kernels, is not used here. Dropout and ALiBi are refused.
 
 Legend of shape suffixes: N sequence, H heads, D head_dim; q and k say whose.
 """
@@ -28,15 +30,15 @@ import torch
 Tensor = torch.Tensor
 
 HEAD_MULTIPLE = 8
-"""Of which head_dim has to be."""
+"""head_dim has to be a multiple of this."""
 ROW_MULTIPLE = 128
-"""Rows of `softmax_d`, and of the tiles that grids are made of."""
+"""Rows of a tile; the rows of the row sums (`softmax_d`) are padded to a multiple of it."""
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: tuple[int, int], softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """out `(B, Nq, H, D)` in q's dtype and the log-sum-exps `(B, H, Nq)` in float32, of `(B, N, H, D)` inputs.
+    """Return out `(B, Nq, H, D)` in q's dtype and the float32 log-sum-exps `(B, H, Nq)` of `(B, N, H, D)` inputs.
 
     Raises:
         RuntimeError: the kernels refuse the inputs.
@@ -64,7 +66,7 @@ def varlen_forward(
     window: tuple[int, int],
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
-    """out `(total_q, H, D)` and the log-sum-exps `(H, total_q)`, of packed sequences; rows of none are not written.
+    """Return out `(total_q, H, D)` and lse `(H, total_q)` of packed sequences; rows of no sequence are not written.
 
     Raises:
         RuntimeError: the kernels refuse the inputs.
@@ -94,7 +96,7 @@ def backward(
     window: tuple[int, int],
     softcap: float,
 ) -> Tensor:
-    """Writes dq, dk and dv; returns the row sums of dout * out `(B, H, Nq rounded up to 128)` in float32.
+    """Write dq, dk and dv; return the row sums of dout * out `(B, H, Nq rounded up to 128)` in float32.
 
     Raises:
         RuntimeError: the kernels refuse the inputs.
@@ -129,7 +131,7 @@ def varlen_backward(
     window: tuple[int, int],
     softcap: float,
 ) -> Tensor:
-    """Writes dq, dk and dv where there are sequences; returns row sums `(H, total_q + 128 * sequences)`.
+    """Write dq, dk and dv where there are sequences; return the row sums `(H, total_q + 128 * sequences)`.
 
     Raises:
         RuntimeError: the kernels refuse the inputs.
@@ -241,14 +243,14 @@ def _summed(tensor_HND: Tensor, group: int) -> Tensor:
 
 
 def _dense(lse: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The numbers that lie from the tensor's first on, taken for a dense tensor of that shape."""
+    """Read the memory that starts at the tensor's first number as a dense tensor of a shape, whatever its strides."""
     _refuse(lse.dtype != torch.float32 or lse.numel() != torch.Size(shape).numel(), "softmax_lse does not fit q")
     strides = torch.empty(shape, device="meta").stride()
     return lse.as_strided(shape, strides, lse.storage_offset())
 
 
 def _sequences(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> list[tuple[slice, slice]]:
-    """The rows and the keys of each sequence."""
+    """Return the query rows and the key rows of each sequence, as slices."""
     for name, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         _refuse(lengths.dtype != torch.int32, f"{name} must have dtype int32")
         _refuse(not lengths.is_contiguous(), f"{name} must be contiguous")
@@ -260,7 +262,7 @@ def _sequences(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> list[tuple[slice, 
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> None:
-    """What the kernels refuse of any tensor, in their words."""
+    """Refuse what the kernels refuse of any tensor, with their messages."""
     _refuse(q.dtype not in (torch.float16, torch.bfloat16), "FlashAttention only support fp16 and bf16 data type")
     for tensor in (k, v, *others):
         _refuse(tensor.dtype != q.dtype, "query, key, value, their gradients and out must have the same dtype")

@@ -1,4 +1,4 @@
-"""A published package at the version that an adapter was written for, or one line on why there is no verdict on it."""
+"""Import a published package at the version that its adapter was written for, or say in one line why that fails."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import ModuleType
 from ringverify.errors import Inconclusive
 
 EXTRA = "pip install 'ringverify[peers]'"
-"""What installs the packages of all adapters that need nothing but a CPU."""
+"""Command that installs the packages of all adapters that need nothing but a CPU."""
 
 
 def imported(
     module: str, *, peer: str, package: str, version: str, install: str = EXTRA, run_init: bool = True
 ) -> ModuleType:
-    """The module of an installed package.
+    """Import a module of an installed package, which has to be of one version.
 
     Args:
         module: what to import, dotted.
@@ -35,7 +35,7 @@ def imported(
         found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         raise Inconclusive(f"{needs}: {install}") from None
-    if found.partition("+")[0] != version:  # a build of torch names itself after it
+    if found.partition("+")[0] != version:  # torch appends its build, such as +cpu
         raise Inconclusive(f"{needs}, found {found}: {install}")
     try:
         if not run_init:

@@ -33,7 +33,7 @@ _ring_flash_attn = imported("ring_attention_pytorch", peer=NAME, package=PACKAGE
 
 
 def _bucket_size(length: int) -> int:
-    """Two buckets a shard, as the package's own scripts run it; buckets must divide the shard, says `RingAttention`."""
+    """Two buckets per shard, as in the package's own scripts; buckets must divide the shard, says `RingAttention`."""
     return length if length % 2 else length // 2
 
 
@@ -50,7 +50,7 @@ def _bucket_size(length: int) -> int:
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """This rank's output; q, k and v are this rank's shards."""
     key_heads, group_size = call.problem.hk, call.problem.group_size
-    # Query head h reads key head h % Hk there, and h // (Hq // Hk) here.
+    # Query head h reads key head h % Hk in the package, and h // (Hq // Hk) in the suite.
     q_theirs = _reorder_heads(q, key_heads, group_size)
     out: torch.Tensor = _ring_flash_attn(
         q_theirs,
@@ -65,6 +65,6 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCal
 
 
 def _reorder_heads(tensor: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
-    """From heads counted by `outer`, then `inner`, to heads counted by `inner`, then `outer`."""
+    """Reorder heads that are counted by `outer`, then `inner`, to be counted by `inner`, then `outer`."""
     batch, length, _, dim = tensor.shape
     return tensor.reshape(batch, length, outer, inner, dim).transpose(2, 3).reshape(batch, length, -1, dim)

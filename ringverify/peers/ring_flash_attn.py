@@ -10,13 +10,14 @@ What is declared is what the README and the test scripts of the package say:
 - causal: the asserts of `zigzag` and `stripe` say that they are for causal attention only;
 - equal shards: the scripts assert `seqlen % world_size == 0`, those of zigzag `2 * world_size`;
 - lse, not differentiable: the scripts compare what `return_attn_probs=True` returns; flash-attn documents the same;
-- grouped heads: the benchmark scripts run the heads of Llama-3.1-8B, 32 for 8;
+- grouped heads: the benchmark scripts run Llama-3.1-8B, with 32 query heads and 8 key heads;
 - scale and deterministic, which are arguments; groups, which the README makes with `new_group`;
 - no window ("window_size is not supported"), no softcap (no argument), no other value_dim (flash-attn has none);
 - the varlen functions take documents that every rank holds its part of: "the varlen versions (except the llama3
-  version) only support passing one `cu_seqlens`". A batch becomes such documents here, with one more of another length
-  between, so that lengths differ. `llama3` takes documents anywhere and is declared with them, one call a sequence;
-  what lies in no document is padding: zeros in a document of their own, whose results are dropped;
+  version) only support passing one `cu_seqlens`". Here the sequences of a batch become such documents, each followed by
+  a filler document of another length, so that lengths differ. `llama3` takes documents anywhere and is declared with
+  them, one call per sequence; positions in no document are padding: zeros in a document of their own, whose results are
+  dropped;
 - worlds of two and more: on one rank the rings' backward sends to itself, which nccl does and gloo refuses.
 
 The adapter only translates: it does what `flash_attn_func` does around the same kernels, padding head_dim with zeros to
@@ -49,7 +50,7 @@ Tensor = torch.Tensor
 RINGS = (2, 3, 4, 5, 6, 7, 8)
 """World sizes of the rings."""
 BETWEEN = 2
-"""Rows that a rank holds of the document between two sequences of a batch; zigzag halves them."""
+"""Rows that a rank holds of the filler document after each sequence of a batch; even, because zigzag halves them."""
 
 
 def _module(name: str) -> Any:
@@ -94,7 +95,7 @@ def _dense(function: Callable[..., Any], name: str, sharding: str, causal: str) 
 def _packed(function: Callable[..., Any], name: str, sharding: str, causal: str) -> Implementation:
     @_declared(name=f"{NAME}-{name}", sharding=sharding, causal=causal, world_sizes=RINGS)
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """This rank's output and log-sum-exp; each sequence of the batch is a document, and so is what lies between."""
+        """This rank's output and log-sum-exp; each sequence of the batch is a document, followed by a filler."""
         batch, rows, _, dim = q.shape
         q, k, v = for_kernels(q, k, v)
         q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, BETWEEN)).flatten(0, 1) for x in (q, k, v))
@@ -118,7 +119,7 @@ def _gathered(name: str) -> Implementation:
         covered = ((call.positions >= ends[0]) & (call.positions < ends[-1]))[:, None, None]
         q, k, v = (torch.where(covered, x, 0.0) for x in (q, k, v))
         q, k, v = for_kernels(q, k, v)
-        inside = {end for end in ends if 0 < end < call.problem.nq}  # no document is empty there
+        inside = {end for end in ends if 0 < end < call.problem.nq}  # without empty documents
         lengths = torch.tensor([0, *sorted(inside), call.problem.nq], dtype=torch.int32)
         prepared = _llama3.llama3_flash_attn_prepare_cu_seqlens(lengths, call.causal, call.rank, call.world_size)
         *sizes, local_k_slice = prepared

@@ -5,8 +5,8 @@ have a sharding strategy registered": it knows the GPU operators only. Here the 
 torch's dispatcher, with `ringverify.peers.torch_flash_kernel` for its kernel, so that all that is torch's runs
 untouched: the `_ContextParallel` style, DTensor's sharding rules, the rotation, the merging, the autograd formula and
 the backward.
-Flex attention has no backward on a CPU; what its style adds to it is the differentiable all-gather of keys and values,
-which is run with dense attention over what it returns.
+Flex attention has no backward on a CPU; what torch's style adds to it is a differentiable all-gather of keys and
+values, which is run here with dense attention on what it returns.
 
 What is declared, and where it says so (`torch/distributed/tensor/experimental/_context_parallel/`):
 
@@ -69,7 +69,7 @@ _SEQUENCE = 2
 
 
 class _Flash(torch.nn.Module):
-    """What `scaled_dot_product_attention` calls on a GPU."""
+    """The flash operator, which `scaled_dot_product_attention` calls on a GPU."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
@@ -77,7 +77,7 @@ class _Flash(torch.nn.Module):
 
 
 class _DenseFlex(torch.nn.Module):
-    """In place of `flex_attention`, which has no backward on a CPU."""
+    """Dense attention in place of `flex_attention`, which has no backward on a CPU."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         return attention(q, k, v, mask=mask, scale=scale)

@@ -7,14 +7,14 @@ formula that the GPU kernels share with the paper of FlashAttention:
 - out in the dtype of the query; log-sum-exps `(B, H, N)`, natural, in float32;
 - softmax scale `D ** -0.5` by default; `is_causal` for as many queries as keys;
 - where there is no key, out is 0 and every log-sum-exp **plus** infinity;
-- each key head serves as many query heads, and dk and dv come back with the heads of k and v;
+- query heads share key heads in equal groups, and dk and dv come back with the heads of k and v;
 - sums in float32; for 16-bit inputs the weights, and in backward the gradients of the scores, are rounded to the input
   dtype before the matrix product that follows, and each result is rounded once;
-- backward takes out and the log-sum-exps from outside: those of a merge, where there was one;
+- backward takes out and the log-sum-exps as arguments: the merged ones, where results were merged;
 - no dropout, no quantised inputs, no debug mask.
 
-Where the GPU kernels only take float16 and bfloat16, and heads padded to a multiple of 8, these also take float32 and
-any head: so that what is wrong shows above rounding. Any sign of the scale is right here.
+Where the GPU kernels only take float16 and bfloat16, and head_dim padded to a multiple of 8, these also take float32
+and any head_dim, so that errors are not hidden by rounding. Negative scales are right here, too.
 
 Legend of shape suffixes: B batch, H heads, N queries, M keys, D head_dim.
 """
@@ -41,7 +41,7 @@ def flash_forward(
     *,
     scale: float | None = None,
 ) -> _Forward:
-    """The operator's nine results: out, log-sum-exp, no offsets, both lengths, states of no generator, no mask.
+    """Return the operator's nine results: out, lse, no offsets, both lengths, unused random states, an empty mask.
 
     Raises:
         NotImplementedError: dropout, a debug mask, or a causal mask over different lengths is asked for.
@@ -78,7 +78,7 @@ def flash_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv of the weights `exp(scores - logsumexp)`.
+    """Return dq, dk and dv, with the weights `exp(scores - logsumexp)`.
 
     Raises:
         NotImplementedError: dropout, or a causal mask over different lengths is asked for.
@@ -105,12 +105,12 @@ def _scores(query: Tensor, key: Tensor, is_causal: bool, scale: float | None) ->
 
 
 def _heads_of(query: Tensor, shared: Tensor) -> Tensor:
-    """Keys or values in float32, once for each query head."""
+    """Return keys or values in float32, repeated for each query head."""
     return shared.float().repeat_interleave(query.size(1) // shared.size(1), dim=1)
 
 
 def _summed(gradient: Tensor, shared: Tensor) -> Tensor:
-    """The sum over the query heads of each key head, in its dtype."""
+    """Sum a gradient over the query heads of each key head, in the dtype of `shared`."""
     batch, heads, rows, dim = shared.shape
     return gradient.reshape(batch, heads, -1, rows, dim).sum(dim=2).to(shared.dtype)
 
@@ -131,11 +131,11 @@ def _refuse(dropout_p: float, return_debug_mask: bool, query: Tensor, key: Tenso
 
 _untyped: Any = torch.library
 LIBRARY = _untyped.Library("aten", "IMPL")
-"""Holds the registrations, which end with it."""
+"""Keeps the registrations, which end when this object is deleted."""
 
 
 @functools.cache
 def register() -> None:
-    """Make these the operators' kernels for CPU tensors, for the rest of the process."""
+    """Register these kernels for CPU tensors, for the rest of the process."""
     LIBRARY.impl("_scaled_dot_product_flash_attention", flash_forward, "CPU")
     LIBRARY.impl("_scaled_dot_product_flash_attention_backward", flash_backward, "CPU")

@@ -1,6 +1,6 @@
 """The part of `xformers.ops` that dilated-attention-pytorch calls, in PyTorch on a CPU.
 
-xformers 0.0.21, the newest that the package takes, is built for another torch. Written from its documentation of
+xformers 0.0.21, the newest that the package takes, is built for another torch. This follows its documentation of
 `memory_efficient_attention`: inputs `(batch, sequence, heads, head_dim)`; softmax scale `head_dim ** -0.5`;
 `LowerTriangularMask` is causal from the top left; out in the query's dtype, differentiable by autograd. A query without
 keys has out 0.
@@ -25,7 +25,7 @@ AttentionOp = Any
 
 
 class LowerTriangularMask:
-    """No key after the query."""
+    """Causal mask, aligned to the top left corner."""
 
 
 def memory_efficient_attention(
@@ -55,7 +55,7 @@ def memory_efficient_attention(
 
 @contextmanager
 def standing_in() -> Iterator[None]:
-    """Within this, `import xformers.ops` finds this module, whatever is installed."""
+    """Context in which `import xformers.ops` finds this module, whatever is installed."""
     hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "xformers"}
     for name in hidden:
         del sys.modules[name]

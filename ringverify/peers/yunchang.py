@@ -10,18 +10,18 @@ What is declared is what the README and the test scripts of the package say:
 - `UlyssesAttention` over a group, and `LongContextAttention` after `set_seq_parallel_pg`, here with `sp_ulysses_degree`
   2, as in the scripts: the whole world, an even number of ranks. "The parallelism degree in Ulysses cannot exceed the
   number of heads", and has to divide those of the keys: `key_heads_multiple`;
-- with flash-attn: bfloat16 and float16, `probabilities="input"` (as of flash-attn), gradients, grouped heads ("MAQ and
-  GQA can only use the no packed version"), scale, softcap and deterministic, which are arguments and handed on; of the
-  rings the log-sum-exp that `return_attn_probs=True` returns, not differentiable;
+- with flash-attn: bfloat16 and float16, `probabilities="input"` (as flash-attn rounds), gradients, grouped heads ("MAQ
+  and GQA can only use the no packed version"), scale, softcap and deterministic, which are arguments that it passes on;
+  for the rings also the log-sum-exp that `return_attn_probs=True` returns, not differentiable;
 - with torch: the README's way to run without flash-attn, `attn_type=AttnType.TORCH_…`, and `ring_pytorch_attn_func`;
   "the backward pass is not supported", so `gradients=False`. The flash backend takes 16-bit dtypes, math any;
 - equal shards: the scripts assert `seqlen % world_size == 0`;
-- no window: `window_size` is handed to the kernel of every block as it is, and the package that this one "is built on"
-  says that it is not supported;
+- no window: `window_size` is passed to the kernel of every block as it is, and the package that this one "is built on"
+  says that a window is not supported;
 - rings in worlds of two and more: on one rank their backward sends to itself, which nccl does and gloo refuses.
 
-Not here, for they need a GPU: `AttnType.TORCH_EFFICIENT`, `TORCH_CUDNN`, `AsyncLongContextAttention`, and the kernels
-of other libraries.
+Not adapted, because they need a GPU: `AttnType.TORCH_EFFICIENT`, `TORCH_CUDNN`, `AsyncLongContextAttention`, and the
+kernels of other libraries.
 
 Importing this module imports the package.
 
@@ -61,11 +61,11 @@ if getattr(_kernels.attention, "_flash_attn_forward", None) is not flash_attn_in
 
 ULYSSES_DEGREE = 2
 EVEN = (4, 6, 8)
-"""World sizes of both at once: at least two rings of two ranks."""
+"""World sizes of rings and Ulysses at once: Ulysses over two ranks, and two or more such pairs."""
 RINGS = (2, 3, 4, 5, 6, 7, 8)
 """World sizes of the rings."""
 LAYOUT = {"basic": "contiguous", "zigzag": "zigzag", "strip": "striped", "basic_pytorch": "contiguous"}
-"""Sharding of each ring; those that balance the load are for a causal mask."""
+"""Sharding of each ring; zigzag and strip, which balance the load, are for a causal mask."""
 
 _with_flash_attn = functools.partial(
     implementation,
@@ -204,8 +204,8 @@ def _hybrid(name: str, ring: Ring, sharding: Any, *, pack_qkv: bool = False) -> 
         """This rank's output; q, k and v are this rank's shards."""
         dim = q.shape[-1]
         q, k, v = for_kernels(q, k, v)
-        if call.group not in modules:  # a training job makes its groups once, too
-            # They are the process's, and read when the module is made; no simulated rank runs in between.
+        if call.group not in modules:  # as a training job does, which makes its groups once
+            # The groups are global to the process, and read when the module is made; no simulated rank runs in between.
             ring_degree = call.world_size // ULYSSES_DEGREE
             _yunchang.set_seq_parallel_pg(ULYSSES_DEGREE, ring_degree, call.rank, call.world_size)
             modules[call.group] = _yunchang.LongContextAttention(

@@ -11,15 +11,15 @@ STORIES: dict[str, Story] = by_id(
         (*shapes.STORIES, *masks.STORIES, *dilations.STORIES, *numbers.STORIES, *selections.STORIES, *ranks.STORIES)
     )
 )
-"""In the order of their numbers."""
+"""Every vector by id, in the order of their numbers."""
 
 
 def bugs(stories: dict[str, Story]) -> dict[str, dict[str, str]]:
-    """Every reported bug that a vector names: what is wrong, and where it was reported."""
+    """Return every reported bug that a vector names, by id: what is wrong, and where it was reported."""
     named = {bug for story in stories.values() for bug in story.bugs}
     return {id: {"title": MUTANTS[id].title, "source": MUTANTS[id].source} for id in sorted(named, key=_place)}
 
 
 def _place(id: str) -> tuple[str, int, str]:
-    """A2b comes after A2a and before A10."""
+    """Sort key of a bug's id: A2b comes after A2a and before A10."""
     return id[0], int(id[1:].rstrip("abcde")), id

@@ -1,4 +1,4 @@
-"""`ringverify vectors check`: files are whole and as generated, and the oracle still gives what is in them."""
+"""`ringverify vectors check`: check that files are as generated, and that the oracle still gives their results."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ringverify.vectors.tensorfile import NotSafetensors, Tensor
 
 
 def look_at_files(found: Index) -> None:
-    """The folder holds the files that the index names, no other vectors, and the schema of the index.
+    """Check that the folder holds the schema of the index and exactly the vectors that the index names.
 
     Raises:
-        UsageError: a file is missing, the index does not name one, or the schema is not the one that it follows.
+        UsageError: a file is missing, a vector is not in the index, or the schema is not the one that it follows.
     """
     again = index.again(found.folder)
     named = {index.file_name(id) for id in found.stories}
@@ -51,7 +51,7 @@ def look_at_files(found: Index) -> None:
 
 
 def load(found: Index, story: Story) -> dict[str, Tensor]:
-    """The tensors of a vector, from a file that is as the index has it.
+    """Return the tensors of a vector, after checking its file against the index.
 
     Raises:
         UsageError: the file is cut off or edited, or does not hold what the index says.
@@ -77,7 +77,7 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
         raise UsageError(f"{path} has other tensors than {story.id} needs; {again}")
     said = index.entry(story, data)
     for name in said:
-        if json.dumps(described.get(name)) != json.dumps(said[name]):  # in Python, 0 equals False
+        if json.dumps(described.get(name)) != json.dumps(said[name]):  # as text, because 0 == False in Python
             raise UsageError(
                 f"{found.folder / index.NAME}, {story.id}: {name} does not follow from its problem; {again}"
             )
@@ -85,16 +85,16 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
 
 
 def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_them: bool) -> None:
-    """Every vector is whole, and the oracle gives what is in it.
+    """Check that every vector's file is whole and that the oracle gives its results.
 
     Args:
         found: the vectors.
-        stories: those to look into.
-        record: is told what came of each, as the events of a report.
-        all_of_them: whether to go on after one that is wrong.
+        stories: those to check.
+        record: receives the events of a report, one verdict per vector.
+        all_of_them: whether to go on after a wrong vector.
 
     Raises:
-        UsageError: what is wrong with the first one that is.
+        UsageError: a vector is wrong; the message is about the first of them.
     """
     name, started = f"vectors in {found.folder}", time.monotonic()
     tried: list[TriedProperty] = []
@@ -132,10 +132,10 @@ def _problem(metadata: Mapping[str, str]) -> object:
 
 
 def answer_again(found: Index, story: Story, tensors: Mapping[str, Tensor]) -> None:
-    """The oracle gives what the file holds: in decimal arithmetic bit for bit, in float64 within its own rounding.
+    """Compute a file's results again: bit for bit in decimal arithmetic, and within its rounding in float64.
 
     Raises:
-        UsageError: it does not.
+        UsageError: a result differs from the file's.
     """
     given, again = making.given_in(tensors), index.again(found.folder)
     path = found.folder / index.file_name(story.id)
@@ -151,7 +151,7 @@ def answer_again(found: Index, story: Story, tensors: Mapping[str, Tensor]) -> N
 
 
 def _float64_bound(story: Story, given: Inputs) -> Allowed:
-    """How far one computation in float64 may be off."""
+    """Return the error allowed to one computation in float64."""
     p = story.problem
     answer = making.float64_answer(p, given)
     pipeline = Pipeline("float64", accumulates="float64", lse_dtype="float64", blocks=1)

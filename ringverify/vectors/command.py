@@ -17,14 +17,14 @@ from ringverify.reports.terminal import Terminal
 from ringverify.words import legible
 
 FOLDER = Path("fixtures")
-"""Where vectors are made, and looked for first."""
+"""Default folder, in which vectors are made and first looked for."""
 
 OURS = (Path(__file__).parent / "fixtures", Path(__file__).parents[2] / "fixtures")
-"""Where the vectors of this package lie: in an installed one within it, else beside it."""
+"""Folders of the vectors that come with ringverify: inside the installed package, or beside it in a checkout."""
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command."""
+    """Add the command `vectors`."""
     parser = commands.add_parser(
         "vectors",
         help="golden vectors: make them, check them, hold implementations to them",
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the parser of the command."""
+    """Add the actions and their options to the command's parser."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     check = actions.add_parser("check", help="are files whole, and does the oracle give what is in them")
     check.add_argument(
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _brought_along() -> Path:
-    """The vectors that are checked where no folder is named."""
+    """Return the folder of vectors to check when none is named."""
     from ringverify.vectors import index
 
     return next((folder for folder in (FOLDER, *OURS) if (folder / index.NAME).is_file()), FOLDER)
@@ -83,7 +83,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
         return _look(options, console)
     if options.world == "nccl" and options.device not in (None, "cuda"):
         raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
-    # Before torch is imported, which takes seconds: a target is easily mistyped.
+    # A mistyped target is reported before torch is imported, which takes seconds.
     implementations = [describe(target) for target in options.target]
 
     from ringverify.check.options import Subject
@@ -111,7 +111,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
 
 
 def _look(options: argparse.Namespace, console: Console) -> int:
-    """Files, checksums, and the oracle."""
+    """Check the files and their checksums, and compute the answers again with the oracle."""
     from ringverify.vectors import checking, index
     from ringverify.vectors.recording import Recorded
 
@@ -123,7 +123,7 @@ def _look(options: argparse.Namespace, console: Console) -> int:
         found = index.read(options.folder or _brought_along())
         checking.look_at_files(found)
         stories = found.chosen(options.ids)
-        # What somebody is to read is told of all vectors; else the first one that is wrong is enough.
+        # A report or another output names every vector; without one, the first wrong vector ends the check.
         checking.look_into(found, stories, record, all_of_them=bool(options.report or outputs.named))
     finally:
         code = with_missing(code, record.close())

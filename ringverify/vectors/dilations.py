@@ -1,4 +1,4 @@
-"""Vectors of dilation: split heads, and shared heads with cyclic and with block offsets."""
+"""Golden vectors for dilated attention: split heads, and shared heads with cyclic and with block offsets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Branches = tuple[tuple[int, int], ...]
 
 
 def split(*branches: tuple[int, int]) -> Dilation:
-    """Each head runs one branch."""
+    """Return a dilation in which each head runs one of these branches `(segment_length, dilation_rate)`."""
     return Dilation(branches)
 
 
 def shared(*branches: tuple[int, int], offset: HeadOffset = "cyclic") -> Dilation:
-    """Every head runs every branch."""
+    """Return a dilation in which every head runs every branch, with cyclic or block head offsets."""
     return Dilation(branches, heads="shared", head_offset=offset)
 
 

@@ -1,4 +1,4 @@
-"""`ringverify vectors generate`: the folder of vectors, made anew, and never different behind an old id."""
+"""`ringverify vectors generate`: make a folder of vectors, without changing what an existing id stands for."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def generate(
     Args:
         folder: where to; made if it is not there.
         force: also write over a vector that differs, and take away one that this version does not know.
-        say: takes a line of text.
-        stories: other vectors than those of the catalogue.
+        say: is called with each line of text to print.
+        stories: vectors to make instead of the catalogue's, by id.
 
     Returns:
         0.
@@ -61,7 +61,7 @@ def generate(
 
 
 def contents(stories: Mapping[str, Story]) -> dict[str, bytes]:
-    """Every file of a folder of vectors, by name; the index comes last."""
+    """Return the bytes of every file of a folder of vectors, by name; the index comes last."""
     files = {}
     entries = []
     for story in stories.values():
@@ -76,14 +76,14 @@ def contents(stories: Mapping[str, Story]) -> dict[str, bytes]:
 
 
 def encoded(story: Story, tensors: Mapping[str, tensorfile.Tensor]) -> bytes:
-    """A vector's file."""
+    """Return the bytes of a vector's file."""
     problem = json.dumps(written_out(story.problem), separators=(",", ":"))
     metadata = {"id": story.id, "schema": str(index.SCHEMA), "problem": problem}
     return tensorfile.encode(tensors, metadata)
 
 
 def _readme(stories: Mapping[str, Story]) -> str:
-    """What lies here, for a person who looks into the folder."""
+    """Return the text of the folder's README.md, with a table row for each vector."""
     lines = [
         "# Golden vectors",
         "",
@@ -101,7 +101,7 @@ def _readme(stories: Mapping[str, Story]) -> str:
 
 
 def _look_at(folder: Path) -> None:
-    """Find out before any work is done that nothing could be written there."""
+    """Check, before any work is done, that the folder can be written."""
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir():
         raise UsageError(f"cannot write vectors to {folder}: {nearest} is not a folder; name another")
@@ -110,14 +110,14 @@ def _look_at(folder: Path) -> None:
 
 
 def _present(folder: Path) -> dict[str, bytes]:
-    """The files that lie there, by name."""
+    """Return the bytes of the files in a folder, by name; a folder that does not exist has none."""
     if not folder.is_dir():
         return {}
     return {path.name: read_bytes(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def _vectors(there: Mapping[str, bytes]) -> list[str]:
-    """Names of the files of vectors among these."""
+    """Return the names that belong to files of vectors."""
     return [name for name in there if name.endswith(".safetensors")]
 
 
@@ -133,7 +133,7 @@ def _refuse_changes(folder: Path, files: Mapping[str, bytes], there: Mapping[str
                 "pass --force to write over it"
             )
     if index.NAME in there:
-        # An index that cannot be read, or tells other stories of these ids, is not written over unasked either.
+        # An index that cannot be read, or describes these ids differently, is not overwritten without --force either.
         before = index.read(folder).entries
         after = {entry["id"]: entry for entry in json.loads(files[index.NAME])["vectors"]}
         for id, entry in before.items():
@@ -144,14 +144,14 @@ def _refuse_changes(folder: Path, files: Mapping[str, bytes], there: Mapping[str
 
 
 def _write(folder: Path, files: Mapping[str, bytes], vectors: list[str]) -> None:
-    """All files beside the folder first, then into their places, the index last."""
+    """Write all files into a temporary folder beside the target, then move them into place, the index last."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         for name, data in files.items():
             (partial / name).write_bytes(data)
         partial.chmod(0o755)
-        with contextlib.suppress(OSError):  # it is there already
+        with contextlib.suppress(OSError):  # the folder exists already
             os.rename(partial, folder)
             return
         for name in files:

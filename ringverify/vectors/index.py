@@ -1,7 +1,7 @@
 """The index of a folder of vectors: JSON, sealed, described by `schema/vectors-1.json`.
 
 The seal is the SHA-256 of the index's other fields, and each vector's checksum that of its file. They do not protect
-against malice; they tell a person that what they test with is not what was generated.
+against malice; they show that a folder is not what was generated.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ WIDTH = 118
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """An index as it was read.
+    """The index of a folder, as it was read.
 
     Attributes:
-        folder: where it lies.
-        stories: what each vector asks, by id.
-        entries: the same as JSON values.
+        folder: the folder.
+        stories: the description of each vector, by id.
+        entries: the index's entry of each vector as JSON values, by id.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class Index:
     entries: dict[str, dict[str, Any]]
 
     def chosen(self, ids: tuple[str, ...] | None) -> list[Story]:
-        """The vectors of these ids, or all.
+        """Return the vectors of these ids, or all for `None`.
 
         Raises:
             UsageError: there is no vector of an id.
@@ -58,7 +58,7 @@ class Index:
 
 
 def entry(story: Story, data: bytes) -> dict[str, Any]:
-    """What the index says of a vector whose file has these bytes."""
+    """Return the index's entry of a vector whose file has these bytes."""
     p = story.problem
     return {
         "id": story.id,
@@ -79,12 +79,12 @@ def entry(story: Story, data: bytes) -> dict[str, Any]:
 
 
 def file_name(id: str) -> str:
-    """The file of a vector."""
+    """Return the name of a vector's file."""
     return f"{id}.safetensors"
 
 
 def write(entries: Iterable[Mapping[str, Any]], bugs: Mapping[str, Mapping[str, str]]) -> str:
-    """An index as text, with its seal."""
+    """Return the text of an index, its seal included."""
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "about": "golden vectors of attention: docs/vectors.md of ringverify says how to read them",
@@ -96,15 +96,15 @@ def write(entries: Iterable[Mapping[str, Any]], bugs: Mapping[str, Mapping[str, 
 
 
 def again(folder: Path) -> str:
-    """How to mend a damaged folder of vectors."""
+    """Return how to repair a damaged folder of vectors, as the end of an error message."""
     return f"get it again, or write it anew with ringverify vectors generate {shlex.quote(str(folder))} --force"
 
 
 def read(folder: Path) -> Index:
-    """The index of a folder, checked against its seal and the schema.
+    """Read the index of a folder, and check its schema number, its seal and its fields.
 
     Raises:
-        UsageError: there is none, or it is cut off, edited, of another schema, or does not describe vectors.
+        UsageError: there is no index, or it is cut off, edited, of another schema, or does not describe vectors.
     """
     path = folder / NAME
     try:
@@ -188,7 +188,7 @@ def _named_layout(described: Any) -> Layout:
 
 
 def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
-    """A layout with the positions that each rank holds."""
+    """Return the entry of a layout, with the positions that each rank holds."""
     queries = query_positions(layout.sharding, problem.nq, layout.world_size)
     keys = key_positions(layout.sharding, problem.nk, layout.world_size)
     return {
@@ -205,7 +205,7 @@ def _seal(content: Mapping[str, Any]) -> str:
 
 
 def _laid_out(value: Any, indent: int = 0) -> str:
-    """JSON that a person can read and a difference tool can follow: a line where that is short, else a line a part."""
+    """Return JSON for people and for `diff`: a value on one line if it fits `WIDTH`, else one line for each part."""
     compact = json.dumps(value, ensure_ascii=False)
     parts = list(value.values() if isinstance(value, dict) else value) if isinstance(value, (dict, list)) else []
     if len(compact) + indent <= WIDTH or not any(isinstance(part, (dict, list)) for part in parts):

@@ -28,10 +28,10 @@ GOLDEN = 0x9E3779B97F4A7C15
 """SplitMix64's step: 2^64 divided by the golden ratio, made odd."""
 
 TENSORS = ("q", "k", "v", "dout", "dlse", "choice")
-"""Streams of a vector, in the order of their seeds: 8 times the vector's number and the place in this list."""
+"""Random streams of a vector; the seed of each is 8 times the vector's number plus the index in this list."""
 
 GAP, STEEP = 32.0, 256.0
-"""Steps of k's first number between quarters of the keys; times 8 in q and the scale they are gaps in the scores."""
+"""Steps of k's first component from one quarter of the keys to the next; times q's 8 and the scale, gaps in scores."""
 
 
 def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
@@ -44,7 +44,7 @@ def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
 
 
 def bell(seed: int, shape: tuple[int, ...], bits: int) -> Array:
-    """Values of mean 0 and variance 1, between −3 and 3: sums of three uniform numbers, in so many significant bits."""
+    """Draw values of mean 0 and variance 1 in [−3, 3]: sums of three uniform numbers, of at most `bits` bits."""
     raw = splitmix64(seed, 3 * math.prod(shape)) >> np.uint64(65 - bits)
     whole = raw.astype(np.int64) - 2 ** (bits - 2)
     values: Array = np.ldexp(whole.reshape(*shape, 3).sum(axis=-1).astype(np.float64), 2 - bits)
@@ -52,14 +52,14 @@ def bell(seed: int, shape: tuple[int, ...], bits: int) -> Array:
 
 
 def _whole(seed: int, shape: tuple[int, ...], largest: int) -> Array:
-    """Whole numbers from −`largest` to `largest`."""
+    """Draw whole numbers from −`largest` to `largest`."""
     drawn = splitmix64(seed, math.prod(shape)) % np.uint64(2 * largest + 1)
     values: Array = drawn.astype(np.float64).reshape(shape) - largest
     return values
 
 
 def make(story: Story) -> Inputs:
-    """The inputs of a vector, read-only."""
+    """Return the inputs of a vector as read-only arrays."""
     p, bits = story.problem, SIGNIFICANT[story.problem.dtype]
     lse_bits = SIGNIFICANT["float64" if p.dtype == "float64" else "float32"]
     seeds = {name: 8 * story.number + place for place, name in enumerate(TENSORS)}
@@ -115,7 +115,7 @@ def make(story: Story) -> Inputs:
 
 
 def _attended(story: Story) -> NDArray[np.bool_]:
-    """Whether any query of any head attends a key: `(B, Nk, Hk)`."""
+    """Whether any query of any head that reads a key head attends its key, bool `(B, Nk, Hk)`."""
     p = story.problem
     by_head = (multiplicity(p) > 0).max(axis=2, initial=False).reshape(p.batch, p.hk, p.group_size, p.nk)
     attended: NDArray[np.bool_] = by_head.max(axis=2, initial=False).transpose(0, 2, 1)
@@ -126,11 +126,12 @@ SELECTOR = 128.0
 
 
 def _selectors(story: Story, seeds: dict[str, int]) -> tuple[Array, Array, Array, Array]:
-    """Each query selects one key that it attends, and scores highest on one that it must not attend.
+    """Make q, k, v and dout such that each query selects one key that it attends, and scores highest on a masked key.
 
-    Keys are unit vectors times 128. On its target a query scores 0, on its other keys 128² times the scale below the
-    one before, so that their weights are 0 in every dtype; and on the first forbidden key after it, else the first
-    forbidden one, 128² times the scale above. Values are whole numbers: out is the target's, bit for bit.
+    Keys are unit vectors times 128. A query scores 0 on the key that it selects. On its other keys it scores different
+    negative multiples of 128² times the scale, so that their weights are 0 in every dtype. On one masked key, the first
+    after the query or else the first of all, it scores 128² times the scale. Values are whole numbers, and out is the
+    selected key's value, bit for bit.
     """
     p = story.problem
     plain = p.scale is None and p.softcap is None and (p.dilation is None or p.dilation.heads == "split")

@@ -1,4 +1,4 @@
-"""From a story to the tensors of its file: inputs, the answer, and what error is allowed."""
+"""Make the tensors of a vector's file from its story: inputs, the right results, and the errors allowed."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ Probabilities = Literal["accumulates", "input"]
 INPUTS = ("q", "k", "v", "dout", "dlse")
 RESULTS = ("out", "lse", "dq", "dk", "dv")
 EXACT = ("out", "dv")
-"""What has to come back bit for bit where a vector is exact."""
+"""Results that have to be right bit for bit where a vector is exact."""
 
 
 def make(story: Story) -> dict[str, Tensor]:
-    """All tensors of a vector, made from its id and its story alone."""
+    """Return all tensors of a vector; they depend on its id and its story alone."""
     return answered(story, inputs.make(story))
 
 
 def answered(story: Story, given: Inputs) -> dict[str, Tensor]:
-    """The inputs and what is right for them.
+    """Return the inputs, the right results and the errors allowed, by the names that they have in the file.
 
-    The answer is that of `ringref.attention_decimal`, so it has the same bits on every machine. What error is allowed
-    follows `ringref.rounding` for sums in float32 or the input dtype, if that is wider, on as many ranks as the
-    vector is tried on at most; it is rounded up to eight bits, which is more than anybody's last bits matter to.
+    The results are those of `ringref.attention_decimal`, so they have the same bits on every machine. The errors
+    allowed follow `ringref.rounding`, for sums in float32 (in the input dtype, if that is wider) and for the largest
+    world size that the vector is tried on. They are rounded up to bfloat16, eight significant bits, so that differences
+    between machines in the last bits of the float64 oracle do not matter.
     """
     p = story.problem
     lse_dtype = lse_dtype_of(p)
@@ -56,27 +57,27 @@ def answered(story: Story, given: Inputs) -> dict[str, Tensor]:
 
 
 def roundings(problem: Problem) -> tuple[Probabilities, ...]:
-    """For which roundings of the probabilities a vector says what is allowed: narrow dtypes have two kinds."""
+    """Return the roundings of the probabilities for which errors are allowed in the file: 16-bit dtypes have two."""
     return get_args(Probabilities) if problem.dtype in ("bfloat16", "float16") else ("accumulates",)
 
 
 def lse_dtype_of(problem: Problem) -> Literal["float64", "float32"]:
-    """In which dtype lse and its cotangent are, at least."""
+    """Return the dtype that lse and its cotangent have at least: float64 for float64 inputs, else float32."""
     return "float64" if problem.dtype == "float64" else "float32"
 
 
 def float64_answer(problem: Problem, given: Inputs) -> Answer:
-    """The answer of the float64 oracle."""
+    """Return the answer of the float64 oracle."""
     return attention(problem, given.q, given.k, given.v, given.dout, given.dlse)
 
 
 def given_in(tensors: Mapping[str, Tensor]) -> Inputs:
-    """The inputs among a file's tensors."""
+    """Return the inputs among a file's tensors."""
     return Inputs(*(tensors[name].values for name in INPUTS))
 
 
 def shapes(story: Story) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of each tensor that a vector has to have, by name."""
+    """Return shape and dtype of each tensor that a vector's file has to hold, by name."""
     p = story.problem
     query, key = (p.batch, p.nq, p.heads), (p.batch, p.nk, p.hk)
     rows = (p.batch, p.heads, p.nq)
@@ -97,10 +98,10 @@ def shapes(story: Story) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def upwards(values: Array) -> Array:
-    """Numbers of at least 0, rounded up to bfloat16.
+    """Round non-negative float64 numbers up to bfloat16, and return them as float64.
 
     Raises:
-        ValueError: one is too large, or no number.
+        ValueError: a number is NaN, or too large for bfloat16.
     """
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Vectors of masks: windows, documents, key lengths, and rows that they leave empty."""
+"""Golden vectors for masks: windows, documents, key lengths, and rows that attend no key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ringref.problem import Problem
 from ringverify.vectors.story import Story, on
 
 SHARDS_OF_FOUR = on(contiguous=(3,), zigzag=(2,), striped=(3,), replicated_query=(3,))
-"""Twelve positions on three ranks: a contiguous shard is four long."""
+"""Layouts for twelve positions: on three ranks a contiguous shard holds four."""
 
 STORIES = (
     Story(

@@ -1,4 +1,4 @@
-"""Vectors of numbers: scale and softcap, extreme scores, each dtype."""
+"""Golden vectors for numerics: scale and softcap, extreme scores, each dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of shards and gradients: who holds what, cotangents of lse, and all constraints together."""
+"""Golden vectors for shards and gradients: uneven shards, cotangents of lse, and all constraints together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringverify.vectors.story import Layout, Story, on
 
 
 def dealt_to(sizes: Iterable[int]) -> tuple[Layout, ...]:
-    """Every sharding on every one of these world sizes."""
+    """Return the layouts of every sharding on each of these world sizes."""
     ranks = tuple(sizes)
     return on(contiguous=ranks, zigzag=ranks, striped=ranks, replicated_query=ranks)
 

@@ -1,6 +1,6 @@
-"""A check of vectors as a report: the events of `ringverify check`, with a vector in the place of a property.
+"""Report a check of vectors by the events of `ringverify check`, with a vector in the place of a property.
 
-So whatever reads a report reads this one: JUnit has a test a vector, `ringverify report` makes its page.
+So whatever reads a report reads this one, too: JUnit has one test per vector, `ringverify report` makes its page.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Tell = Callable[[Event], None]
 
 
 class Recorded:
-    """Told events go to a report, and when all is told, to files that are made of it.
+    """Writes events to a report as they come, and at the end the files that are made from the report.
 
     Args:
-        report: where to write a report, if anywhere.
-        outputs: what else to write.
+        report: where to write the report as JSON lines; `None` writes none.
+        outputs: the files that are made from it.
 
     Raises:
-        ReportError: something cannot be written; found out before anything is told.
+        ReportError: a file cannot be written; raised before the first event.
     """
 
     def __init__(self, report: Path | None, outputs: Outputs) -> None:
@@ -40,13 +40,13 @@ class Recorded:
         self._events: list[Event] = []
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Write an event to the report, and keep it."""
         self._events.append(event)
         if self._writer is not None:
             self._writer.write(event)
 
     def close(self) -> list[str]:
-        """Write what there is to write; a line on each output that could not be."""
+        """Write the files that are made from the report, and return a line on each output that could not be written."""
         missing: list[str] = []
         if self._outputs.named and self._events and isinstance(self._events[-1], FooterEvent):
             missing += self._outputs.write(results_of(self._events))[1]
@@ -57,12 +57,12 @@ class Recorded:
 
 
 def begun(device: str) -> HeaderEvent:
-    """The event that begins a run; "vectors" stands in the place of a suite."""
+    """Return the event that begins a run, with "vectors" as the name of its suite."""
     return dataclasses.replace(header(Options(device=device)), suite="vectors")
 
 
 def sentence(story: Story) -> str:
-    """What a vector asks, where a report says what a property means."""
+    """Return what a vector asks, for the field in which a report says what a property means."""
     return f"{story.topic}: {story.title}"
 
 
@@ -77,7 +77,7 @@ def property_event(
     margin: float | None = None,
     reason: str | None = None,
 ) -> PropertyEvent:
-    """The event that tells of a vector, or on a terminal of all vectors of a topic."""
+    """Return the event with the verdict on one vector, or, for the terminal, on all vectors of a topic."""
     return PropertyEvent(
         implementation=implementation,
         property=property,
@@ -93,10 +93,10 @@ def property_event(
 def counterexample_event(
     implementation: str, story: Story, layout: Layout, wrong: Violation, *, vectors: Sequence[str]
 ) -> CounterexampleEvent:
-    """The event that tells how a vector fails.
+    """Return the event that describes how a vector fails.
 
     Args:
-        implementation: what it fails on.
+        implementation: name of the implementation on which it fails.
         story: the vector.
         layout: the sharding and the number of ranks on which it does.
         wrong: what is wrong.

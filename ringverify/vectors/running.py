@@ -1,4 +1,4 @@
-"""Implementations held to a folder of vectors: verdicts and exit codes as `ringverify check` has them."""
+"""Try implementations on a folder of vectors, with the verdicts and exit codes of `ringverify check`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ringverify.vectors.trying import Trial, trial, tried
 from ringverify.worlds.world import World, WorldUnavailable
 
 SHOWN = 5
-"""Failing vectors of an implementation that are shown whole; the others are named."""
+"""Failing vectors of an implementation that the terminal shows in full; the others are only named."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VectorOptions:
-    """What a user asked of a run.
+    """Options of `ringverify vectors check --target`.
 
     Attributes:
         ids: these vectors only; `None` means all.
-        world: where ranks run; `None` chooses by what an implementation declares.
+        world: where ranks run; `None` chooses a world by what the implementation declares.
         device: device of the tensors.
     """
 
@@ -50,15 +50,15 @@ def run(
     progress: Progress,
     record: Tell = lambda event: None,
 ) -> int:
-    """Try the vectors on implementations, tell what comes of it, and return the exit code.
+    """Try the vectors on implementations, report the results, and return the exit code.
 
     Args:
         found: the vectors.
         subjects: the implementations.
-        asked: what was asked for.
-        tell: is told what came of each topic.
-        progress: is told how far the run has come.
-        record: is told what came of each vector, as the events of a report.
+        asked: the options.
+        tell: receives the events for the terminal, one verdict per topic.
+        progress: shows how far the run has come.
+        record: receives the events of the report, one verdict per vector.
 
     Raises:
         UsageError: a file is damaged, an id unknown, or the options contradict what an implementation declares.
@@ -88,15 +88,15 @@ def run(
 
 @dataclasses.dataclass
 class _Totals:
-    """What came of the trials of one vector.
+    """Results of the trials of one vector.
 
     Attributes:
-        asked: the trials.
-        left_out: why it is not tried on its other layouts.
-        examples: how many trials are over.
+        asked: the trials to run.
+        left_out: for each layout that is not tried, the reason.
+        examples: how many trials have ended.
         seconds: how long they took.
         margin: largest error over the error allowed.
-        failed: the first trial that was wrong, and how.
+        failed: the first trial that failed, and its violation.
     """
 
     asked: list[Trial]
@@ -112,7 +112,7 @@ class _Totals:
         return cls([one for one in asked if isinstance(one, Trial)], [one for one in asked if isinstance(one, str)])
 
     def add(self, one: Trial, judgement: Judgement, seconds: float) -> None:
-        """Another trial is over."""
+        """Add the result of a trial that has ended."""
         self.examples += 1
         self.seconds += seconds
         self.margin = max(self.margin, judgement.margin)
@@ -120,7 +120,7 @@ class _Totals:
             self.failed = one, judgement.violation
 
     def event(self, implementation: str, story: Story, ended: str | None) -> PropertyEvent:
-        """As a report tells it; `ended` is why no further trial was possible."""
+        """Return the report's event for the vector; `ended` is the reason why no further trial could run, if any."""
         verdict: Verdict = "fail" if self.failed else "pass" if self.asked else "unsupported"
         reason = _left_out(self.left_out)
         if self.failed is None and self.examples < len(self.asked):
@@ -181,7 +181,7 @@ class _VectorRun:
     def _topic(
         self, topic: str, stories: list[Story], tensors: Mapping[str, Mapping[str, Tensor]], runner: Runner
     ) -> PropertyEvent:
-        """What came of the vectors of one topic, told."""
+        """Try the vectors of one topic, send all their events, and return the event of the topic."""
         name, started = runner.implementation.name, time.monotonic()
         tallies = {story.id: _Totals.of(story, runner) for story in stories}
         trials = [one for tally in tallies.values() for one in tally.asked]
@@ -220,7 +220,7 @@ class _VectorRun:
         return event
 
     def _record(self, story: Story, tally: _Totals, ended: str | None, runner: Runner | None) -> None:
-        """Have a vector in the report; `runner` is what its topic took, which is told once."""
+        """Add a vector to the report; the first of a topic is given its `runner`, whose runs are then counted once."""
         event = tally.event(self.plan.implementation.name, story, ended)
         runs, inside = (0, 0.0) if runner is None else (runner.log.runs, runner.log.seconds_inside)
         self.recorded.append(self._tried(event, runs, inside))
@@ -234,7 +234,7 @@ class _VectorRun:
 
 
 def _left_out(reasons: Sequence[str]) -> str:
-    """What would have to be declared for more, most wanted first; another sharding only where that is all."""
+    """Name what must be declared to try more layouts, most frequent first; shardings only if nothing else lacks."""
     wanted = Counter(reason.split(" is ")[0].removesuffix("=False") for reason in reasons)
     others = [name for name, _ in wanted.most_common() if not name.startswith("sharding ")]
     names = others or [name for name, _ in wanted.most_common()]

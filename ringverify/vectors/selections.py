@@ -1,4 +1,4 @@
-"""Vectors whose answer has no tolerance: exact selection, and NaN where nobody attends."""
+"""Golden vectors for isolation: exact selection without any tolerance, and NaN in keys that no query attends."""
 
 from __future__ import annotations
 

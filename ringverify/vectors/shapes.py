@@ -1,4 +1,4 @@
-"""Vectors of shapes: lengths, heads and dimensions, without and with a causal mask, and lengths that differ."""
+"""Golden vectors for shapes: lengths, heads and dimensions, without and with a causal mask, and cross lengths."""
 
 from __future__ import annotations
 

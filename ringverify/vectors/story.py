@@ -1,4 +1,4 @@
-"""A vector as it is asked for: an id, a problem, a family of values, shardings, and the story behind it."""
+"""The description of a vector: an id, a problem, a family of input values, shardings, and what the vector is for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ID = re.compile(r"V(\d{3})")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One way to deal the positions out to ranks."""
+    """A sharding on a number of ranks."""
 
     sharding: ShardingName
     world_size: int
@@ -68,7 +68,7 @@ class Layout:
 def on(
     *, contiguous: Iterable[int] = (), zigzag: Iterable[int] = (), striped: Iterable[int] = (), **other: Iterable[int]
 ) -> tuple[Layout, ...]:
-    """World sizes by sharding, as layouts."""
+    """Return the layouts of these world sizes, given by sharding."""
     sizes = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped, "replicated_query": (), **other}
     return tuple(Layout(sharding, size) for sharding in SHARDINGS for size in sizes[sharding])
 
@@ -79,14 +79,14 @@ USUAL = on(contiguous=(3,), zigzag=(2,), striped=(4,), replicated_query=(2,))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Story:
-    """What a vector asks, and why.
+    """The description of one vector: what it asks of an implementation, and which mistake it detects.
 
     Attributes:
         id: `V` and three digits; never used again for anything else.
         topic: what it is mostly about.
         title: a few words.
-        note: what goes wrong in implementations that this vector tells from right ones.
-        bugs: ids of reported bugs, as `ringverify list mutants` has them, that it shows.
+        note: the mistake that makes an implementation fail it.
+        bugs: ids of the reported bugs that it shows, as in `ringverify list mutants`.
         problem: what to compute.
         values: family of input values.
         cotangent: which results have a cotangent.
@@ -115,16 +115,16 @@ class Story:
 
     @property
     def exact(self) -> bool:
-        """Whether out, lse and dv are right only if they are so bit for bit, in every dtype."""
+        """Whether out and dv are right only bit for bit, in every dtype."""
         return self.values == "selectors"
 
     @property
     def most_ranks(self) -> int:
-        """The largest world that it is tried on."""
+        """The largest world size that it is tried on."""
         return max(layout.world_size for layout in self.layouts)
 
     def case(self, layout: Layout) -> Case:
-        """What is asked of an implementation; the inputs are the vector's own, not the case's."""
+        """Return the case of a layout; its inputs are replaced by the vector's own when an implementation is run."""
         return Case(
             problem=self.problem,
             sharding=layout.sharding,
@@ -135,25 +135,25 @@ class Story:
 
 
 def trial_name(story: Story, layout: Layout) -> str:
-    """A vector on one of its layouts, in words."""
+    """Return a vector's id, sharding and number of ranks, in words."""
     ranks = "1 rank" if layout.world_size == 1 else f"{layout.world_size} ranks"
     return f"{story.id}, {layout.sharding} on {ranks}"
 
 
 def written_out(problem: Problem) -> dict[str, Any]:
-    """The problem as JSON values, every field present; only what constrains nothing is null, and the default scale."""
+    """Return the problem as JSON values, every field present; absent constraints and the default scale are null."""
     shape = {"key_length": problem.nk, "key_heads": problem.hk, "value_dim": problem.dv}
     fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)} | shape
     return {name: _plain(value) for name, value in fields.items()}
 
 
 def skips_nan(problem: Problem, values: Family) -> bool:
-    """Whether keys are NaN that are no padding, but skipped by every query: only a window or a dilation skips some."""
+    """Whether a NaN may lie in a key that is not padding, but that a window or a dilation skips for every query."""
     return values == "unattended_nan" and (problem.window is not None or problem.dilation is not None)
 
 
 def flags(problem: Problem, cotangent: Cotangent, values: Family = "bell") -> tuple[str, ...]:
-    """What an implementation has to be capable of, in the words of the plug-in contract."""
+    """Return the capabilities that a vector needs, by their names in the plug-in contract."""
     wanted = {
         "causal": problem.causal,
         "window": problem.window is not None,
@@ -175,7 +175,7 @@ def flags(problem: Problem, cotangent: Cotangent, values: Family = "bell") -> tu
 
 
 def layout_flags(problem: Problem, layout: Layout) -> tuple[str, ...]:
-    """What it has to be capable of besides, on this sharding and world size."""
+    """Return the capabilities that a vector needs besides on this layout: "uneven", "empty_shards"."""
     pieces = 2 * layout.world_size if layout.sharding == "zigzag" else layout.world_size
     uneven = any(length % pieces for length in (problem.nq, problem.nk))
     empty = min(problem.nq, problem.nk) < layout.world_size
@@ -189,10 +189,10 @@ def _plain(value: Any) -> Any:
 
 
 def by_id(stories: Iterable[Story]) -> dict[str, Story]:
-    """Stories by id.
+    """Return the stories by id.
 
     Raises:
-        ValueError: two have the same.
+        ValueError: two stories have the same id.
     """
     found: dict[str, Story] = {}
     for story in stories:
@@ -203,5 +203,5 @@ def by_id(stories: Iterable[Story]) -> dict[str, Story]:
 
 
 def numbered(stories: Iterable[Story]) -> Iterator[Story]:
-    """In the order of their numbers."""
+    """Yield the stories in the order of their numbers."""
     yield from sorted(stories, key=lambda story: story.number)

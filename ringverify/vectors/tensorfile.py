@@ -1,9 +1,9 @@
-"""Tensors as a safetensors file, byte for byte the same for the same tensors.
+"""Read and write safetensors files, byte for byte the same for the same tensors.
 
 The format is that of https://github.com/huggingface/safetensors: eight bytes with the header's length, a JSON header
-with dtype, shape and place of every tensor, then their bytes, little-endian, without holes. Its own library writes it
-too, with a header whose order and padding are up to its version; here they are fixed: widest dtypes first, so that
-every tensor is aligned to its elements, names in the order given, the header padded to a multiple of eight.
+with dtype, shape and place of every tensor, then their bytes, little-endian, without holes. The safetensors library
+orders and pads the header as its version does; here both are fixed: widest dtypes first, so that every tensor is
+aligned to its elements, names in the order given, the header padded to a multiple of eight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STORED: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-"""How numpy reads each; it has no bfloat16, whose sixteen bits are the first of a float32's."""
+"""How numpy reads each code. It has no bfloat16, whose 16 bits, the upper half of a float32, are read as integers."""
 
 
 class Tensor(NamedTuple):
@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What a header says of a tensor."""
+    """A tensor's entry in the header: name, dtype, shape, and its range of bytes after the header."""
 
     name: str
     dtype: DtypeName
@@ -58,7 +58,7 @@ class NotSafetensors(Exception):
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A file's bytes.
+    """Return the bytes of a file.
 
     Raises:
         ValueError: a value is not representable in its dtype.
@@ -81,10 +81,10 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a file.
+    """Return the tensors and the metadata of a file's bytes.
 
     Raises:
-        NotSafetensors: it is cut off, or something else.
+        NotSafetensors: the bytes are cut off, or are not a safetensors file.
     """
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or len(data) < 8 + length:
@@ -113,7 +113,7 @@ def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _stored(name: str, tensor: Tensor) -> NDArray[Any]:
-    """The values as they lie in the file."""
+    """Return the values in the dtype in which numpy writes them to the file."""
     values = np.ascontiguousarray(tensor.values)
     if tensor.dtype == "bfloat16":
         stored: NDArray[Any] = (values.astype("<f4").view("<u4") >> 16).astype("<u2")
@@ -125,8 +125,8 @@ def _stored(name: str, tensor: Tensor) -> NDArray[Any]:
 
 
 def _values(stored: NDArray[Any], dtype: DtypeName) -> Array:
-    """What lies in a file as float64."""
+    """Return values that were read from a file as float64."""
     if dtype == "bfloat16":
         stored = (stored.astype("<u4") << 16).view("<f4")
-    with np.errstate(invalid="ignore"):  # a signalling NaN is one
+    with np.errstate(invalid="ignore"):  # numpy warns of a signalling NaN
         return stored.astype(np.float64)

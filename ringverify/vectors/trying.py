@@ -1,4 +1,4 @@
-"""One vector on one implementation: its shards handed out, its results held to the file's."""
+"""Try one vector on one implementation: give each rank its shards and compare its results with the file's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ringverify.vectors.tensorfile import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What is asked of an implementation on one sharding of a vector.
+    """One vector on one of its layouts, as an implementation is run on it.
 
     Attributes:
         story: the vector.
         layout: the sharding and the number of ranks.
-        case: both, as what a rank is told.
-        gradients: whether gradients are taken.
-        tensors: the results that are compared.
+        case: the case that describes both to the ranks.
+        gradients: whether gradients are computed.
+        tensors: names of the results that are compared.
     """
 
     story: Story
@@ -38,14 +38,15 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """It in words."""
+        """The vector's id, the sharding and the number of ranks, in words."""
         return trial_name(self.story, self.layout)
 
 
 def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | str:
-    """What can be asked of an implementation that declares so much, or why nothing can.
+    """Return the trial that these capabilities allow, or the reason why they allow none.
 
-    A vector with a cotangent of lse still asks for out and lse of one that is not differentiable through lse.
+    If the vector has a cotangent of lse and the implementation is not differentiable through lse, only results of the
+    forward pass are compared.
     """
     case, gradients = story.case(layout), capabilities.gradients
     if case.cotangent != "out" and not (capabilities.lse_gradient and gradients):
@@ -57,9 +58,10 @@ def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | s
 
 
 def tried(wanted: Trial, tensors: Mapping[str, Tensor], runner: Runner) -> Judgement:
-    """Run it, and hold every rank to what the vector says of its positions.
+    """Run a trial, and compare every rank's results with the vector's at the rank's positions.
 
-    The error allowed is that of the arithmetic which the implementation declares, on as many ranks.
+    The error allowed follows from the arithmetic that the implementation declares and from the number of ranks; in an
+    exact vector none is allowed in `EXACT`.
 
     Raises:
         WorldUnavailable: the world could not be set up; nothing was learned.
@@ -80,6 +82,6 @@ def tried(wanted: Trial, tensors: Mapping[str, Tensor], runner: Runner) -> Judge
 
 
 def _exactly(bound: Allowed) -> Allowed:
-    """No error at all where the answer is exact."""
+    """Return the bound with no error allowed in the results that have to be exact."""
     nothing = {name: np.zeros_like(getattr(bound, name)) for name in EXACT}
     return dataclasses.replace(bound, **nothing)
