@@ -1,1 +1,1 @@
-"""Where ranks run: threads of one process (`simulated`) or processes of their own (`gloo`)."""
+"""Where ranks run: as threads of one process (`simulated`) or as processes of their own (`gloo`, `nccl`)."""

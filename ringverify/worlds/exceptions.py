@@ -1,7 +1,7 @@
-"""What an exception of a user's says of itself, whatever its class does when it is asked.
+"""Name, text and traceback of an exception whose class is the user's code.
 
-Its `__str__`, its `__class__`, its `args` are the user's code: they may raise, exit, or return what is no text. Nothing
-here does. Importing this module does not import torch.
+The `__str__`, `__class__` or `args` of such a class may raise, exit, or return something that is not text. The
+functions here return in any case. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 UNPRINTABLE = "(which cannot be printed)"
-"""Stands for the text of an exception that has none to give."""
+"""Replaces the text of an exception whose `__str__` raises or does not return a string."""
 
 
 def name_of(error: BaseException) -> str:
@@ -20,7 +20,7 @@ def name_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str | None:
-    """What an exception says, or `None` if its class does not let it."""
+    """Return `str(error)`, or `None` if that raises or is not a string."""
     return _text(lambda: str(error))
 
 
@@ -34,19 +34,19 @@ def one_line(error: BaseException) -> str:
 
 
 def exit_call(error: SystemExit) -> str:
-    """The call that raised it, as far as its code can be shown."""
+    """Return the `sys.exit` call that raises this exception, with an ellipsis for a code that cannot be printed."""
     code = _text(lambda: "" if error.code is None else repr(error.code))
     return f"sys.exit({'…' if code is None else code})"
 
 
 def trace_of(error: BaseException) -> TracebackType | None:
-    """Where an exception was raised."""
+    """Return an exception's traceback, past any `__traceback__` that its class defines."""
     trace: TracebackType | None = BaseException.__dict__["__traceback__"].__get__(error)
     return trace
 
 
 def _text(ask: Callable[[], str]) -> str | None:
     try:
-        return str.__str__(ask())  # a plain one, also of a subclass
+        return str.__str__(ask())  # a plain `str`, also of a subclass
     except BaseException:  # `__str__` may call sys.exit
         return None

@@ -1,8 +1,7 @@
-"""What programs of others say only in words, turned into fields: the one file in which wording decides something.
+"""Turns messages of torch, gloo, Python and `faulthandler` into fields: the one file in which wording decides.
 
-Torch and gloo raise a plain `RuntimeError` for anything, `faulthandler` writes stacks as text, and a rank in another
-process has no frames to look at. Whoever needs to know what happened asks here. Importing this module does not import
-torch.
+Torch and gloo raise a plain `RuntimeError` for anything, `faulthandler` writes stacks as text, and the frames of a rank
+in another process cannot be inspected. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ import re
 from typing import NamedTuple
 
 _PEER_IS_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
-"""How an error of gloo's reads that a rank meets because another one has gone (lower case)."""
+"""Phrases of gloo's errors when the connection to another rank is lost (lower case)."""
 
 _NO_MEMORY = ("can't allocate memory", "failed to map segment")
-"""How torch's CPU allocator, and the loader of its libraries, say that memory has run out."""
+"""Phrases by which torch's CPU allocator and the loader of its libraries say that memory has run out (lower case)."""
 
 _NO_THREAD = "can't start new thread"
-"""How Python says that the system has no more threads."""
+"""Python's message when the system has no more threads."""
 
 _NO_SECOND_BACKWARD = re.compile(r"second time|twice|retain_graph|freed|once|more than one backward|double backward")
-"""What a clear refusal of a second backward speaks of."""
+"""Words of which a clear refusal of a second backward contains at least one."""
 
 _FATAL = "Fatal Python error: "
-"""How `faulthandler` begins."""
+"""The first words of a `faulthandler` dump."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 
 
 class Frame(NamedTuple):
-    """A frame of a stack. The line is text: `faulthandler` writes ??? for one that it does not know."""
+    """A stack frame. The line number is text: `faulthandler` writes ??? for an unknown one."""
 
     file: str
     line: str
@@ -42,13 +41,16 @@ class Frame(NamedTuple):
 
 
 def tells_of_lost_peer(text: str) -> bool:
-    """Whether an error is what a rank meets when another rank has gone."""
+    """Whether an error's text says that the connection to another rank was lost."""
     said = text.lower()
     return any(words in said for words in _PEER_IS_GONE)
 
 
 def system_error_in(text: str, numbers: tuple[int, ...]) -> int | None:
-    """The error of the system, of these, of which torch has made a `RuntimeError`: only its words are left of it."""
+    """Return which of some `errno` values a text names, or `None`.
+
+    Torch turns system errors into a plain `RuntimeError`: only their wording is left.
+    """
     said = text.lower()
     if errno.ENOMEM in numbers and any(words in said for words in _NO_MEMORY):
         return errno.ENOMEM
@@ -58,16 +60,16 @@ def system_error_in(text: str, numbers: tuple[int, ...]) -> int | None:
 
 
 def refuses_second_backward(text: str) -> bool:
-    """Whether an error says that a graph cannot be gone through twice."""
+    """Whether an error's text says that backward cannot run through a graph twice."""
     return _NO_SECOND_BACKWARD.search(text) is not None
 
 
 def last_words(text: str) -> str:
-    """The last line that a process printed before its end, without what `faulthandler` then said of it."""
+    """Return the last line that a process printed before it ended, not counting a dump of `faulthandler`."""
     return "".join(text.partition(_FATAL)[0].strip().splitlines()[-1:])
 
 
 def stacks_of(dump: str) -> list[tuple[Frame, ...]]:
-    """The stacks that `faulthandler` wrote, one a thread, each with its innermost frame first."""
+    """Return the stacks in a `faulthandler` dump, one per thread, innermost frame first."""
     blocks = [map(_FRAME.match, block.splitlines()) for block in dump.split("\n\n")]
     return [tuple(Frame(one["file"], one["line"], one["function"]) for one in block if one) for block in blocks]

@@ -1,6 +1,6 @@
-"""The limits of a machine that a world, or a rank, may meet: which one it was, and what could be done about it.
+"""Machine limits that a world or a rank may reach: which limit it was, and what can be done about it.
 
-None of them says anything about an implementation. Importing this module does not import torch.
+Reaching a limit says nothing about the implementation. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ringverify.worlds.exceptions import name_of, text_of
 from ringverify.worlds.foreign_text import system_error_in
 
 Limit = Literal["memory", "processes", "threads", "file descriptors", "disk"]
-"""What a machine may have too little of."""
+"""A resource that a machine can run out of."""
 
 _OF_ERRNO: dict[int, Limit] = {
     errno.ENOMEM: "memory",
@@ -24,17 +24,17 @@ _OF_ERRNO: dict[int, Limit] = {
     errno.EDQUOT: "disk",
 }
 _SHARES: dict[Limit, int] = {"memory": 1 << 23, "file descriptors": 4}
-"""The least that a rank takes of each as a process, in bytes and in the tool; of the others it takes one."""
+"""The least that one rank's process uses: bytes of memory, and file descriptors in the tool. Other limits: one each."""
 
 
 def limit_of(error: BaseException, *, starting: bool = False) -> Limit | None:
-    """The limit that an exception tells of, if it tells of one.
+    """Return the machine limit that an exception reports, or `None`.
 
     Args:
         error: the exception.
-        starting: it was raised where a process or a thread was started, and nowhere else could EAGAIN come from.
+        starting: it was raised while a process or a thread was started, the only case in which EAGAIN is a limit.
     """
-    kind = type(error)  # `isinstance` asks the exception, which may have something else to say
+    kind = type(error)  # `isinstance` would ask the exception's own `__class__`
     if issubclass(kind, MemoryError) or name_of(error) == "OutOfMemoryError":  # torch's own
         return "memory"
     if issubclass(kind, OSError):
@@ -46,14 +46,14 @@ def limit_of(error: BaseException, *, starting: bool = False) -> Limit | None:
 
 
 def limit_in(text: str, *, starting: bool = False) -> Limit | None:
-    """The limit that words of torch or of a library tell of; `starting` as in `limit_of`."""
+    """Return the limit that an error text of torch or of a library names, or `None`; `starting` as in `limit_of`."""
     told = system_error_in(text, (*_OF_ERRNO, *([errno.EAGAIN] if starting else [])))
     return "threads" if told == errno.EAGAIN else _OF_ERRNO.get(told or 0)
 
 
 def sentence(limit: Limit) -> str:
-    """That a limit was met, how far it goes here, and what to do."""
-    far = "" if limit == "memory" else _far(limit)  # what is free now was not, or was too little, then
+    """Say which limit was reached, its value on this machine, and which setting changes it."""
+    far = "" if limit == "memory" else _far(limit)  # the memory that is free now is not what was free then
     return f"this machine is out of {limit}{f' ({far})' if far else ''}"
 
 
@@ -69,11 +69,11 @@ def _far(limit: Limit) -> str:
 
 
 def too_many(ranks: int, *limits: Limit) -> str | None:
-    """Why so many ranks cannot be had on this machine, whatever they run; `None` if they may be.
+    """Say why this machine cannot hold so many ranks, whatever they run; `None` if it may.
 
     Args:
-        ranks: how many are wanted.
-        limits: those that ranks of their kind use up.
+        ranks: number of ranks wanted.
+        limits: the limits that ranks of this kind count against.
     """
     for limit in limits:
         most, needed = _available() if limit == "memory" else _most(limit), ranks * _SHARES.get(limit, 1)
@@ -84,7 +84,7 @@ def too_many(ranks: int, *limits: Limit) -> str | None:
 
 
 def _most(limit: Limit) -> int | None:
-    """How many of something this process may have, as far as is known."""
+    """Return the most file descriptors, processes or threads that this process may have; `None` if unknown."""
     kind = resource.RLIMIT_NOFILE if limit == "file descriptors" else resource.RLIMIT_NPROC
     soft, _ = resource.getrlimit(kind)
     found = [] if soft == resource.RLIM_INFINITY else [soft]
@@ -102,7 +102,7 @@ def _number(file: str) -> int | None:
 
 
 def _available() -> int | None:
-    """Bytes of memory that are free, or would be if they were asked for."""
+    """Return the bytes of memory that the system calls available; `None` if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))

@@ -1,9 +1,9 @@
-"""How long a run may take: seconds in which its ranks computed or waited for one another, not for a processor.
+"""Deadlines that leave out the time in which ranks queued for a processor.
 
-On a machine with other work to do, a rank that wants to go on may stand in line for a processor ten times as long as it
-computes. That is nothing the implementation did, so it does not count against its deadline.
+On a loaded machine a rank that is ready to run may queue for a processor ten times as long as it computes. That is not
+the implementation's doing, so it does not count against its deadline.
 
-Linux counts it for every thread, in nanoseconds: the second number of `/proc/PID/task/TID/schedstat` (see
+Linux counts this time for every thread, in nanoseconds: the second number of `/proc/PID/task/TID/schedstat` (see
 Documentation/scheduler/sched-stats.rst of its sources). Where that cannot be read, every second counts.
 """
 
@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 
 SLICE = 0.5
-"""Seconds after which a wait looks again at how much of it counts."""
+"""Seconds between two looks at how much of a deadline is left."""
 
 LEAST_COUNTED = 0.1
-"""The part of a second that counts in any case: on no machine does a run that never ends last more than ten times as
-long as its deadline."""
+"""Fraction of elapsed time that always counts: a run that never ends is ended after ten times its deadline."""
 
 
 def queued(process: int) -> float:
-    """Seconds that the threads of a process have waited for a processor since they began; 0 where nobody knows."""
+    """Return the seconds that a process's threads have queued for a processor since they began; 0 if unknown."""
     total = 0
     try:
         for thread in os.listdir(f"/proc/{process}/task"):
@@ -34,14 +33,14 @@ def queued(process: int) -> float:
 
 
 class Patience:
-    """What is left of a deadline.
+    """The time that is left of a deadline.
 
     Args:
         seconds: the deadline.
-        processes: those whose threads do the work. Of several the one counts that waits longest for a processor: on it
-            wait the others.
-        queued: how long a process has waited for a processor.
-        clock: seconds.
+        processes: ids of the processes that do the work. The queueing time of the one that queued longest is left
+            out, since the others wait for it.
+        queued: returns the seconds that a process has queued for a processor.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Patience:
         self._at = clock()
 
     def left(self) -> float:
-        """Seconds that are left, 0 or fewer if there are none."""
+        """Return the seconds that are left, 0 or fewer once the deadline has passed."""
         now = self._clock()
         waited = 0.0
         for process, before in self._seen.items():
@@ -69,5 +68,5 @@ class Patience:
         return self._left
 
     def slice(self) -> float:
-        """Seconds to wait before it is asked again, 0 if nothing is left."""
+        """Return the seconds to wait before the next look, 0 once the deadline has passed."""
         return max(0.0, min(self.left(), SLICE))

@@ -1,7 +1,7 @@
-"""What ranks print, where they are threads of one process: kept by rank, and shown with the rank before each line.
+"""Output of ranks that are threads of one process: kept per rank, and shown with the rank before each line.
 
-`print`, `logging` and whatever else writes to `sys.stdout` or `sys.stderr` is seen here. What C code writes to the file
-descriptors is the process's, and belongs to no rank.
+`print`, `logging` and all else that writes to `sys.stdout` or `sys.stderr` is captured here. What C code writes to the
+file descriptors belongs to the process and to no rank.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 Show = Literal["plain", "labelled", "kept"]
-"""What becomes of a rank's output: it goes where it always goes, unseen; there with its rank and kept; or kept only."""
+"""What becomes of a rank's output. "plain": it is written as usual and not kept; "labelled": it is written with its
+rank before each line, and kept; "kept": it is only kept."""
 
 LETTERS = 4000
-"""How much of a rank's output is kept: the last letters of it."""
+"""Number of characters that are kept of a rank's output: the last ones."""
 
 
 class Labelled:
-    """Writes what ranks print, each line with its rank; a line that another rank breaks into is ended first."""
+    """Writes ranks' output, each line with its rank. A line that another rank interrupts is ended first."""
 
     def __init__(self) -> None:
         self._open: int | None = None  # the rank whose line on the screen has not ended
 
     def write(self, rank: int, text: str, stream: Any) -> None:
-        """Write a part of what a rank prints."""
+        """Write a piece of a rank's output."""
         if self._open not in (None, rank):
             self.end(stream)
         for line in text.splitlines(keepends=True):
@@ -41,11 +42,11 @@ class Labelled:
 
 
 class RankOutput:
-    """What the ranks of one run print.
+    """The output of the ranks of one run.
 
     Args:
-        world_size: how many ranks.
-        show: what becomes of it.
+        world_size: number of ranks.
+        show: what becomes of it, see `Show`.
     """
 
     def __init__(self, world_size: int, show: Show) -> None:
@@ -54,13 +55,13 @@ class RankOutput:
         self._labelled = Labelled()
 
     def add(self, rank: int, text: str, stream: Any) -> None:
-        """Take what a rank writes to a stream."""
+        """Keep what a rank writes to a stream, and show it there if that is asked for."""
         self._kept[rank] = (self._kept[rank] + text)[-LETTERS:]
         if self._show == "labelled":
             self._labelled.write(rank, text, stream)
 
     def printed(self) -> tuple[tuple[int | None, str], ...]:
-        """What each rank printed that printed anything."""
+        """Return the kept output of each rank that printed anything."""
         return tuple((rank, text) for rank, text in enumerate(self._kept) if text)
 
 
@@ -74,7 +75,7 @@ class _Stream:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Take a text."""
+        """Write a text."""
         if (mine := getattr(_OF_THREAD, "mine", None)) is None:
             self.stream.write(text)
         else:
@@ -83,7 +84,7 @@ class _Stream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Take several."""
+        """Write several texts."""
         for line in lines:
             self.write(line)
 
@@ -93,7 +94,10 @@ class _Stream:
 
 @contextlib.contextmanager
 def listening(show: Show) -> Iterator[None]:
-    """Have `sys.stdout` and `sys.stderr` know ranks' threads; what is kept of them by others goes on to work."""
+    """Replace `sys.stdout` and `sys.stderr` by streams that tell ranks' threads apart.
+
+    Code that keeps a reference to such a stream beyond the block can go on writing to it.
+    """
     if show == "plain":
         yield
         return
@@ -107,7 +111,7 @@ def listening(show: Show) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_rank(rank: int, output: RankOutput) -> Iterator[None]:
-    """Take what the calling thread prints for a rank's."""
+    """Attribute what the calling thread prints to a rank."""
     _OF_THREAD.mine = output, rank
     try:
         yield

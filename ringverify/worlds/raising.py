@@ -1,4 +1,4 @@
-"""What a rank raised, as data: read off the exception where it was raised, for another process or for a `Failure`.
+"""What a rank raised, as data that can be sent to another process or become a `Failure`.
 
 Importing this module does not import torch.
 """
@@ -15,12 +15,12 @@ from ringverify.worlds.stacks import traceback_of_user
 
 
 class Charge(Exception):
-    """What code of ours says of the implementation, such as a breach of the contract: no error of ours.
+    """Raised by ringverify to report what the implementation did wrong, such as a breach of the contract.
 
     Args:
         message: what the rank did, to follow "rank 1".
-        rule: what it did not keep to: one word for all breaches of one kind.
-        tensor: the result that is concerned, if it is one.
+        rule: one word for the rule that it broke, the same for all breaches of one kind.
+        tensor: name of the result concerned, if there is one.
     """
 
     def __init__(self, message: str, *, rule: str, tensor: str | None = None) -> None:
@@ -38,10 +38,10 @@ class Raising:
         detail: the rank's traceback; empty for a `Charge`, whose traceback would be ours.
         exception: type of the exception; `None` where the rank ended its process.
         call: the function by which the rank ended its process, if it did.
-        rule: of a `Charge`.
-        tensor: of a `Charge`.
+        rule: that of a `Charge`.
+        tensor: that of a `Charge`.
         refusal: the rule by which a transport refused the call, if that is what was raised.
-        limit: the limit of the machine that the rank met, if it was one.
+        limit: the machine limit that the rank reached, if it was one.
     """
 
     what: str
@@ -55,8 +55,8 @@ class Raising:
 
 
 def raising_of(error: BaseException) -> Raising:
-    """What was raised. The exception may be of a user's class, whose methods do as they please."""
-    kind = type(error)  # `isinstance` asks the exception, which may have something else to say
+    """Describe an exception as data. Its class may be the user's: what its methods do is not relied on."""
+    kind = type(error)  # `isinstance` would ask the exception's own `__class__`
     if issubclass(kind, Charge):
         charge = cast(Charge, error)
         return Raising(cut(text_of(error) or ""), "", name_of(error), rule=charge.rule, tensor=charge.tensor)
@@ -68,13 +68,13 @@ def raising_of(error: BaseException) -> Raising:
 
 
 def marked(error: RuntimeError, rule: str) -> RuntimeError:
-    """The error, with the name of the rule by which a transport refused the call."""
+    """Mark an error with the name of the rule by which a transport refused the call, and return it."""
     error.refusal = rule  # type: ignore[attr-defined] # a plain RuntimeError, as torch raises, that says why
     return error
 
 
 def refusal_of(error: BaseException) -> str | None:
-    """The rule by which a transport refused the call that raised this error, if that is what happened."""
+    """Return the rule by which a transport refused a call, if this is an error that `marked` marked; else `None`."""
     if type(error) is not RuntimeError:  # `marked` marks no other, and a class of a user's may compute attributes
         return None
     rule = getattr(error, "refusal", None)

@@ -1,7 +1,7 @@
-"""What gloo refuses of a call, so that the simulated world refuses the same; and what only gloo refuses.
+"""Checks by which the simulated world refuses the calls that gloo refuses, and names for what only gloo refuses.
 
-Found by running small programs over gloo (`tests/worlds/small_programs.py` holds that both worlds agree about them) and
-by reading torch's ProcessGroupGloo.cpp and ProcessGroupNCCL.cpp. `docs/worlds.md` has the table.
+They were found by running small programs over gloo (`tests/worlds/small_programs.py`, which tests that both worlds
+agree) and by reading torch's ProcessGroupGloo.cpp and ProcessGroupNCCL.cpp. `docs/worlds.md` has the table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ringverify.worlds.raising import marked
 
 MESSAGE_TO_ITSELF = "a message to itself"
-"""The name of the one refusal that comes and goes with the number of ranks, and would hide what is wrong elsewhere."""
+"""Name of the one refusal that depends on the number of ranks, and would hide violations at other world sizes."""
 
 MOST_TAG = 2**31 - 1
 
@@ -22,7 +22,7 @@ _DTYPES = {
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
     *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
 }
-"""What gloo's collectives move, complex numbers as pairs; messages are bytes to it."""
+"""Dtypes that gloo's collectives take, complex numbers as pairs. To gloo, point-to-point messages are bytes."""
 
 STACKED = "a gathered tensor that does not lie along the first axis"
 SCATTERED_FLAT = "a scattered tensor of another first axis"
@@ -30,11 +30,11 @@ SMALL_FLOATS = "a collective in 8-bit floating point"
 LISTS_ALL_TO_ALL = "all_to_all of lists of tensors"
 
 GLOO_LACKS_ALL_TO_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
-"""Seen with torch 2.11, whose gloo has `all_to_all_single` alone; 2.13 has both."""
+"""Whether gloo lacks `all_to_all` of lists: with torch 2.11 it has `all_to_all_single` alone, with 2.13 both."""
 
 
 def message_to_itself(rank: int, *, sends: bool) -> RuntimeError:
-    """The error of a message to oneself, for raising: gloo has no connection to its own process."""
+    """Return the error to raise for a message to oneself: gloo has no connection to its own process."""
     what = "sends to itself" if sends else "receives from itself"
     return marked(
         RuntimeError(
@@ -87,13 +87,13 @@ def check_dtypes(operation: str, tensors: Iterable[torch.Tensor], *, reduces: bo
     Args:
         operation: the collective.
         tensors: what it is given.
-        reduces: whether it calculates with them, which a CPU does not do in 8-bit floating point.
+        reduces: whether it computes with them, which a CPU does not do in 8-bit floating point.
 
     Returns:
-        The name of a finding if only gloo does not.
+        The name of a finding if only gloo refuses a dtype, else `None`.
 
     Raises:
-        RuntimeError: a dtype that gloo refuses, and NCCL too or a CPU.
+        RuntimeError: gloo refuses a dtype, and so does NCCL or the CPU.
     """
     for tensor in tensors:
         if tensor.dtype in _DTYPES:

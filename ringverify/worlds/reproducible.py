@@ -1,8 +1,8 @@
-"""Ranks that give the same numbers again: which code MKL multiplies matrices with.
+"""Matrix products on CPU that have the same bits on every machine: the mode of MKL.
 
-Left alone, MKL chooses by processor and by the addresses of operands, and other code has other last bits. Under
-`MKL_CBWR=COMPATIBLE` it takes the code that every processor has, wherever operands lie. It looks once, at its first
-product, so the variable has to be set before. docs/worlds.md says what that costs, and what it leaves open.
+By default MKL chooses its code by processor and by the addresses of operands, and results differ in the last bits. With
+`MKL_CBWR=COMPATIBLE` it uses the code that runs on every processor, wherever operands lie. MKL reads the variable once,
+at its first product, so it has to be set before. docs/worlds.md says what that costs, and what it leaves open.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MODE = "COMPATIBLE"
 
 
 def mode() -> str:
-    """The mode that a rank's process is given: what the user has set, or else the one that every processor has."""
+    """Return the mode for a rank's process: the value that the user has set, or else `MODE`."""
     return os.environ.get(VARIABLE, MODE)
 
 
 @contextlib.contextmanager
 def as_in_a_rank() -> Iterator[None]:
-    """Set the mode for this process and what it starts. Too late, without any effect here, after its first product."""
+    """Set the mode for this process and its children. It has no effect here after this process's first product."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = mode()
     try:

@@ -1,4 +1,4 @@
-"""Stacks and tracebacks as the writer of a program wants them: their own frames, none of the world that runs them."""
+"""Stacks and tracebacks that show the user's own frames, and none of the world that runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _THREADING = os.path.abspath(threading.__file__)
 
 
 def frames_of_user(frame: FrameType | None) -> list[str]:
-    """A running frame's stack as lines `file:line in function`, outermost first.
+    """Return a running frame's stack as lines `file:line in function`, outermost first.
 
     Frames of worlds and of threads are left out, and so are those of torch, unless there are no others.
     """
@@ -29,7 +29,7 @@ def frames_of_user(frame: FrameType | None) -> list[str]:
 
 
 class UserLine(NamedTuple):
-    """A line of the user's."""
+    """A line of the user's code."""
 
     file: str
     line: int
@@ -40,7 +40,7 @@ class UserLine(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The file by its name alone, and the line."""
+        """The file's base name and the line."""
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
@@ -48,14 +48,14 @@ NOWHERE = UserLine("a place without a Python stack", 0, "?")
 
 
 def place_of_user(frame: FrameType | None) -> UserLine:
-    """The innermost line of a running frame's stack that is neither of a world nor of torch."""
+    """Return the innermost line of a running frame's stack that is neither in a world nor in torch."""
     while frame is not None and (_WHOSE.get(frame.f_code.co_filename) or _whose(frame.f_code.co_filename)) != "user":
         frame = frame.f_back
     return _place(frame)
 
 
 def place_of_caller(frame: FrameType | None) -> UserLine | None:
-    """The innermost line that is not of torch; `None` if it is a world's own."""
+    """Return the innermost line that is not in torch, or `None` if that line is in a world."""
     whose = "torch"
     while frame is not None:
         whose = _WHOSE.get(frame.f_code.co_filename) or _whose(frame.f_code.co_filename)
@@ -66,13 +66,13 @@ def place_of_caller(frame: FrameType | None) -> UserLine | None:
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """A traceback, chained causes included, without frames of worlds or threads; cut if it is too long.
+    """Format a traceback and its chained causes without frames of worlds or threads; cut it if it is too long.
 
-    Of an exception that cannot be asked for its text or its causes, it is the frames and the type.
+    For an exception whose text or causes cannot be read, return its frames and its type.
     """
     try:
         return _with_causes(error)
-    except BaseException:  # attributes that the class of the exception computes, and computes wrongly
+    except BaseException:  # the exception's class computes its attributes, and that fails
         frames = [frame for frame in traceback.extract_tb(trace_of(error)) if not _ours(frame.filename)]
         return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames), one_line(error)])
 

@@ -7,16 +7,19 @@ import sys
 
 
 def keep_standard_files() -> None:
-    """Open what is closed of them: the next file or pipe would have its number, and be lost where a rank starts."""
+    """Open each closed one on the null device.
+
+    Otherwise the next file or pipe would get its number, and be lost when a rank starts.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it has the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
 def keep_standard_streams() -> None:
-    """The same for a command, which can write then what nobody reads; Python leaves such streams out."""
+    """Open closed standard files, and the `sys` streams on them that Python has left `None`, so a command can write."""
     keep_standard_files()
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)

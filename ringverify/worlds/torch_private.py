@@ -1,4 +1,4 @@
-"""Every private interface of torch that worlds use, but for those of the simulated world, which has a file of its own.
+"""Private interfaces of torch that worlds use. Those of the simulated world are in `simulated/torch_private.py`.
 
 | interface | for what |
 |---|---|
@@ -25,9 +25,9 @@ def groups() -> int:
 
 
 def operations() -> int:
-    """A number that rises when a thread of this rank communicates; it stays 0 where torch does not say.
+    """Return a number that rises when a thread of this rank communicates; it stays 0 where torch does not say.
 
-    In the simulated world only the rank's own thread can; the number is that of attempts by others.
+    In the simulated world only a rank's own thread can communicate, and the number counts the attempts of others.
     """
     if (attempts := getattr(_bookkeeping(), "strange_calls", None)) is not None:
         return int(attempts)
@@ -58,12 +58,12 @@ def sequence_numbers() -> dict[str, int]:
 
 
 def schema_of(operation: Any) -> Any:
-    """What an operation does with its arguments; `None` if it takes functions."""
+    """Return an operation's schema, or `None` for an operation that takes functions, which has none."""
     return getattr(operation, "_schema", None)
 
 
 def direct_call(operation: Any) -> Callable[..., Any]:
-    """What an operation of torch calls itself, without the layers before it."""
+    """Return the function that an operation of torch calls in the end, without the Python layers before it."""
     call: Callable[..., Any] = operation._op if type(operation) is torch._ops.OpOverload else operation
     return call
 

@@ -1,7 +1,7 @@
-"""Settings of torch that outlive a call: whoever changes one has to put it back, or the next layer computes with it.
+"""Global settings of torch: code that changes one has to restore it, or the next layer computes with it.
 
-A setting is either the process's or the thread's. Ranks that are threads of one process have the process's apart all
-the same, as processes have: the baton hands them over (`ringverify.worlds.simulated.baton`).
+A setting belongs to the process or to the thread. Ranks of the simulated world are threads of one process, and yet each
+has process settings of its own: the baton swaps them at each turn (`ringverify.worlds.simulated.baton`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TorchSetting(NamedTuple):
     Attributes:
         name: how messages call it.
         read: its value now.
-        write: sets it; `None` where torch has no way but to leave a context.
+        write: sets it; `None` where torch can only change it by leaving a context.
     """
 
     name: str
@@ -63,7 +63,7 @@ OF_PROCESS: tuple[TorchSetting, ...] = (
     TorchSetting("attention kernels", _attention_kernels, _enable_attention_kernels),
     TorchSetting("anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
 )
-"""Those of the whole process."""
+"""Settings of the whole process."""
 
 EVERY: tuple[TorchSetting, ...] = (
     *OF_PROCESS,
@@ -74,16 +74,16 @@ EVERY: tuple[TorchSetting, ...] = (
     TorchSetting("default device", torch.get_default_device, torch.set_default_device),
     TorchSetting("number of threads", torch.get_num_threads, torch.set_num_threads),
 )
-"""Those, and the calling thread's own."""
+"""Settings of the process and of the calling thread."""
 
 
 def values(settings: Sequence[TorchSetting]) -> tuple[Any, ...]:
-    """What settings are now."""
+    """Return the current values of settings."""
     return tuple(setting.read() for setting in settings)
 
 
 def put_back(settings: Sequence[TorchSetting], before: tuple[Any, ...]) -> dict[str, str]:
-    """Set what is no longer as it was, and say what that is: by name, "float64, and float32 before"."""
+    """Restore the settings that have changed, and return each one's change by name: "float64, and float32 before"."""
     now = values(settings)
     if now == before:
         return {}
@@ -92,7 +92,7 @@ def put_back(settings: Sequence[TorchSetting], before: tuple[Any, ...]) -> dict[
         if is_now != was:
             changed[setting.name] = f"{_shown(is_now)}, and {_shown(was)} before"
             if setting.write is not None:
-                with contextlib.suppress(RuntimeError):  # torch may have been told to let nobody change it
+                with contextlib.suppress(RuntimeError):  # torch may refuse the change
                     setting.write(was)
     return changed
 

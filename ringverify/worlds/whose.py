@@ -1,9 +1,9 @@
-"""Whose code is running: ours, or the implementation's. What ends a run in code of ours is no violation.
+"""Tracks whose code is running: ringverify's own ("ours") or the implementation's ("theirs").
 
-A world takes all of a program for the implementation's. A program of ours says what is not: `ours` is round all of it,
-and `theirs`, inside, round each call of the implementation and round whatever touches what it left or returned. A
-process also keeps the answer in a file, where it can be read when the process is no more. Importing this module does
-not import torch.
+What ends a run in our own code is no violation. A world takes all of a program for the implementation's code. A program
+of ringverify therefore runs within `ours`, and inside that within `theirs` whenever it calls the implementation or
+touches what that left or returned. A process also keeps the answer in a file, which can be read after the process has
+ended. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OURS, _THEIRS = b"o", b"t"
 
 
 class _Threads:
-    """Whose code each thread is running, and in a file of one letter whether any runs the implementation's."""
+    """The threads that run the implementation's code; a file of one byte says whether there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,19 +32,19 @@ class _Threads:
     def write_to(self, path: str) -> None:
         with open(path, "w+b") as file:
             file.write(_OURS)
-            file.flush()  # a hole in a file of a full disk could not be filled later
+            file.flush()  # takes the space now: on a full disk, a later write to the mapping could not
             self._file = mmap.mmap(file.fileno(), 1)
         os.register_at_fork(after_in_child=self._let_go)
 
     def _let_go(self) -> None:
-        """A child that the implementation forks keeps no file of its parent's."""
+        """Stop writing to the parent's file, in a child that the implementation has forked."""
         self._file = None
 
     def is_theirs(self, thread: int) -> bool:
         return thread in self._theirs
 
     def put(self, theirs: bool) -> bool:
-        """Say whose code the calling thread runs from now on, and give back whose it was before."""
+        """Note whose code the calling thread runs from now on; return whether it was the implementation's before."""
         thread = threading.get_ident()
         with self._lock:
             before = thread in self._theirs
@@ -68,7 +68,10 @@ def write_to(path: str) -> None:
 
 
 def was_ours(path: str) -> bool:
-    """Whether the process that kept this file ran, at its end or now, no code of the implementation's."""
+    """Whether the process that keeps this file runs none of the implementation's code, or ran none when it ended.
+
+    True also if the file cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             return file.read(1) != _THEIRS
@@ -82,7 +85,7 @@ def is_theirs(thread: int) -> bool:
 
 
 class _CodeOf:
-    """A stretch of code of one side; a class, so that tracebacks have no lines of it."""
+    """Marks a block as one side's code; a class, so that it adds no frames to tracebacks."""
 
     _is_theirs: bool
 
@@ -94,7 +97,7 @@ class _CodeOf:
 
 
 class theirs(_CodeOf):
-    """The implementation's code runs here, or code that touches what it left: what it raises is its own."""
+    """Marks the implementation's code, or code that touches what it left: what the block raises is its doing."""
 
     _is_theirs = True
 
@@ -104,10 +107,10 @@ class theirs(_CodeOf):
 
 
 class ours(_CodeOf):
-    """Code of ours runs here.
+    """Marks ringverify's own code.
 
     Raises:
-        OurError: in place of an exception that came neither out of `theirs` nor is a charge.
+        OurError: in place of an exception that neither came out of `theirs` nor is a `Charge`.
     """
 
     _is_theirs = False

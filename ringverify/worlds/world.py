@@ -1,4 +1,4 @@
-"""What every world offers: run one program on every rank, and say what became of it.
+"""The interface of every world: run one program on every rank, and return the results or the failure.
 
 A world knows nothing of attention. It gives each rank an initialised `torch.distributed`, runs the program there, and
 returns each rank's result or the failure that ended the run.
@@ -19,7 +19,7 @@ from ringverify.worlds.watch.memory import Memory
 from ringverify.worlds.watch.traffic import Traffic
 
 REFUSED = "refused"
-"""The manner of a failure in which the transport refused a call for what only some world sizes ask."""
+"""First part of `Failure.manner` where the transport refused a call that only some world sizes make."""
 
 FailureKind = Literal["raised", "deadlock", "deadline", "died"]
 
@@ -30,18 +30,18 @@ class Failure:
 
     Attributes:
         kind: "raised": a rank raised (`SystemExit` included); "deadlock": no rank can go on; "deadline": time ran out
-            while a rank was still computing; "died": a rank's process ended without a word.
-        rank: the rank that it began with, if it is one rank's.
+            while a rank was still computing; "died": a rank's process ended without a report.
+        rank: the rank in which the failure began, if it began in one.
         message: one line, for a table or a report.
         detail: all that is known: the rank's own traceback, who waits for whom, captured output.
         exception: type of the exception, if a rank raised one.
         call: the function by which the rank ended its process, if it called one.
-        rule: of a rank that raised a `Charge`, what it did not keep to.
-        tensor: the result that the charge is about, if it is one.
-        refusal: the name of what the transport refused, where it is known to come and go with the number of ranks.
-        limit: the limit of the machine that the rank met, if it was one.
-        exit_code: how a process ended that did so without a word, negative for a signal.
-        places: where ranks were when time ran out, each "at ring.py:41 in attend".
+        rule: the rule that the rank broke, if it raised a `Charge`.
+        tensor: name of the result that the `Charge` is about, if there is one.
+        refusal: name of what the transport refused, where that depends on the number of ranks.
+        limit: the machine limit that the rank reached, if it was one.
+        exit_code: of a process that ended without a report, negative for a signal.
+        places: where ranks were when time ran out: pairs of a rank and a text such as "at ring.py:41 in attend".
     """
 
     kind: FailureKind
@@ -63,13 +63,13 @@ class Failure:
 
     @classmethod
     def of(cls, rank: int, raised: Raising) -> Failure:
-        """The failure of a run that ended because a rank raised."""
+        """Return the failure of a run that ended because a rank raised."""
         fields = {name: getattr(raised, name) for name in ("exception", "call", "rule", "tensor", "refusal", "limit")}
         return cls("raised", rank, f"rank {rank} {raised.what}", raised.detail, **fields)
 
     @property
     def manner(self) -> tuple[str, ...]:
-        """How the run ended, without what differs from case to case: two failures of one manner are alike."""
+        """How the run ended, without what differs from case to case. Failures of the same manner count as alike."""
         if self.refusal is not None:
             return REFUSED, self.refusal
         known = (self.exception, self.call, self.rule, self.tensor, self.exit_code)
@@ -78,7 +78,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Unreceived:
-    """A message that nobody received, or a receive that nothing met.
+    """A message that nobody received, or a receive that no message matched.
 
     Attributes:
         kind: "message" or "receive".
@@ -99,7 +99,7 @@ class Unreceived:
     dtype: str
 
     def describe(self) -> str:
-        """One line."""
+        """Describe it in one line."""
         source = "any rank" if self.source is None else f"rank {self.source}"
         what = "a message nobody received" if self.kind == "message" else "a receive nothing met"
         return (
@@ -110,7 +110,7 @@ class Unreceived:
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What a simulated world does on purpose that a friendly transport would not.
+    """What a simulated world does on purpose that a forgiving transport would not do.
 
     Attributes:
         transport: "buffered": a send completes when it is posted; "rendezvous": when its receive is posted too, so that
@@ -120,7 +120,7 @@ class Conditions:
             one tag on one group stay in order; all others overtake them.
 
     Raises:
-        ValueError: no such transport, or no such messages.
+        ValueError: `transport` or `delayed` has no such value.
     """
 
     transport: Literal["buffered", "rendezvous"] = "buffered"
@@ -137,21 +137,21 @@ class Conditions:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What came of a program. A world that cannot know a thing leaves it empty.
+    """The outcome of a run. A world leaves empty what it cannot know.
 
     Attributes:
         results: what the program returned on each rank, in rank order; all `None` after a failure.
         failure: `None` if every rank returned.
         seconds: wall-clock time of the whole run, setting the world up included.
-        unreceived: messages that nobody received and receives that nothing met, whether the run failed or not.
+        unreceived: messages that nobody received and receives that no message matched, also of a run that failed.
         delayed: numbers of the messages that were held back (see `Conditions`).
-        hazards: what only a forgiving transport forgives, in the order in which it was seen; of a watched run.
-        traffic: who sent how much to whom; of a watched run.
-        memory: the most that each rank had allocated at once, in rank order; of a run watched for it.
+        hazards: what goes well only on a forgiving transport, in the order in which it was seen; watched runs only.
+        traffic: who sent how much to whom; watched runs only.
+        memory: the most that each rank had allocated at once, in rank order; runs watched for memory only.
         findings: what worked in a simulated world and gloo refuses: a name and an example each.
-        printed: what each rank printed that printed anything, cut at the front; `None` stands for the process that
-            simulated ranks share.
-        notes: what a simulated world noticed that its ranks could not do in it, a sentence each.
+        printed: pairs of a rank and the end of its output, for ranks that printed anything; the rank is `None` for the
+            process that simulated ranks share.
+        notes: a sentence for each thing that the program tried and that ranks of a simulated world cannot do.
     """
 
     results: tuple[Any, ...]
@@ -168,22 +168,22 @@ class Run:
 
 
 LOAD_SECONDS = 120.0
-"""How long a process may take to load what it is to run, unless something else is said."""
+"""Seconds that a process may take to load what it is to run, by default."""
 
 
 def _untold(what: str | None) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default of `Load.told`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What a process has to load before a program can run in it. It is no part of the run, nor of its deadline.
+    """What a process has to load before a program can run in it. Loading is no part of the run, nor of its deadline.
 
     Attributes:
-        what: its name, for people.
-        call: loads it, given its name; importable by name. A process that has loaded it is not asked again.
-        deadline: seconds for it.
-        told: called with its name when it begins, and with `None` at its end.
+        what: its name, also for messages.
+        call: loads it, given its name; importable by name. It is not called again in a process that has loaded it.
+        deadline: seconds that loading may take.
+        told: called with the name when loading begins, and with `None` when it ends.
     """
 
     what: str
@@ -197,7 +197,7 @@ class WorldUnavailable(RuntimeError):
 
     Args:
         message: one line.
-        detail: all that is known, such as the traceback of an error of ours; may be empty.
+        detail: all that is known, such as the traceback of an error in ringverify; may be empty.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:
@@ -209,11 +209,11 @@ class WorldUnavailable(RuntimeError):
 
 
 class OurError(WorldUnavailable):
-    """A run ended, and not by anything that the implementation did: by an error of ours or a limit of the machine."""
+    """A run ended by an error in ringverify itself or by a machine limit, not by what the implementation did."""
 
     @classmethod
     def of(cls, error: BaseException, limit: Limit | None) -> OurError:
-        """From the exception that was raised on a rank, and the limit that it tells of."""
+        """Build the error from an exception that was raised on a rank and the machine limit that it reports, if any."""
         detail = "".join(traceback.format_exception(error)).rstrip()
         said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         if limit is not None:
@@ -222,15 +222,15 @@ class OurError(WorldUnavailable):
 
 
 class LoadTooLong(OurError):
-    """What was to be loaded was still loading at the end of the time that it has, and would be the next time."""
+    """Loading had not finished when its deadline passed, and would not finish the next time either."""
 
 
 class TooEarly(OurError):
-    """A deadline ended a run that was in the middle of an import, or in code of ours.
+    """A deadline passed while a rank was in the middle of an import, or in code of ringverify itself.
 
     Attributes:
         places: where ranks were then, as in `Failure`.
-        importing: whether it was an import.
+        importing: whether the rank was in an import.
     """
 
     places: tuple[tuple[int, str], ...] = ()
@@ -246,7 +246,7 @@ class TooEarly(OurError):
         importing: bool,
         places: tuple[tuple[int, str], ...] = (),
     ) -> TooEarly:
-        """From where a rank was then."""
+        """Build the error from where a rank was when the deadline passed."""
         doing = "importing" if importing else "in code of ringverify itself"
         error = cls(
             f"after {deadline:g} s rank {rank} was still {doing}: nothing was learned; allow more with --deadline",
@@ -277,18 +277,18 @@ class World(Protocol):
 
         Args:
             program: called once a rank. For worlds of processes it must be importable by name and its argument and
-                result picklable; process-internal pickles only.
+                result picklable; these pickles never leave the tool and its own processes.
             argument: handed to every rank; it must not be changed there.
             world_size: number of ranks, at least 1.
             seed: decides the order in which a simulated world lets its ranks run; others ignore it.
             deadline: seconds after which a run that has not ended is a failure of kind "deadline".
-            conditions: how unfriendly a simulated world is, by default not at all; others ignore it.
+            conditions: what a simulated transport does not forgive, by default nothing; others ignore it.
             watch: have a simulated world report hazards and traffic, or ("memory") these and memory; others ignore it.
             load: what every process loads first.
 
         Raises:
-            WorldUnavailable: the ranks could not be started or could not load what they need, or code of ours ended
-                the run, or an import was under way at its deadline.
+            WorldUnavailable: the ranks could not be started or could not load what they need, or an error in ringverify
+                ended the run, or an import was under way at its deadline.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""From how the ranks of a run ended to one failure: which rank it began with, and what it says.
+"""Turns the ends of a run's ranks into one failure: the rank in which it began, and why.
 
-When one rank goes, its neighbours' connections break and they fail too; the reader wants the first cause.
+When one rank fails, its neighbours lose their connections to it and fail too; the failure names the first cause.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _NOT_THE_USERS = tuple(
 
 
 def doubt(end: Raised | Died) -> int:
-    """How likely an end is to be the consequence of another: 0 not likely, 2 very.
+    """Rate how likely a rank's end is the consequence of another rank's: 0 not likely, 2 very likely.
 
-    A lost connection is what the neighbours of a failed rank meet, and gloo may abort a process for it.
+    The neighbours of a failed rank lose their connections to it, and gloo may abort their processes for that.
     """
     match end:
         case Raised(consequence=consequence):
@@ -39,10 +39,10 @@ def doubt(end: Raised | Died) -> int:
 
 
 def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failure:
-    """The failure of a run in which the ranks in `ends` raised or died; `outputs` is what each rank printed.
+    """Return the failure of a run in which the ranks in `ends` raised or died; `outputs` is what each rank printed.
 
     Raises:
-        OurError: it began where no code of the program's user was running.
+        OurError: it began where none of the implementation's code was running.
     """
     rank, end = min(ends.items(), key=lambda item: (doubt(item[1]), item[1].at))
     others = [
@@ -55,12 +55,12 @@ def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failu
             raise OurError(f"rank {rank}: {what}", detail)
         case Raised(rule=None, detail=detail):
             return dataclasses.replace(Failure.of(rank, end), detail=_detail([detail, *others], rank, outputs))
-        case Raised():  # what other ranks then met is no part of a breach of the contract
+        case Raised():  # a breach of the contract: how other ranks then failed is no part of it
             return Failure.of(rank, end)
         case Died(what=what, exit_code=exit_code, ours=ours):
             message = f"rank {rank}'s process {what}"
             told = _detail([message, *others], rank, outputs)
-            killed = exit_code == -signal.SIGKILL  # whom the kernel picks when there is no memory, it ends so
+            killed = exit_code == -signal.SIGKILL  # as the kernel does when memory runs out
             if ours and not killed:
                 raise OurError(f"{message} while nothing of the implementation ran in it", told)
             return Failure("died", rank, message, told, limit="memory" if killed else None, exit_code=exit_code)
@@ -69,10 +69,10 @@ def first_cause(ends: dict[int, Raised | Died], outputs: Sequence[str]) -> Failu
 def out_of_time(
     deadline: float, returned: Sequence[int], found: dict[int, Whereabouts | None], outputs: Sequence[str]
 ) -> Failure:
-    """The failure of a run in which the ranks in `found` had not ended in time; where one is may not be known.
+    """Return the failure of a run in which the ranks in `found` had not ended in time; `None` is an unknown place.
 
     Raises:
-        TooEarly: one of them was in the middle of an import, or in code of ours, and others may wait for it.
+        TooEarly: one of them was in the middle of an import, or in code of ringverify; others may wait for it.
     """
     places = tuple((rank, _place(() if one is None else one.frames)) for rank, one in sorted(found.items()))
     where = ", ".join(f"rank {rank} {place}" for rank, place in places)
@@ -90,12 +90,12 @@ def out_of_time(
 
 
 def is_importing(files: Iterable[str]) -> bool:
-    """Whether a stack goes through Python's importing, by the files of its frames."""
+    """Whether a stack, given by the files of its frames, is in the middle of an import."""
     return _IMPORTING in files
 
 
 def main_thread(stacks: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...] | None:
-    """Of the stacks of a rank's threads, what the program adds to that of the thread that runs programs."""
+    """Return the program's own frames, innermost first, out of the stacks of a rank's threads; `None` if not found."""
     for frames in stacks:
         own = [at for at, frame in enumerate(frames) if frame.file == _WORKER]
         if own and frames[own[-1]].function == "serve":
@@ -104,7 +104,7 @@ def main_thread(stacks: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...] | None
 
 
 def _place(frames: Sequence[Frame]) -> str:
-    """ "at ring.py:41 in attend (recv)": the innermost frame that is neither torch's nor Python's."""
+    """Describe the innermost frame that is neither torch's nor Python's, as "at ring.py:41 in attend (recv)"."""
     inside = None
     for frame in frames:
         if _is_users(frame.file):
@@ -128,7 +128,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _detail(parts: Sequence[str], rank: int | None, outputs: Sequence[str]) -> str:
-    """What is known, and below it what the rank printed, or every rank if it is not one rank's failure."""
+    """Join what is known with what the rank printed, or with what every rank printed if `rank` is `None`."""
     shown = list(parts)
     for printed_by, text in enumerate(outputs):
         if text.strip() and rank in (None, printed_by):

@@ -1,8 +1,8 @@
 """The simulated world in a process of its own, so that whatever ranks do to their process, the tool goes on.
 
-Ranks as threads share a process with one another, and with whoever started them: one that is killed takes all along,
-and module state that one case leaves behind is there in the next. Here that process is a rank-less worker of the gloo
-world's kind, warm, expendable, and fresh after `close()`.
+Ranks that are threads share a process with one another and with whoever started them: a rank that ends the process ends
+them all, and module state that one case leaves behind is there in the next. Here that process is a worker of a gloo
+world of one, which is kept warm, is expendable, and is replaced after `close()`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ringverify.worlds.processes.wire import how_it_ended
 from ringverify.worlds.world import Conditions, Failure, Load, OurError, Run, WorldUnavailable
 
 UNWINDING = 5.0
-"""Seconds that the simulated world is given, past a run's deadline, to end the run and say so."""
+"""Seconds that the simulated world is given, past a run's deadline, to end the run and report that."""
 
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables of a rank's process that say which it is."""
+"""Environment variables that tell a rank's process which rank it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,10 @@ class _Simulation:
 
 
 class ContainedWorld:
-    """A `World` of threads in another process. What `SimulatedWorld` says of a run, this one says too.
+    """A `World` of threads in another process. It reports of a run what `SimulatedWorld` does.
 
     Args:
-        heard: is told what ranks print as they print it, as bytes, each line with its rank.
+        heard: called, as ranks print, with 0 and a piece of their output in bytes, each line with its rank.
     """
 
     name = "simulated"
@@ -69,7 +69,7 @@ class ContainedWorld:
             world_size: number of ranks, at least 1.
             seed: decides the order in which ranks run.
             deadline: seconds after which a run that has not ended is a failure of kind "deadline".
-            conditions: how unfriendly the world is.
+            conditions: what the transport does not forgive, by default nothing.
             watch: report hazards, traffic and memory.
             load: what the process loads first.
 
@@ -97,10 +97,10 @@ class ContainedWorld:
             raise outcome
         simulated: Run = outcome
         if simulated.failure is not None and simulated.failure.kind == "deadline":
-            self.close()  # what was interrupted may have been an import, and half a module would be left behind
-        if self._show == "labelled":  # and has been heard, with what C code printed
+            self.close()  # the interrupt may have left a module half imported
+        if self._show == "labelled":  # `heard` has had all output, with what C code printed
             return simulated
-        beside = tuple((None, text) for _, text in run.printed)  # by C code
+        beside = tuple((None, text) for _, text in run.printed)  # printed by C code
         return dataclasses.replace(simulated, printed=(*simulated.printed, *beside)) if beside else simulated
 
     def close(self) -> None:
@@ -109,24 +109,24 @@ class ContainedWorld:
 
 
 def _loading_too(program: Callable[[Any], Any], load: Load) -> Load:
-    """What is to be loaded, and the program of the simulated ranks."""
+    """Return `load` with a call that also loads the program of the simulated ranks."""
     return dataclasses.replace(load, call=functools.partial(_load, program, load.call))
 
 
 def _load(program: Callable[[Any], Any], call: Callable[[str], Any], what: str) -> None:
-    importlib.import_module("ringverify.worlds.simulated.world")  # of which the tool itself has no need
+    importlib.import_module("ringverify.worlds.simulated.world")  # the tool itself does not need it
     call(what)
 
 
 def simulate(simulation: _Simulation) -> Run | BaseException:
-    """Run a simulated world in this process; what its `run` raises is returned, to be raised over there.
+    """Run a simulated world in this process; return what its `run` raises, for the tool's process to raise.
 
-    Anything but a refusal is an error of ours, unless ranks have spoiled this process for us.
+    Any exception but a refusal is taken for an error in ringverify, though ranks may have damaged this process.
     """
-    # Imported here: the tool itself has no need of it.
+    # Imported here: the tool itself does not need it.
     from ringverify.worlds.simulated import SimulatedWorld
 
-    for name in OF_A_RANK:  # this process's, of which its threads are no part
+    for name in OF_A_RANK:  # they describe this process, not the ranks that are its threads
         os.environ.pop(name, None)
     with whose.ours():
         try:
@@ -139,10 +139,10 @@ def simulate(simulation: _Simulation) -> Run | BaseException:
 
 
 def _of_the_process(failure: Failure, deadline: float) -> Failure:
-    """The failure of the one process is that of all its ranks; which of them it was, it cannot tell.
+    """Turn the failure of the process into one of its ranks; which rank caused it is not known.
 
     Raises:
-        WorldUnavailable: it is the simulation that failed, not what it ran.
+        WorldUnavailable: the simulation failed, not the program that it ran.
     """
     match failure.kind:
         case "died":

@@ -29,7 +29,7 @@ class GlooWorld:
 
     Args:
         place: where ranks are started and with what; by default on this machine, with gloo.
-        heard: is told what each rank prints as it comes, as bytes.
+        heard: called with a rank and a piece of its output in bytes, as it comes.
         called: what messages call this world; by default it is called by its name.
     """
 
@@ -123,7 +123,7 @@ def _end_all(pools: OrderedDict[int, Pool]) -> None:
 
 
 def _load(argument: tuple[Callable[[Any], Any], Callable[[str], Any], str]) -> None:
-    """Load what a rank needs; the program's module it has by now."""
+    """Load what a rank needs. The program's module was imported when the argument was unpickled."""
     _, call, what = argument
     call(what)
 

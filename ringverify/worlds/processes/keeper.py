@@ -1,10 +1,10 @@
-"""The keeper of a rank: a process between the tool and the rank's, which sees to it that nothing of the rank stays.
+"""The keeper of a rank: a process between the tool and the rank that ends everything the rank has started.
 
-It runs no program, so none can spoil it. It ends the rank when the tool ends, however that ends, and when the rank has
-ended, for whatever reason, it ends all that the rank has started: on Linux the keeper is a *sub-reaper* (see prctl(2)),
-so that a process whose parents have gone, in a session of its own or not, becomes a child of the keeper and of nobody
-else. It signals its own children only, and before it has waited for them: their numbers cannot be another's by then.
-Elsewhere a rank's process group is what is ended.
+It runs no program, so no program can damage it. It ends the rank when the tool ends, however that happens. When the
+rank has ended, for whatever reason, it ends all processes that the rank has started: on Linux the keeper is a
+*sub-reaper* (see prctl(2)), so that an orphaned process, in a session of its own or not, becomes a child of the keeper.
+It signals only its own children, and only before it has waited for them, so that no process id can have been reused.
+On other systems it ends the rank's process group.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any, NoReturn
 from ringverify.worlds.processes.wire import NotReady, Seat, packed
 
 BURYING_SECONDS = 5.0
-"""How long the keeper tries to end what a rank has left: what sleeps in the kernel ends when it wakes."""
+"""How long the keeper tries to end what a rank has left: a process that sleeps in the kernel ends when it wakes."""
 
 TIDYING_SECONDS = 1.0
-"""How long a tracker of shared memory has for removing what a rank has left."""
+"""How long `multiprocessing`'s resource tracker has to remove shared memory that a rank has left."""
 
 _LISTED = "/proc/self/stat"
-"""Is there where the system lists all processes and their parents."""
+"""A file that exists where the system lists all processes and their parents."""
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
@@ -39,10 +39,10 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
     """Start a rank, wait for its end or the tool's, and end as the rank did once nothing of it is left.
 
     Args:
-        seat: who the rank is.
-        directory: where ranks meet; it is made, and removed if the tool ends without doing so.
-        jobs: as `ringverify.worlds.processes.worker.serve` has it.
-        output: the same.
+        seat: which rank it is.
+        directory: where ranks meet; it is made here, and removed if the tool ends without doing so.
+        jobs: `requests` of `ringverify.worlds.processes.worker.serve`.
+        output: `output` of the same function.
         lifeline: closes when the tool ends, however it ends.
     """
     from ringverify.worlds.processes.worker import serve  # imports torch, which the fork server has done
@@ -72,7 +72,7 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
         lifeline.close()
         _forget_helpers()
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == keeper:  # and has not ended before that
+        if os.getppid() == keeper:  # the keeper has not ended meanwhile
             serve(seat, directory, jobs, output)
         os._exit(0)
     signal.signal(signal.SIGUSR1, lambda *_: _signal(rank, signal.SIGUSR1))  # the tool asks where the rank is
@@ -89,7 +89,7 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
 
 
 def _forget_helpers() -> None:
-    """Leave the tool's fork server and its tracker of shared memory alone, which a child inherits the pipes of.
+    """Close the inherited pipes to the tool's fork server and to its resource tracker.
 
     A program that writes to every descriptor would end the one and confuse the other. A rank that needs one of them
     starts its own, which ends with it.
@@ -104,7 +104,7 @@ def _forget_helpers() -> None:
 
 
 def _until_either_ends(rank: int, lifeline: Connection, woken: int) -> int | None:
-    """How the rank ended, or `None` if the tool did."""
+    """Wait for the rank or the tool to end; return the rank's wait status, or `None` if the tool ended."""
     while (status := _reaped(rank)[0]) is None:
         ready = wait([lifeline, woken])
         if lifeline in ready:
@@ -115,7 +115,7 @@ def _until_either_ends(rank: int, lifeline: Connection, woken: int) -> int | Non
 
 
 def _end_all(rank: int, status: int | None) -> int | None:
-    """End what is left of a rank; how the rank ended."""
+    """End what is left of a rank; return the rank's wait status, or `None` if it did not end in time."""
     if status is None:
         _signal(rank, signal.SIGKILL)
     if not os.path.exists(_LISTED):
@@ -130,12 +130,12 @@ def _end_all(rank: int, status: int | None) -> int | None:
         for child in _children() if status is not None else []:
             if time.monotonic() > began + TIDYING_SECONDS or not _tidies_up(child):
                 _signal(child, signal.SIGKILL)
-        time.sleep(0.001)  # what their own children are given to come here
+        time.sleep(0.001)  # time for their own children to become the keeper's
     return status
 
 
 def _children() -> list[int]:
-    """This process's children, where the system lists them."""
+    """Return this process's children; none where the system does not list them."""
     found, keeper = [], str(os.getpid())
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
@@ -146,14 +146,14 @@ def _children() -> list[int]:
 
 
 def _tidies_up(child: int) -> bool:
-    """Whether a process is a tracker of shared memory, which removes what is left of it and ends."""
+    """Whether a process is `multiprocessing`'s resource tracker, which removes leftover shared memory and ends."""
     with contextlib.suppress(OSError):
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{child}/cmdline").read_bytes()
     return False
 
 
 def _reaped(rank: int) -> tuple[int | None, bool]:
-    """Wait for every child that has ended: how the rank did, if it is among them, and whether there are others."""
+    """Reap the children that have ended; return the rank's wait status, if among them, and whether any is left."""
     found = None
     try:
         while True:
@@ -172,7 +172,7 @@ def _signal(process: int, number: int) -> None:
 
 
 def _prctl(option: int, argument: int) -> None:
-    """Ask Linux for something that other systems do not have."""
+    """Call prctl(2) on Linux, and do nothing on other systems."""
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(option, argument, 0, 0, 0)
@@ -182,7 +182,7 @@ def _end_as(status: int | None) -> NoReturn:
     """End as the rank did, so that whoever waits for this process learns how."""
     if status is not None and os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core dump is enough
         with contextlib.suppress(OSError):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -1,7 +1,7 @@
-"""Where processes of one run meet over TCP: whoever connects has to show the run's key, and nobody waits for that.
+"""A TCP port at which the processes of one run meet: whoever connects has to prove that it holds the run's key.
 
-A connection that says nothing, or something else, as a port scan's does, is given up by itself, beside all others.
-Importing this module does not import torch.
+Each connection is authenticated on a thread of its own. One that sends nothing or something else, as a port scan does,
+is closed without delaying the others. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 from typing import Any
 
 GREETING_SECONDS = 60.0
-"""How long a connection may take for each part of its greeting, before it is given up."""
+"""How long each read or write of a connection's authentication may take before the connection is closed."""
 
 
 class Meeting:
-    """A port at which others of this run arrive.
+    """A port at which the other processes of this run connect.
 
     Args:
         address: how others know this machine; `None` if all of them are on it.
         secret: the key of the run.
-        most: how many connections may be greeted at once; further ones are closed.
+        most: how many connections may be authenticated at once; further ones are closed.
 
     Attributes:
-        address: where others find it.
-        port: and at which port.
+        address: the address at which others connect.
+        port: the port at which they do.
     """
 
     def __init__(self, address: str | None, secret: bytes, most: int) -> None:
@@ -45,16 +45,16 @@ class Meeting:
         threading.Thread(target=self._accept, name="ringverify-meeting", daemon=True).start()
 
     def arrival(self, until: float) -> tuple[Connection, Any] | None:
-        """Somebody who has shown the key, with what they said first; `None` if it is `until` by the monotonic clock."""
+        """Return an authenticated connection and its first message, or `None` at `until` (`time.monotonic()`)."""
         try:
             return self._arrived.get(timeout=max(0.01, until - time.monotonic()))
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Nobody arrives any more."""
+        """Stop accepting connections."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for a connection
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
         self._listener.close()
 
     def _accept(self) -> None:
@@ -64,7 +64,7 @@ class Meeting:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                time.sleep(0.05)  # a connection that was gone again, or no file descriptor for it at the moment
+                time.sleep(0.05)  # the connection is gone again, or no file descriptor is free at the moment
                 continue
             if not self._free.acquire(blocking=False):
                 wire.close()
@@ -82,7 +82,7 @@ class Meeting:
             _give_up_after(connection, 0.0)
             self._arrived.put((without_delay(connection), said))
         except (AuthenticationError, EOFError, OSError):
-            connection.close()  # somebody else's
+            connection.close()  # not from a process of this run
         finally:
             self._free.release()
 
@@ -91,18 +91,18 @@ def meet(address: str, port: int, secret: bytes) -> Connection:
     """Connect to a meeting.
 
     Raises:
-        OSError: nobody is there.
-        EOFError: nobody with that key is.
-        AuthenticationError: the same.
+        OSError: nobody listens there.
+        EOFError: whoever listens there holds another key.
+        AuthenticationError: whoever listens there holds another key.
     """
     return without_delay(Client((address, port), authkey=secret))
 
 
 def listening_address(address: str | None) -> str:
-    """Where to listen so that others who know this machine by `address` can connect: one interface, if it is certain.
+    """Return the address to listen on so that others can connect to `address`: one interface if that is certain.
 
     A name may stand for several addresses, for this machine's own loopback interface, or for a router before it: then
-    it is all interfaces.
+    it is "", which is all interfaces.
     """
     if address is None:
         return "127.0.0.1"
@@ -117,14 +117,14 @@ def listening_address(address: str | None) -> str:
 
 
 def without_delay(connection: Connection) -> Connection:
-    """Have what is sent in two parts arrive as soon as what is sent in one."""
+    """Set TCP_NODELAY, so that a message sent in two parts is not delayed; return the connection."""
     with socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
 def _give_up_after(connection: Connection, seconds: float) -> None:
-    """Have reading and writing fail that takes longer; 0 is never."""
+    """Set the timeout of each read and write of a connection; 0 is none."""
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

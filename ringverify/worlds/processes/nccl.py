@@ -1,6 +1,6 @@
-"""The nccl world: every rank a process of its own with a GPU of its own. Everything but the device is the gloo world's.
+"""The nccl world: every rank a process of its own with a GPU of its own. All else is as in the gloo world.
 
-CUDA is initialised in the ranks only: the tool and the fork server count devices and no more. Importing this module
+CUDA is initialised in the ranks only: the tool and the fork server do no more than count devices. Importing this module
 does not import torch.
 """
 
@@ -16,12 +16,12 @@ from ringverify.worlds.world import Conditions, Load, Run, WorldUnavailable
 
 
 class NcclWorld:
-    """A `World` of GPUs.
+    """A `World` with one GPU per rank.
 
     Args:
         devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them; by default `my_devices()`.
-        backend: another than NCCL runs the same ranks without GPUs.
-        heard: is told what each rank prints as it comes, as bytes.
+        backend: with any other than "nccl", the same ranks run without GPUs.
+        heard: called with a rank and a piece of its output in bytes, as it comes.
     """
 
     name = "nccl"
@@ -66,7 +66,7 @@ class NcclWorld:
 
 
 def too_few(world_size: int, gpus: int) -> str:
-    """Why a world of that size does not fit on that many GPUs, and what would."""
+    """Say why a world of that size does not fit on that many GPUs, and what would."""
     sizes = "" if not gpus else f"--world-sizes {','.join(map(str, range(1, gpus + 1)))}, "
     needed = f"{world_size} GPU{'s' if world_size > 1 else ''}"
     return (
@@ -76,9 +76,9 @@ def too_few(world_size: int, gpus: int) -> str:
 
 
 def my_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """This process's GPUs: all that it can see, or its share of them if it is a worker of pytest-xdist.
+    """Return this process's GPUs: all that it can see, or its share of them if it is a worker of pytest-xdist.
 
-    A worker that died is replaced by one with the next number; which one's place it takes is not said, so its share may
+    A worker that died is replaced by one with the next number. Which worker it replaces is not known, so its share may
     be a living worker's too.
     """
     import torch
@@ -91,14 +91,14 @@ def my_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def visible_devices(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of `count` GPUs: those of `CUDA_VISIBLE_DEVICES`, if it is set, or their numbers."""
+    """Return the names of `count` GPUs: those of `CUDA_VISIBLE_DEVICES`, if it is set, or their numbers."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     names = [str(number) for number in range(count)] if named is None else [name.strip() for name in named.split(",")]
     return tuple(names[:count])
 
 
 def share(devices: Sequence[str], worker: int, workers: int) -> tuple[str, ...]:
-    """The part of some devices that is one worker's: no device is two workers', and each is somebody's.
+    """Return one worker's share of devices. The shares of all workers are disjoint and hold all devices.
 
     Args:
         devices: all of them.
@@ -106,7 +106,7 @@ def share(devices: Sequence[str], worker: int, workers: int) -> tuple[str, ...]:
         workers: how many workers there are.
 
     Raises:
-        ValueError: no such worker.
+        ValueError: `worker` is not in 0 … workers − 1.
     """
     if not 0 <= worker < workers:
         raise ValueError(f"worker={worker} of workers={workers}: expected 0 … workers − 1")

@@ -37,11 +37,11 @@ from ringverify.worlds.world import Failure, Load, LoadTooLong, OurError, TooEar
 START_SECONDS = 120.0
 """How long the ranks may take to meet; on a loaded machine importing torch alone takes many seconds."""
 CAUSE_SECONDS = 1.0
-"""After a rank could not meet another that had gone: how long to wait for the reason of that one."""
+"""After a rank could not meet another that had gone: how long to wait for that other rank's reason."""
 SETTLE_SECONDS = 0.05
 """After a rank has failed: how long to wait for a cause that happened earlier but is reported later."""
 CONSEQUENCE_SECONDS = 0.5
-"""The same, where what is known so far looks like the consequence of something else."""
+"""How long to wait for a cause where all failures known so far look like consequences of another."""
 STACK_SECONDS = 2.0
 """How long a stuck rank may take to say where it is."""
 OUTPUT_BYTES = 32_768
@@ -58,7 +58,7 @@ class Pool:
         world_size: how many.
         program_module: the module of the first program.
         called: what messages call the world.
-        heard: is told what each rank prints as it comes, as bytes.
+        heard: called with a rank and a piece of its output in bytes, as it comes.
 
     Raises:
         WorldUnavailable: they could not be started or could not meet.
@@ -95,7 +95,7 @@ class Pool:
             self.end()
             limit = limit_of(error, starting=True)
             told = "" if limit is None else f"{sentence(limit)}: "
-            if isinstance(error, EOFError):  # it ends where it cannot fork
+            if isinstance(error, EOFError):  # the fork server ends when it cannot fork
                 told = f"the server that starts them ended, perhaps because {sentence('processes')}: "
             processes = "a process" if world_size == 1 else f"{world_size} processes"
             raise WorldUnavailable(
@@ -112,7 +112,7 @@ class Pool:
                 match event:
                     case Ready():
                         waiting.discard(rank)
-                    case NotReady(reason=reason, consequence=True):  # whose cause may come yet
+                    case NotReady(reason=reason, consequence=True):  # its cause may still be reported
                         consequences[rank] = f"rank {rank}: {reason}"
                         self._until = min(self._until, time.monotonic() + CAUSE_SECONDS)
                     case NotReady(reason=reason):
@@ -134,15 +134,15 @@ class Pool:
         return (program, what) in self._loaded
 
     def load(self, body: bytes, program: str, load: Load) -> None:
-        """Have every rank load it.
+        """Have every rank load what a program needs.
 
         Args:
-            body: what does so, pickled as in `run`.
-            program: the program's name.
-            load: what it is to be run on.
+            body: the pickled (program, argument) that loads it, as in `run`.
+            program: name of the program that needs it.
+            load: what to load.
 
         Raises:
-            WorldUnavailable: a rank could not.
+            WorldUnavailable: a rank could not load it.
         """
         load.told(load.what)
         what = load.what or program
@@ -163,12 +163,12 @@ class Pool:
         self.usable = True  # what an import leaves behind, it leaves in every process
 
     def run(self, body: bytes, deadline: float) -> list[bytes] | Failure:
-        """Run a pickled (program, argument) on every rank: each rank's pickled result, or the failure.
+        """Run a pickled (program, argument) on every rank; return each rank's pickled result, or the failure.
 
         After a failure, or when a run has left something behind, `usable` is False.
 
         Raises:
-            WorldUnavailable: the run ended in code of ours, or in the middle of an import.
+            WorldUnavailable: the run ended in code of ringverify, or in the middle of an import.
         """
 
         usable, self.usable = self.usable, False
@@ -181,7 +181,7 @@ class Pool:
         returned: dict[int, Returned] = {}
         failed: dict[int, Raised | Died] = {}
         for rank in self._ranks:
-            with contextlib.suppress(OSError):  # it has just died; its end is an event
+            with contextlib.suppress(OSError):  # it has just died, which arrives as an event
                 rank.send(job)
         settled = False
         while len(returned) + len(failed) < self.world_size and patience.left() > 0 and time.monotonic() < until:
@@ -208,7 +208,7 @@ class Pool:
         return [returned[rank].result for rank in range(self.world_size)]
 
     def _events(self, until: float) -> Iterator[tuple[int, Report | Died]]:
-        """What becomes known of ranks until something does or the time has come; what they print is kept."""
+        """Yield what ranks report, waiting for it at most until `until` (`time.monotonic()`); keep what they print."""
         for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
             number, read = key.data
             try:
@@ -229,7 +229,7 @@ class Pool:
                         yield number, event
 
     def _drain(self) -> None:
-        """Take what has been printed; a rank that floods its output is not waited for."""
+        """Read what has been printed, in at most 16 rounds, because a rank may flood its output."""
         for _ in range(16):
             for _ in self._events(0.0):
                 pass
@@ -238,11 +238,11 @@ class Pool:
         return self._printed[rank].decode(errors="replace")
 
     def printed(self) -> tuple[tuple[int, str], ...]:
-        """What each rank printed in the last run, of those that printed anything."""
+        """Return what each rank printed in the last run, for ranks that printed anything."""
         return tuple((rank, self._text(rank)) for rank in range(self.world_size) if self._printed[rank])
 
     def _stacks(self, stuck: list[int]) -> dict[int, Whereabouts | None]:
-        """Where each rank is, as it says itself; None where it does not answer."""
+        """Ask stuck ranks where they are; return each one's answer, or `None` if it does not answer in time."""
         stacks: dict[int, Whereabouts | None] = dict.fromkeys(stuck)
         for rank in stuck:
             with contextlib.suppress(OSError):
@@ -256,14 +256,14 @@ class Pool:
         return stacks
 
     def is_alive(self) -> bool:
-        """Whether every rank is still there; one may have been ended since the last run by what that left behind."""
+        """Whether every rank still runs: what the last run left behind may have ended one."""
         before = len(self._selector.get_map())
         for _ in self._events(0.0):
             pass
         return len(self._selector.get_map()) == before
 
     def end(self) -> None:
-        """End the ranks, and what programs left with them."""
+        """End the ranks, and the processes that programs have started in them."""
         self.usable = False
         self._selector.close()
         for rank in self._ranks:

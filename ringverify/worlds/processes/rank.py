@@ -1,6 +1,6 @@
 """One rank on this machine: its process, the tool's ends of its pipes, and how both are ended.
 
-A pool of ranks knows them by the protocol `Rank`, so that a rank may as well be another machine's.
+A pool uses its ranks through the protocol `Rank`, so that a rank may also run on another machine.
 """
 
 from __future__ import annotations
@@ -51,44 +51,45 @@ PRELOADED = (
     "torch.fx.experimental.symbolic_shapes",
     "torch.distributed._functional_collectives",
 )
-"""Imported once, by the fork server, in this order, or every rank would import them; torch needs the third for a first
-backward. What a first functional collective imports besides, dynamo, is left to who uses one: that leaves a folder
-in the directory of temporary files."""
+"""Modules that the fork server imports once, in this order, so that no rank has to. Torch needs the third for a first
+backward. Dynamo, which the first functional collective imports too, is left out: importing it leaves a folder in the
+directory of temporary files."""
 
 Source = tuple[Any, Callable[[], Sequence[Event]]]
-"""Something that `selectors` can wait for, and what to call then. `EOFError` or `OSError`: nothing will come again."""
+"""Something that `selectors` can wait for, and the function that then reads events from it. The function raises
+`EOFError` or `OSError` when nothing more will come."""
 
 
 class Rank(Protocol):
-    """The tool's end of one rank."""
+    """The tool's handle of one rank."""
 
     @property
     def process(self) -> int | None:
-        """The identifier of its process, if that is on this machine."""
+        """The id of its process, if that is on this machine."""
         ...
 
     def sources(self) -> Sequence[Source]:
-        """Where events come from. What a rank printed comes before what it reports."""
+        """Return where its events come from. What a rank printed comes before what it reports."""
         ...
 
     def send(self, job: bytes) -> None:
-        """Give it a pickled `Job`.
+        """Send it a pickled `RunRequest`.
 
         Raises:
-            OSError: it is gone.
+            OSError: the rank is gone.
         """
         ...
 
     def ask_where(self) -> None:
-        """Have it say where it is."""
+        """Ask it where it is. The answer comes from `where`."""
         ...
 
     def where(self) -> Whereabouts | None:
-        """Its answer, once it is there."""
+        """Return its answer to `ask_where`, or `None` while there is none."""
         ...
 
     def kill(self) -> None:
-        """End it, and the children that programs left with it, without waiting."""
+        """End it, and the processes that programs have started in it, without waiting."""
         ...
 
     def close(self) -> None:
@@ -101,7 +102,7 @@ class RankHost(Protocol):
 
     @property
     def name(self) -> str:
-        """How the world is called."""
+        """The name of the world."""
         ...
 
     def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
@@ -119,10 +120,10 @@ class ThisMachine:
     """A `RankHost`: all ranks on this machine.
 
     Attributes:
-        name: how the world is called.
-        backend: of `torch.distributed`.
+        name: the name of the world.
+        backend: the backend of `torch.distributed`.
         devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them, one a rank; `None` for ranks without any.
-        reproducible: whether matrix products on CPU have the same bits everywhere; benchmarks do without.
+        reproducible: whether matrix products on CPU have the same bits everywhere; benchmarks turn this off.
     """
 
     name: str = "gloo"
@@ -150,7 +151,7 @@ class ThisMachine:
 
 
 def new_directory(name: str) -> str:
-    """Where ranks may meet: a directory that their keepers make and remove, so that there is none without a keeper."""
+    """Return the path of a directory in which ranks may meet. Their keepers make it and remove it."""
     return os.path.join(tempfile.gettempdir(), f"ringverify-{name}-{secrets.token_hex(8)}")
 
 
@@ -158,7 +159,7 @@ class LocalRank:
     """A `Rank` that is a process of this machine, started when this is made.
 
     Args:
-        seat: who it is.
+        seat: which rank it is.
         directory: for its stacks and, without another store, for meeting the others: a `new_directory`, removed when
             the rank ends.
         program_module: a module that a fork server which starts now should import.
@@ -174,7 +175,7 @@ class LocalRank:
         except ValueError:
             raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
         start_fork_server(program_module)
-        # Imports torch, which a tool that only uses another world may never need, and the fork server does meanwhile.
+        # These import torch, which a tool that only uses other worlds does not need. The fork server does so meanwhile.
         from ringverify.worlds.processes.keeper import keep
         from ringverify.worlds.processes.worker import stacks_file, whose_file
 
@@ -202,15 +203,15 @@ class LocalRank:
 
     @property
     def process(self) -> int | None:
-        """The identifier of its process, once it is ready."""
+        """The id of its process, once it is ready."""
         return self._worker
 
     def sources(self) -> Sequence[Source]:
-        """Its reports, its output, its end."""
+        """Return the sources of its reports, of its output and of its end."""
         return ((self._jobs, self._reported), (self._output, self._printed), (self._process.sentinel, self._died))
 
     def send(self, job: bytes) -> None:
-        """Give it a job."""
+        """Send it a pickled `RunRequest`."""
         self._jobs.send_bytes(job)
 
     def _reported(self) -> Sequence[Event]:
@@ -234,7 +235,7 @@ class LocalRank:
         self._process.join()
         at = time.monotonic()
         last: Sequence[Event] = []
-        with contextlib.suppress(EOFError, OSError):  # what it said before it ended came before
+        with contextlib.suppress(EOFError, OSError):  # what it reported before it ended comes first
             if self._jobs.poll():
                 last = self._reported()
         return [*self._all_printed(), *last, Died(self._process.exitcode or 0, at, whose.was_ours(self._whose))]
@@ -249,7 +250,7 @@ class LocalRank:
         return [Output(text)]
 
     def _all_printed(self) -> list[Event]:
-        """What is still in the pipe; a rank that floods its output is not waited for."""
+        """Read what is still in the pipe, in at most 16 parts, because a rank may flood its output."""
         found: list[Event] = []
         with contextlib.suppress(EOFError, OSError):
             while len(found) < 16 and (more := self._printed()):
@@ -265,7 +266,7 @@ class LocalRank:
                 os.kill(process.pid, signal.SIGUSR1)
 
     def where(self) -> Whereabouts | None:
-        """What the file holds, once it is whole."""
+        """Return what the file holds, once it is complete."""
         with contextlib.suppress(OSError), open(self._stacks, errors="replace") as file:
             frames = main_thread(stacks_of(file.read()))
             if frames is not None:
@@ -280,14 +281,14 @@ class LocalRank:
     def close(self) -> None:
         """Wait for its end, close the pipes and remove the directory."""
         self._process.join(GRACE_SECONDS)
-        self._process.kill()  # the keeper, should it not have come to its end; the rank ends with it
+        self._process.kill()  # the keeper, if it has not ended yet; the rank ends with it
         for connection in (self._jobs, self._wire, self._output, self._lifeline):
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def start_fork_server(program_module: str) -> None:
-    """Start the process that imports torch once for all ranks, unless it runs; it does that while the tool goes on.
+    """Start the process that imports torch once for all ranks, unless it runs already; do not wait for the import.
 
     Args:
         program_module: a module that it should import as well.
@@ -312,12 +313,12 @@ def _unknown_main() -> Iterator[None]:
 
 
 _SOCKET_FOLDERS: set[tuple[int, str]] = set()
-"""Folders of `multiprocessing` that a process has made here, with its number: children inherit them."""
+"""Temporary folders of `multiprocessing`, each with the id of the process that made it: children inherit this set."""
 
 
 @contextlib.contextmanager
 def _sockets_named() -> Iterator[None]:
-    """Tell a fork server that starts now where its socket is, so that it can be removed if this process is killed."""
+    """Tell a fork server that starts now where its socket is, so that it can remove that if this process is killed."""
     made_here = vars(multiprocessing.current_process())["_config"].get("tempdir") is None
     folder = multiprocessing.util.get_temp_dir()
     if made_here:
@@ -333,11 +334,11 @@ def _sockets_named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Keep Ctrl-C, which a terminal sends to all, from processes that have not yet begun to ignore it.
+    """Block SIGINT while processes start: a terminal sends Ctrl-C to all of them before they ignore it.
 
-    They inherit what is held back here, and for good: ranks and the fork server end with the tool, by other means.
+    They inherit the blocked signal and keep it blocked: ranks and the fork server end with the tool, by other means.
     """
-    multiprocessing.resource_tracker.ensure_running()  # when it starts, it lets interrupts through again
+    multiprocessing.resource_tracker.ensure_running()  # its start would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,7 +1,7 @@
 """What a program leaves behind in this rank's `torch.distributed`; runs in the rank's own process.
 
 Where a version of torch lacks a private interface that this needs (see `ringverify.worlds.torch_private`), every
-run counts as leaving something behind: each then gets fresh processes, which is slow and right.
+run counts as leaving something behind: each then gets fresh processes, which is slow but correct.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MessageCount:
         self._default = dist.group.WORLD
 
     def residue(self) -> Residue:
-        """What the run that began last has left."""
+        """Return what the last run has left behind."""
         messages = {key: surplus for key, surplus in self._messages.items() if surplus}
         try:
             intact = self._complete and self._default is not None and dist.group.WORLD is self._default
@@ -88,7 +88,7 @@ class MessageCount:
 
 @contextlib.contextmanager
 def _said_plainly(group: Any, peer: int, *, sends: bool) -> Iterator[None]:
-    """Where the backend refuses a message to oneself, say that: its own words are of a pair, an address and a port."""
+    """Replace the backend's error for a message to oneself, which speaks of a pair, an address and a port."""
     try:
         yield
     except RuntimeError as error:

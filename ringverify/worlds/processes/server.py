@@ -1,7 +1,7 @@
-"""Imported by the fork server alone, and first: what a tool that is killed leaves of it goes with the server.
+"""Set-up of the fork server, which imports this module first, so that it removes what a killed tool leaves behind.
 
-The server ends when the tool does, however that ends, but `multiprocessing` has the tool remove the directory of the
-server's socket, which a killed one does not.
+The server ends when the tool does, however that happens. `multiprocessing` leaves it to the tool to remove the
+directory of the server's socket, which a killed tool does not do.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import tempfile
 from types import TracebackType
 
 SOCKETS = "RINGVERIFY_FORK_SERVER_SOCKETS"
-"""The variable that names the tool's process and its directories, a line each, for as long as the server starts."""
+"""Environment variable with the tool's process id and its directories, a line each; set while the server starts."""
 
 CACHE = os.path.join(tempfile.gettempdir(), f"ringverify-hypothesis-{secrets.token_hex(8)}")
-"""In the tool: where a library may keep what it likes to keep; made by the library."""
+"""Where Hypothesis may keep its files while the tool runs; Hypothesis makes the directory."""
 
 
 def _remove(folders: list[str], server: int, tool: int) -> None:
-    """Remove the directories if this is the server, and the tool has ended; as long as that lives, it may need them."""
+    """Remove the directories if this is the server and the tool has ended; a tool that still runs may need them."""
     if os.getpid() == server and os.getppid() != tool:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_quietly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The server ends where it cannot fork, or where a tool has no descriptors left to send: the tool says why."""
+    """Print no traceback when the server cannot fork, or the tool can send no descriptors: the tool says why."""
     if os.getpid() != _SERVER or not issubclass(kind, (EOFError, BlockingIOError)):
         sys.__excepthook__(kind, error, trace)
 
@@ -39,6 +39,6 @@ if (_named := os.environ.pop(SOCKETS, None)) is not None:
     _tool, *_folders = _named.split("\n")
     _SERVER = os.getpid()
     sys.excepthook = _end_quietly
-    atexit.register(_remove, _folders, _SERVER, int(_tool))  # who may have ended by now
+    atexit.register(_remove, _folders, _SERVER, int(_tool))  # the tool may have ended by now
     for _number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(_number, signal.SIG_IGN)  # sent to all of a group, they end the tool, and that the server
+        signal.signal(_number, signal.SIG_IGN)  # where these end the tool, the server then ends with it

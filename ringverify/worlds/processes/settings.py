@@ -1,8 +1,8 @@
-"""What a rank's process is like before a program runs in it, whatever the program before it did.
+"""Restores the state of a rank's process before each program, whatever the program before it did.
 
-A process runs programs of one implementation, and that may set things once, when it is imported: what only it can have
-an opinion about, such as warning filters or its own environment variables, is left alone. Standard streams that were
-closed cannot be put back, since something else may have taken their numbers; they cost the process.
+A process runs programs of one implementation, which may set things once, when it is imported. So what concerns only the
+implementation, such as warning filters or its own environment variables, is left alone. Closed standard streams cannot
+be restored, since something else may have taken their numbers: such a process is not used again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ringverify.worlds.processes.wire import RunRequest
 
 
 class Settings:
-    """What this process is like now, to be gone back to before each program.
+    """The present state of this process, to be restored before each program.
 
     Args:
-        environment: the variables that tell a rank who it is; set here.
+        environment: the environment variables of the rank; set here.
         device: its CUDA device, if it has one.
     """
 
@@ -35,7 +35,7 @@ class Settings:
         os.environ.update(environment)
 
     def restore(self, job: RunRequest) -> None:
-        """Go back to that, with the module path and the working directory that a job names."""
+        """Restore the state, with the module path and the working directory that a job names."""
         sys.path[:] = job.path
         importlib.invalidate_caches()
         if job.directory is not None:

@@ -1,10 +1,10 @@
 """Under torchrun: rank 0 drives, and each other process that torchrun started hosts one rank of whatever rank 0 runs.
 
 As in every world of processes, no program runs in a process that has to survive it: each process forks the rank that
-it hosts, and forks another when a program has spoiled that. So a rank that raises, hangs or is killed costs its run
-and nothing else, a world of any size up to torchrun's is a real one and no sub-group, and a machine more is a machine
-more. What rank 0 and the others say to one another are pickles, between processes of one run that hold the same key:
-rank 0 draws it and puts it into torchrun's own store. Importing this module does not import torch.
+it hosts, and forks another when a program has damaged that. So a rank that raises, hangs or is killed costs its run
+and nothing else, and a world of any size up to torchrun's has a default group of its own instead of a sub-group. Ranks
+on further machines join in the same way. Rank 0 and the others exchange pickles, between processes of one run that hold
+the same key: rank 0 draws the key and puts it into torchrun's own store. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from ringverify.worlds.world import WorldUnavailable
 MEETING_SECONDS = 300.0
 """How long rank 0 waits for the others: they may be on machines that start later, and all import torch first."""
 ASKING_SECONDS = 0.02
-"""How often a host looks for the answer of a rank that was asked where it is."""
+"""Seconds between two looks of a host for the answer of a rank that was asked where it is."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """This process among those that torchrun started, as the environment tells it.
+    """This process among those that torchrun started, according to the environment.
 
     Attributes:
         rank: its rank.
-        world_size: how many there are.
-        local_rank: which of them it is on its machine.
-        machine: which machine.
-        address: where the store is.
-        port: and its port.
-        hosts_store: nobody else does, so rank 0 has to.
-        attempt: what tells this run from others that use the same store.
+        world_size: number of processes.
+        local_rank: its rank among the processes of its machine.
+        machine: name or number of its machine.
+        address: address of the store.
+        port: port of the store.
+        hosts_store: this process, rank 0, has to host the store, because torchrun's agent does not.
+        attempt: torchrun's restart count, which tells this run from others that use the same store.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class Placement:
 
 
 def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
-    """Where this process stands under torchrun, or `None` if nothing like it started it."""
+    """Read the placement from the environment; `None` if neither torchrun nor its like started this process."""
     try:
         rank, world_size, port = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         return Placement(
@@ -90,7 +90,7 @@ class _Member:
 
 @dataclasses.dataclass(frozen=True)
 class _Host:
-    """Rank 0 asks for a rank: connect once more, repeat this, and host it there."""
+    """Rank 0's request for a rank: connect once more, send this back as the first message, and host the rank there."""
 
     number: int
     seat: Seat
@@ -99,7 +99,7 @@ class _Host:
 
 @dataclasses.dataclass(frozen=True)
 class _AskWhere:
-    """Rank 0 asks where a rank is."""
+    """Rank 0's question where a rank is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +108,14 @@ class _Goodbye:
 
 
 class Crew:
-    """The processes that torchrun started, as rank 0 sees them: a `Place` for worlds of up to that many ranks.
+    """The processes that torchrun started, as rank 0 sees them: a `RankHost` for worlds of up to that many ranks.
 
     Args:
         here: rank 0's placement.
         backend: of `torch.distributed`; `None` is NCCL if every process has a GPU of its own, and gloo otherwise.
 
     Attributes:
-        size: how many there are.
+        size: number of processes.
         name: "nccl" or "gloo".
         remark: a line on what was chosen, and why.
 
@@ -131,7 +131,7 @@ class Crew:
         self._connections: dict[int, Connection] = {}
         self._members = {0: _introduction(here)}
         secret = secrets.token_bytes(32)
-        # One machine needs to be reached by nobody else.
+        # If all processes are on one machine, no other machine has to reach it.
         alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
         self._meeting = Meeting(None if alone else here.address, secret, 64 + 4 * self.size)
         self._store.set(_key(here), json.dumps([self._meeting.address, self._meeting.port, secret.hex()]))
@@ -151,14 +151,14 @@ class Crew:
         self._alone = machines == 1
 
     def world(self) -> GlooWorld:
-        """A world of these processes; its `close` ends the ranks that they host, and not them."""
+        """Return a world of these processes. Its `close` ends the ranks that they host, not the processes."""
         return GlooWorld(self)
 
     def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
         """Have processes 0 … world_size − 1 host a rank each.
 
         Raises:
-            WorldUnavailable: there are not so many.
+            WorldUnavailable: there are fewer processes than that.
         """
         if world_size > self.size:
             raise WorldUnavailable(too_few(world_size, self.size))
@@ -188,10 +188,10 @@ class Crew:
         )
 
     def _arrivals(self, wanted: int, number: int | None = None) -> Iterator[tuple[Connection, Any]]:
-        """Connections of so many others, each with what it says first: a `_Member`, or a `_Host` of that number.
+        """Yield `wanted` connections, each with its first message: a `_Member`, or a `_Host` with that number.
 
         Raises:
-            WorldUnavailable: they do not all come.
+            WorldUnavailable: not all of them come in time.
         """
         until = time.monotonic() + MEETING_SECONDS
         came = 0
@@ -202,12 +202,12 @@ class Crew:
                     f"of {wanted} other ranks that torchrun announced {came} came within {MEETING_SECONDS:g} s"
                 )
             connection, said = arrival
-            if number is None or said.number == number:  # others are late, for ranks that were given up
+            if number is None or said.number == number:  # others come late, for ranks that were given up
                 came += 1
                 yield connection, said
 
     def close(self) -> None:
-        """Let the other processes go."""
+        """Tell the other processes to end."""
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.send(_Goodbye())
@@ -267,14 +267,14 @@ def serve(here: Placement) -> int:
     """Host ranks for rank 0 until it says goodbye.
 
     Returns:
-        0 then, and 3 if rank 0 has gone without a word.
+        0 after the goodbye, 3 if rank 0 has gone without one.
     """
     address, port, key = json.loads(_store(here).get(_key(here)))
 
     def connect() -> Connection:
         return meet(address, port, bytes.fromhex(key))
 
-    introduction = _introduction(here)  # before anybody waits for it
+    introduction = _introduction(here)  # imports torch: done before rank 0 waits for this process
     with contextlib.suppress(EOFError, OSError), connect() as driver:
         driver.send(introduction)
         while isinstance(order := driver.recv(), _Host):
@@ -291,7 +291,7 @@ def serve(here: Placement) -> int:
 
 
 def _host(rank: LocalRank, driver: Connection) -> None:
-    """Pass on what rank 0 wants of a rank, and what becomes known of it, until rank 0 lets go of it."""
+    """Pass rank 0's requests on to a rank, and the rank's events to rank 0, until rank 0 closes the connection."""
     asking = False
     with driver, selectors.DefaultSelector() as selector:
         for source, read in rank.sources():
@@ -306,7 +306,7 @@ def _host(rank: LocalRank, driver: Connection) -> None:
                                 asking = True
                                 rank.ask_where()
                             case job:
-                                with contextlib.suppress(OSError):  # it has just died; its end is an event
+                                with contextlib.suppress(OSError):  # it has just died, which arrives as an event
                                     rank.send(job)
                         continue
                     try:
@@ -326,7 +326,7 @@ def _host(rank: LocalRank, driver: Connection) -> None:
 
 
 def too_few(world_size: int, ranks: int) -> str:
-    """Why a world of that size does not fit on so many processes, and what would."""
+    """Say why a world of that size does not fit on so many processes, and what would."""
     return (
         f"world size {world_size} needs {world_size} ranks, torchrun started {ranks}: "
         f"use --world-sizes up to {ranks}, or torchrun --nproc-per-node {world_size}"

@@ -1,4 +1,4 @@
-"""What a world of processes and its ranks tell one another, and what a rank leaves behind after a run.
+"""Messages between a world of processes and its ranks, and the state in which a run leaves a rank's process groups.
 
 Everything here is a pickle between processes of one run of the tool, never a file. Importing this module does not
 import torch.
@@ -27,19 +27,19 @@ MessageKey = tuple[str, int | None, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Seat:
-    """Who a rank is, and how it meets the others.
+    """Which rank a process is, and how it meets the others.
 
     Attributes:
         rank: its rank.
-        world_size: how many there are.
-        local_rank: which of them it is on its machine.
-        local_world_size: how many there are on its machine.
-        backend: of `torch.distributed`.
+        world_size: number of ranks.
+        local_rank: its rank among the ranks of its machine.
+        local_world_size: number of ranks on its machine.
+        backend: the backend of `torch.distributed`.
         device: its CUDA device, counted among those it can see; `None` if it has none.
-        visible: the CUDA devices that it can see, as `CUDA_VISIBLE_DEVICES`; `None` leaves that alone.
+        visible: the CUDA devices that it can see, as `CUDA_VISIBLE_DEVICES`; `None` leaves the variable alone.
         store: address, port and prefix of a TCP store; `None` is a file in the directory that all ranks share.
         interface: the network interface for gloo; `None` lets gloo choose.
-        products: how MKL multiplies matrices there, as `MKL_CBWR`; `None` leaves that alone.
+        products: MKL's mode of matrix products, as `MKL_CBWR`; `None` leaves the variable alone.
     """
 
     rank: int
@@ -61,8 +61,8 @@ class RunRequest:
     Attributes:
         path: the module search path of the tool at this moment; a target may have extended it since the worker started.
         directory: the working directory, if it still exists.
-        body: `pickle.dumps((program, argument))`, apart so that a program that does not import is told from a
-            broken pipe.
+        body: `pickle.dumps((program, argument))`, pickled apart, so that a program that cannot be imported is not taken
+            for a broken pipe.
     """
 
     path: tuple[str, ...]
@@ -72,7 +72,7 @@ class RunRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """The worker has joined its process group; `process` is its process, which is not the one that was started."""
+    """The worker has joined its process group. `process` is its process id; the tool started its keeper, not it."""
 
     process: int | None = None
 
@@ -83,7 +83,7 @@ class NotReady:
 
     Attributes:
         reason: why, in a line.
-        consequence: that is what a rank says when another one has gone.
+        consequence: it looks like the consequence of another rank's end.
     """
 
     reason: str
@@ -91,17 +91,17 @@ class NotReady:
 
     @classmethod
     def of(cls, error: Exception) -> NotReady:
-        """From what was raised."""
+        """Build the message from the exception that was raised."""
         limit, said = limit_of(error, starting=True), one_line(error)
         return cls(said if limit is None else f"{sentence(limit)}: {said}", tells_of_lost_peer(said))
 
 
 @dataclasses.dataclass(frozen=True)
 class Residue:
-    """What one rank's process group looks like after a run; all ranks' together tell whether it can be used again.
+    """One rank's process groups after a run. All ranks' residues together tell whether the groups can be used again.
 
     Attributes:
-        intact: the default group is still the one that the worker made, torch told all that was asked, and the
+        intact: the default group is still the one that the worker made, torch could report all fields below, and the
             process's standard streams are in place.
         groups: number of process groups made so far.
         collectives: collectives started on each group so far, by the group's name.
@@ -128,8 +128,8 @@ class Raised(Raising):
 
     Attributes:
         at: `time.monotonic()` of that moment, comparable between processes of one machine.
-        consequence: it looks like what a rank meets when another has gone, and is rarely the cause.
-        ours: it is an error of ours: `what` is its message, and `detail` its whole traceback.
+        consequence: it looks like the consequence of another rank's end, and is rarely the cause.
+        ours: it is an error in ringverify: `what` is its message, and `detail` its whole traceback.
     """
 
     at: float = dataclasses.field(kw_only=True)
@@ -144,7 +144,7 @@ class Died:
     Attributes:
         exit_code: as `multiprocessing` has it, negative for a signal.
         at: as in `Raised`.
-        ours: no code of the program's user was running in it.
+        ours: none of the implementation's code was running in it.
     """
 
     exit_code: int
@@ -153,17 +153,17 @@ class Died:
 
     @property
     def what(self) -> str:
-        """How it ended, to stand after "rank 1's process"."""
+        """How it ended, to follow "rank 1's process"."""
         return how_it_ended(self.exit_code)
 
 
 def how_it_ended(exit_code: int) -> str:
-    """How a process ended, to stand after the process."""
+    """Say how a process ended, to follow "the process"."""
     return f"ended with exit code {exit_code}" if exit_code >= 0 else f"was ended by signal {signal_name(-exit_code)}"
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV, or the number of a signal that has no name."""
+    """Return a signal's name, such as SIGSEGV, or its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -179,11 +179,11 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class Whereabouts:
-    """Where a rank is that was asked.
+    """Where a rank is, as an answer to that question.
 
     Attributes:
-        frames: of the thread that runs programs, the innermost first.
-        ours: no code of the program's user is running in it.
+        frames: stack of the thread that runs programs, innermost frame first.
+        ours: none of the implementation's code is running in it.
         importing: it is in the middle of an import.
     """
 
@@ -193,34 +193,34 @@ class Whereabouts:
 
 
 Report = Ready | NotReady | Returned | Raised
-"""What a rank itself says."""
+"""A message that a rank itself sends."""
 
 Event = Report | Died | Output
-"""What becomes known of a rank."""
+"""Anything that becomes known of a rank."""
 
 
 MOST = 1 << 30
-"""Bytes of a message, at most."""
+"""Most bytes of a message."""
 
 _DIGEST = 16
 _LENGTH, _LONG_LENGTH = struct.Struct("!i"), struct.Struct("!Q")
 
 
 class NotAReport(Exception):
-    """What came out of a rank's pipe is none of its reports: the program wrote there, or the rank died in the midst."""
+    """What came out of a rank's pipe is no report: the program wrote there, or the rank died while it was writing."""
 
 
 def packed(report: Report) -> bytes:
-    """A report as bytes, with a digest: what a program writes to a descriptor that is not its own is told from it."""
+    """Serialise a report, with a digest that tells it from bytes that a program wrote to the same descriptor."""
     body = pickle.dumps(report, protocol=5)
     return hashlib.blake2b(body, digest_size=_DIGEST).digest() + body
 
 
 def unpacked(message: bytes) -> Report:
-    """The report that `packed` made bytes of.
+    """Return the report that `packed` serialised.
 
     Raises:
-        NotAReport: it is something else.
+        NotAReport: the bytes are something else.
     """
     digest, body = message[:_DIGEST], message[_DIGEST:]
     if hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
@@ -235,29 +235,29 @@ def unpacked(message: bytes) -> Report:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the reports and nothing else: no forged one runs anything."""
+    """Loads reports and nothing else, so that a forged pickle runs no code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """One of the reports, or what they hold."""
+        """Return the class of a report, or of what reports hold."""
         if module == __name__ and name in ("Ready", "NotReady", "Returned", "Raised", "Residue"):
             return globals()[name]
         raise NotAReport(f"it names {module}.{name}")
 
 
 class Frames:
-    """Messages out of a stream of bytes, framed as `multiprocessing.connection.Connection` does it.
+    """Splits a stream of bytes into messages, framed as `multiprocessing.connection.Connection` does it.
 
-    A reader that waited for the bytes that a damaged length announces would wait for ever.
+    It never waits: a reader that waited for the bytes that a damaged length announces would wait for ever.
     """
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def messages(self, data: bytes) -> list[bytes]:
-        """Those that are whole, now that more bytes have come.
+        """Add bytes to the stream, and return the messages that are now complete.
 
         Raises:
-            NotAReport: no message is so long.
+            NotAReport: a length is negative or more than `MOST`.
         """
         self._pending += data
         found = []

@@ -1,6 +1,6 @@
 """One rank of a world of processes: it joins a process group once and then runs programs until it is told to stop.
 
-Nothing that a program does is trusted to leave this process usable: the other end of the pipe decides that.
+Whether this process can still be used after a program is decided at the other end of the pipe, by the tool.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ringverify.worlds.raising import raising_of
 from ringverify.worlds.world import WorldUnavailable
 
 FOREVER = datetime.timedelta(days=1)
-"""The group's own timeout: a run's deadline is kept from outside, where a stuck rank can be looked at."""
+"""The process group's timeout. A run's deadline is kept by the tool, which can inspect a stuck rank."""
 
 _STACKS = "stacks-"
 _WHOSE = "whose-"
@@ -43,13 +43,13 @@ def serve(seat: Seat, directory: str, requests: Connection, output: Connection) 
     """Run programs as one rank until the keeper ends this process, which is when the tool ends.
 
     Args:
-        seat: who this is, and how it meets the others.
+        seat: which rank this is, and how it meets the others.
         directory: the ranks of a machine may meet there, and stacks are written there on request.
-        requests: `RunRequest`s come in here, one `Report` goes back for each, after one that it is ready.
+        requests: brings `RunRequest`s; takes one `Ready` or `NotReady`, then a `Report` for each request.
         output: what becomes standard output and standard error.
     """
     _settle(output)
-    multiprocessing.current_process().daemon = False  # for the tool it is; here it would forbid a rank to have children
+    multiprocessing.current_process().daemon = False  # a daemon, as which the tool started it, could have no children
     whose.write_to(whose_file(directory, seat.rank))
     settings = Settings(_environment(seat), seat.device)
     os.register_at_fork(after_in_child=requests.close)  # or the tool would take a forked child for the rank
@@ -91,22 +91,22 @@ def _join(seat: Seat, directory: str) -> None:
 
 
 def stacks_file(directory: str, rank: int) -> str:
-    """Where a rank writes the stacks of its threads when it gets SIGUSR1."""
+    """Return the path of the file to which a rank writes the stacks of its threads when it gets SIGUSR1."""
     return os.path.join(directory, f"{_STACKS}{rank}")
 
 
 def whose_file(directory: str, rank: int) -> str:
-    """Where a rank keeps whose code it is running."""
+    """Return the path of the file that says whose code a rank is running."""
     return os.path.join(directory, f"{_WHOSE}{rank}")
 
 
 def _store(directory: str) -> str:
-    """Where the ranks of a machine meet."""
+    """Return the path of the file store in which the ranks of a machine meet."""
     return os.path.join(directory, "store")
 
 
 def _environment(seat: Seat) -> dict[str, str]:
-    """What torchrun would set, since plain scripts read it, which devices this rank can see, and how it multiplies."""
+    """Return the variables that torchrun sets, since plain scripts read them, the visible GPUs and MKL's mode."""
     variables = {
         "RANK": str(seat.rank),
         "LOCAL_RANK": str(seat.local_rank),
@@ -120,7 +120,7 @@ def _environment(seat: Seat) -> dict[str, str]:
 
 
 def _settle(output: Connection) -> None:
-    """Cut this process loose from the terminal."""
+    """Detach this process from the terminal, and send its output to the tool."""
     # Children that a program forks share this process group and end with it; Ctrl-C is the tool's to handle.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -137,7 +137,7 @@ def _settle(output: Connection) -> None:
 
 
 def _leave() -> NoReturn:
-    """Wait for the keeper to end this process and tidy up; a pipe that a program has closed is no end of the tool."""
+    """Give the keeper time to end this process, then exit: that a program has closed the pipe is no end of the tool."""
     time.sleep(1.0)
     os._exit(0)
 
@@ -157,19 +157,19 @@ def _run(request: RunRequest, messages: MessageCount, settings: Settings) -> Rep
             return Returned(body, dataclasses.replace(residue, intact=residue.intact and settings.can_be_restored()))
     except BaseException as error:
         _only_in(process)
-        with whose.theirs():  # an exception of its own runs its code when it is asked what it is
+        with whose.theirs():  # reading an exception of its own class runs its code
             return _raised(error)
 
 
 def _only_in(process: int) -> None:
-    """End a child that the program forked and let return: only the rank itself reports."""
+    """Exit if this is a child that the program forked and let return: only the rank itself reports."""
     if os.getpid() != process:
         os._exit(0)
 
 
 def _raised(error: BaseException) -> Raised:
     at = time.monotonic()
-    kind = type(error)  # asked of the type: `isinstance` asks the exception too
+    kind = type(error)  # `isinstance` would ask the exception's own `__class__`
     if issubclass(kind, WorldUnavailable):
         ours = cast(WorldUnavailable, error)
         return Raised(cut(str(ours)), cut(ours.detail, TEXT), at=at, consequence=False, ours=True)

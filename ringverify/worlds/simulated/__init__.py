@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process and take turns: every order of events can be had, and had again."""
+"""Ranks that are threads of one process and take turns, so that any order of events can be produced and repeated."""
 
 from ringverify.worlds.simulated.world import SimulatedWorld
 

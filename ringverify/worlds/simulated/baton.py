@@ -1,8 +1,8 @@
-"""The baton: of all ranks one runs at a time, and the seed decides which.
+"""The baton: one rank runs at a time, and the seed decides which.
 
-Each rank has a lock of its own and sleeps on it; who holds the baton opens the lock of the next and goes to sleep. The
-baton moves only at communication, so a program that repeats itself between communications repeats altogether. Torch's
-settings of the process are handed over with it: each rank finds them as it left them, as a process would.
+Each rank sleeps on a lock of its own; the rank that holds the baton opens the lock of the next and goes to sleep. The
+baton moves only at communication, so a program that is deterministic between communications is so altogether. Torch's
+process settings move with it: each rank finds them as it left them, as a process would.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ringverify.worlds.stacks import frames_of_user
 from ringverify.worlds.world import Failure
 
 _POLLS_WITHOUT_PROGRESS = 1000
-"""How often a rank may ask `is_completed()` while nothing happens anywhere before that counts as waiting."""
+"""After so many calls of `is_completed()` per rank, during which nothing else happened, the ranks are in a deadlock."""
 _POLLS_BEFORE_RELIEF = 4
-"""How often before that counts as a moment at which nobody can go on, and what is held back arrives."""
+"""After so many such calls per rank no rank can go on, and a message that is held back arrives."""
 
 
 class Unwound(BaseException):
@@ -39,7 +39,7 @@ class Awaited(Protocol):
 
 
 class _PlaceOfRank:
-    """One rank's place: its lock, its thread, and what it waits for."""
+    """The state of one rank: its lock, its thread, and what it waits for."""
 
     __slots__ = ("awaited", "finished", "rank", "thread", "turn")
 
@@ -53,13 +53,13 @@ class _PlaceOfRank:
 
 
 class Baton:
-    """Who runs, who may run next, and how the run ends.
+    """Decides which rank runs next, and records how the run ends.
 
     Attributes:
         failure: what ended the run before every rank had returned.
-        over: no rank may go on; whoever communicates is unwound.
-        relieve: asked for help when nobody can go on; whether it has done anything.
-        explain: asked for what else is known, when nobody can go on and there is no help.
+        over: the run has ended; a rank that communicates is unwound.
+        relieve: called when no rank can go on; lets held-back messages arrive and returns whether there were any.
+        explain: called at a deadlock; returns what else is known, as text.
     """
 
     def __init__(self, world_size: int, seed: int) -> None:
@@ -90,7 +90,7 @@ class Baton:
             return None
 
     def stop(self, failure: Failure | None) -> None:
-        """End the run from outside: whoever communicates next is unwound."""
+        """End the run from outside: a rank that communicates next is unwound."""
         self._record(failure)
 
     def release_everyone(self) -> None:
@@ -112,12 +112,12 @@ class Baton:
         return self._seats[rank].thread
 
     def where(self, rank: int) -> list[str]:
-        """Where a rank is, as lines `file:line in function`, innermost last; nothing of this package."""
+        """Return where a rank is, as lines `file:line in function`, innermost last, without frames of worlds."""
         frame = sys._current_frames().get(self._seats[rank].thread)
         return frames_of_user(frame)
 
     def waits(self, polling: Sequence[int] = ()) -> list[str]:
-        """What each rank waits for, or that it has returned, a line each; nothing of ranks that could run."""
+        """Return a line for each rank that waits, polls or has returned; ranks that could run are left out."""
         lines = []
         for seat in self._seats:
             awaited = seat.awaited
@@ -153,15 +153,15 @@ class Baton:
             raise Unwound
 
     def pause(self, rank: int) -> None:
-        """A point at which another rank may go on first."""
+        """Let another rank go on first, if the seed says so."""
         self._polls = 0
         self._move(rank)
 
     def poll(self, rank: int) -> None:
-        """A rank asks whether something has completed, and it has not: let others go on.
+        """Let other ranks go on after a rank has asked for an operation that has not completed.
 
         Raises:
-            Unwound: the run is over, or nobody has done anything but ask for a long time.
+            Unwound: the run is over, or for a long time all ranks have only asked.
         """
         self._polls += 1
         if self._polls > _POLLS_BEFORE_RELIEF * len(self._seats) and self.relieve():
@@ -187,7 +187,7 @@ class Baton:
         self.check()
 
     def wake(self, rank: int, awaited: Awaited) -> None:
-        """Say that `awaited` is done: its rank, if it waits for that, may run again."""
+        """Let a rank run again if it waits for `awaited`, which is done."""
         self._polls = 0
         if self._seats[rank].awaited is awaited:
             self._ready.append(rank)
@@ -243,7 +243,7 @@ class Baton:
         self._put_back(settings)
 
     def _put_back(self, settings: tuple[Any, ...]) -> None:
-        if not self.over:  # a late thread would change what is no longer its own
+        if not self.over:  # after the run, a late thread would change settings that are no longer its own
             torch_settings.put_back(torch_settings.OF_PROCESS, settings)
 
     def _hand(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What each rank takes out of a collective, from what all of them put in. Pure functions of tensors.
+"""What each rank receives from a collective, computed from what all ranks put in. Pure functions of tensors.
 
 Reductions add up in the order of ranks, in the dtype of the tensor, as a real transport does (whose order may differ).
 """
@@ -16,7 +16,7 @@ Reduce = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 def all_reduce(reduce: Reduce) -> Combine:
-    """Every rank takes the reduction over ranks of each of its tensors."""
+    """Every rank receives the reduction over ranks of each of its tensors."""
 
     def combine(inputs: Sequence[Pieces]) -> list[Pieces]:
         totals = [reduce(_alike(pieces)) for pieces in _transposed(inputs)]
@@ -26,7 +26,7 @@ def all_reduce(reduce: Reduce) -> Combine:
 
 
 def reduce_to(root: int, reduce: Reduce) -> Combine:
-    """The root takes the reduction; the others take nothing."""
+    """The root receives the reduction over ranks of each of its tensors; the others receive nothing."""
 
     def combine(inputs: Sequence[Pieces]) -> list[Pieces]:
         totals = [reduce(_alike(pieces)) for pieces in _transposed(inputs)]
@@ -36,13 +36,13 @@ def reduce_to(root: int, reduce: Reduce) -> Combine:
 
 
 def all_gather(inputs: Sequence[Pieces]) -> list[Pieces]:
-    """Every rank takes, for each of its tensors in turn, that of every rank."""
+    """Every rank receives the first tensor of every rank, then the second tensor of every rank, and so on."""
     gathered = [piece for pieces in _transposed(inputs) for piece in _alike(pieces)]
     return [gathered] * len(inputs)
 
 
 def gather_to(root: int) -> Combine:
-    """The root takes the tensor of every rank."""
+    """The root receives the tensor of every rank; the others receive nothing."""
 
     def combine(inputs: Sequence[Pieces]) -> list[Pieces]:
         gathered = _alike([piece for (piece,) in inputs])
@@ -52,7 +52,7 @@ def gather_to(root: int) -> Combine:
 
 
 def broadcast_from(root: int) -> Combine:
-    """Every rank takes the root's tensors; what the others put in only tells their shapes."""
+    """Every rank receives the root's tensors; the others' inputs only tell their dtypes and numbers of elements."""
 
     def combine(inputs: Sequence[Pieces]) -> list[Pieces]:
         for pieces in _transposed(inputs):
@@ -63,7 +63,7 @@ def broadcast_from(root: int) -> Combine:
 
 
 def scatter_from(root: int) -> Combine:
-    """Rank i takes the root's i-th tensor."""
+    """Rank i receives the root's i-th tensor."""
 
     def combine(inputs: Sequence[Pieces]) -> list[Pieces]:
         return [[piece] for piece in inputs[root]]
@@ -72,7 +72,7 @@ def scatter_from(root: int) -> Combine:
 
 
 def reduce_scatter(reduce: Reduce) -> Combine:
-    """Rank i takes the reduction over ranks of their i-th tensors; several rounds follow one another."""
+    """Rank i of P receives the reduction over ranks of their i-th tensors, and of their (i + P)-th, and so on."""
 
     def combine(inputs: Sequence[Pieces]) -> list[Pieces]:
         size = len(inputs)
@@ -83,20 +83,20 @@ def reduce_scatter(reduce: Reduce) -> Combine:
 
 
 def all_to_all(inputs: Sequence[Pieces]) -> list[Pieces]:
-    """Rank i takes the i-th tensor of every rank."""
+    """Rank i receives the i-th tensor of every rank."""
     return _transposed(inputs)
 
 
 def nothing(inputs: Sequence[Pieces]) -> list[Pieces]:
-    """A barrier."""
+    """No rank receives anything: a barrier."""
     return [()] * len(inputs)
 
 
 def reduction(operator: object) -> tuple[str, Reduce]:
-    """The name and the meaning of a `ReduceOp`.
+    """Return the name of a `ReduceOp` and the function that computes it.
 
     Raises:
-        ValueError: an operator that only one vendor's library knows.
+        ValueError: the operator is one that only one vendor's library knows.
     """
     for name, step in _STEPS.items():
         if operator == getattr(dist.ReduceOp, name):
@@ -136,7 +136,7 @@ def _folding(step: Callable[[torch.Tensor, torch.Tensor], object]) -> Reduce:
 
 
 def _average(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    # As torch's own transport has it, an average of integers is refused.
+    # `div_` refuses integers, as torch's own transport does.
     return _folding(_sum)(pieces).div_(len(pieces))
 
 

@@ -1,6 +1,7 @@
-"""Messages that are held back: which ones, and which of them arrives when no rank can go on without.
+"""Messages that are held back: which ones, and which of them arrives next when no rank can go on without one.
 
-A message that is held back holds back those behind it: of one sender, to one receiver, with one tag, on one group.
+A message that is held back holds back those behind it: from the same sender, to the same receiver, with the same tag,
+on the same group.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ class Delays:
     """The messages of a run that have been sent and have not arrived.
 
     Attributes:
-        numbers: of the messages that were held back, by their own number.
+        numbers: numbers of the messages that were held back, without those that were only behind one.
     """
 
     def __init__(self, delayed: tuple[int, ...] | Literal["some"], seed: int) -> None:
-        # Two sources, so that a run that repeats the choice of another by number also repeats its order.
+        # Two generators, so that a run that is given another run's late messages by number also repeats their order.
         self._coin = random.Random(f"which messages are late, seed {seed}").random
         self._order = random.Random(f"which one arrives next, seed {seed}").random
         self._chosen = None if delayed == "some" else frozenset(delayed)
@@ -30,7 +31,7 @@ class Delays:
         self.numbers: list[int] = []
 
     def hold(self, message: Send) -> bool:
-        """Whether a message that has just been sent is held back."""
+        """Hold back a message that has just been sent, if it is late or behind one that is; return whether it is."""
         late = self._coin() < 0.5 if self._chosen is None else message.number in self._chosen
         channel = (message.mailbox, message.source, message.destination, message.tag)
         if late:
@@ -43,7 +44,7 @@ class Delays:
         return True
 
     def release(self) -> list[Send]:
-        """The messages that arrive next, together: one that was late, and those that were only behind it."""
+        """Return the messages that arrive next, together: one that was late, and those that were only behind it."""
         channels = list(self._channels)
         if not channels:
             return []

@@ -1,11 +1,11 @@
-"""What travels between the ranks of a run: messages, receives and collectives, and how they find one another.
+"""Messages, receives and collectives between the ranks of a run, and how they are matched.
 
 Every operation of every rank passes `Exchange._posted` when its rank asks for it, `Exchange._done` when it can be
 finished, and `Exchange._finished` when its rank has waited for it. The data of a send is copied when it is posted, on
 either transport: buffered, where the send is then done, or rendezvous, where it is done when it meets its receive. A
-message that is held back does neither until no rank can go on without (`ringverify.worlds.simulated.delays`). A
+message that is held back does neither until no rank can go on without it (`ringverify.worlds.simulated.delays`). A
 receive writes its buffer, and a collective its outputs, when the rank waits for it (or asks whether it has completed,
-and it has), never earlier: whoever forgets to wait reads what was there before, on every run.
+and it has), never earlier: a rank that forgets to wait reads what was there before, on every run.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ringverify.worlds.world import Conditions, Unreceived
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One operation at one moment, for whoever observes a run.
+    """One operation at one moment, as the observer of a run is told it.
 
     Attributes:
         moment: "posted" when its rank asks for it, "finished" when that rank has waited for it.
-        operation: a `Send`, a `Receive` or a `Joining`. Whoever keeps it keeps its tensors.
+        operation: a `Send`, a `Receive` or a `Joining`. Keeping it keeps its tensors alive.
     """
 
     moment: Literal["posted", "finished"]
@@ -49,11 +49,11 @@ class Event:
 
 
 class Exchange:
-    """Everything that the ranks of one run say to one another.
+    """All communication between the ranks of one run.
 
     Attributes:
         observe: called with an `Event` at every post and every finish, if set.
-        findings: what worked and gloo refuses, by name, with the first example of each.
+        findings: what worked here and gloo refuses, by name, with the first example of each.
     """
 
     def __init__(self, baton: Baton, world_size: int, conditions: Conditions, seed: int, watch: Watch | None) -> None:
@@ -68,7 +68,7 @@ class Exchange:
         self._sent = 0
 
     def mailbox(self, name: str, ranks: tuple[int, ...]) -> Mailbox:
-        """The mailbox of a group. Ranks that make groups in different orders get different ones, as in processes."""
+        """Return a group's mailbox. Ranks that make groups in different orders get different ones, as in processes."""
         found = self._mailboxes.get((name, ranks))
         if found is None:
             found = Mailbox(name, ranks, is_world=len(ranks) == self._world_size)
@@ -88,7 +88,7 @@ class Exchange:
             self.baton.wake(other, meeting)
 
     def send(self, mailbox: Mailbox, source: int, destination: int, tag: int, tensor: torch.Tensor) -> Send:
-        """Copy `tensor` and put it on its way. Ranks are group ranks."""
+        """Copy `tensor` and send the copy. Ranks are group ranks."""
         self._check(mailbox, source, destination)
         if self._watch is not None:
             self._watch.hide(mailbox.ranks[source])
@@ -104,7 +104,7 @@ class Exchange:
     def receive(
         self, mailbox: Mailbox, destination: int, source: int | None, tag: int, buffer: torch.Tensor
     ) -> Receive:
-        """Offer `buffer` to the next message from `source` (`None`: anyone) with this tag. Ranks are group ranks."""
+        """Post `buffer` for the next message from `source` (`None`: any rank) with this tag. Ranks are group ranks."""
         self._check(mailbox, destination, source)
         receive = Receive(mailbox, destination, source, tag, buffer)
         if self._watch is not None:
@@ -139,8 +139,8 @@ class Exchange:
         Args:
             mailbox: the group's.
             place: group rank.
-            name: what the rank calls, with what all ranks must agree about, for messages.
-            agreed: what all ranks must agree about.
+            name: what the rank calls, with what all ranks must agree on, for messages.
+            agreed: what all ranks must agree on.
             inputs: what this rank puts in; already copied.
             combine: computes what each rank takes out, when the last has joined.
             write: writes what this rank takes out into its buffers.
@@ -216,14 +216,14 @@ class Exchange:
         return operation.done
 
     def relieve(self) -> bool:
-        """Let some of what is held back arrive, if there is any."""
+        """Let some held-back messages arrive, if there are any; return whether there were."""
         arriving = self._delays.release()
         for message in arriving:
             self._arrive(message)
         return bool(arriving)
 
     def settle(self) -> None:
-        """Let everything arrive, when all ranks have ended."""
+        """Let all held-back messages arrive, when all ranks have ended."""
         while self.relieve():
             pass
 
@@ -233,7 +233,7 @@ class Exchange:
         return tuple(self._delays.numbers)
 
     def left(self) -> list[Send | Receive]:
-        """Messages that nobody received and receives that nothing met, in the order of groups, then of posting."""
+        """Return messages that nobody received and receives that no message matched, group by group."""
         left: list[Send | Receive] = []
         for mailbox in self._mailboxes.values():
             messages = [one for queue in mailbox.messages.values() for one in queue]
@@ -243,7 +243,7 @@ class Exchange:
         return left
 
     def unreceived(self) -> tuple[Unreceived, ...]:
-        """The same as data."""
+        """Return the messages and receives of `left` as data."""
         found: list[Unreceived] = []
         for one in self.left():
             ranks = one.mailbox.ranks
@@ -255,7 +255,7 @@ class Exchange:
                 found.append(Unreceived("receive", source, one.rank, one.tag, ranks, *form))
         return tuple(found)
 
-    # -- the one place that every operation passes ---------------------------------------------------------------------
+    # -- the methods that every operation passes -----------------------------------------------------------------------
 
     def _posted(self, operation: Operation, *, may_pause: bool) -> None:
         if self.observe is not None:

@@ -1,6 +1,7 @@
-"""Sides of one communication that disagree about it: number of elements, dtype, even where the bytes agree, and order.
+"""Finds communications whose sides disagree about the number of elements, the dtype or the order of messages.
 
-A shape is no part of a message: a flat send into a shaped receive of as many elements is well defined.
+They may disagree even where the numbers of bytes agree. A shape is no part of a message: a flat send into a shaped
+receive of as many elements is well defined.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _Form = tuple[torch.Size, torch.dtype]
 
 
 class Matching:
-    """What both sides of every communication of a run look like."""
+    """Compares the sides of every communication of a run."""
 
     def __init__(self) -> None:
         self._misfits: list[tuple[Receive, Send]] = []
@@ -25,20 +26,20 @@ class Matching:
         self._found: list[Hazard] = []
 
     def hazards(self) -> list[Hazard]:
-        """All disagreements."""
+        """Return all disagreements."""
         return [*self._found, *self._of_messages()]
 
     def match(self, receive: Receive, message: Send) -> None:
-        """A receive has met its message."""
-        if _form(receive.buffer) != _form(message.payload):  # the shapes tell whether it is a matter of order
+        """Compare a receive with the message that it has been matched with."""
+        if _form(receive.buffer) != _form(message.payload):  # with shapes, which tell whether only the order is wrong
             self._misfits.append((receive, message))
 
     def join(self, part: Joining, inputs: Pieces, outputs: Pieces) -> None:
-        """A rank has joined a collective."""
+        """Note what a rank that joins a collective puts in and takes out."""
         self._forms[part] = [_form(one) for one in inputs], [_form(one) for one in outputs]
 
     def complete(self, collective: Collective) -> None:
-        """All ranks have joined: compare what they brought, and what they take out, where that has one form."""
+        """Compare what the ranks of a collective put in and take out, once all of them have joined."""
         parts = [part for part in collective.joined if part is not None]
         forms = [self._forms.pop(part) for part in parts]
         match collective.kind:
@@ -92,7 +93,7 @@ def _form(tensor: torch.Tensor) -> _Form:
 
 
 def _differ(one: _Form, other: _Form) -> bool:
-    """Whether a message of one form is no message of the other: elements are counted, and have a dtype."""
+    """Whether two forms differ in the number of elements or in the dtype."""
     return one[0].numel() != other[0].numel() or one[1] != other[1]
 
 

@@ -12,19 +12,19 @@ from ringverify.worlds.stacks import NOWHERE
 Pieces = Sequence[torch.Tensor]
 """What one rank puts into a collective, or takes out of it."""
 Combine = Callable[[Sequence[Pieces]], Sequence[Pieces]]
-"""From what every rank of the group puts in, in group order, to what each takes out."""
+"""Computes what each rank of a group takes out from what each puts in, both in group order."""
 
 
 class Operation:
     """One rank's part in a communication.
 
     Attributes:
-        mailbox: of the group that it is posted on.
+        mailbox: the mailbox of the group that it is posted on.
         rank: global rank.
-        posted: the line that posted it, in a run that is watched.
+        posted: the user's line that posted it, in a run that is watched.
         done: it can be finished without waiting.
         finished: the rank has waited for it, and its buffers are written.
-        error: what its rank is told instead.
+        error: raised on its rank instead of writing the buffers.
         source: group rank of the sender, once a receive is matched.
     """
 
@@ -40,12 +40,12 @@ class Operation:
         self.source: int | None = None
 
     def describe(self) -> str:
-        """What it is, so that it can follow "waits for"."""
+        """Say what it is, to follow "waits for"."""
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """What it is, so that it can follow "its"."""
+        """Say what it is, to follow "its"."""
         return self.describe().removeprefix("a ")
 
     def deliver(self) -> None:
@@ -53,11 +53,11 @@ class Operation:
 
 
 class Send(Operation):
-    """A message under way.
+    """A message that has been sent.
 
     Attributes:
-        number: of all messages of the run, in the order of posting, from 0.
-        payload: what was in the buffer when it was posted; nobody changes it.
+        number: its number among all messages of the run, in the order of posting, from 0.
+        payload: copy of the buffer from when it was posted; nobody changes it.
     """
 
     __slots__ = ("destination", "number", "payload", "tag")
@@ -69,7 +69,7 @@ class Send(Operation):
         self.number = 0
 
     def describe(self) -> str:
-        """Destination and tag."""
+        """Name the destination and the tag."""
         return f"a send to rank {self.mailbox.ranks[self.destination]}, tag {self.tag}{self.mailbox.suffix}"
 
 
@@ -85,19 +85,19 @@ class Receive(Operation):
         self.message: Send | None = None
 
     def describe(self) -> str:
-        """Source and tag."""
+        """Name the source and the tag."""
         source = "any rank" if self.wanted is None else f"rank {self.mailbox.ranks[self.wanted]}"
         return f"a receive from {source}, tag {self.tag}{self.mailbox.suffix}"
 
     def takes(self, message: Send) -> bool:
-        """Whether it is this message that it waits for."""
+        """Whether a message matches this receive, by source and tag."""
         return self.tag == message.tag and self.wanted in (None, message.source)
 
     def deliver(self) -> None:
         """Write the message into the buffer.
 
         Raises:
-            RuntimeError: it is longer or shorter.
+            RuntimeError: the message is longer or shorter than the buffer.
         """
         assert self.message is not None
         payload, buffer = self.message.payload, self.buffer
@@ -119,7 +119,7 @@ class Joining(Operation):
         self.collective, self.place, self.write = collective, place, write
 
     def describe(self) -> str:
-        """The collective, and which ranks have not joined it."""
+        """Name the collective, and the ranks that have not joined it."""
         missing = [
             rank for rank, one in zip(self.collective.mailbox.ranks, self.collective.joined, strict=True) if not one
         ]
@@ -128,7 +128,7 @@ class Joining(Operation):
 
     @property
     def title(self) -> str:
-        """The collective."""
+        """Name the collective."""
         return self.collective.describe()
 
     def deliver(self) -> None:
@@ -150,21 +150,21 @@ class Collective:
 
     @property
     def kind(self) -> str:
-        """The operation without what its ranks have to agree about."""
+        """Name of the operation alone, such as "all_reduce"."""
         return self.name.split("(")[0].split(" of ")[0]
 
     def describe(self) -> str:
-        """The operation, its number on the group (from 0) and the group."""
+        """Name the operation, its number on the group (from 0) and the group."""
         return f"{self.name} #{self.number} of group {list(self.mailbox.ranks)}"
 
 
 class NewGroup:
-    """The ranks of a group that is being made, which wait for one another, as gloo's do when they connect.
+    """A group that is being made: its ranks wait for one another, as gloo's do when they connect.
 
     Attributes:
-        mailbox: of the group.
+        mailbox: the mailbox of the group.
         arrived: global ranks that have asked for the group.
-        done: all of them have.
+        done: all of its ranks have.
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
@@ -173,7 +173,7 @@ class NewGroup:
         self.done = False
 
     def describe(self) -> str:
-        """The group, and who has not asked for it."""
+        """Name the group, and the ranks that have not asked for it."""
         ranks = self.mailbox.ranks
         missing = [rank for rank in ranks if rank not in self.arrived]
         listed = ", ".join(map(str, missing))
@@ -187,7 +187,7 @@ class Mailbox:
         name: the name that the group has on every rank.
         ranks: global ranks, in group order.
         suffix: names the group in a message, if it is not the world.
-        meeting: where its ranks meet when it is made; another one each time that a group of this name is.
+        meeting: what its ranks wait for while the group is made; a new one each time that all of them have asked.
     """
 
     def __init__(self, name: str, ranks: tuple[int, ...], *, is_world: bool) -> None:
@@ -202,14 +202,14 @@ class Mailbox:
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy that belongs to nobody's autograd graph."""
+    """Return a contiguous copy that belongs to no autograd graph."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Write the bytes of `value` into `buffer`, of as many bytes. Like a real transport, it leaves autograd out of it.
+    """Copy the bytes of `value` into `buffer`, which has as many bytes.
 
-    `.data` keeps the buffer's version counter where it is: a real receive does not tell autograd either.
+    Autograd does not notice, as with a real transport: writing to `.data` leaves the buffer's version counter alone.
     """
     if buffer.dtype == value.dtype:
         buffer.data.copy_(value.view(buffer.shape))
@@ -218,5 +218,5 @@ def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def shown(tensor: torch.Tensor) -> str:
-    """Shape and dtype."""
+    """Return a tensor's shape and dtype as text."""
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -42,7 +42,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a type, see above
-    """One rank's handle of a group."""
+    """One rank's handle of a simulated process group."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -58,21 +58,21 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         self._description = description
 
     def belongs_to(self, exchange: Exchange, rank: int) -> bool:
-        """Whether this is the handle that a rank of a run was given."""
+        """Whether this is the handle of a given rank in the run of a given exchange."""
         return self._exchange is exchange and self._rank == rank
 
     def meet(self) -> None:
-        """Wait for the other ranks of the group, which is being made."""
+        """Wait until every rank of this group, which is being made, has asked for it."""
         self._exchange.meet(self._mailbox, self._place)
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # torch's name
-        """What it behaves like."""
+        """Return the backend that this group imitates."""
         return "gloo"
 
     def name(self) -> str:
-        """What it behaves like."""
+        """Return the backend that this group imitates."""
         return "gloo"
 
     @property
@@ -82,7 +82,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
 
     @property
     def group_desc(self) -> str:
-        """What its maker called it."""
+        """The description that it was given when it was made."""
         return self._description
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -160,7 +160,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         """Collect each input of every rank in a list.
 
         Raises:
-            RuntimeError: a list has not one tensor a rank, or not all of its input's shape and dtype.
+            RuntimeError: a list does not have one tensor per rank, or a tensor is not of its input's shape and dtype.
         """
         if len(output_lists) != len(inputs):
             raise RuntimeError(f"all_gather: {len(inputs)} tensors to gather into {len(output_lists)} lists")
@@ -181,7 +181,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
-        """The same for several tensors."""
+        """Do as `all_gather_single` for several tensors."""
         size = self._size
         self._check("all_gather_into_tensor", inputs)
         for output, tensor in zip(outputs, inputs, strict=True):
@@ -246,7 +246,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
-        """The same for several tensors."""
+        """Do as `reduce_scatter_single` for several tensors."""
         for output, tensor in zip(outputs, inputs, strict=True):
             if tensor.numel() != output.numel() * self._size or output.dtype != tensor.dtype:
                 raise RuntimeError(
@@ -263,10 +263,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         return self._reduce_scatter(outputs, lists, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
-        """Give rank i the i-th tensor.
+        """Send the i-th tensor to rank i.
 
         Raises:
-            NotImplementedError: no tensors at all, from which torch cannot tell whose operation it is.
+            NotImplementedError: there are no tensors, by which torch finds the backend.
         """
         if not inputs and not outputs:
             raise NotImplementedError("all_to_all: there are no tensors")
@@ -280,11 +280,11 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
     def all_to_all_single(
         self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: list[int], sizes: list[int], opts: Any = None
     ) -> SimulatedWork:
-        """Give rank i the i-th part of one tensor, cut along its first dimension.
+        """Send the i-th part of one tensor, cut along its first dimension, to rank i.
 
         Raises:
             ValueError: the input is not contiguous.
-            RuntimeError: the output is not, or the sizes do not add up.
+            RuntimeError: the output is not contiguous, or the sizes do not add up.
         """
         if not tensor.is_contiguous():
             raise ValueError("Tensors must be contiguous")
@@ -298,7 +298,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         return self._join("barrier", [], [], collectives.nothing, opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks. Who is missing is said by the report of the deadlock."""
+        """Wait for all ranks. If some do not come, the report of the deadlock names them."""
         self._join("monitored_barrier", [], [], collectives.nothing, None).wait()
 
     _allgather_base = all_gather_single
@@ -356,7 +356,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
             self._note(finding, f"{operation} of {shown(tensors[0])}")
 
     def _note(self, name: str, example: str) -> None:
-        """A finding: what works here and over NCCL, and gloo refuses."""
+        """Record a finding: something that works here and over NCCL, and that gloo refuses."""
         self._exchange.findings.setdefault(name, example)
 
     def _one_each(self, operation: str, what: str, tensors: Sequence[Any]) -> None:
@@ -402,10 +402,10 @@ def _refuse_strided(operation: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _as_it_lies(operation: str, tensors: Sequence[torch.Tensor]) -> str:
-    """The operation's name, with the order in memory of tensors that are not contiguous.
+    """Return the operation's name, followed by the strides of tensors that are not contiguous.
 
-    gloo reduces and broadcasts memory, not elements. That is right for a tensor without gaps, if it lies in the same
-    order on every rank: so ranks have to agree about the name.
+    Gloo reduces and broadcasts memory, not elements. That is right for a tensor without gaps that has the same strides
+    on every rank. So the strides become part of the name, on which ranks have to agree.
 
     Raises:
         RuntimeError: a tensor has gaps or overlaps.

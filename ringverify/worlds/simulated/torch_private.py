@@ -1,10 +1,10 @@
-"""Every private interface of torch that the simulated world leans on, in one place.
+"""The private interfaces of torch that the simulated world needs, in one place.
 
 `torch.distributed` keeps its bookkeeping in a module variable, its groups in a registry in C++, and builds the backends
-of a new group itself. For ranks that are threads the first must be the thread's own, the second thread-isolated, and
-the third ours. Nothing of that is public. Each name is looked up here when a run begins, and `WorldUnavailable` says in
-one line which of them this version of torch lacks. What a version of torch keeps beyond that, such as the flight
-recorder's hooks since 2.14, starts on each rank as it starts in torch itself.
+of a new group itself. For ranks that are threads, the bookkeeping must be the thread's own, the registry isolated by
+thread, and the backends ours. None of that is public. Each name is looked up here when a run begins, and
+`WorldUnavailable` says in one line which of them this version of torch lacks. What a version of torch keeps beyond
+that, such as the flight recorder's hooks since 2.14, starts on each rank as it starts in torch itself.
 
 | interface | for what |
 |---|---|
@@ -31,7 +31,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Its functions take the world of whoever imports it first as the default of `group`. Here that is nobody's.
+# At its first import, its functions bind the default group of that moment as the default of `group`. Here that is no
+# rank's.
 import torch.distributed.nn.functional
 from torch.distributed import distributed_c10d as c10d
 
@@ -41,19 +42,19 @@ from ringverify.worlds.world import WorldUnavailable
 _COMMUNICATES = (
     *("send", "recv", "isend", "irecv", "batch_", "all_", "broadcast", "reduce", "gather", "scatter", "barrier"),
 )
-"""How the functions of `torch.distributed` begin that do."""
+"""Name prefixes of the functions of `torch.distributed` that communicate."""
 
 MakeGroup = Callable[[str, "tuple[int, ...]", str], dist.ProcessGroup]
 
 
 class RankBookkeeping:
-    """What `torch.distributed` remembers about one rank: the attributes of its own `_World`, and none shared.
+    """The bookkeeping of `torch.distributed` for one rank: the attributes of torch's `_World`, shared with no rank.
 
     An attribute that is not named here begins as in a new `_World` of this version of torch, apart for each rank.
 
     Attributes:
         make_group: builds this rank's handle of a group from its name, its global ranks and its description.
-        exited: told when this rank ends its process, or would if it had one.
+        exited: called with the status when this rank calls `os._exit`.
     """
 
     def __init__(self, rank: int, world_size: int, make_group: MakeGroup, exited: Callable[[int], None]) -> None:
@@ -149,11 +150,11 @@ class _BookkeepingByThread:
 
 
 class RankThreads:
-    """Gives threads their own `torch.distributed` while it is installed, and every other thread the one it had.
+    """Gives ranks' threads their own `torch.distributed` while installed, and every other thread the one it had.
 
     Attributes:
-        strangers: whether a thread that is no rank's has asked for `torch.distributed` since a run began.
-        strange_calls: how often one has tried to communicate.
+        strangers: whether a thread that is no rank's has used `torch.distributed` since the run began.
+        strange_calls: how often such a thread has tried to communicate.
     """
 
     def __init__(self) -> None:
@@ -165,7 +166,7 @@ class RankThreads:
 
     @property
     def installed(self) -> bool:
-        """Whether `torch.distributed` is ours at the moment."""
+        """Whether the per-thread bookkeeping is in place."""
         return self._outer_helper is not None
 
     def mine(self) -> RankBookkeeping | None:
@@ -192,14 +193,14 @@ class RankThreads:
             c10d._world = _BookkeepingByThread(c10d._world, self._of_thread, self)  # type: ignore[assignment] # a stand-in
 
     def strange(self) -> None:
-        """Note what a thread that is no rank's asks for, if it began after the run did."""
+        """Note that a thread that is no rank's uses `torch.distributed`, if the thread began after the run."""
         if threading.current_thread() in self._known:
             return
         self.strangers = True
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             if frame.f_code.co_filename == c10d.__file__ and frame.f_code.co_name.startswith(_COMMUNICATES):
-                self.strange_calls += 1  # not somebody who only asks for a rank
+                self.strange_calls += 1  # calls that only ask for a rank, say, do not count
                 return
             frame = frame.f_back
 
@@ -275,7 +276,7 @@ _MODES = (
 
 
 def check_modes() -> None:
-    """Look for what a watched run leans on.
+    """Check that torch has the private interfaces that a watched run needs.
 
     Raises:
         WorldUnavailable: this version of torch lacks it.
@@ -286,20 +287,20 @@ def check_modes() -> None:
 
 
 def push_mode(mode: object) -> None:
-    """Show the operations of the calling thread to a dispatch mode.
+    """Push a dispatch mode on the calling thread's stack of modes.
 
-    Torch's own `with mode:` keeps notes for the whole process, which ranks that enter and leave in turns would mix up.
+    Torch's own `with mode:` keeps state for the whole process, which ranks that enter and leave in turns would mix up.
     """
     torch._C._push_on_torch_dispatch_stack(mode)  # type: ignore[arg-type] # typed as torch's own class
 
 
 def pop_mode() -> None:
-    """Take the mode away that was shown them last."""
+    """Pop the mode on top of the calling thread's stack."""
     torch._C._pop_torch_dispatch_stack(None)
 
 
 def top_mode() -> object | None:
-    """The mode that is shown the operations of the calling thread first."""
+    """Return the mode on top of the calling thread's stack, which sees operations first, or `None`."""
     depth = torch._C._len_torch_dispatch_stack()
     return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
 
@@ -310,7 +311,11 @@ def make_store() -> Any:
 
 
 def _interface(name: str) -> Callable[..., Any]:
-    """A function of `torch._C._distributed_c10d`."""
+    """Return a function of `torch._C._distributed_c10d`.
+
+    Raises:
+        WorldUnavailable: this version of torch lacks it.
+    """
     found = getattr(torch._C._distributed_c10d, name, None)
     if found is None:
         raise WorldUnavailable(_lacking(f"torch._C._distributed_c10d.{name}"))

@@ -25,17 +25,17 @@ class SimulatedFuture(torch.futures.Future[Any]):
         return bool(self._poll() and super().done())
 
     def wait(self) -> Any:
-        """The value, once it is there."""
+        """Let other ranks run until the operation is complete, and return the value."""
         self._wait()
         return super().wait()
 
     def value(self) -> Any:
-        """The value, if it is there."""
+        """Return the value of an operation that is complete."""
         self._poll()
         return super().value()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        """A future of what `callback` makes of this one."""
+        """Return a future of what `callback` returns for this one."""
         following = SimulatedFuture(self._wait, self._poll)
 
         def follow(future: torch.futures.Future[Any]) -> None:
@@ -88,7 +88,7 @@ class SimulatedWork(dist.Work):
         return self._operation.finished and self._operation.error is None
 
     def exception(self) -> Any:
-        """What went wrong, if anything."""
+        """Return the operation's error, or `None`."""
         return self._operation.error
 
     def result(self) -> list[torch.Tensor]:
@@ -105,7 +105,7 @@ class SimulatedWork(dist.Work):
         return self._operation.source
 
     def get_future(self) -> Any:
-        """A future of the tensors that the operation writes."""
+        """Return a future of the tensors that the operation writes."""
         if self._future is None:
             self._future = SimulatedFuture(self.wait, self.is_completed)
             if self._operation.finished:

@@ -1,7 +1,7 @@
 """The simulated world: ranks are threads of one process that run unmodified `torch.distributed` code, one at a time.
 
-Ranks take turns at communication only, and the seed decides whose turn it is, so a run repeats bit for bit. When no
-rank can go on, that is known at once, and who waits for whom is said.
+Ranks take turns at communication only, and the seed decides whose turn it is, so a run repeats bit for bit. A deadlock
+is detected at once, when no rank can go on, and its failure says who waits for whom.
 
 What ranks share as threads of one process, and would not share as processes: torch's random generator (which a run
 leaves as its ranks leave it) and all module state of the packages they use. Torch's settings, its default dtype above
@@ -40,7 +40,7 @@ _GRACE = 0.5
 """Seconds that ranks are given to unwind before their threads are abandoned."""
 
 MOST_RANKS = 1024
-"""Ranks take turns in one interpreter: what more of them do takes longer than anybody waits, however right it is."""
+"""Most ranks of one world. Ranks take turns in one interpreter, so that runs of more ranks would take too long."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """A run changes what `torch.distributed` means to the process; two at once would undo one another's changes."""
@@ -59,11 +59,11 @@ NO_RANK = (
 
 
 class SimulatedWorld:
-    """Ranks as threads. See the module.
+    """A `World` whose ranks are threads of this process. See the module.
 
     Args:
         observe: called, on the rank's thread, at every post and every finish of an operation.
-        show: what becomes of what ranks print.
+        show: what becomes of ranks' output, see `ringverify.worlds.printing.Show`.
     """
 
     name = "simulated"
@@ -94,12 +94,12 @@ class SimulatedWorld:
             world_size: number of ranks, at least 1.
             seed: decides the order in which ranks run.
             deadline: seconds, more than 0.
-            conditions: how unfriendly the transport is, by default not at all.
+            conditions: what the transport does not forgive, by default nothing.
             watch: report hazards and traffic; "memory": memory as well, which costs more than both.
             load: what is loaded first, in the calling thread.
 
         Raises:
-            ValueError: no ranks, or no time.
+            ValueError: `world_size` is less than 1, or `deadline` is not positive.
             WorldUnavailable: as in `World.run`; this version of torch lacks what is needed; the caller is a rank.
         """
         if world_size < 1:
@@ -198,7 +198,7 @@ class _Ranks:
                 in_time = self._baton.news(patience.slice()) is not None
             if not in_time:
                 self._unavailable = self._too_early(deadline) or self._unavailable
-                self._baton.stop(self._too_late(deadline))  # after it, ranks unwind and are in nobody's code
+                self._baton.stop(self._too_late(deadline))  # ranks then leave the code that they were in
         finally:
             self._end(patient=in_time)
             torch_settings.put_back(torch_settings.OF_PROCESS, settings)
@@ -242,7 +242,7 @@ class _Ranks:
             with as_rank(rank, self._output), whose.theirs():
                 self.results[rank] = self._program(self._argument)
         except Unwound:
-            if not self._baton.over:  # another run's end, met at a group of that run
+            if not self._baton.over:  # raised by a group of another run, which is over
                 self._foreign_group = True
                 message = f"rank {rank} communicated over a process group of an earlier run"
                 self._baton.fail(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
@@ -251,7 +251,7 @@ class _Ranks:
             self._baton.stop(None)
         except BaseException as error:
             self._foreign_group |= self._met_foreign_group(rank, error)
-            with whose.theirs():  # an exception of its own runs its code when it is asked what it is
+            with whose.theirs():  # reading an exception of its own class runs its code
                 self._baton.fail(Failure.of(rank, raising_of(error)))
         finally:
             if self._watch is not None:
@@ -259,26 +259,26 @@ class _Ranks:
             _RANK_THREADS.leave()
 
     def _met_foreign_group(self, rank: int, error: BaseException) -> bool:
-        """Whether an error was raised where a group was at hand that is not this rank's, or not of this run."""
+        """Whether a frame of an error's traceback holds a group of another rank or of another run."""
         frames = [frame for frame, _ in traceback.walk_tb(trace_of(error))]
         values = [value for frame in frames for value in frame.f_locals.values()]
         groups = [value for value in values if issubclass(type(value), SimulatedGroup)]  # `isinstance` asks the value
         return any(not group.belongs_to(self.exchange, rank) for group in groups)
 
     def notes(self) -> tuple[str, ...]:
-        """What this world noticed that its ranks cannot do in it."""
+        """Return a sentence for each thing that the program tried and that ranks of this world cannot do."""
         found = [FOREIGN_GROUP] if self._foreign_group else []
         return (*found, NO_RANK) if _RANK_THREADS.strangers else tuple(found)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _end(self, *, patient: bool) -> None:
-        """See every thread end, or give up on it.
+        """Wait for every thread to end, or abandon it.
 
         Ranks unwind one after another, as they ran. If one does not come back, the rest do so at once.
 
         Args:
-            patient: let the rank whose turn it is come to its next communication by itself.
+            patient: let the rank whose turn it is reach its next communication before it is interrupted.
         """
         baton = self._baton
         if baton.unfinished():
@@ -314,7 +314,7 @@ class _Ranks:
         return Failure("deadline", rank, f"rank {rank} was still at work after {deadline:g} s, at {place}", detail)
 
     def _too_early(self, deadline: float) -> TooEarly | None:
-        """Why it is no rank's fault that time ran out, if it is none's."""
+        """Return the error to raise if time ran out in an import or in ringverify's own code, else `None`."""
         rank = self._baton.holder
         thread = self._baton.thread_of(rank)
         frames = traceback.extract_stack(sys._current_frames().get(thread))
@@ -330,7 +330,7 @@ class _Ranks:
 
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
-    """Memory is freed when nothing refers to it any more, and not when Python comes round to looking for cycles."""
+    """Turn off Python's cycle collector, so that memory is freed when its last reference goes, and not later."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -341,7 +341,8 @@ def _no_collector() -> Iterator[None]:
 
 
 _ABANDONED: list[threading.Thread] = []
-"""Threads of earlier runs that would not end. While one lives, it must not find the outer world, nor a real exit."""
+"""Threads of earlier runs that would not end. While one lives, it must not reach the outer `torch.distributed`, nor the
+real `os._exit`."""
 
 _OUTER: dict[str, Any] = {}
 
@@ -353,7 +354,7 @@ def _intercept_exit() -> None:
 
 
 def _exit(status: int) -> NoReturn:
-    """Stands in for `os._exit`: a rank's process would end, and its run does; a child that a rank forked does end."""
+    """Replace `os._exit`: on a rank's thread it ends the run; in a child that a rank forked, it ends that child."""
     bookkeeping = _RANK_THREADS.mine()
     if bookkeeping is None or os.getpid() != _OUTER["process"]:
         outer: Callable[[int], NoReturn] = _OUTER["exit"]

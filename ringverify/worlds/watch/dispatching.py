@@ -1,4 +1,4 @@
-"""Sees every operation of torch on a rank's thread, while there is something to see: who touches a buffer in flight.
+"""A dispatch mode that sees the torch operations of a rank's thread, and so who touches a buffer in flight.
 
 Torch shows each operation, those of a backward pass included, to the dispatch mode of its thread. That costs more than
 most operations on small tensors take; so the mode is in place only while a buffer is in flight, unless memory is
@@ -6,8 +6,8 @@ counted too.
 
 What it does not see: memory touched through numpy or by pointer; `tolist()`; the inside of an operation that is written
 in Python, except for what its schema says; a node of a backward pass, while what is in flight was posted in another
-node of the same pass; what happens under another dispatch mode of the program's own. There the poison in a receive's
-buffer and the copy of a send's remain.
+node of the same pass; what happens under another dispatch mode of the program's own. Changes made there are found
+later, by the poison in a receive buffer and by the copy of a send buffer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ringverify.worlds.watch.hazards import HazardKind
 from ringverify.worlds.watch.memory_meter import MemoryMeter
 
 Touched = Callable[[Any, HazardKind, UserLine], None]
-"""Told that a buffer in flight was touched: the key it was announced with, how, and where."""
+"""Called when a buffer in flight is touched: with the key it was announced with, the kind of hazard and the line."""
 
 
 class _Busy(NamedTuple):
-    """A buffer in flight: its key, its memory, and the memory in which a view of it can begin."""
+    """A buffer in flight: its key, the buffer, whether it may be read, and between which addresses a view can begin."""
 
     key: Any
     buffer: torch.Tensor
@@ -43,11 +43,11 @@ class _Role(NamedTuple):
     """What an operation does with its arguments, and what its results are.
 
     Attributes:
-        operation: the operation, so that it is not replaced by another one at the same address.
+        operation: the operation, kept alive so that no other one gets its address.
         call: calls it.
         touches: whether it uses elements of its arguments, and not their shapes alone.
-        positions: the arguments that it writes, by position.
-        keywords: arguments by keyword only that are tensors, and whether it writes them.
+        positions: positions of the arguments that it writes.
+        keywords: names of the keyword-only arguments that are tensors, each with whether it is written.
         partial: it may touch only some elements of an argument, and which ones depends on data.
         makes: whether its results are new tensors, neither views nor arguments.
     """
@@ -69,28 +69,28 @@ class RankMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
         memory: counts what is allocated, if anything does.
     """
 
-    # Operations that take functions come by like any other, and not as an error.
+    # Dispatch operations that take functions like any other; torch would raise an error.
     supports_higher_order_operators = True
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Nothing that the user's code should take notice of."""
+        """Return True, so that torch does not count this mode as one of the user's."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # its guard costs as much again
+        return False  # torch's guard against dynamo would double the cost of each operation
 
     def __init__(self, touched: Touched, memory: MemoryMeter | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # the same
         self._touched = touched
         self._memory = memory
         self._busy: list[_Busy] = []
-        self._low, self._high = 0, 0  # around all of them
+        self._low, self._high = 0, 0  # bounds of the addresses of all of them
         self._inside = 0
 
     def add(self, key: Any, buffers: Sequence[torch.Tensor], *, readable: bool) -> None:
-        """Announce buffers in flight: of a send (they may be read), or of a receive."""
+        """Announce buffers in flight, of a send (`readable`) or of a receive."""
         for buffer in buffers:
             if buffer.numel():
                 low, high = buffer.untyped_storage().data_ptr(), span(buffer)[1]
@@ -98,12 +98,12 @@ class RankMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
                 self._busy.append(_Busy(key, buffer, readable, low, high))
 
     def remove(self, key: Any) -> None:
-        """The buffers announced with this key are no longer in flight."""
+        """Forget the buffers announced with this key, which are no longer in flight."""
         # The bounds stay wider than they need be until nothing is in flight.
         self._busy = [busy for busy in self._busy if busy.key is not key]
 
     def in_the_way(self, buffer: torch.Tensor, *, readable: bool) -> Any:
-        """The key of what is in flight where a buffer of a send (readable) or of a receive would be, or `None`."""
+        """Return the key of a buffer in flight that a send (`readable`) or receive buffer conflicts with, or `None`."""
         if self._busy and buffer.numel():
             at = buffer.data_ptr()
             for busy in self._busy:
@@ -112,29 +112,29 @@ class RankMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
         return None
 
     def sync(self, *, over: bool = False) -> None:
-        """Put the mode in place on the calling thread if there is something to see, and take it away if not.
+        """Push the mode on the calling thread's stack of modes if it has something to watch, and pop it if not.
 
-        The stack of modes is looked at each time: a backward pass puts it back after each of its nodes.
+        The stack is inspected each time, since a backward pass restores it after each of its nodes.
 
         Args:
-            over: there is never anything to see any more.
+            over: the program has ended, so there is nothing more to watch.
         """
         if self._inside:
-            return  # torch has taken it off for the moment, and puts it back
+            return  # within `__torch_dispatch__` torch has popped the mode, and pushes it again
         wanted = not over and (bool(self._busy) or self._memory is not None)
         top = top_mode()
-        if wanted and top is None:  # above a mode of the program's own it would be in the way when that one leaves
+        if wanted and top is None:  # above a mode of the program's own, it would be popped when that one leaves
             push_mode(self)
         elif not wanted and top is self:
             pop_mode()
 
     def hide(self) -> None:
-        """Take the mode away until the next `sync`: the world is about to use torch itself."""
+        """Pop the mode until the next `sync`, because the world itself is about to use torch."""
         if not self._inside and top_mode() is self:
             pop_mode()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        role = _ROLES.get(id(func)) or _learn(func)  # an operation's own hash takes longer
+        role = _ROLES.get(id(func)) or _learn(func)  # hashing the operation itself takes longer
         if role.touches and self._busy:
             self._look(role, args, kwargs)
         self._inside += 1
@@ -191,16 +191,16 @@ _HARMLESS = frozenset(
 """Operations that use no element of their arguments, though their schemas do not say so."""
 
 _WAITS = ("wait_tensor", "_wrap_tensor")
-"""Names of operations by which functional collectives wait for a tensor, or promise to, begin so."""
+"""Name prefixes of the operations by which functional collectives wait for a tensor, now or later."""
 
 _PARTIAL = (
     *("index", "_index", "_unsafe_index", "gather", "take", "put", "scatter", "embedding", "_embedding"),
     *("masked", "_unsafe_masked"),
 )
-"""Names of operations that may leave elements of an argument alone begin so."""
+"""Name prefixes of operations that may leave some elements of an argument untouched."""
 
 _ROLES: dict[int, _Role] = {}
-"""By the address of the operation."""
+"""Roles by the `id` of the operation."""
 
 
 def _learn(func: Any) -> _Role:

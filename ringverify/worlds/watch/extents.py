@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from ringverify.worlds.simulated.operations import snapshot
 
 _POISON = 0xFF
-"""Every byte of a floating-point buffer that waits for a message: NaN, in all formats."""
+"""The byte that fills a floating-point buffer until its message arrives: NaN, in all formats."""
 _INTEGER_POISON = 0xA5
-"""Every byte of another buffer: far from zero, negative if signed, no index of anything."""
+"""The byte that fills any other buffer: far from zero, negative if signed, no valid index."""
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The address of the first byte, and the one behind the last."""
+    """Return the address of a tensor's first byte, and the address after its last byte."""
     low = tensor.data_ptr()
     if tensor.is_contiguous():
         return low, low + tensor.nbytes
@@ -46,12 +46,12 @@ def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one form hold the same bits; the second is contiguous."""
+    """Whether two tensors of the same shape and dtype hold the same bits; the second is contiguous."""
     return _raw(one) == _raw(other)
 
 
 def poison(buffer: torch.Tensor) -> None:
-    """Overwrite with what no message holds. Autograd is not told, as a real transport does not tell it."""
+    """Fill a buffer with values that no message holds. Autograd does not notice, as with a real transport."""
     if buffer.is_cpu and buffer.is_contiguous():
         ctypes.memset(buffer.data_ptr(), _poison_of(buffer), buffer.nbytes)
     elif buffer.numel():
@@ -61,14 +61,14 @@ def poison(buffer: torch.Tensor) -> None:
 
 
 def poisoned(buffer: torch.Tensor) -> bool:
-    """Whether the poison is as it was."""
+    """Whether every byte of a buffer is still poison."""
     raw = _raw(buffer)
     return raw.count(_poison_of(buffer)) == len(raw)
 
 
 def _poison_of(buffer: torch.Tensor) -> int:
     if buffer.dtype is torch.bool:
-        return 1  # other bytes are no booleans
+        return 1  # a boolean's byte is 0 or 1
     return _POISON if buffer.is_floating_point() or buffer.is_complex() else _INTEGER_POISON
 
 
@@ -83,7 +83,7 @@ def _dense(tensor: torch.Tensor, span: int) -> bool:
 
 
 def _bytes(tensor: torch.Tensor, start: int) -> NDArray[np.int64]:
-    """Every byte of a tensor, counted from `start`."""
+    """Return the offset of every byte of a tensor from the address `start`, int64."""
     places = np.zeros(1, np.int64)
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         places = np.add.outer(places, np.arange(size, dtype=np.int64) * stride).reshape(-1)

@@ -1,8 +1,8 @@
-"""What only a forgiving transport forgives: the hazards that a watched run reports.
+"""Hazards, which a watched run reports: uses of communication that go well only on a forgiving transport.
 
-A hazard is no error that anybody sees. A buffer is written before its message has left, a result is read before it has
-arrived, a handle is never waited for: on a transport that buffers, between ranks that take turns, all of that gives the
-right values.
+A hazard raises no error. A buffer is written before its message has left, a result is read before it has arrived, a
+handle is never waited for: on a transport that buffers, between ranks that take turns, all of that gives the right
+values.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Hazard:
     Attributes:
         kind: "send_changed": a rank wrote to what it was sending; "receive_read", "receive_changed": it read or wrote
             what it was receiving; "overlap": it received into memory that another operation was using; "not_waited":
-            it never waited for an operation; "not_received": a message that nobody received, or a receive that nothing
-            met; "mismatch": two sides that agree about the bytes, if at all, but not about dtype, number or order;
-            "wrong_group": it communicated outside the group that is the ring.
-        rank: global rank of who did it.
+            it never waited for an operation; "not_received": a message that nobody received, or a receive that no
+            message matched; "mismatch": the two sides disagree about dtype, number of elements or order, even if the
+            bytes agree; "wrong_group": it communicated outside the group that is the ring.
+        rank: global rank that did it.
         operation: the operation it concerns, such as "send to rank 1, tag 0".
         place: the user's line that did it, `file:line in function`. What was done behind torch's back (through numpy,
-            say) is seen only when the operation is waited for, and this is that line.
-        posted: the user's line that began the operation; of an overlap, the one that was there first.
-        message: all of it in one line, files by their names alone.
+            say) is found only when the operation is waited for, and this is then that line.
+        posted: the user's line that posted the operation; for an overlap, the operation that was posted first.
+        message: all of it in one line, files by their base names.
     """
 
     kind: HazardKind
@@ -54,9 +54,10 @@ class Hazard:
 
 @contextlib.contextmanager
 def only_group(group: Any) -> Iterator[None]:
-    """Within, this rank is meant to communicate on `group`, and on groups of some of its ranks, and nowhere else.
+    """Declare that inside the block this rank should communicate only on `group` or on groups of some of its ranks.
 
-    Anything else is a hazard of kind "wrong_group" in a watched run of a simulated world; elsewhere this does nothing.
+    Other communication is a hazard of kind "wrong_group" in a watched run of a simulated world; elsewhere this does
+    nothing.
 
     Args:
         group: the process group that is the ring.

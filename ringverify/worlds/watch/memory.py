@@ -1,4 +1,4 @@
-"""How much a rank had allocated at once, and what that was made of."""
+"""The most memory that a rank had allocated at once, and what it consisted of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringverify.worlds.watch.watcher import watcher
 
 @dataclasses.dataclass(frozen=True)
 class PeakShare:
-    """Tensors of one form that one line allocated, as far as they were alive at the peak.
+    """Tensors of one shape and dtype that one line allocated and that were alive at the peak.
 
     Attributes:
         place: the user's line, `file:line in function`.
@@ -35,7 +35,7 @@ class Memory:
     Attributes:
         rank: global rank.
         peak_bytes: live bytes of tensors at the peak.
-        parts: what they were, largest first.
+        parts: what the peak consisted of, largest first.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class Memory:
     parts: tuple[PeakShare, ...]
 
     def describe(self) -> list[str]:
-        """A line for the peak, and one for each part of it."""
+        """Return a line for the peak, and one for each part of it."""
         lines = [f"rank {self.rank}: {self.peak_bytes} bytes at the peak"]
         for part in self.parts:
             times = "" if part.count == 1 else f"{part.count} × "
@@ -53,7 +53,7 @@ class Memory:
 
 @contextlib.contextmanager
 def measured() -> Iterator[None]:
-    """Count the memory that is allocated within, and what was allocated before or outside not at all.
+    """Count only the memory that is allocated inside the block.
 
     A program that never uses it is counted from beginning to end. In an unwatched run this does nothing.
     """

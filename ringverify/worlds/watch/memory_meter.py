@@ -1,8 +1,8 @@
 """Counts the live bytes of the tensors that one rank allocates.
 
-A storage counts from the operation that returned it until nothing holds it any more, wherever that happens: it is the
-storage that is followed, so that views cost nothing, and what autograd saves counts. What an operation allocates and
-frees within itself is not seen, nor is memory that numpy owns.
+A storage counts from the operation that returned it until nothing holds it any more. Storages are followed, not
+tensors: views cost nothing, and what autograd saves counts. What an operation allocates and frees within itself is not
+seen, nor is memory that numpy owns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Live(NamedTuple):
 
 
 class MemoryMeter:
-    """What one rank has allocated.
+    """Counts what one rank has allocated.
 
     Args:
         rank: global rank.
@@ -43,21 +43,21 @@ class MemoryMeter:
         self._in_parts = False
 
     def region(self, *, inside: bool) -> None:
-        """Count from now on, or no longer. What was counted before the first region was not meant."""
+        """Start or stop counting. The first region discards what was counted before it."""
         if inside and not self._in_parts:
             self._live, self._total, self._peak, self._at_peak = {}, 0, 0, []
             self._in_parts = True
         self._counting = inside
 
     def made(self, result: Any, frame: FrameType) -> None:
-        """An operation that was called from `frame` has returned."""
+        """Count the result of an operation that was called from `frame`."""
         if self._counting:
             for one in result if isinstance(result, (list, tuple)) else (result,):
                 if isinstance(one, torch.Tensor) and one.layout is torch.strided:
                     self._note(one, frame)
 
     def memory(self) -> Memory:
-        """The peak so far."""
+        """Return the peak so far."""
         parts: dict[tuple[str, tuple[int, ...], str], list[int]] = collections.defaultdict(lambda: [0, 0])
         for live in self._live.values() if self._at_peak is None else self._at_peak:
             counts = parts[str(live.place), live.shape, str(live.dtype).removeprefix("torch.")]
@@ -77,7 +77,7 @@ class MemoryMeter:
         nbytes = storage.nbytes()
         place = place_of_caller(frame) if nbytes else None
         if place is None:
-            return  # nothing, or the world's own
+            return  # no bytes, or allocated by the world itself
         alive = weakref.ref(storage, lambda _: self._freed(key))
         self._live[key] = _Live(alive, nbytes, tuple(tensor.shape), tensor.dtype, place)
         self._total += nbytes

@@ -38,7 +38,7 @@ class Traffic:
     """Everything that the ranks of a run exchanged.
 
     Attributes:
-        flows: sorted by rank, then by hop; of one hop in the order of posting.
+        flows: sorted by rank, then by hop; within a hop in the order of posting.
     """
 
     flows: tuple[Flow, ...] = ()
@@ -56,7 +56,7 @@ class Traffic:
         return sum(flow.messages for flow in self.flows if flow.rank == rank and flow.operation == "send")
 
     def hops(self, rank: int) -> tuple[tuple[Flow, ...], ...]:
-        """What a rank exchanged, hop by hop."""
+        """Return what a rank exchanged, one tuple per hop."""
         by_hop: dict[int, list[Flow]] = collections.defaultdict(list)
         for flow in self.flows:
             if flow.rank == rank:
@@ -64,7 +64,7 @@ class Traffic:
         return tuple(tuple(by_hop[hop]) for hop in sorted(by_hop))
 
     def peers(self, rank: int) -> frozenset[int]:
-        """The ranks that a rank sent messages to or received them from; collectives, which name none, left out."""
+        """Return the ranks that a rank sent messages to or received them from; collectives are left out."""
         return frozenset(flow.peer for flow in self.flows if flow.rank == rank and flow.peer is not None)
 
     def collectives(self, rank: int) -> frozenset[str]:
@@ -74,10 +74,10 @@ class Traffic:
         )
 
     def neighbours_only(self, ring: Iterable[int]) -> bool:
-        """Whether ranks of a ring exchanged messages with the ranks next to them alone, and used no collective.
+        """Whether ranks of a ring exchanged messages only with their neighbours and used no collective but `barrier`.
 
         Args:
-            ring: global ranks in the order of the ring. Other ranks are not looked at.
+            ring: global ranks in the order of the ring. Other ranks are ignored.
         """
         ranks = tuple(ring)
         for at, rank in enumerate(ranks):
@@ -87,7 +87,7 @@ class Traffic:
         return True
 
     def describe(self) -> list[str]:
-        """A line for each rank, and one for each of its hops."""
+        """Return a line for each rank, and one for each of its hops."""
         lines = []
         for rank in sorted({flow.rank for flow in self.flows}):
             count = self.messages(rank)
@@ -120,7 +120,7 @@ class TrafficMeter:
         self._counts: dict[tuple[int, str, int | None, tuple[int, ...]], list[int]] = {}
 
     def posted(self, operation: str, peer: int | None, group: tuple[int, ...], *, sent: int, received: int) -> None:
-        """The rank has posted an operation."""
+        """Count an operation that the rank has posted."""
         if self._has_waited:
             self._hop += 1
             self._has_waited = False
@@ -130,11 +130,11 @@ class TrafficMeter:
         counts[2] += received
 
     def waited(self) -> None:
-        """The rank has waited for an operation."""
+        """Note that the rank has waited for an operation, so that its next post begins a new hop."""
         self._has_waited = True
 
     def flows(self) -> list[Flow]:
-        """What was counted."""
+        """Return what was counted."""
         return [
             Flow(self._rank, hop, operation, peer, group, *counts)
             for (hop, operation, peer, group), counts in self._counts.items()

@@ -1,4 +1,4 @@
-"""Who watches the calling rank, for the context managers that a program may use whether it is watched or not."""
+"""The watcher of the calling thread, for context managers that a program may use in watched and unwatched runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Watcher(Protocol):
     """Watches one rank."""
 
     def confine(self, group: Any) -> Any:
-        """Call communication outside a group (`None`: outside none) a hazard, and return what held before."""
+        """Report communication outside a group as a hazard (`None`: report none), and return what held before."""
         ...
 
     def measure(self, *, inside: bool) -> None:
@@ -26,10 +26,10 @@ _OF_THREAD = _OfThread()
 
 
 def watcher() -> Watcher | None:
-    """Whoever watches the calling thread."""
+    """Return the watcher of the calling thread, or `None`."""
     return _OF_THREAD.current
 
 
 def watched_by(current: Watcher | None) -> None:
-    """Have the calling thread watched, or no longer."""
+    """Set the watcher of the calling thread, or remove it (`None`)."""
     _OF_THREAD.current = current

@@ -26,9 +26,9 @@ class _Post:
 
     Attributes:
         operation: the operation.
-        sends: buffers that must not change, each with what was in it.
+        sends: buffers that must not change, each with a copy of its content.
         receives: buffers that must not be touched.
-        told: kinds of hazards that have been reported of it.
+        told: kinds of hazards that have been reported for it.
     """
 
     __slots__ = ("operation", "receives", "sends", "told")
@@ -55,7 +55,7 @@ class _WatchedRank:
         self.ring: tuple[int, ...] | None = None
 
     def confine(self, group: Any) -> Any:
-        """Call communication outside a group (or outside these ranks; `None`: nowhere) a hazard."""
+        """Report communication outside a group, or a tuple of global ranks, as a hazard; `None`: report none."""
         before = self.ring
         self.ring = group if group is None or isinstance(group, tuple) else tuple(dist.get_process_group_ranks(group))
         return before
@@ -80,14 +80,14 @@ class Watch:
         self._matching = Matching()
         self._hazards: dict[str, Hazard] = {}
 
-    # -- what came of it -----------------------------------------------------------------------------------------------
+    # -- results of the run --------------------------------------------------------------------------------------------
 
     def hazards(self, left: Sequence[Send | Receive], *, failed: bool) -> tuple[Hazard, ...]:
-        """All hazards of the run.
+        """Return all hazards of the run.
 
         Args:
-            left: messages that nobody received and receives that nothing met.
-            failed: the run was cut short, so that nothing follows from what was left undone.
+            left: messages that nobody received and receives that no message matched.
+            failed: the run was cut short, so that what was left undone is no hazard.
         """
         for hazard in self._matching.hazards():
             self._report(hazard)
@@ -101,35 +101,35 @@ class Watch:
         return tuple(self._hazards.values())
 
     def traffic(self) -> Traffic:
-        """All traffic of the run."""
+        """Return all traffic of the run."""
         return Traffic(tuple(flow for rank in self._ranks for flow in rank.traffic.flows()))
 
     def memory(self) -> tuple[Memory, ...]:
-        """The peak of every rank, if memory is counted."""
+        """Return the peak of every rank, if memory is counted."""
         return tuple(rank.memory.memory() for rank in self._ranks if rank.memory is not None)
 
     # -- on the thread of a rank ---------------------------------------------------------------------------------------
 
     def enter(self, rank: int) -> None:
-        """The program begins."""
+        """Start watching the calling thread, on which a rank's program begins."""
         watched_by(self._ranks[rank])
         self._ranks[rank].mode.sync()
 
     def leave(self, rank: int) -> None:
-        """The program has ended."""
+        """Stop watching the calling thread: the rank's program has ended."""
         self._ranks[rank].mode.sync(over=True)
         watched_by(None)
 
     def hide(self, rank: int) -> None:
-        """What a rank's thread does until it posts or resumes is the world's own."""
+        """Do not watch a rank's thread until it posts or resumes: the world itself uses torch there."""
         self._ranks[rank].mode.hide()
 
     def resume(self, rank: int) -> None:
-        """The program goes on."""
+        """Watch a rank's thread again: its program goes on."""
         self._ranks[rank].mode.sync()
 
     def send(self, message: Send, buffer: torch.Tensor) -> None:
-        """A send is posted."""
+        """Note a send that is being posted."""
         rank, post = self._post(message)
         peer = message.mailbox.ranks[message.destination]
         rank.traffic.posted("send", peer, message.mailbox.ranks, sent=buffer.nbytes, received=0)
@@ -140,7 +140,7 @@ class Watch:
         rank.mode.sync()
 
     def receive(self, receive: Receive) -> None:
-        """A receive is posted."""
+        """Note a receive that is being posted, and poison its buffer."""
         rank, post = self._post(receive)
         ranks, buffer = receive.mailbox.ranks, receive.buffer
         peer = None if receive.wanted is None else ranks[receive.wanted]
@@ -153,7 +153,7 @@ class Watch:
         rank.mode.sync()
 
     def join(self, part: Joining, pieces: Pieces, inputs: Pieces, outputs: Pieces, *, blocking: bool) -> None:
-        """A rank joins a collective with copies of its inputs."""
+        """Note that a rank joins a collective; `pieces` are copies of its `inputs`."""
         rank, post = self._post(part)
         sent, received = (sum(tensor.nbytes for tensor in tensors) for tensors in (inputs, outputs))
         collective = part.collective
@@ -174,15 +174,15 @@ class Watch:
         rank.mode.sync()
 
     def match(self, receive: Receive, message: Send) -> None:
-        """A receive has met its message."""
+        """Note that a receive has been matched with its message."""
         self._matching.match(receive, message)
 
     def complete(self, collective: Collective) -> None:
-        """Everyone has joined."""
+        """Note that all ranks have joined a collective."""
         self._matching.complete(collective)
 
     def finish(self, operation: Operation) -> None:
-        """A rank has waited for an operation, or has seen that it is complete; its buffers are about to be written."""
+        """Check an operation's buffers just before they are written: its rank has waited, or has seen it complete."""
         rank = self._ranks[operation.rank]
         rank.traffic.waited()
         post = rank.posts.pop(operation, None)
@@ -246,13 +246,13 @@ class Watch:
         self._report(Hazard("overlap", rank, what, str(post.operation.posted), str(other.operation.posted), message))
 
     def tell(self, post: _Post, kind: HazardKind, place: UserLine, *, found: bool = False) -> None:
-        """A buffer in flight was touched.
+        """Report that a buffer in flight was touched.
 
         Args:
-            post: whose buffer.
-            kind: how.
-            place: where.
-            found: it was only found there.
+            post: the operation that the buffer belongs to.
+            kind: how it was touched.
+            place: the user's line.
+            found: it was touched before that line, where it was only found out.
         """
         if kind in post.told:
             return
