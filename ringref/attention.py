@@ -11,10 +11,10 @@ and, for cotangents dout of out and dlse of lse,
     ds = p · (dp − Σ_j p · dp + dlse)    softcap: ds ← ds · sech²(s / c), s before the cap
     dq = scale · Σ_j ds · k              dk = scale · Σ_i ds · q
 
-`ringref.attention_loops` says the same one number at a time; the two must agree.
+`ringref.attention_loops` computes the same one number at a time; the two must agree.
 
-What the pattern excludes cannot matter. NaN and infinity in a key, a value or a cotangent stay with those that attend
-it, although `0 · NaN` is NaN: wherever something not finite is summed over, the sum runs over attended pairs only.
+What the pattern excludes has no effect. NaN and infinity in a key, a value or a cotangent spread along attended
+pairs only, although `0 · NaN` is NaN: a sum over something that is not finite runs over attended pairs only.
 
 Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -35,7 +35,7 @@ Float = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Intermediates:
-    """What lies between the inputs and the answer. A pair that is not attended has scores 0 and probability 0.
+    """Intermediate results of the forward pass. A pair that is not attended has scores 0 and probability 0.
 
     Attributes:
         m: multiplicity, int64.
@@ -72,15 +72,15 @@ def attention(
     dout: Float64[np.ndarray, "B N H E"] | None = None,
     dlse: Float64[np.ndarray, "B H N"] | None = None,
 ) -> Answer:
-    """The whole answer, computing the intermediates once.
+    """Compute out and lse, and with `dout` dq, dk and dv too; the intermediates are computed once.
 
     Args:
-        problem: what to compute; its dtype is not looked at, the oracle is always float64.
+        problem: what to compute; its dtype is ignored, the oracle is always float64.
         q: queries.
         k: keys.
         v: values.
         dout: cotangent of out; without it the answer has no gradients.
-        dlse: cotangent of lse, by default zero; what it says of an empty row is ignored.
+        dlse: cotangent of lse, by default zero; its values for empty rows are ignored.
 
     Raises:
         ValueError: an array is not float64, has another shape than the problem says, or dlse comes without dout.
@@ -103,7 +103,7 @@ def forward(
     *,
     known: Intermediates | None = None,
 ) -> tuple[Float64[np.ndarray, "B N H E"], Float64[np.ndarray, "B H N"]]:
-    """`(out, lse)`. An empty row has out 0 and lse −inf.
+    """Compute `(out, lse)`. An empty row has out 0 and lse −inf.
 
     Args:
         problem: what to compute.
@@ -132,7 +132,7 @@ def backward(
     *,
     known: Intermediates | None = None,
 ) -> tuple[Float64[np.ndarray, "B N H D"], Float64[np.ndarray, "B M K D"], Float64[np.ndarray, "B M K E"]]:
-    """`(dq, dk, dv)`: the cotangents dout of out and dlse of lse pulled back. An empty row contributes nothing.
+    """Compute `(dq, dk, dv)` from the cotangents dout of out and dlse of lse. An empty row contributes nothing.
 
     Args:
         problem: what to compute.
@@ -166,7 +166,7 @@ def backward(
         if problem.softcap is not None:
             # sech² rather than 1 − tanh², which has no correct digit left where the cap saturates.
             ds /= np.cosh(known.raw_scores / problem.softcap) ** 2
-        # `towards` may be NaN in the row of a NaN cotangent; what that row does not attend stays out of it.
+        # `towards` may be NaN in the row of a NaN cotangent; keys that this row does not attend must not become NaN.
         ds = np.where(m > 0, ds, 0.0) * problem.scale_value
 
         dq_BHND = _sum_attended(ds, k_BHMD, m)
@@ -183,7 +183,7 @@ def intermediates(
     q: Float64[np.ndarray, "B N H D"],
     k: Float64[np.ndarray, "B M K D"],
 ) -> Intermediates:
-    """Multiplicities, scores, probabilities and lse.
+    """Compute multiplicities, scores, probabilities and lse.
 
     Raises:
         ValueError: q or k is not float64 or has another shape than the problem says.
@@ -200,13 +200,13 @@ def intermediates(
             scores = problem.softcap * np.tanh(raw_scores / problem.softcap)
 
         row_max = np.max(scores, axis=-1, keepdims=True, where=attended, initial=-np.inf)
-        # Where nothing is attended the shift would be −inf, and −inf − (−inf) is NaN: any finite one will do.
-        # m · exp overflows where no pair is attended, so those are zeroed by selection, not by multiplication.
+        # Where nothing is attended the shift would be −inf, and −inf − (−inf) is NaN: any finite shift will do.
+        # exp may overflow at a pair that is not attended, so such pairs are zeroed by selection, not multiplication.
         shift = np.where(row_max == -np.inf, 0.0, row_max)
         weights = np.where(attended, m * np.exp(scores - shift), 0.0)
         row_sum = weights.sum(axis=-1, keepdims=True)
         lse = (shift + np.log(row_sum))[..., 0]
-        # p = m · exp(s − lse) as a quotient: lse carries an absolute error of u · |lse|, the quotient none of it.
+        # p = m · exp(s − lse), computed as a quotient: lse has an absolute error of u · |lse|, the quotient does not.
         # Selected again, since a row that attends a NaN has a NaN sum and 0 / NaN is NaN.
         probabilities = np.where(attended, weights / np.where(row_sum == 0.0, 1.0, row_sum), 0.0)
     return Intermediates(m, raw_scores, scores, probabilities, lse)
@@ -229,7 +229,7 @@ def _per_query_head(problem: Problem, x: Float) -> Float:
 
 
 def _per_key_head(problem: Problem, dx: Float) -> Float:
-    """The transpose of `_per_query_head`: `(B, H, M, D)` to `(B, M, K, D)`, summed over the heads that read one."""
+    """The transpose of `_per_query_head`: `(B, H, M, D)` to `(B, M, K, D)`, summed over each group of heads."""
     batch, _, length, width = dx.shape
     by_group = dx.reshape(batch, problem.hk, problem.group_size, length, width)
     return np.ascontiguousarray(by_group.sum(axis=2).swapaxes(1, 2))

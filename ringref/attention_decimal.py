@@ -1,13 +1,13 @@
 """The oracle in decimal arithmetic: sixty digits, rounded once to float64, so the same bits on every machine.
 
-What `ringref.attention` returns depends, in its last bits, on the order in which a matrix product is summed and on
-whose exponential is called. Here every operation is one of Python's `decimal`, whose results are defined digit by
-digit (General Decimal Arithmetic, Cowlishaw 2009, correctly rounded exp and ln included), in an order that is written
-down. Each number returned is the float64 nearest to the exact answer, unless that lies within 1e-40 of half way.
+The last bits of what `ringref.attention` returns depend on the order in which a matrix product is summed and on the
+library whose exponential is called. Here every operation is one of Python's `decimal`, whose results are defined digit
+by digit (General Decimal Arithmetic, Cowlishaw 2009, correctly rounded exp and ln included), in a fixed order. Each
+number returned is the float64 nearest to the exact answer, unless that lies within 1e-40 of half way between two.
 
-Arranged so that nothing cancels but what the inputs make cancel: `dp_j − Σ_l p_l dp_l` is summed as
-`Σ_l p_l (dp_j − dp_l)`, which keeps its digits where one key has all the weight. A sum that is 1e-40 of its terms is
-0: that much is only left where the exact sum is 0.
+Formulas add no cancellation to that of the inputs: `dp_j − Σ_l p_l dp_l` is summed as `Σ_l p_l (dp_j − dp_l)`, which
+keeps its digits where one key has all the weight. A sum of at most 1e-40 times the size of its terms is taken as 0: so
+little is left only by rounding, where the exact sum is 0.
 
 Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -34,7 +34,7 @@ CONTEXT = decimal.Context(
     traps=[decimal.InvalidOperation],
 )
 NOTHING_LEFT = Decimal(10) ** -40
-"""What is left of a sum, of the size of its terms, when it is 0 but for the rounding of sixty digits."""
+"""A sum of at most this times the sum of its terms' absolute values is taken as exactly 0."""
 
 NOT_FINITE = "a query, an attended key or value, a cotangent or a result is not finite"
 ZERO, ONE = Decimal(0), Decimal(1)
@@ -54,10 +54,10 @@ def attention(
     Float64[np.ndarray, "B M K D"],
     Float64[np.ndarray, "B M K E"],
 ]:
-    """`(out, lse, dq, dk, dv)`. An empty row has out 0 and lse −inf, and its cotangents are ignored.
+    """Compute `(out, lse, dq, dk, dv)`. An empty row has out 0 and lse −inf, and its cotangents are ignored.
 
     Args:
-        problem: what to compute; its dtype is not looked at.
+        problem: what to compute; its dtype is ignored.
         q: queries.
         k: keys; one that no query attends may be NaN, and so may its value.
         v: values.
@@ -65,7 +65,7 @@ def attention(
         dlse: cotangent of lse.
 
     Raises:
-        ValueError: a number that matters, or a result, is not finite.
+        ValueError: a query, an attended key or value, a cotangent or a result is not finite.
     """
     with decimal.localcontext(CONTEXT):
         try:
@@ -126,7 +126,7 @@ def _attention(
 
 
 def _exact(numbers: list[object]) -> list:  # type: ignore[type-arg]
-    """Nested lists of floats as nested lists of the very same numbers."""
+    """Convert nested lists of floats to nested lists of `Decimal`, exactly."""
     return [_exact(inner) if isinstance(inner, list) else Decimal(inner) for inner in numbers]  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ def _sum(terms: Sequence[Decimal]) -> Decimal:
 
 
 def _rounded(terms: Iterable[Decimal]) -> float:
-    """The sum as the nearest float64; of zeros the positive one."""
+    """Return the sum of the terms as the nearest float64; a sum of zero is +0.0."""
     rounded = float(_sum(list(terms))) + 0.0
     if not math.isfinite(rounded):
         raise ValueError(NOT_FINITE)
@@ -151,7 +151,7 @@ def _rounded(terms: Iterable[Decimal]) -> float:
 
 
 def _tanh(x: Decimal) -> tuple[Decimal, Decimal]:
-    """tanh(x), and its slope 1 / cosh(x)²."""
+    """Return tanh(x) and its slope 1 / cosh(x)²."""
     e = (-2 * abs(x)).exp()
     tanh = (ONE - e) / (ONE + e)
     return tanh.copy_sign(x), 4 * e / (ONE + e) ** 2

@@ -1,8 +1,8 @@
-"""The oracle, one number at a time: the definition in loops, to be read beside the design's section 3.
+"""The oracle, one number at a time: the definition in loops, to be read beside docs/semantics.md.
 
-Nothing is arranged for speed and nothing is shared with `ringref.attention`, which must agree with it. A key that a
-query does not attend is skipped, so nothing it holds can matter; NaN and infinity in one that it does attend travel
-as IEEE 754 has them, without warnings.
+It is not made fast, and it shares no computation with `ringref.attention`, which must agree with it. A key that a query
+does not attend is skipped, so its values have no effect; NaN and infinity in an attended key propagate as IEEE 754
+defines, without warnings.
 
 Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -26,7 +26,7 @@ def forward(
     k: Float64[np.ndarray, "B M K D"],
     v: Float64[np.ndarray, "B M K E"],
 ) -> tuple[Float64[np.ndarray, "B N H E"], Float64[np.ndarray, "B H N"]]:
-    """`(out, lse)`. An empty row has out 0 and lse −inf."""
+    """Compute `(out, lse)`. An empty row has out 0 and lse −inf."""
     q_BNHD, k_BMKD, v_BMKE = q.tolist(), k.tolist(), v.tolist()
     out = np.zeros((problem.batch, problem.nq, problem.heads, problem.dv))
     lse = np.full((problem.batch, problem.heads, problem.nq), -math.inf)
@@ -52,7 +52,7 @@ def backward(
     dout: Float64[np.ndarray, "B N H E"],
     dlse: Float64[np.ndarray, "B H N"] | None = None,
 ) -> tuple[Float64[np.ndarray, "B N H D"], Float64[np.ndarray, "B M K D"], Float64[np.ndarray, "B M K E"]]:
-    """`(dq, dk, dv)` by the chain rule through `dp[j] = dout · v[j]` and `ds[j] = p[j] (dp[j] − Σ p dp + dlse)`."""
+    """Compute `(dq, dk, dv)`: chain rule through `dp[j] = dout · v[j]` and `ds[j] = p[j] (dp[j] − Σ p dp + dlse)`."""
     q_BNHD, k_BMKD, v_BMKE, dout_BNHE = q.tolist(), k.tolist(), v.tolist(), dout.tolist()
     dlse_BHN = np.zeros((problem.batch, problem.heads, problem.nq)).tolist() if dlse is None else dlse.tolist()
     dq = np.zeros((problem.batch, problem.nq, problem.heads, problem.head_dim))
@@ -79,7 +79,7 @@ def backward(
 
 
 def attended(problem: Problem, b: int, h: int, i: int) -> dict[int, int]:
-    """The keys that query i attends in head h, each with its multiplicity, which is at least 1."""
+    """Return the keys that query i attends in head h, each with its multiplicity, which is at least 1."""
     every = {j: multiplicity_at(problem, b, h, i, j) for j in range(problem.nk)}
     return {j: m for j, m in every.items() if m > 0}
 

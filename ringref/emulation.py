@@ -1,9 +1,9 @@
-"""What a pipeline that does exactly what it declares would return: the yardstick of the precision lens.
+"""Emulation of a declared pipeline, which rounds where the declaration says and nowhere else.
 
-Dense attention on the problem's inputs, in the dtype of the declared running sums, rounded where the declaration says
-that it rounds: probabilities and the gradients of scores to the input dtype if they are, results to the dtype in which
-they are returned. If dk and dv are summed over ranks in the input dtype, each rank's part of them is rounded, and so is
-every sum of two. The errors are those of the declaration, and nothing else's.
+The property `precision` compares an implementation's errors with those of this emulation. It is dense attention in the
+dtype of the declared running sums. With `probabilities="input"` the probabilities and the gradients of scores are
+rounded to the input dtype; results are rounded to the dtype in which they are returned. With `reduces="input"` each
+rank's part of dk and dv is rounded to the input dtype, and so is every sum of two parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TORCH: dict[DtypeName, torch.dtype] = {
 
 @dataclasses.dataclass(frozen=True)
 class Emulated:
-    """What the declared pipeline returns, as float64: shapes as in `ringref.attention.Answer`."""
+    """Results of the declared pipeline, as float64; shapes as in `ringref.attention.Answer`."""
 
     out: Array
     dq: Array
@@ -80,12 +80,12 @@ def emulate(
     s = problem.scale_value * (q_ @ k_.mT)
     if problem.softcap is not None:
         s = problem.softcap * torch.tanh(s / problem.softcap)
-    unseen = s.new_full((*s.shape[:-1], 1), -torch.inf)  # a row of no keys has a maximum too
+    unseen = s.new_full((*s.shape[:-1], 1), -torch.inf)  # so that a row without keys has a maximum
     top = torch.cat([s.masked_fill(m == 0, -torch.inf), unseen], dim=-1).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
     weights = torch.where(m > 0, m * torch.exp(s - top), 0.0)
     total = weights.sum(-1, keepdim=True)
     p = weights / total.masked_fill(total == 0, 1.0)
-    # Unnormalised weights meet the values, as in an online softmax; the sum divides at the end.
+    # Unnormalised weights multiply the values, as in an online softmax; their sum divides at the end.
     out = (narrowed(weights) @ v_) / total.masked_fill(total == 0, 1.0)
     out_returned = out.to(returned).to(sums)
     ds = p * (dout_ @ v_.mT - (dout_ * out_returned).sum(-1, keepdim=True))
@@ -103,7 +103,7 @@ def emulate(
 
 
 def _summed(parts: Sequence[Array], dtype: torch.dtype) -> Array:
-    """The sum of the ranks' parts of a gradient, one after the other, each sum rounded to `dtype`."""
+    """Add the ranks' parts of a gradient one after the other, each sum rounded to `dtype`."""
     total = torch.from_numpy(parts[0]).to(dtype)
     for part in parts[1:]:
         total = total + torch.from_numpy(part).to(dtype)

@@ -1,8 +1,8 @@
 """Which query attends which key, and how many times: one constraint at a time, as functions of positions.
 
 The multiplicity `m[b, h, i, j]` is the product of the constraints a problem has; dilation counts branches and may
-exceed 1. `multiplicity` is the vectorised form; `multiplicity_at` says the same of one element, written again from
-the definition. The two share nothing, so that each can catch the other.
+exceed 1. `multiplicity` is the vectorised form; `multiplicity_at` computes one element, written again from the
+definition. The two share no code, so that comparing them shows an error in either.
 
 Letters: i query position, j key position, h query head, b batch element; B, Hq, Nq, Nk as in `ringref.problem`.
 """
@@ -26,12 +26,12 @@ def multiplicity(
     query_positions: Int64[np.ndarray, " nq"] | None = None,
     key_positions: Int64[np.ndarray, " nk"] | None = None,
 ) -> Int64[np.ndarray, "B Hq nq nk"]:
-    """How often query i attends key j in head h of batch element b.
+    """Return how often query i attends key j in head h of batch element b.
 
     Args:
-        problem: the pattern's source.
-        query_positions: the queries to answer for, by default all, `range(Nq)`.
-        key_positions: the keys to answer for, by default all, `range(Nk)`.
+        problem: the problem whose pattern it is.
+        query_positions: positions of the queries; by default all, `range(Nq)`.
+        key_positions: positions of the keys; by default all, `range(Nk)`.
 
     Returns:
         int64 `(B, Hq, nq, nk)`, at least 0, freshly allocated.
@@ -74,8 +74,8 @@ def window(i: Array, j: Array, *, left: int | None, right: int | None, diagonal:
 
 
 def same_document(i: Array, j: Array, *, offsets: Array) -> Mask:
-    """Both positions lie in one document `offsets[d] <= p < offsets[d + 1]`; one that lies in none attends nothing."""
-    # side="right" steps over zero-length documents: of equal offsets, the last one opens the document p is in.
+    """Both positions lie in one document `offsets[d] <= p < offsets[d + 1]`; outside all documents nothing attends."""
+    # side="right" skips zero-length documents: of equal offsets, the last one begins the document that holds p.
     document_i = np.searchsorted(offsets, i, side="right")
     document_j = np.searchsorted(offsets, j, side="right")
     lies_in_one: Mask = (document_i > 0) & (document_i < len(offsets))
@@ -89,7 +89,7 @@ def within_key_length(j: Array, *, key_lengths: Array) -> Mask:
 
 
 def branches_through(i: Array, j: Array, *, dilation: Dilation, heads: int) -> Int64[np.ndarray, "Hq nq nk"]:
-    """How many branches let head h, query i and key j through: both covered, and in one segment."""
+    """Count the branches through which query i attends key j in head h: both are covered, and share a segment."""
     if dilation.heads == "split":
         branch = [branch_of_head(head, heads=heads, branches=len(dilation.branches)) for head in range(heads)]
         w, r = np.array([dilation.branches[b] for b in branch]).T
@@ -105,7 +105,7 @@ def branches_through(i: Array, j: Array, *, dilation: Dilation, heads: int) -> I
 
 
 def branch_of_head(head: int, *, heads: int, branches: int) -> int:
-    """The branch that a head runs in split mode: `H // G` heads a branch, the first `H % G` branches one more."""
+    """The branch that a head runs in split mode: `H // G` heads per branch, the first `H % G` branches one more."""
     size, larger = divmod(heads, branches)
     in_larger = larger * (size + 1)
     return head // (size + 1) if head < in_larger else larger + (head - in_larger) // size
@@ -123,7 +123,7 @@ def _let_through(i: Array, j: Array, *, w: Array, r: Array, offset: Array) -> Bo
 
 
 def multiplicity_at(problem: Problem, b: int, h: int, i: int, j: int) -> int:
-    """The multiplicity of one (batch element, head, query, key), straight from the definition; at least 0."""
+    """Return the multiplicity of one (batch element, head, query, key), straight from the definition; at least 0."""
     aligned = i + problem.nk - problem.nq
     if problem.causal and not j <= aligned:
         return 0

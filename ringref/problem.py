@@ -88,7 +88,7 @@ class Problem:
         window: `(left, right)`: only if `-left <= j - (i + Nk - Nq) <= right`; `None` on a side is unbounded.
         documents: cumulative lengths `cu_seqlens`, non-decreasing within [0, N]: only if i and j lie in the same
             document. Zero-length documents are legal. Positions before the first or after the last lie in none.
-        key_lengths: one length a batch element: only if `j < key_lengths[b]`.
+        key_lengths: one length per batch element: only if `j < key_lengths[b]`.
         dilation: how many branches let (head, i, j) through; see `Dilation`.
         scale: factor on `q.k`; `None` means `D ** -0.5`.
         softcap: c > 0 turns a score s into `c * tanh(s / c)`.
@@ -193,7 +193,7 @@ class Problem:
         return self.nk - self.nq
 
     def replace(self, **changes: Any) -> Problem:
-        """A copy with some fields changed, validated again."""
+        """Return a copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Problem:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
-        """The problem that `to_json` wrote.
+        """Build the problem that `to_json` wrote.
 
         Raises:
             ValueError: a field is unknown, missing or out of range.

@@ -1,12 +1,12 @@
-r"""What error is allowed, derived. The only place of the project that holds a tolerance.
+r"""Derivation of the error that is allowed in each result: the only module of the project that holds a tolerance.
 
 **Model.** Every operation of a pipeline with unit roundoff u returns the exact result times (1 + d), |d| <= u
 (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed. 2002, eq. 2.4); n of them in a row or a sum of n
-terms in any order cost at most gamma_n = n u / (1 - n u) (ibid., lemma 3.1). n factors 1 + d are at most exp(n u), also
-where n u passes 1: costs are added as exponents and become errors once, as exp(x) - 1. Inputs are exact: the oracle is
-given the very numbers that the implementation was given. u is that of the declared `accumulates` where it holds every
-number of the input dtype, else that of the input dtype; results are rounded once more, to the dtype in which they are
-returned.
+terms in any order cost at most gamma_n = n u / (1 - n u) (ibid., lemma 3.1). A product of n factors 1 + d is at most
+exp(n u), also where n u exceeds 1: costs are therefore added up as exponents x and turned into errors once, as
+exp(x) - 1. Inputs are exact: the oracle is given the very numbers that the implementation was given. u is that of the
+declared `accumulates` if this dtype holds every number of the input dtype, else that of the input dtype. Results are
+rounded once more, to the dtype in which they are returned.
 
 **Forward.** For a query i, a key j with multiplicity m_ij > 0 and A_ij = scale * sum_d |q_id| |k_jd|:
 
@@ -14,51 +14,56 @@ returned.
    (slope at most 1), a change to base 2:  |ds_ij| <= u ((D + c_score) A_ij + c_score |s_ij|) =: delta_ij.
 2. *Exponents.* p_ij = exp(log m_ij + s_ij - lse_i). Shifting before the exponential makes the error of exp relative to
    the shifted argument rather than to the score (Blanchard, Higham & Higham 2021, *Accurately computing the log-sum-exp
-   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|), of scores as computed, so
-   2 max_j delta_ij more. Rescaling by a running max telescopes to the same. Each of M merges of partial results rounds
-   a log-sum-exp, whose size is at most L_i = max_j |s_ij| + max_j delta_ij + log sum_j m_ij, and three or four factors.
-   So an exponent is wrong by at most  eta_ij = kappa_ij + rho_i, of which
-   kappa_ij = delta_ij + u (|s_ij - lse_i| + 2 max_j delta_ij) is the key's and
-   rho_i = u (c_exp + (M + 1)(c_merge + 2 L_i) + K_i) the row's, K_i keys summed.
-3. *lse.* The sum is between sum_j p_ij exp(-eta_ij) and sum_j p_ij exp(eta_ij) of the right one. By Jensen's inequality
-   lse is too small by at most the weighted mean  lower_i = sum_j p_ij eta_ij; but it may be too large by
-   upper_i = log sum_j exp(log p_ij + eta_ij), which is more than the mean: where scores are so large that their own
-   rounding is, keys of no weight at all may win. Two scores of 166,000 that are 938 apart are one number in bfloat16.
+   and softmax functions*, IMA J. Numer. Anal. 41, section 4): u (c_exp + |s_ij - lse_i|), where |s_ij - lse_i| of the
+   computed scores may be larger by 2 max_j delta_ij. Rescaling by a running maximum telescopes to the same. Each of M
+   merges of partial results rounds a log-sum-exp, whose size is at most
+   L_i = max_j |s_ij| + max_j delta_ij + log sum_j m_ij, and three or four factors.
+   So an exponent is wrong by at most  eta_ij = kappa_ij + rho_i: the part of the key is
+   kappa_ij = delta_ij + u (|s_ij - lse_i| + 2 max_j delta_ij), and the part of the row is
+   rho_i = u (c_exp + (M + 1)(c_merge + 2 L_i) + K_i), where K_i is the number of keys summed.
+3. *lse.* The computed sum of exponentials is the exact one times a factor between sum_j p_ij exp(-eta_ij) and
+   sum_j p_ij exp(eta_ij). By Jensen's inequality lse is too small by at most the weighted mean
+   lower_i = sum_j p_ij eta_ij; but it may be too large by upper_i = log sum_j exp(log p_ij + eta_ij), which is more
+   than the mean: where scores are so large that their own rounding errors are large, a key of negligible weight may get
+   the largest score. In bfloat16 two scores of 166,000 that are 938 apart are the same number.
 4. *Weights* are therefore bounded by their logarithms, which do not underflow where the weights do:
    p_ij exp(-eta_ij - upper_i) <= p^_ij <= exp(min(log p_ij + eta_ij + lower_i, log w_i)).
-   A sum of exponentials divides each of them, and a stable pipeline merges with factors of at most 1: a row's weights
-   add up to at most  w_i = min(exp(2 rho_i), M + 1), multiplicities included. E_ij is the larger distance from p_ij.
-   Where eta is small both are p_ij (eta_ij + sum_j p_ij eta_ij), to first order.
+   Each weight is divided by the sum of the exponentials, and a stable pipeline merges with factors of at most 1: a
+   row's weights add up to at most  w_i = min(exp(2 rho_i), M + 1), multiplicities included. E_ij is the larger distance
+   of the two limits from p_ij. Where eta is small both distances are p_ij (eta_ij + sum_j p_ij eta_ij), to first order.
 5. *out* = sum_j p_ij v_j / (sum of weights):
    |e_id| <= sum_j (E_ij + (p_ij + E_ij) (exp(u (K_i + c_merge (M + 1))) - 1)) |v_jd|
              + (exp(u c_merge (M + 1)) - 1) max_j |v_jd|,
-   the last term for merges written as o - w (o - b).
+   where the last term is for merges written as o - w (o - b).
 
 **Gradients.** With g_ij = dout_i . v_j, D_i = sum_j p_ij g_ij, h_ij = g_ij - D_i + dlse_i: ds_ij = p_ij h_ij slope_ij.
-Weights may be computed again, from scores that are rounded anew and from lse: then they are at most
-w_i exp(2 kappa_ij), and E'_ij bounds their error. D_i comes from out or from weights as they were, so it errs by
-sum_j E_ij G_ij, G_ij = sum_d |dout_id| |v_jd|, and out as returned is rounded: sum_d |dout_id| (u_out |out_id| + tiny),
-tiny because rounding is not relative any more below the smallest normal number, which float16 is soon.
-g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so roundings are relative to
-W_ij = G_ij + its weighted mean over j + |dlse_i|. So ds_ij errs by E'_ij |h_ij| slope_ij and by p_ij + E'_ij times the
-errors of h_ij and of the slope. dq, dk and dv are sums of such terms.
+The backward may compute the weights again, from lse and from scores that are rounded anew: then they are at most
+w_i exp(2 kappa_ij), and E'_ij bounds their error. D_i is computed from out or from the weights of the forward, so its
+error is at most sum_j E_ij G_ij, G_ij = sum_d |dout_id| |v_jd|, and that of the rounding of out as it was returned,
+sum_d |dout_id| (u_out |out_id| + tiny); tiny, because below the smallest normal number, which float16 soon reaches,
+rounding errors are not relative any more.
+g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so their roundings are relative to
+W_ij = G_ij + the weighted mean of G_ij over j + |dlse_i|. So the error of ds_ij is E'_ij |h_ij| slope_ij, plus
+p_ij + E'_ij times the errors of h_ij and of the slope. dq, dk and dv are sums of such terms.
 
-**Range.** The model ends where a number overflows. Where a score, a recomputed weight or a running sum may pass the
-largest number of the declared sums, or what is rounded to the input dtype that of the input dtype, nothing is said of
-the row: the bound is infinite. float32 sums never come near; float16 ones do with scores of 65504, in either sign.
+**Range.** The model ends where a number overflows. Where a score, a recomputed weight or a running sum may exceed the
+largest number of the dtype of the declared sums, or a number that is rounded to the input dtype may exceed the largest
+of that dtype, the bound of the row is infinite: any result is allowed. float32 sums never come near their largest
+number; float16 sums do with scores of 65504, of either sign.
 
 **Probabilities in the input dtype** (`probabilities="input"`) add u_input to every weight and to every ds. Pipelines
-that do so may also sum the rounded weights, which adds as much to lse and to the divisor of out, and fused kernels
-return the partial result of a block in the input dtype: once more u_input times the sum of the sizes of its terms.
+that do so may also sum the rounded weights, which adds as much to lse and to the divisor of out. Fused kernels return
+the partial result of a block in the input dtype, which adds u_input times the sum of its terms' absolute values.
 
-**Sums over ranks in the input dtype** (`reduces="input"`), as by a reduce-scatter of gradients in it. Each of P ranks
-rounds its part x_r of dk or dv, and P - 1 additions round what has been summed so far; no such sum is larger than
-X = sum_r |x_r|, which is at most the sum of the sizes of all terms. By lemma 3.1 this costs (exp(P u_input) - 1) X, one
-rounding more where key heads are shared and the parts of their query heads are added in the same way.
+**Sums over ranks in the input dtype** (`reduces="input"`), such as a reduce-scatter of gradients in that dtype. Each of
+P ranks rounds its part x_r of dk or dv, and P - 1 additions round what has been summed so far; no such sum is larger
+than X = sum_r |x_r|, which is at most the sum of all terms' absolute values. By lemma 3.1 this costs
+(exp(P u_input) - 1) X, and one rounding more where key heads are shared and the parts of their query heads are added in
+the same way.
 
 The bounds hold for every order of summation, so they never reject a pipeline that does what it declares. Random errors
-reach a small part of them (Higham & Mary 2019, *A new approach to probabilistic rounding error analysis*, SIAM J. Sci.
-Comput. 41: about sqrt(n) u), which is what a margin of 0.1 means.
+reach only a small part of them, since they grow like sqrt(n) u (Higham & Mary 2019, *A new approach to probabilistic
+rounding error analysis*, SIAM J. Sci. Comput. 41); hence margins of about 0.1 and less in float32.
 """
 
 from __future__ import annotations
@@ -85,7 +90,7 @@ UNIT_ROUNDOFF: dict[DtypeName, float] = {
 
 
 def unit_in_words(dtype: DtypeName) -> str:
-    """What `u` is in a message about a result in `dtype`."""
+    """Say what `u` is, for a message about a result in `dtype`."""
     exponent = int(np.log2(UNIT_ROUNDOFF[dtype]))
     return f"u = 2^{exponent}, half the distance from 1 to the next {dtype}"
 
@@ -96,8 +101,8 @@ UNDERFLOW: dict[DtypeName, float] = {
     "float16": 2.0**-24,
     "bfloat16": 2.0**-126,
 }
-"""The absolute error below which a result may vanish: the smallest normal number, since units may flush subnormals;
-for float16, whose subnormals every unit keeps, the smallest of these."""
+"""The size below which a number may become 0: the smallest normal number, since hardware may flush subnormals; for
+float16, whose subnormals all hardware keeps, the smallest subnormal."""
 
 LARGEST: dict[DtypeName, float] = {
     "float64": float(np.finfo(np.float64).max),
@@ -112,7 +117,7 @@ HOLDING: dict[DtypeName, tuple[DtypeName, ...]] = {
     "float16": ("float64", "float32", "float16"),
     "bfloat16": ("float64", "float32", "bfloat16"),
 }
-"""Which dtypes hold every number of a dtype. Of bfloat16 and float16, one has the range and the other the digits."""
+"""For each dtype, those that hold every number of it. bfloat16 has more range than float16, and float16 more digits."""
 
 SCORE_ROUNDINGS = 8
 """c_score: a factor on q, one on k, their representation, the division, tanh and product of a softcap, log2(e), 1."""
@@ -124,25 +129,25 @@ MERGE_ROUNDINGS = 8
 """c_merge: two weights within 2 ulp each, two products, a sum, a normalisation."""
 
 PARTIALS_PER_BLOCK = 2
-"""Partial results that a rank may form of one block and merge: its tiles, or the halves of a zigzag block."""
+"""Partial results that a rank may form of one KV block and merge: of its tiles, or of the halves of a zigzag block."""
 
 TANH_SLOPE_CHANGE = 0.77
 """max |d/dx (1 - tanh(x)^2)| = 4 / (3 sqrt 3) = 0.7698…, rounded up."""
 
 LARGEST_EXPONENT = 88.0
-"""Weights of more than exp(88) are past the largest float32: a bound that large says nothing, whatever the dtype."""
+"""Bounds on weights are capped at exp(88), about the largest float32: so large a bound says nothing in any dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """How an implementation says it computes.
+    """The arithmetic that an implementation declares.
 
     Attributes:
-        dtype: of q, k, v, out and their gradients.
-        accumulates: of scores and running sums, for inputs no wider than it.
-        probabilities: "input" if weights are rounded to `dtype` before they meet the values.
-        lse_dtype: of the returned log-sum-exp.
-        blocks: blocks of keys whose partial results are merged: the world size.
+        dtype: dtype of q, k, v, out and their gradients.
+        accumulates: dtype of scores and running sums, for inputs no wider than it.
+        probabilities: "input" if weights are rounded to `dtype` before they are multiplied with the values.
+        lse_dtype: dtype of the returned log-sum-exp.
+        blocks: number of KV blocks whose partial results are merged: the world size.
         reduces: "input" if each rank's part of dk and dv is rounded to `dtype` and these are summed in it.
     """
 
@@ -160,13 +165,16 @@ class Pipeline:
 
     @property
     def unit(self) -> float:
-        """u of the running sums, the oracle's own error in float64 included."""
+        """u of the running sums, plus that of float64 for the oracle's own error."""
         return UNIT_ROUNDOFF[self.sums] + UNIT_ROUNDOFF["float64"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """The largest componentwise error of each result, shaped like it; gradients are `None` where there are none."""
+    """The absolute error allowed in each element of each result; gradients are `None` where there are none.
+
+    Shapes are those of the results. 0 means that the element has to be exact, inf that it may be anything.
+    """
 
     out: Array
     lse: Array
@@ -185,7 +193,7 @@ def allowed_error(
     dlse: Array | None,
     pipeline: Pipeline,
 ) -> Allowed:
-    """The bound of this module's derivation, for one problem on given inputs.
+    """Compute the bounds of this module's derivation, for one problem on given inputs.
 
     Args:
         problem: what was computed.
@@ -195,7 +203,7 @@ def allowed_error(
         v: values `(B, Nk, Hk, Dv)`.
         dout: cotangent of out `(B, Nq, Hq, Dv)`, or `None` for no gradients.
         dlse: cotangent of lse `(B, Hq, Nq)`, or `None` for zero.
-        pipeline: how the implementation says it computes.
+        pipeline: the arithmetic that the implementation declares.
     """
     u, u_out = pipeline.unit, UNIT_ROUNDOFF[pipeline.dtype]
     u_weight = u_out if pipeline.probabilities == "input" else 0.0
@@ -206,7 +214,7 @@ def allowed_error(
     branches = 1 if problem.dilation is None else len(problem.dilation.branches)
     merges = PARTIALS_PER_BLOCK * pipeline.blocks * branches
 
-    # What no query attends may be NaN, and does not matter.
+    # Keys and values that no query attends may be NaN and have no effect: they count as 0.
     columns = attended.max(axis=2, initial=False)[..., None]
     q_size, k_size = np.abs(_by_head(q)), np.where(columns, np.abs(_by_head(k, group)), 0.0)
     v_BHKD = np.where(columns, _by_head(v, group), 0.0)
@@ -214,14 +222,14 @@ def allowed_error(
     weights = _weight_errors(problem, answer, q_size @ k_size.swapaxes(2, 3), merges, pipeline)
 
     merge_cost = MERGE_ROUNDINGS * (merges + 1)
-    summing = u * (keys + merge_cost) + u_weight  # and a partial result's rounding
-    # A weight, or the factor of a merge, may vanish below the smallest normal number of the running sums, and so may
-    # each product that is summed. Rounded to the input dtype, weights, gradients of scores and partial results vanish
-    # where that does.
+    summing = u * (keys + merge_cost) + u_weight  # u_weight: a partial result is rounded too
+    # A weight, the factor of a merge, or a product that is summed may become 0 below the smallest normal number of the
+    # running sums. Weights, gradients of scores and partial results that are rounded to the input dtype may become 0
+    # below the threshold of that dtype.
     narrow = UNDERFLOW[pipeline.dtype] if pipeline.probabilities == "input" else 0.0
     vanishing = (2 * tiny + narrow) * attended
     lost = (tiny * (keys + merges) + narrow * merges) * some
-    # A convex combination o - w (o - b) of two partial results errs by their size, whatever the weight.
+    # A convex combination o - w (o - b) of two partial results has an error relative to their size, for any weight w.
     largest_value = np.where(attended[..., None], v_size[:, :, None], 0.0).max(axis=3, initial=0.0)
     combining = np.expm1(u * merge_cost) * largest_value
 
@@ -259,11 +267,11 @@ def allowed_error(
     ds_error = ds_error + vanishing * w + (narrow + tiny) * attended
     ds_size = p_size * w * slope + ds_error
 
-    # Rows in whose backward a number of the declared pipeline may overflow; of their gradients nothing is said.
+    # Rows in whose backward a number of the declared pipeline may overflow: the bound of their gradients is infinite.
     unsaid = weights.backward_overflow | ((w > most) | (ds_size > most)).any(axis=3, keepdims=True)
     if pipeline.probabilities == "input":
         unsaid = unsaid | (p * h * slope + ds_error > LARGEST[pipeline.dtype]).any(axis=3, keepdims=True)
-    # A NaN in a row is one in all its weights, those of keys that nothing attends included: 0 / NaN is NaN.
+    # A NaN in a row makes all its weights NaN, also those of keys that are not attended: 0 / NaN is NaN.
     unsaid = unsaid & some
     columns_unsaid = unsaid.any(axis=2, keepdims=True)
 
@@ -278,7 +286,7 @@ def allowed_error(
     dq_unsaid, dk_unsaid = unsaid | (larger * dq_size > most), columns_unsaid | (larger * dk_size > most)
     dv_unsaid = columns_unsaid | (dv_size > most)
     if pipeline.reduces == "input":
-        # Rounded in the input dtype: every rank's part, the sums of two, and a sum over the heads that share a key.
+        # Rounded to the input dtype: every rank's part, each sum of two, and the sum over heads that share a key head.
         added = float(np.expm1(u_out * (pipeline.blocks + (group > 1))))
         vanished = UNDERFLOW[pipeline.dtype] * pipeline.blocks * columns
         dk_error, dv_error = (
@@ -298,16 +306,16 @@ def allowed_error(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _WeightErrors:
-    """What may be wrong with the weights, by head, query and key, or by head and query with one key.
+    """Bounds on the absolute errors of weights, (B, Hq, Nq, Nk), and of rows, (B, Hq, Nq, 1).
 
     Attributes:
-        scores: delta_ij, absolute.
-        forward: of the weights that meet the values, absolute.
-        backward: of the weights that the backward computes again from the lse, absolute.
-        lse: of the log-sum-exp, its last rounding aside.
-        largest: L_i.
-        scores_overflow: rows in which a score may pass the largest number of the running sums.
-        backward_overflow: rows in which a score, or a weight that is computed again, may.
+        scores: delta_ij, error of each score.
+        forward: E_ij, error of each weight that is multiplied with the values.
+        backward: E'_ij, error of each weight that the backward computes again from lse.
+        lse: upper_i, error of each row's log-sum-exp without its last rounding.
+        largest: L_i of each row.
+        scores_overflow: rows in which a score may exceed the largest number of the running sums.
+        backward_overflow: rows in which a score, or a weight that is computed again, may do so.
     """
 
     scores: Array
@@ -320,7 +328,7 @@ class _WeightErrors:
 
 
 def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: int, pipeline: Pipeline) -> _WeightErrors:
-    """Steps 1 to 4 of the derivation, for `products` sum_d |q_id| |k_jd|."""
+    """Compute steps 1 to 4 of the derivation; `products` is sum_d |q_id| |k_jd|."""
     u, inner = pipeline.unit, answer.intermediates
     p, attended, keys = inner.probabilities, inner.m > 0, inner.m.sum(axis=3, keepdims=True)
     some, scale = keys > 0, abs(problem.scale_value)
@@ -340,15 +348,15 @@ def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: in
     raised = log_p + eta
     top = np.where(some, raised.max(axis=3, initial=-np.inf, keepdims=True), 0.0)
     farther = top + np.log(np.where(some, np.exp(raised - top).sum(axis=3, keepdims=True), 1.0))
-    # Where all errors are small, the same without taking nearly equal numbers from each other.
+    # The same value, computed without cancellation where all errors are small.
     nearby = np.log1p((p * np.expm1(np.minimum(eta, 1.0))).sum(axis=3, keepdims=True))
     upper = np.where(eta.max(axis=3, initial=0.0, keepdims=True) < 1, nearby, farther)
-    upper = np.maximum(upper, lower)  # and not less by a rounding of our own
+    upper = np.maximum(upper, lower)  # which our own rounding could undo
     less = -p * np.expm1(-(eta + upper))
     log_whole = np.minimum(2 * row, np.log(merges + 1))
 
     def apart(log_most: Array) -> Array:
-        """How far weights may lie from p, none above exp(`log_most`)."""
+        """Largest distance of a weight from p, where no weight is above exp(`log_most`)."""
         rise = np.minimum(eta + lower, log_most - log_p)
         risen = np.exp(np.minimum(log_p + rise, LARGEST_EXPONENT)) - p
         more = np.where(rise < 1, p * np.expm1(np.minimum(rise, 1.0)), np.maximum(risen, 0.0))
@@ -377,7 +385,7 @@ def witness_bound(dtype: DtypeName, terms: int) -> float:
     """Relative difference allowed between two computations of `terms` roundings each: 2 gamma_terms.
 
     Raises:
-        ValueError: so many terms that nothing could be said.
+        ValueError: `terms` times u is 1 or more, so there is no bound.
     """
     nu = terms * UNIT_ROUNDOFF[dtype]
     if nu >= 1:
@@ -386,27 +394,27 @@ def witness_bound(dtype: DtypeName, terms: int) -> float:
 
 
 def scaled_bound(error: float, measured: DtypeName, dtype: DtypeName) -> float:
-    """Relative difference allowed between two computations of one program in `dtype`, from one's error in `measured`.
+    """Relative difference allowed between two runs of one program in `dtype`, given its error in the dtype `measured`.
 
-    For programs too long to be bounded step by step, a training step say. Their error is linear in u to first order
-    (this module's model), so what one computation in a coarser dtype is off by, against the same in a far finer one, a
-    computation in `dtype` is off by times the ratio of the units; two of them differ by the sum of theirs. Where they
-    round differently these are two draws of one random quantity, which FLUCTUATION allows for.
+    For programs too long to be bounded step by step, such as a training step. To first order their error is linear in u
+    (this module's model). So the error in `dtype` is the error of a run in a coarser dtype, measured against a run in a
+    far finer one, times the ratio of the unit roundoffs; two runs differ by the sum of their errors. Two runs that
+    round differently are two draws of one random quantity, which FLUCTUATION allows for.
 
     Args:
-        error: relative error of the computation in the coarser dtype, a norm over many elements.
+        error: relative error of the run in the coarser dtype, a norm over many elements.
         measured: that coarser dtype.
-        dtype: in which the two are compared.
+        dtype: dtype of the two runs that are compared.
     """
     return 2 * FLUCTUATION * error * UNIT_ROUNDOFF[dtype] / UNIT_ROUNDOFF[measured]
 
 
 def margins(actual: Array, expected: Array, allowed: Array, dtype: DtypeName) -> Array:
-    """Error over allowed error of each component; 1.0 is the line, inf where no error is allowed or a NaN came back.
+    """Error of each element divided by its allowed error; more than 1.0 is a violation.
 
-    Equal infinities agree. Where the exact result, give or take the allowed error, passes the largest number of
-    `dtype`, the infinity of that sign is right too. An allowed error of infinity says nothing: whatever came back,
-    a NaN too, has margin 0.
+    inf for an error where none is allowed, and for a NaN. Equal infinities agree. Where the exact result plus or minus
+    the allowed error exceeds the largest number of `dtype`, the infinity of that sign is right too. Where the allowed
+    error is infinite, the margin is 0 for any result, NaN included.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # infinities, and errors of what they stand for
         error = np.abs(actual - expected)
@@ -419,10 +427,10 @@ def margins(actual: Array, expected: Array, allowed: Array, dtype: DtypeName) ->
 def _returned(
     error: Array, exact: Array, reached: NDArray[Any], unsaid: NDArray[Any], dtype: DtypeName, group: int = 1
 ) -> Array:
-    """`error` by position rather than by head, and one more rounding to the dtype in which the result is returned.
+    """Return `error` (B, H, N, D) as (B, N, H // group, D), plus the rounding to the dtype of the returned result.
 
-    A result below the smallest normal number may vanish, and so may its error here; what is not `reached`, an empty row
-    say, stays exact. Of what is `unsaid` nothing is said.
+    UNDERFLOW is added because a smaller result may become 0. Elements that are not `reached`, such as those of an empty
+    row, have to be exact: their bound is 0. Where `unsaid` is true the bound is infinite.
     """
     error_BNHD, reached, unsaid = (_from_head(np.broadcast_to(x, error.shape), group) for x in (error, reached, unsaid))
     rounded = error_BNHD + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error_BNHD) + UNDERFLOW[dtype]
@@ -430,7 +438,7 @@ def _returned(
 
 
 def _by_head(tensor_BNHD: Array, group_size: int = 1) -> Array:
-    """(B, N, H, D) to (B, H * group_size, N, D): each key head once for every query head that reads it."""
+    """(B, N, H, D) to (B, H * group_size, N, D): repeat each key head once for every query head that reads it."""
     tensor: Array = tensor_BNHD.transpose(0, 2, 1, 3)
     return tensor if group_size == 1 else np.repeat(tensor, group_size, axis=1)
 
@@ -444,21 +452,22 @@ def _from_head(tensor_BHND: NDArray[Any], group_size: int = 1) -> NDArray[Any]:
 
 
 CANCELLED = 4.0
-"""A row whose bound is so many times larger, relative to its answer, than the median row's is left by cancellation:
-single such rows would rule a mean of relative errors, and they say more about the inputs than about the pipeline."""
+"""A row whose bound, relative to its answer, is more than this many times the median row's suffers from cancellation.
+A single such row would dominate a mean of relative errors, and says more about the inputs than about the pipeline."""
 
 
 def rms_error(actual: Array, exact: Array, dtype: DtypeName, allowed: Array | None = None) -> tuple[float, int]:
-    """rho = sqrt(mean over rows of |e|^2 / |exact|^2) / u, and the number of rows it is a mean of.
+    """Return rho = sqrt(mean over rows of |e|^2 / |exact|^2) / u, and the number of rows averaged.
 
     A row is the last axis; rows whose exact value is 0 are left out. Rounding once to nearest gives about 0.4. Unlike a
-    maximum, the mean is not ruled by the few large rows at the start of a causal sequence.
+    maximum, the mean is not dominated by the few large rows at the start of a causal sequence.
 
     Args:
         actual: what a pipeline returned.
-        exact: what is right.
-        dtype: in units of whose u.
-        allowed: bounds on the error of each element; if given, rows left by cancellation are left out.
+        exact: the exact result.
+        dtype: dtype whose u is the unit of rho.
+        allowed: bounds on the error of each element; if given, rows that suffer from cancellation are left out
+            (`CANCELLED`).
     """
     kept = rows_of_rms(exact, allowed)
     if not kept.any():
@@ -468,7 +477,7 @@ def rms_error(actual: Array, exact: Array, dtype: DtypeName, allowed: Array | No
 
 
 def rows_of_rms(exact: Array, allowed: Array | None = None) -> NDArray[np.bool_]:
-    """The rows that `rms_error` is a mean of: one axis less than `exact`."""
+    """Return a mask of the rows that `rms_error` averages, shaped like `exact` without its last axis."""
     size = (exact**2).sum(axis=-1)
     kept: NDArray[np.bool_] = size > 0
     if allowed is not None and kept.any():
@@ -478,19 +487,20 @@ def rows_of_rms(exact: Array, allowed: Array | None = None) -> NDArray[np.bool_]
 
 
 FLUCTUATION = 6.0
-"""Standard deviations that a mean of squared rounding errors may lie off: the error of rounding is spread over an
-interval, so its square has a relative standard deviation of about 1, and a mean of n of them one of 1 / sqrt(n)."""
+"""Standard deviations by which a mean of squared rounding errors may deviate: rounding errors are spread over an
+interval, so a square has a relative standard deviation of about 1, and a mean of n squares one of 1 / sqrt(n)."""
 
 
 def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumulates", "input"]) -> float:
-    """The largest rho of a pipeline whose emulation has `emulated`, over so many rows.
+    """Return the largest rho allowed to a pipeline whose emulation has rho `emulated`, averaged over `rows` rows.
 
-    Two pipelines that round at the same places differ in the few elements that lie next to a tie; one that rounds once
-    more, a running sum say, is larger by a factor of sqrt(2) from the first time on. Where probabilities are rounded,
-    pipelines do it before or after they are normalised, which are different roundings: their variance may be twice.
-    Fused kernels that do so also return the partial result of a block in the input dtype. Merged by weights that add up
-    to 1 (out), or added with signs that are as good as random (gradients), these roundings have together at most the
-    variance of one more rounding of the result, so of the emulated pipeline once more.
+    Two pipelines that round at the same places differ in the few elements that lie next to a tie; in one that rounds
+    once more, a running sum for example, rho is larger by a factor of sqrt(2) from the first time on. Probabilities may
+    be rounded before or after they are normalised, which are different roundings: the variance may be twice as large.
+    Fused kernels that round them also return the partial result of a block in the input dtype. Merged by weights that
+    add up to 1 (out), or added with signs that are practically random (gradients), these roundings have together at
+    most the variance of one more rounding of the result: the variance of the emulated pipeline once more, so thrice in
+    all.
     """
     places = 3.0 if probabilities == "input" else 1.0
     return emulated * float(np.sqrt(places * (1 + FLUCTUATION / np.sqrt(max(rows, 1)))))

@@ -14,12 +14,12 @@ SHARDINGS: tuple[ShardingName, ...] = get_args(ShardingName)
 
 Positions = NDArray[np.int64]
 ShardingFunction = Callable[[int, int], Sequence[Any]]
-"""`(seq_len, world_size) -> list of position tensors`, one a rank: a user's own sharding."""
+"""A user's own sharding: `(seq_len, world_size) -> list of position tensors`, one per rank."""
 Sharding = ShardingName | ShardingFunction
 
 
 def pieces(length: int, count: int) -> list[Positions]:
-    """`length` positions cut in `count` consecutive pieces whose sizes differ by at most one, larger first."""
+    """Cut `length` positions into `count` consecutive pieces whose sizes differ by at most one, larger ones first."""
     size, larger = divmod(length, count)
     starts = [piece * size + min(piece, larger) for piece in range(count + 1)]
     return [np.arange(a, b, dtype=np.int64) for a, b in pairwise(starts)]
@@ -48,7 +48,11 @@ def key_positions(sharding: Sharding, length: int, world_size: int) -> list[Posi
 
 
 def query_positions(sharding: Sharding, length: int, world_size: int) -> list[Positions]:
-    """The query positions of each rank: as the keys', except that `replicated_query` puts all of them on every rank."""
+    """The query positions of each rank: sharded like keys, but with `replicated_query` all of them on every rank.
+
+    Raises:
+        ValueError: as `key_positions`.
+    """
     if sharding == "replicated_query":
         if world_size < 1:
             raise ValueError(f"world_size={world_size}: expected at least 1")

@@ -1,4 +1,4 @@
-"""The ladder on a few problems, each rung against the oracle, and a ring of four virtual ranks hop by hop."""
+"""Print each rung's errors against the oracle on a few problems, and a ring of four virtual ranks hop by hop."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ EXAMPLES = (
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The largest score of an example, and by rung the errors of its results as `in_units` gives them."""
+    """The largest score of an example and, for each rung, the errors of its results as returned by `in_units`."""
 
     largest_score: float
     errors: dict[str, dict[str, float]]
 
 
 def measure(example: Example) -> Measured:
-    """Every rung in float32 on one example, against the oracle in float64 on the same numbers."""
+    """Run every rung in float32 on one example and compare it with the oracle in float64 on the same numbers."""
     problem, rng = example.problem, np.random.default_rng(0)
     query, key = (problem.batch, problem.nq, problem.heads), (problem.batch, problem.nk, problem.hk)
     shapes_and_sizes = (
@@ -92,7 +92,7 @@ def measure(example: Example) -> Measured:
 
 
 def in_units(expected: Answer, actual: tuple[Array, ...]) -> dict[str, float]:
-    """The largest error of each result over its largest finite element, in units of float32's roundoff."""
+    """Return the largest error of each result relative to its largest finite element, in units of float32's u."""
     units = {}
     for name, got in zip(RESULTS, actual, strict=True):
         right = getattr(expected, name)
@@ -107,12 +107,12 @@ def in_units(expected: Answer, actual: tuple[Array, ...]) -> dict[str, float]:
 
 
 def describe(problem: Problem) -> str:
-    """The problem's fields that are not at their default."""
+    """Describe the problem by its fields that differ from the default, dilation left out."""
     return ", ".join(f"{name}={value}" for name, value in problem.to_json().items() if name != "dilation")
 
 
 def show_ring(example: Example) -> None:
-    """The forward of a ring, hop by hop: whose block each rank merges, and how many pairs that attended."""
+    """Print the forward of a ring hop by hop: whose KV block each rank merges, and how many pairs it attends there."""
     problem = example.problem
     zeros = np.zeros((problem.batch, problem.nq, problem.heads, problem.head_dim), dtype=np.float32)
     merges: list[sequential_ring.Merge] = []
@@ -129,7 +129,7 @@ def show_ring(example: Example) -> None:
 
 
 def show_table(example: Example) -> None:
-    """The errors of every rung on one example."""
+    """Print the errors of every rung on one example."""
     measured = measure(example)
     print(f"\n{example.title}\n  {describe(example.problem)}; scores up to {measured.largest_score:.3g}")
     print(f"  {'':<16}" + "".join(f"{result:>8}" for result in RESULTS))

@@ -1,7 +1,8 @@
-"""Rung 2, blockwise: the scores of one block of keys at a time, so memory no longer grows with the square.
+"""Rung 2, blockwise: the scores of one block of keys at a time, so memory is no longer quadratic in the length.
 
-It adds to naive that no row is ever whole: a first pass over the blocks finds the log-sum-exp of each row, a second
-one sums what it normalises, and the backward makes the probabilities of a block again from that log-sum-exp.
+New over naive: no row of scores is ever in memory as a whole. A first pass over the blocks computes the log-sum-exp of
+each row, a second one sums the values with the weights that it normalises, and the backward recomputes the
+probabilities of a block from that log-sum-exp.
 
 Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -23,7 +24,7 @@ def forward(
     *,
     block: int = 16,
 ) -> tuple[Float[np.ndarray, "B N H E"], Float[np.ndarray, "B H N"]]:
-    """`(out, lse)`, in the dtype of the inputs.
+    """Compute `(out, lse)`, in the dtype of the inputs.
 
     Raises:
         ValueError: block is below 1.
@@ -56,7 +57,7 @@ def backward(
     *,
     block: int = 16,
 ) -> tuple[Float[np.ndarray, "B N H D"], Float[np.ndarray, "B M K D"], Float[np.ndarray, "B M K E"]]:
-    """`(dq, dk, dv)`: a block of keys gets its whole dk and dv at once, dq adds up over the blocks.
+    """Compute `(dq, dk, dv)`: dk and dv of a block of keys are computed at once, dq is summed over the blocks.
 
     Raises:
         ValueError: block is below 1.

@@ -1,6 +1,6 @@
 """Rung 1, naive: the formula with every score in memory at once.
 
-Below it is only the definition; nothing is added yet.
+It is the definition, and adds no idea to it.
 
 Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -21,7 +21,7 @@ def forward(
     k: Float[np.ndarray, "B M K D"],
     v: Float[np.ndarray, "B M K E"],
 ) -> tuple[Float[np.ndarray, "B N H E"], Float[np.ndarray, "B H N"]]:
-    """`(out, lse)`, in the dtype of the inputs."""
+    """Compute `(out, lse)`, in the dtype of the inputs."""
     s, m = _scores(problem, q, k), multiplicity(problem)
     masked = np.where(m > 0, s, -np.inf)
     top = masked.max(axis=3, initial=-np.inf)
@@ -44,7 +44,7 @@ def backward(
     dout: Float[np.ndarray, "B N H E"],
     dlse: Float[np.ndarray, "B H N"] | None = None,
 ) -> tuple[Float[np.ndarray, "B N H D"], Float[np.ndarray, "B M K D"], Float[np.ndarray, "B M K E"]]:
-    """`(dq, dk, dv)`, through the Jacobian of the softmax written out.
+    """Compute `(dq, dk, dv)` through the Jacobian of the softmax, written out.
 
     `d out_i / d s_ij = p_ij (v_j − out_i)` and `d lse_i / d s_ij = p_ij`.
     """

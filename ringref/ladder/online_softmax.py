@@ -1,10 +1,10 @@
 """Rung 3, online softmax: one pass, with a running maximum, sum and output for a tile of queries.
 
-It adds to blockwise that the log-sum-exp need not be known before the sum begins: what has been summed is rescaled
-whenever a larger score turns up (Milakov & Gimelshein 2018, arXiv:1805.02867; FlashAttention, arXiv:2205.14135).
+New over blockwise: the log-sum-exp need not be known before the sum begins. What has been summed is rescaled whenever a
+larger score appears (Milakov & Gimelshein 2018, arXiv:1805.02867; FlashAttention, arXiv:2205.14135).
 
-Its queries and keys may be any positions of the problem, which is what the next rung asks of it: then `(out, lse)` is
-the partial result over these keys.
+Queries and keys may be at any positions of the problem, as the next rung needs: then `(out, lse)` is the partial result
+over these keys.
 
 Shape letters: B batch, n queries, m keys, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -29,7 +29,7 @@ def forward(
     query_tile: int = 8,
     key_tile: int = 8,
 ) -> tuple[Float[np.ndarray, "B n H E"], Float[np.ndarray, "B H n"]]:
-    """`(out, lse)` over the given keys, in the dtype of the inputs.
+    """Compute `(out, lse)` over the given keys, in the dtype of the inputs.
 
     Raises:
         ValueError: a tile size is below 1.
@@ -71,7 +71,7 @@ def backward(
     query_tile: int = 8,
     key_tile: int = 8,
 ) -> tuple[Float[np.ndarray, "B n H D"], Float[np.ndarray, "B m K D"], Float[np.ndarray, "B m K E"]]:
-    """`(dq, dk, dv)` over the given keys; out and lse are those of whole rows, also where the keys are only a part.
+    """Compute `(dq, dk, dv)` over the given keys; out and lse are those over all keys, also if only some are given.
 
     Raises:
         ValueError: a tile size is below 1.

@@ -1,10 +1,10 @@
 """Rung 4, sequential ring: ring attention on one process, its ranks taking turns.
 
-It adds to online softmax that nobody has all the keys: each virtual rank owns a block, the blocks pass from
-neighbour to neighbour, and each rank merges what it sees by log-sum-exp; in the backward dk and dv travel with their
-block and are complete when it comes home (Liu, Zaharia & Abbeel 2023, arXiv:2310.01889).
+New over online softmax: no rank has all the keys. Each virtual rank owns a KV block, the blocks pass from neighbour to
+neighbour, and each rank merges its partial results by log-sum-exp. In the backward dk and dv travel with their block
+and are complete when it is back at its owner (Liu, Zaharia & Abbeel 2023, arXiv:2310.01889).
 
-Under `replicated_query` every rank has all the queries, so the blocks stay and partial results go round instead.
+Under `replicated_query` every rank has all the queries, so the blocks stay and partial results travel instead.
 
 Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim; n, m: those of a rank.
 """
@@ -32,8 +32,8 @@ T = TypeVar("T")
 class Merge:
     """One line of the trace: at this hop, this rank merged the partial result over the block of rank `block`.
 
-    `pairs` is how many (batch element, head, query, key) it attended there, with their multiplicity; 0 means that the
-    hop was in vain.
+    `pairs` is the number of attended (batch element, head, query, key) there, each counted with its multiplicity; 0
+    means that the hop contributed nothing.
     """
 
     hop: int
@@ -44,7 +44,7 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class VisitingBlock:
-    """The keys and values that one rank owns, on their way round the ring."""
+    """The KV block of one rank while it travels round the ring."""
 
     owner: int
     positions: Positions
@@ -62,7 +62,7 @@ def forward(
     world_size: int = 4,
     trace: Callable[[Merge], None] | None = None,
 ) -> tuple[Float[np.ndarray, "B N H E"], Float[np.ndarray, "B H N"]]:
-    """`(out, lse)` of all positions, put together from the ranks', in the dtype of the inputs.
+    """Compute `(out, lse)` of all positions, assembled from all ranks, in the dtype of the inputs.
 
     Args:
         problem: what to compute.
@@ -94,7 +94,7 @@ def forward_by_rank(
     world_size: int = 4,
     trace: Callable[[Merge], None] | None = None,
 ) -> list[tuple[Float[np.ndarray, "B _ H E"], Float[np.ndarray, "B H _"]]]:
-    """`(out, lse)` of each rank's own queries; arguments and errors as in `forward`."""
+    """Compute `(out, lse)` of each rank's own queries; arguments and errors as in `forward`."""
     queries = query_positions(sharding, problem.nq, world_size)
     blocks = _blocks(problem, k, v, sharding, world_size)
     merged = [
@@ -136,7 +136,7 @@ def backward(
     sharding: Sharding = "contiguous",
     world_size: int = 4,
 ) -> tuple[Float[np.ndarray, "B N H D"], Float[np.ndarray, "B M K D"], Float[np.ndarray, "B M K E"]]:
-    """`(dq, dk, dv)` of all positions; out and lse are those that `forward` returned.
+    """Compute `(dq, dk, dv)` of all positions; out and lse are those that `forward` returned.
 
     Raises:
         ValueError: the sharding is unknown or no partition, or the world is empty.
@@ -166,7 +166,7 @@ def backward(
             travelling[rank] = (dk_block + dk_part, dv_block + dv_part)
         if not stay:
             blocks, travelling = passed_on(blocks), passed_on(travelling)
-    # After as many hops as there are ranks every block is home, and so are its dk and dv.
+    # After as many hops as there are ranks every block is back at its owner, and so are its dk and dv.
     for rank, (block, (dk_block, dv_block)) in enumerate(zip(blocks, travelling, strict=True)):
         assert block.owner == rank
         dk[:, block.positions], dv[:, block.positions] = dk_block, dv_block
@@ -179,7 +179,7 @@ def merge(
     out_b: Float[np.ndarray, "B n H E"],
     lse_b: Float[np.ndarray, "B H n"],
 ) -> tuple[Float[np.ndarray, "B n H E"], Float[np.ndarray, "B H n"]]:
-    """Two partial results over disjoint keys as one; a partial of an empty row is the identity."""
+    """Merge two partial results over disjoint keys; the partial result of an empty row is the identity."""
     lse = np.logaddexp(lse_a, lse_b)
     shift = tile.finite(lse)
     weight_a, weight_b = np.exp(lse_a - shift), np.exp(lse_b - shift)
@@ -187,7 +187,7 @@ def merge(
 
 
 def passed_on(held: Sequence[T]) -> list[T]:
-    """What each rank holds after everyone has passed theirs to the next rank: that of the rank before it."""
+    """Return what each rank holds after a hop: what the rank before it held."""
     return [held[rank - 1] for rank in range(len(held))]
 
 

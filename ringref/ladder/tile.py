@@ -1,4 +1,4 @@
-"""What the rungs above naive do with one tile: some queries against some keys, wherever in the sequence they lie.
+"""Computation of one tile, shared by the rungs above naive: some queries against some keys, at any positions.
 
 Shape letters: B batch, n queries and m keys of the tile, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -18,7 +18,11 @@ Array = NDArray[np.floating]
 
 
 def tiles(length: int, size: int) -> Iterator[slice]:
-    """`range(length)` cut in consecutive slices of `size`, the last one perhaps shorter; none for length 0."""
+    """Cut `range(length)` into consecutive slices of `size`, the last one perhaps shorter; none for length 0.
+
+    Raises:
+        ValueError: size is below 1.
+    """
     if size < 1:
         raise ValueError(f"tile size={size}: expected at least 1")
     for start in range(0, length, size):
@@ -32,7 +36,7 @@ def scores(
     query_positions: Int64[np.ndarray, " n"],
     key_positions: Int64[np.ndarray, " m"],
 ) -> tuple[Float[np.ndarray, "B H n m"], Float[np.ndarray, "B H n m"]]:
-    """`(s, m)`: scores after softcap, −inf where not attended, and multiplicities, both in the dtype of q."""
+    """Compute `(s, m)`: scores after softcap, −inf where not attended, and multiplicities, both in the dtype of q."""
     m = multiplicity(problem, query_positions, key_positions)
     s = np.matmul(q.swapaxes(1, 2), by_query_head(problem, k).transpose(0, 2, 3, 1)) * problem.scale_value
     if problem.softcap is not None:
@@ -78,7 +82,7 @@ def gradients(
     dout: Float[np.ndarray, "B n H E"],
     delta: Float[np.ndarray, "B H n"],
 ) -> tuple[Float[np.ndarray, "B n H D"], Float[np.ndarray, "B m K D"], Float[np.ndarray, "B m K E"]]:
-    """What this tile adds to dq, dk and dv; probabilities are computed again, from the lse of the whole row."""
+    """Compute what this tile adds to dq, dk and dv; probabilities are recomputed from the lse of the whole row."""
     s, m = scores(problem, q, k, query_positions, key_positions)
     p = weights(s, m, lse)
     dout_BHnE = dout.swapaxes(1, 2)
@@ -93,7 +97,7 @@ def gradients(
 
 
 def by_query_head(problem: Problem, x: Float[np.ndarray, "B m K D"]) -> Float[np.ndarray, "B m H D"]:
-    """Each key head as often as query heads read it."""
+    """Repeat each key head once for every query head that reads it."""
     return np.repeat(x, problem.group_size, axis=2)
 
 

@@ -1,1 +1,1 @@
-"""What must hold of an implementation, one file a property or a family; `catalogue` lists them."""
+"""The properties that are checked, one file for each property or family of them; `catalogue` lists them all."""

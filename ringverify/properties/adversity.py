@@ -1,8 +1,8 @@
-"""`hazards`, `progress`, `determinism`: what a transport that does no favours brings out.
+"""`hazards`, `progress`, `determinism`: faults that show when messages are delayed, reordered or sent by rendezvous.
 
 A simulated world may hold messages back, deliver them out of order across peers and tags, and let a send wait for its
-receive, as real transports do when messages are large. Right code gives the same answer; code that only works by luck
-reads a buffer too early, overwrites one in flight, or waits for ever.
+receive, as real transports do when messages are large. Correct code still gives the same answer; code that depends on
+timing reads a buffer too early, overwrites one in flight, or waits for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringverify.worlds.watch.hazards import Hazard
 WORLD_SIZES = (1, 2, 3, 4, 5)
 DELAYED: tuple[Delayed, ...] = ("some", ())
 SCHEDULES = 3
-"""Further schedules that a deterministic implementation is run on."""
+"""Number of further runs of a case in `determinism`; in the simulated world each has another schedule."""
 
 
 def _scope(c: Capabilities, *, longest: int = 16) -> Scope:
@@ -46,7 +46,7 @@ def _scope(c: Capabilities, *, longest: int = 16) -> Scope:
 
 
 def _judge_hazards(case: Case, runner: Runner) -> Judgement:
-    """No hazard is reported, and the values are right whatever the transport does."""
+    """Check that the watched run reports no hazard and that all results are right."""
     c = runner.capabilities
     observation = runner.run(case, gradients=c.gradients, watch=True)
     delayed = _delayed(observation)
@@ -72,7 +72,7 @@ def _hazard(hazards: Sequence[Hazard], case: Case) -> Violation:
 
 
 def _judge_progress(case: Case, runner: Runner) -> Judgement:
-    """The run ends by itself, and leaves no message behind."""
+    """Check that the run ends by itself and leaves no message unreceived."""
     observation = runner.run(case, gradients=runner.capabilities.gradients)
     delayed = _delayed(observation)
     if observation.failure is not None:
@@ -86,7 +86,7 @@ def _judge_progress(case: Case, runner: Runner) -> Judgement:
 
 
 def _judge_determinism(case: Case, runner: Runner) -> Judgement:
-    """The same case on other schedules and transports comes back with the same bits on every rank."""
+    """Check that the case returns the same bits on every rank when it is run on other schedules and transports."""
     gradients = runner.capabilities.gradients
     first = runner.run(case, gradients=gradients)
     for turn in range(1, SCHEDULES + 1):

@@ -1,7 +1,8 @@
-"""`inputs_untouched`, `strided_inputs`: inputs are read where they lie, and only read.
+"""`inputs_untouched`, `strided_inputs`: inputs may lie in memory in any layout, and a call does not change them.
 
-What an implementation finds, others find after it: the tensors, the fields of the call, and torch's settings, of the
-process and of the thread (`ringverify.worlds.torch_settings`). Whoever changes a setting for a while puts it back.
+After a call the input tensors, the memory around them, the fields of the call, and torch's settings, those of the
+process and of the thread (`ringverify.worlds.torch_settings`), are as before it. A setting may be changed during the
+call if it is restored.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ringverify.properties.property import Judgement, Property, Violation, alway
 
 
 def _judge_untouched(case: Case, runner: Runner) -> Judgement:
-    """Without gradients first: autograd itself refuses some changes of what it tracks, and would hide the others."""
+    """Run without gradients first: autograd refuses some in-place changes of tensors it tracks, which hides others."""
     for gradients in (False, True) if runner.capabilities.gradients else (False,):
         observation = runner.run(case, gradients=gradients)
         if observation.failure is not None:
@@ -36,7 +37,7 @@ def _untouched(c: Capabilities) -> Scope:
 
 
 def _strided(c: Capabilities) -> Scope:
-    """Whatever lies in memory otherwise than plainly: what is wrong on plain memory too is not this property's."""
+    """All memory layouts but "contiguous": a case that fails in that one too belongs to another property."""
     return Scope(
         dtypes=widest(c),
         memory=("transposed", "strided", "offset", "packed", "expanded"),

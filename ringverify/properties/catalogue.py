@@ -1,4 +1,4 @@
-"""Every property there is, in the order in which a verdict is told."""
+"""All properties, in the order in which they are checked and reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PROPERTIES: dict[str, Property] = {
 
 
 def select(only: Iterable[str] | None, skip: Iterable[str]) -> list[Property]:
-    """The properties named by `only` (all, if `None`) without those named by `skip`, in catalogue order.
+    """Return the properties named by `only` (all, if `None`) without those named by `skip`, in catalogue order.
 
     Raises:
         UsageError: a name is unknown, or nothing is left.

@@ -1,7 +1,7 @@
 """`chunk_boundaries`: a dense sweep of small lengths, worlds, windows, documents, segments and rates.
 
-Bugs of chunking live where a shard, a segment or a document ends. Small sizes put such an edge everywhere, and there
-are few enough of them to list: the sweep is that list, and a suite tries a seeded part of it.
+Chunking bugs show where a shard, a segment or a document ends. With small sizes nearly every position is next to such
+an end, and there are few enough cases to list them all. `sweep` is that list; a suite tries a seeded sample of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RATES = (1, 2, 3, 4)
 
 @functools.lru_cache(maxsize=8)
 def sweep(c: Capabilities) -> list[Case]:
-    """Every small case at the edges of chunks that an implementation declares it can do."""
+    """Return every small case at chunk boundaries that the declared capabilities allow, each once."""
     found: dict[Case, None] = {}
     dtype = widest(c)[0]
     causals = {"both": (False, True), "always": (True,), "never": (False,)}[c.causal]
@@ -42,13 +42,13 @@ def sweep(c: Capabilities) -> list[Case]:
 
 
 def _lengths(c: Capabilities, sharding: str, size: int) -> Iterable[int]:
-    """All that are small, or the smallest few that the implementation takes where those are long."""
+    """Lengths of the sweep: multiples of the required unit up to `LONGEST`, and at least the first one or two."""
     unit = 1 if c.length_multiple is None else length_unit(c, sharding, size)
     return range(0, max(LONGEST, 2 * unit if 2 * unit <= LONGEST_NEEDED else unit) + 1, unit)
 
 
 def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
-    """No constraint, then windows and documents around the shard's length, then segments and rates."""
+    """Yield pattern fields: none, then windows, documents and key lengths around a shard's length, then dilations."""
     shard = -(-n // size)
     yield {}
     edges = sorted({edge for edge in (1, shard - 1, shard, shard + 1, 2 * shard) if 0 <= edge <= n})
@@ -77,7 +77,7 @@ def _patterns(c: Capabilities, n: int, size: int) -> Iterator[dict[str, Any]]:
 
 
 def _small(case: Case, c: Capabilities) -> bool:
-    """Whether a case is as small as those of the sweep, where edges are everywhere."""
+    """Return whether a case has the same length for queries and keys, and a length and world size of the sweep."""
     p = case.problem
     if p.nq != p.nk or case.world_size not in affordable_world_sizes(c, WORLD_SIZES):
         return False

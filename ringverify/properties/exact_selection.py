@@ -1,7 +1,7 @@
 """`exact_selection`: inputs whose right answer is an integer, compared bit for bit in every dtype.
 
-Each query selects one key, and a key that the mask forbids would score higher. No tolerance is involved, so nothing can
-hide in one: a leak, a dropped key, a wrong position or a value of another rank changes an integer.
+Each query selects one key, and a key that the mask forbids would score higher. There is no tolerance in which a fault
+could hide: a leaking mask, a dropped key, a wrong position or a value of another rank changes an integer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
         return Judgement(0.0, violation_of(observation), observation.digest)
     tensors: tuple[TensorName, ...] = ("out", "dv") if c.gradients else ("out",)
     for pair in side_by_side(case, c, observation, tensors):
-        # A sum of exponentials that are exactly 0 and one that is exactly 1: the oracle's own answer is the integer.
+        # One exponential of a row is exactly 1 and all others are exactly 0, so the oracle's own answer is the integer.
         exact = np.round(pair.expected)
         wrong = pair.actual != exact
         if wrong.any():
@@ -47,7 +47,7 @@ def _selects(case: Case, c: Capabilities) -> bool:
 
 
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    """Cases with a dimension for every key, and without what nothing is exact under."""
+    """Draw cases with a head dimension for every key, and without scale, softcap or shared dilation (not exact)."""
     drawn = cases(c, Scope(values=("selectors",), world_sizes=_sizes(c), longest=16))
 
     def fit(case: Case) -> Case:
@@ -62,7 +62,7 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
 
 
 def _sizes(c: Capabilities) -> tuple[int, ...]:
-    """World sizes on which a key for each rank, or the length that is needed, is no more than a head has dimensions."""
+    """World sizes on which one key per rank, and the required length unit, fit in the largest possible head_dim."""
     widest_head = MOST_KEYS if c.head_dims is None else min(MOST_KEYS, c.head_dims[-1])
     shardings = [sharding_name(sharding) for sharding in c.shardings]
     return tuple(

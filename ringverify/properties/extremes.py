@@ -11,7 +11,7 @@ from ringverify.properties.property import Property, always, judge_everything
 LARGE: tuple[Values, ...] = (
     "large_scores", "rising_blocks", "falling_blocks", "dominating_key", "float16_limits"
 )  # fmt: skip
-"""Families of values whose scores overflow what is narrow or not shifted."""
+"""Families of values whose scores overflow float16, or an exponential that is not shifted by the row maximum."""
 
 
 def _cotangents(c: Capabilities) -> tuple[Cotangent, ...]:
@@ -23,7 +23,7 @@ def _masked(c: Capabilities) -> Scope:
 
 
 def _has_empty_row(case: Case, c: Capabilities) -> bool:
-    """Whether some query of some head attends no key."""
+    """Return whether some query of some head attends no key."""
     return bool((multiplicity(case.problem).sum(axis=3) == 0).any())
 
 
@@ -32,7 +32,7 @@ def _extreme(c: Capabilities) -> Scope:
 
 
 def _never_empty(c: Capabilities) -> str | None:
-    # Keys end before the first query's does where queries are causal and more, or where there are no keys at all.
+    # Cross lengths leave rows empty if there are more queries than keys and they are causal, or if there are no keys.
     cross = c.cross_lengths and (c.causal != "never" or c.empty_shards)
     if c.documents or c.key_lengths or c.dilation or cross:
         return None

@@ -1,9 +1,10 @@
-"""`invariants`: what holds of attention whatever its values are. The oracle has no part in it.
+"""`invariants`: identities of attention that hold for all inputs; results are compared with each other, not the oracle.
 
-Linear in V: scaled by -2, out is scaled by -2, bit for bit, and the log-sum-exp does not move; in float16, whose small
-results round otherwise when they are doubled, the factor is -1. Adjoint in V: out is linear in v, so the sum of
-dout * out over all ranks is the sum of dv * v. Shift: a constant added to all keys adds scale * q.w to a row's scores,
-moves its log-sum-exp by that and leaves out where it is.
+1. Linear in V: with v multiplied by -2, out is multiplied by -2, bit for bit, and lse does not change. In float16 the
+   factor is -1, since small (subnormal) results round differently when they are doubled.
+2. Adjoint in V: out is linear in v, so the sum of dout * out over all ranks equals the sum of dv * v.
+3. Shift: a vector w added to all keys adds scale * q.w to all scores of a row. Its lse moves by that, and out does not
+   change. Checked without softcap, where the shifted keys are exact in the dtype.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     inputs = make_inputs(case)
     plain = runner.run(case, gradients=c.gradients)
     factor = -1 if case.problem.dtype == "float16" else -2
-    # With gradients like the first: bits are compared, and inference may have a path that sums in another order.
+    # With gradients if the first run has them: bits are compared, and inference may sum in another order.
     scaled = runner.run(case, gradients=c.gradients, inputs=dataclasses.replace(inputs, v=factor * inputs.v))
     step = np.full(case.problem.head_dim, 0.5)
     moved = dataclasses.replace(inputs, k=round_to(inputs.k + step, case.problem.dtype))
@@ -59,7 +60,7 @@ def _not_linear(plain: Observation, scaled: Observation, factor: int) -> Violati
 
 
 def _not_adjoint(case: Case, runner: Runner, plain: Observation) -> tuple[float, Violation | None]:
-    """The sum of dout * out against the sum of dv * v, within what the errors allowed in out and dv add up to."""
+    """Compare the sum of dout * out with the sum of dv * v, within what the errors allowed in out and dv add up to."""
     c, inputs = runner.capabilities, make_inputs(case)
     bound = allowed(case, pipeline_of(case, c, plain))
     assert bound.dv is not None
@@ -83,7 +84,7 @@ def _given(gradient: Array | None) -> Array:
 def _not_shifted(
     case: Case, runner: Runner, plain: Observation, shifted: Observation, moved: Inputs, step: Array
 ) -> tuple[float, Violation | None]:
-    """Keys moved by `step`: out stays, lse moves by scale * q.step."""
+    """Check that with keys moved by `step` out does not change and lse moves by scale * q.step."""
     c, p = runner.capabilities, case.problem
     pipeline = pipeline_of(case, c, plain)
     bounds = (allowed(case, pipeline), allowed_on(case, moved, pipeline))
@@ -109,7 +110,7 @@ def _not_shifted(
 
 
 def _scope(c: Capabilities) -> Scope:
-    """Values whose scores are far from what a shift of them would push out of range."""
+    """Families of values whose scores stay in range when they are shifted."""
     return Scope(dtypes=widest(c), values=("normal", "integers", "dominating_key"))
 
 

@@ -1,11 +1,12 @@
-"""`isolation`: what a mask excludes cannot matter.
+"""`isolation`: keys and values that a mask excludes do not influence the results.
 
-Two ways to show that it does. Padding is NaN: beyond the key lengths and outside all documents memory holds whatever
-was there before, and 0 times NaN is NaN. And what lies after a position is replaced by other, larger numbers: under a
-causal mask nothing before it may move by more than rounding.
+1. Padding is NaN: beyond the key lengths and outside all documents memory holds whatever was there before, and 0 times
+   NaN is NaN.
+2. Under a causal mask the keys and values after a position are replaced by other, larger numbers: results up to that
+   position may move by rounding only.
 
-Keys that every query skips, under a window or a dilation, are ordinary numbers, and whoever multiplies them by 0 is
-right. They are NaN only for an implementation that declares `poison_safe`.
+Keys that every query skips under a window or a dilation are ordinary numbers, and an implementation may multiply them
+by 0. They are NaN only for one that declares `poison_safe`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _scope(c: Capabilities) -> Scope:
 
 
 def _excludes(case: Case, c: Capabilities) -> bool:
-    """Whether there is something to leak: a key that is NaN, or a position after the middle of a causal sequence."""
+    """Return whether a case has something that could leak: a NaN key, or keys after the middle under a causal mask."""
     p = case.problem
     if not within(case, c, _scope(c)):
         return False
@@ -46,7 +47,7 @@ def _excludes(case: Case, c: Capabilities) -> bool:
 
 
 def _judge_past(case: Case, runner: Runner) -> Judgement:
-    """Results at positions up to the middle do not move when everything after it does."""
+    """Check that out and lse at positions up to the middle do not move when keys and values after it change."""
     p, c = case.problem, runner.capabilities
     last = (p.nq - 1) // 2
     before = runner.run(case, gradients=False)
@@ -76,7 +77,7 @@ def _judge_past(case: Case, runner: Runner) -> Judgement:
 
 
 def _with_another_future(case: Case, last: int) -> Inputs:
-    """The inputs with keys and values after `last` negated and made larger."""
+    """Return the inputs with each key and value x after position `last` replaced by -3 x + 1."""
     inputs = make_inputs(case)
 
     def changed(values: Array) -> Array:
@@ -97,7 +98,10 @@ def _nothing_excluded(c: Capabilities) -> str | None:
 
 
 def _values(c: Capabilities) -> tuple[Values, ...]:
-    """Numbers for the future of a causal mask; NaN where there is padding, and in all that is skipped if declared."""
+    """Families of values: finite ones to test causality; for half of the cases, where declared, one with NaN keys.
+
+    "poisoned" has NaN in padding, "poisoned_skips" in every key that no query attends.
+    """
     if c.poison_safe:
         return "normal", "dominating_key", "poisoned_skips", "poisoned_skips"
     if c.documents or c.key_lengths:

@@ -1,7 +1,7 @@
-"""`memory`: what a rank holds at its peak, where an implementation makes a claim about it.
+"""`memory`: the peak memory of a rank, for implementations that declare how it grows.
 
-"sharded": at a fixed number of positions a rank, a larger world does not cost a rank more. "streaming": that, and twice
-the positions a rank cost twice the memory, so that nothing of the size of a score matrix is ever held.
+"sharded": at a fixed number of positions per rank, the peak does not grow with the world size. "streaming": in
+addition, twice the positions per rank take at most twice the memory, so nothing of the size of a score matrix is held.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import Judgement, Property, Violation, violation_of
 
 POSITIONS = 64
-"""Positions a rank: enough for tensors to outweigh what is held beside them."""
+"""Positions per rank; enough for the tensors of a shard to outweigh everything else that is held."""
 
 FEWEST_RANKS = 3
-"""On two ranks there is a single hop, and one buffer less than on any larger world."""
+"""Smallest world size that is compared: two ranks make a single hop, with one buffer less than on larger worlds."""
 
 WIDTH = 32
-"""Heads times head_dim, likewise."""
+"""Heads times head_dim; as large as it is for the same reason as `POSITIONS`."""
 
 BESIDE = 1.05
-"""What may be held beside the tensors of a shard: positions, lengths and the like, which do grow with the world."""
+"""Factor allowed on a peak for what is held beside the tensors and grows with the world, such as positions."""
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
-    """Compare the largest peak of a rank on this case with that on a wider world, or on twice the positions."""
+    """Compare the largest peak of a rank with that on twice the ranks and, if "streaming", with twice the positions."""
     c = runner.capabilities
     size = case.world_size
     wider = case.replace(query_length=2 * case.problem.nq, world_size=2 * size)
@@ -79,13 +79,13 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
         return fitted(case, c, worlds=[2 * size])
 
     names = [sharding_name(sharding) for sharding in c.shardings]
-    # All queries on every rank: there a rank's positions are the whole sequence's, and no claim is made.
+    # Under replicated_query each rank holds all queries, and nothing is claimed: used only if nothing else is declared.
     sharded = [name for name in names if name != "replicated_query"] or names
     return st.builds(build, st.sampled_from(sharded), st.sampled_from(causals), st.integers(0, SEEDS - 1))
 
 
 def _outweighs(case: Case, c: Capabilities) -> bool:
-    """Whether a case is large enough for its tensors to outweigh what is held beside them."""
+    """Return whether a case is large enough for its tensors to outweigh everything else that is held."""
     size, p = case.world_size, case.problem
     return size >= FEWEST_RANKS and p.nq >= size * POSITIONS and p.heads * p.head_dim >= WIDTH
 

@@ -1,7 +1,7 @@
 """`precision`: in low precision, no more rounding than the implementation declares.
 
-A bound that holds for every input has to leave room that a bfloat16 accumulator fits in. A statistic over many elements
-does not: rounding once more than declared makes the mean squared error half as large again.
+A bound on each element that holds for every input is so wide that even a bfloat16 accumulator stays within it. A mean
+over many elements is not: rounding once more than declared raises the mean squared error by half.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Array = NDArray[np.float64]
 LOW: tuple[DtypeName, ...] = ("bfloat16", "float16")
 DIMS = (8, 16)
 CAUSALS = {"both": (False, True), "always": (True,), "never": (False,)}
-"""Whether cases are causal, by what is declared."""
+"""Values of `Problem.causal` that are drawn, by the declared `Capabilities.causal`."""
 FEWEST = 100
-"""Rows below which a mean says too little."""
+"""Smallest number of rows over which a mean is judged."""
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
@@ -60,7 +60,10 @@ def _judge(case: Case, runner: Runner) -> Judgement:
 
 
 def rms_limits(case: Case, c: Capabilities, pipeline: Pipeline) -> dict[TensorName, float]:
-    """The largest root mean square error of each result, in u of its dtype; only where enough rows can be averaged."""
+    """Return the root mean square error allowed in each result, in units of u of its dtype.
+
+    Results with fewer than `FEWEST` rows to average are left out.
+    """
     x, truth, bounds = make_inputs(case), answer(case), allowed(case, pipeline)
     queries, _ = shards(case, c)
     emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline, queries)
@@ -75,9 +78,9 @@ def rms_limits(case: Case, c: Capabilities, pipeline: Pipeline) -> dict[TensorNa
 
 
 def errs_as_declared(seen: Sequence[tuple[Case, Observation]], c: Capabilities) -> bool:
-    """Whether out and gradients are off, in the mean over some cases, by no more than the declared pipeline's.
+    """Return whether the mean errors of out and gradients over some cases are as small as the declared pipeline's.
 
-    Errors are measured by what is allowed of each element: relative to values that cancel they would say nothing.
+    Each error is divided by the error allowed for its element: relative to a value that cancels it would say nothing.
     """
     names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv") if c.gradients else ("out",)
     for name in names:
@@ -91,12 +94,12 @@ def errs_as_declared(seen: Sequence[tuple[Case, Observation]], c: Capabilities) 
             emulated = emulate(case.problem, x.q, x.k, x.v, x.dout, pipeline, shards(case, c)[0])
             bound = getattr(allowed(case, pipeline), name)
             there = bound > 0
-            with np.errstate(all="ignore"):  # what is infinite or no number is no rounding, and fails below
+            with np.errstate(all="ignore"):  # an infinity or a NaN is no rounding error, and fails below
                 found.append(((_gathered(case, c, observation, name) - exact)[there] / bound[there]) ** 2)
                 declared.append(((getattr(emulated, name) - exact)[there] / bound[there]) ** 2)
             rows += int(there.any(axis=-1).sum())
         means = [float(np.sqrt(np.concatenate(errors).mean())) if rows else 0.0 for errors in (found, declared)]
-        # Weights that are summed in the input dtype are rounded to it, before or after they are normalised.
+        # With sums in the input dtype weights are rounded to it too, before or after they are normalised.
         if not means[0] <= precision_allowed(means[1], rows, "input"):
             return False
     return True
@@ -112,19 +115,19 @@ def _gathered(case: Case, c: Capabilities, observation: Observation, name: Tenso
 
 
 def _sizes(c: Capabilities) -> list[int]:
-    """Several ranks, where they are declared: every hop that rounds adds to the mean."""
+    """World sizes of several ranks where declared: every hop that rounds adds to the mean error. Else one size."""
     return [size for size in affordable_world_sizes(c, (2, 4, 8)) if size <= 8] or [declared_world_sizes(c, (1,))[0]]
 
 
 def _case(c: Capabilities, size: int, sharding: str, dtype: DtypeName, causal: bool, dim: int, seed: int) -> Case:
-    """A case long enough for a mean."""
+    """Return a case of about 48 positions, long enough for a mean."""
     length = 2 * size * (48 // (2 * size) or 1)
     problem = Problem(batch=1, query_length=length, heads=4, head_dim=dim, dtype=dtype, causal=causal)
     return fitted(Case(problem=problem, sharding=sharding, world_size=size, values="normal", seed=seed), c)
 
 
 def each_kind(c: Capabilities, dtype: DtypeName) -> list[Case]:
-    """A case in a low precision for every number of ranks, mask and width that is drawn, with the shardings in turn."""
+    """Return a case in `dtype` for every world size, causality and head_dim that is drawn; shardings take turns."""
     kinds = itertools.product(_sizes(c), CAUSALS[c.causal], DIMS)
     shardings = itertools.cycle([sharding_name(sharding) for sharding in c.shardings])
     return [_case(c, size, next(shardings), dtype, causal, dim, seed) for seed, (size, causal, dim) in enumerate(kinds)]
@@ -144,7 +147,7 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
 
 
 def _in_low_precision(case: Case, c: Capabilities) -> bool:
-    """Whether it is one of the cases drawn above: of fewer elements, or in full precision, a mean says nothing."""
+    """Return whether `_cases` could draw this case; with fewer elements or in full precision a mean says nothing."""
     p = case.problem
     if p.dtype not in LOW or case.world_size not in _sizes(c):
         return False

@@ -1,4 +1,4 @@
-"""What a property is, and what judging one case of it says."""
+"""`Property`, the `Judgement` of one case by it, and the `Violation` that a judgement may hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from ringverify.properties.suites import Suite, examples_in
 from ringverify.worlds.world import Failure
 
 Reason = tuple[str, ...]
-"""Why a case fails, without what differs from case to case: the kind, and what it is about. Shrinking keeps it."""
+"""Why a case fails: the kind of failure and what it concerns, such as `("value", "dk")`; equal for similar cases.
+
+Shrinking keeps only those smaller cases that fail for the same reason.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +26,12 @@ class Violation:
     """A case that breaks a property.
 
     Attributes:
-        reason: kind of failure: the tensor that is wrong, or how the run ended.
-        rank: the rank that shows it, if it is one rank's.
-        summary: one line.
+        reason: the kind of failure, and the tensor that is wrong or how the run ended.
+        rank: the rank on which it was seen; `None` if it is not that of a single rank.
+        summary: one line that says what is wrong.
         detail: further lines, such as a rank's traceback; may be empty.
         finding: the worst element, where values are wrong.
-        also: further reasons for which the same case fails, such as other tensors that are wrong but less so.
+        also: further reasons for which the case fails, such as other tensors that are wrong by less.
         failure: how the run ended, where it ended without results.
     """
 
@@ -48,14 +51,14 @@ class Violation:
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """What one case says of one property.
+    """The result of judging one case by one property.
 
     Attributes:
-        margin: largest error over allowed error; 0 where nothing numeric was compared.
+        margin: largest error divided by the error allowed; 0 where no numbers were compared.
         violation: how the property is broken, or `None`.
-        digest: SHA-256 of the bits that came back.
-        applies: False if the case could not put the property to the test, and does not count.
-        delayed: the messages that a simulated world really held back.
+        digest: SHA-256 of all results, or of the way in which the run failed.
+        applies: False if the case could not test the property; it is then not counted as an example.
+        delayed: numbers of the messages that the simulated world held back in this run.
     """
 
     margin: float
@@ -66,12 +69,12 @@ class Judgement:
 
 
 def _any_case(case: Case, capabilities: Capabilities) -> bool:
-    """Most properties can be put to the test by any case."""
+    """Return True: the default of `Property.applies`, for properties that any case can test."""
     return True
 
 
 def _itself(case: Case, capabilities: Capabilities) -> list[Case]:
-    """Most properties are about one case."""
+    """Return the case alone: the default of `Property.compared`, for properties that are about one case."""
     return [case]
 
 
@@ -80,16 +83,16 @@ class Property:
     """One thing that must hold.
 
     Attributes:
-        id: how users name it.
+        id: its name on the command line and in reports.
         meaning: what must hold, in a sentence.
-        examples: cases tried in the quick suite.
+        examples: number of cases that the quick suite tries.
         cases: a strategy that draws cases within declared capabilities, or a sweep that lists them.
         judge: runs a case and says whether the property holds on it.
         unsupported: why it does not apply to an implementation, or `None` if it does.
-        simulated_only: whether it needs the simulated world, where ranks are watched and messages held back.
-        applies: whether a case can put it to the test. Cases that are drawn, shrunk, remembered and replayed are asked
-            alike: what its own strategy could not have drawn accuses nobody.
-        compared: the cases whose results are compared, where it is about several; the case itself is the first.
+        simulated_only: whether it needs the simulated world, which can watch ranks and hold messages back.
+        applies: whether a case can test it. This is asked of every case, whether drawn, shrunk, remembered or
+            replayed, so that no violation comes from a case that the property is not about.
+        compared: the cases whose results are compared with each other, the given case first.
     """
 
     id: str
@@ -103,17 +106,17 @@ class Property:
     compared: Callable[[Case, Capabilities], list[Case]] = _itself
 
     def examples_in(self, suite: Suite) -> int:
-        """How many cases a suite tries."""
+        """Return how many cases of this property a suite tries."""
         return examples_in(suite, self.examples)
 
 
 def always(capabilities: Capabilities) -> str | None:
-    """For properties that every implementation must have."""
+    """Return `None`: the `unsupported` of properties that apply to every implementation."""
     return None
 
 
 def judge_values(case: Case, runner: Runner, tensors: tuple[TensorName, ...], *, gradients: bool) -> Judgement:
-    """Run a case and hold the named results, on every rank, to the oracle within the error allowed."""
+    """Run a case and compare the named results, on every rank, with the oracle's, within the error allowed."""
     observation = runner.run(case, gradients=gradients)
     if observation.failure is not None:
         return Judgement(0.0, violation_of(observation), observation.digest)
@@ -126,19 +129,19 @@ def judge_values(case: Case, runner: Runner, tensors: tuple[TensorName, ...], *,
 
 
 def judge_everything(case: Case, runner: Runner) -> Judgement:
-    """Run a case and hold every declared result to the oracle, gradients included if they are declared."""
+    """Run a case and compare every declared result with the oracle's, gradients included if they are declared."""
     return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
 
 
 def violation_of(observation: Observation) -> Violation:
-    """The violation that a run without results is."""
+    """Return the violation of a run that ended without results; it must have a failure."""
     failure = observation.failure
     assert failure is not None
     return Violation(failure.manner, failure.rank, failure.message, failure.detail, failure=failure)
 
 
 def where(finding: Finding) -> str:
-    """One line on which ranks a result is wrong, and how much of it."""
+    """Say in one line on which ranks a result is wrong, and in how many elements."""
     ranks = sorted(finding.wrong)
     total = sum(finding.wrong.values())
     listed = ", ".join(map(str, ranks))
@@ -148,19 +151,22 @@ def where(finding: Finding) -> str:
 
 
 def all_tensors(capabilities: Capabilities) -> tuple[TensorName, ...]:
-    """Every result that an implementation declares."""
+    """Return the names of all results that an implementation declares."""
     tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
     return (*tensors, "dq", "dk", "dv") if capabilities.gradients else tensors
 
 
 def judged_where(case: Case, runner: Runner, observation: Observation, *, when: str) -> Judgement:
-    """Hold all results of an unusual run to the oracle, and say what was unusual if a usual run is not wrong.
+    """Compare all results of a run under an unusual condition with the oracle's.
+
+    If they are wrong, the case is run again without the condition. The summary names the condition only if that run is
+    right.
 
     Args:
-        case: what was run.
+        case: the case that was run.
         runner: the implementation in its world.
-        observation: what became of it.
-        when: what was unusual, for "dk is wrong on rank 0, when …".
+        observation: what the run under the condition returned.
+        when: the condition, for "dk is wrong on rank 0, when …".
     """
     if observation.failure is not None:
         return Judgement(0.0, violation_of(observation), observation.digest)

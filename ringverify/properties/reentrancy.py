@@ -1,16 +1,19 @@
-"""`reentrancy`: calls that overlap do not meet, as those of layers, of recomputation and of frozen weights overlap.
+"""`reentrancy`: calls that overlap in training do not influence each other.
 
-Two layers share one implementation: both forwards come before the first backward. A checkpointed layer runs its forward
-without gradients and once more with them. A graph that is retained is gone through twice. With frozen weights only some
-of q, k and v have gradients. Each of these gives what a call gives that is alone, and an output stays what it was.
+1. Two layers share one implementation: both forwards run before the first backward.
+2. A checkpointed layer runs its forward without gradients, and once more with them.
+3. A graph that is retained is differentiated twice.
+4. With frozen weights only some of q, k and v require gradients.
 
-A second backward may be refused: some backwards use up what was saved, and training rarely needs a second. But it has
-to be refused in words, by a `RuntimeError` that speaks of a second backward, as autograd's own does. Wrong gradients,
-or any other exception, break the property.
+In each of these a call returns what it returns alone, and later calls do not overwrite its output.
 
-And a call that has returned is over: no thread of it communicates any more, for its messages would be taken for those
-of the next; and it does not leave one process group more behind each time. A group that is made once and kept is fine,
-and so are threads that wait for work.
+A second backward may be refused, since some backwards free what was saved and training rarely needs a second one. But
+the refusal has to be a `RuntimeError` that speaks of a second backward, as autograd's own does. Wrong gradients, or any
+other exception, break the property.
+
+After a call has returned, none of its threads communicates, since its messages could be taken for those of the next
+call; and calls do not each leave a further process group behind. A group that is made once and kept is fine, and so
+are threads that wait for work.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ _WHEN: dict[Step, str] = {
     "only_kv": "only k and v require gradients",
     "again": "the backward runs for the second time over a graph that was retained",
 }
-"""What is unusual about each step, in the order in which they are judged."""
+"""The unusual condition of each step, for messages; in the order in which the steps are judged."""
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
@@ -58,7 +61,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
 
 
 def _goes_on(seen: Sequence[Reentered]) -> Violation | None:
-    """Whether a thread communicates after the last call has returned."""
+    """Return a violation if a thread communicates after its call has returned."""
     late = [rank for rank, one in enumerate(seen) if one.late]
     if not late:
         return None
@@ -66,7 +69,7 @@ def _goes_on(seen: Sequence[Reentered]) -> Violation | None:
 
 
 def _leaks(seen: Sequence[Reentered]) -> Violation | None:
-    """Whether every call leaves process groups behind, the first as much as the last."""
+    """Return a violation if every call, the first and each that follows, leaves a process group behind."""
     for rank, one in enumerate(seen):
         grown = [later - earlier for earlier, later in itertools.pairwise(one.groups)]
         if min(grown) > 0:
@@ -76,7 +79,7 @@ def _leaks(seen: Sequence[Reentered]) -> Violation | None:
 
 
 def _overwritten(first: Observation, later: Observation) -> Violation | None:
-    """Whether what the first call returned has other bits after the calls that followed."""
+    """Return a violation if what the first call returned has other bits after the calls that followed."""
     for rank, (was, now) in enumerate(zip(first.ranks, later.ranks, strict=True)):
         for name in ("out",) if was.lse is None else ("out", "lse"):
             if not np.array_equal(getattr(was, name), getattr(now, name), equal_nan=True):

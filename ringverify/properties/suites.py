@@ -6,15 +6,15 @@ from typing import Literal, get_args
 
 Suite = Literal["smoke", "quick", "full", "nightly"]
 SUITES: tuple[Suite, ...] = get_args(Suite)
-"""Their names, the shortest first."""
+"""Names of the suites, the one with the fewest cases first."""
 
 SMOKE_EXAMPLES = 10
-"""Cases of each property in the smoke suite, at most. Most faults break most cases, so few are needed to see one."""
+"""Largest number of cases of a property in the smoke suite. Most faults break most cases, so a few show them."""
 
 TIMES: dict[Suite, int] = {"quick": 1, "full": 10, "nightly": 100}
-"""How many times the cases of the quick suite the longer suites try."""
+"""Number of cases in a suite, as a multiple of those in the quick suite."""
 
 
 def examples_in(suite: Suite, quick: int) -> int:
-    """How many cases a suite tries of a property that has so many in the quick one."""
+    """Return how many cases of a property a suite tries, given the number `quick` that the quick suite tries."""
     return min(quick, SMOKE_EXAMPLES) if suite == "smoke" else quick * TIMES[suite]

@@ -1,4 +1,4 @@
-"""`traffic`: who exchanges with whom, and how much, where an implementation claims that only neighbours do."""
+"""`traffic`: which ranks exchange data, and how many bytes, where "neighbours" is declared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
 
 
 def _strangers(case: Case, traffic: Traffic) -> Violation | None:
-    """A rank that exchanges with another than its neighbours, or takes part in a collective."""
+    """Return a violation if a rank exchanges with one that is no neighbour, or uses a collective but a barrier."""
     ring = case.ring_ranks
     if traffic.neighbours_only(ring):
         return None
@@ -38,13 +38,15 @@ def _strangers(case: Case, traffic: Traffic) -> Violation | None:
 
 
 def _too_much(case: Case, c: Capabilities, traffic: Traffic) -> Violation | None:
-    """A rank that sends more than its blocks' hops forward, and those and the gradients' way home backward.
+    """Return a violation if a rank sends more bytes than a ring of P ranks needs.
 
-    Under `replicated_query` partial results travel instead of keys and values, and all of the queries' gradients.
+    The forward takes P - 1 hops of a KV block; the backward takes P - 1 of it again, and P of its dK and dV. Every
+    block counts as the largest. Under `replicated_query` KV blocks stay where they are: a rank sends at most twice the
+    partial results, Dv + 2 numbers for each query and head, and twice the dq of all queries.
     """
     p, size = case.problem, case.world_size
     width = DTYPE[p.dtype].itemsize
-    sums = max(width, DTYPE[c.accumulates].itemsize)  # gradients and partial results travel as they are summed
+    sums = max(width, DTYPE[c.accumulates].itemsize)  # dtype of gradients and partial results: that of the sums
     queries, keys = shards(case, c)
     largest = max(len(rows) for rows in keys)
     block = p.batch * largest * p.hk * (p.head_dim + p.dv)
@@ -63,7 +65,7 @@ def _too_much(case: Case, c: Capabilities, traffic: Traffic) -> Violation | None
 
 
 def _scope(c: Capabilities) -> Scope:
-    """On more than one rank: alone, a rank has no neighbours."""
+    """Worlds of at least two ranks: a rank alone has no neighbours."""
     return Scope(dtypes=widest(c), world_sizes=(2, 3, 4, 5))
 
 

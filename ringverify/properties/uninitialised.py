@@ -1,7 +1,7 @@
-"""`uninitialised`: what new memory holds before it is written does not matter.
+"""`uninitialised`: results do not depend on what newly allocated memory holds before it is written.
 
-`torch.empty` mostly gives zeros, and a row that is never written, or a gradient that is added to what was never
-cleared, is then right. Here it gives NaN.
+Memory from `torch.empty` mostly holds zeros, which hides a row that is never written, or a gradient that is added to a
+buffer that was never cleared. Here it holds NaN.
 """
 
 from __future__ import annotations

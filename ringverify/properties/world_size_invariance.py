@@ -1,6 +1,7 @@
 """`world_size_invariance`: the same problem on another number of ranks has the same answer.
 
-The oracle has no part in it, so an error of the oracle cannot hide here.
+The results of two runs are compared with each other, not with the oracle's: an error in the oracle's answer cannot
+hide a wrong result here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Array = NDArray[np.float64]
 
 
 def other_world(case: Case, c: Capabilities) -> Case | None:
-    """The same problem on the smallest other world that the implementation declares, or `None`."""
+    """Return the case on the smallest other world size that the implementation supports, or `None` if there is none."""
     for size in affordable_world_sizes(c, WORLD_SIZES):
         other = case.replace(world_size=size)
         if size != case.world_size and why_unsupported(other, c) is None:
@@ -68,7 +69,7 @@ def _violation(case: Case, other: Case, finding: Finding | None) -> Violation | 
 
 
 def _gathered(case: Case, c: Capabilities, observation: Observation, name: TensorName) -> Array:
-    """One result of all ranks, at its global positions."""
+    """Assemble one result of all ranks into a tensor over all positions, in canonical layout."""
     queries, keys = shards(case, c)
     rows_of = keys if name in ("dk", "dv") else queries
     p = case.problem
@@ -89,7 +90,7 @@ def _one_world(c: Capabilities) -> str | None:
 
 
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    """Cases whose shapes fit the smallest other world too."""
+    """Draw cases whose shapes fit the smallest other world size too."""
     sizes = sorted(affordable_world_sizes(c, WORLD_SIZES))
 
     def fit(case: Case) -> Case:
