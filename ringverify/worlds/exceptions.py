@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-UNPRINTABLE = "(which cannot be printed)"
+UNPRINTABLE = "(its text cannot be read: __str__ fails)"
 """Replaces the text of an exception whose `__str__` raises or does not return a string."""
 
 

@@ -60,12 +60,12 @@ def sentence(limit: Limit) -> str:
 def _far(limit: Limit) -> str:
     match limit:
         case "disk":
-            return "where temporary files go: TMPDIR"
+            return "temporary files go to TMPDIR"
         case "memory":
             free = _available()
             return "" if free is None else f"{free >> 20} MiB are available"
     most = _most(limit)
-    return "" if most is None else f"{most} at most: ulimit -{'n' if limit == 'file descriptors' else 'u'}"
+    return "" if most is None else f"the limit is {most}: ulimit -{'n' if limit == 'file descriptors' else 'u'}"
 
 
 def too_many(ranks: int, *limits: Limit) -> str | None:

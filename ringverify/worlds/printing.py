@@ -12,12 +12,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from ringverify.words import PRINTED
+
 Show = Literal["plain", "labelled", "kept"]
 """What becomes of a rank's output. "plain": it is written as usual and not kept; "labelled": it is written with its
 rank before each line, and kept; "kept": it is only kept."""
-
-LETTERS = 4000
-"""Number of characters that are kept of a rank's output: the last ones."""
 
 
 class Labelled:
@@ -56,7 +55,7 @@ class RankOutput:
 
     def add(self, rank: int, text: str, stream: Any) -> None:
         """Keep what a rank writes to a stream, and show it there if that is asked for."""
-        self._kept[rank] = (self._kept[rank] + text)[-LETTERS:]
+        self._kept[rank] = (self._kept[rank] + text)[-PRINTED:]
         if self._show == "labelled":
             self._labelled.write(rank, text, stream)
 

@@ -38,8 +38,8 @@ def message_to_itself(rank: int, *, sends: bool) -> RuntimeError:
     what = "sends to itself" if sends else "receives from itself"
     return marked(
         RuntimeError(
-            f"rank {rank} {what}: gloo refuses that (its pair is not connected), and NCCL takes it only inside "
-            "batch_isend_irecv; copy the tensor instead, or declare world_sizes without those in which it happens"
+            f"rank {rank} {what}: gloo refuses that, and NCCL takes it only inside batch_isend_irecv; copy the tensor "
+            "instead, or declare world_sizes without those on which it happens"
         ),
         MESSAGE_TO_ITSELF,
     )

@@ -83,14 +83,14 @@ def values(settings: Sequence[TorchSetting]) -> tuple[Any, ...]:
 
 
 def put_back(settings: Sequence[TorchSetting], before: tuple[Any, ...]) -> dict[str, str]:
-    """Restore the settings that have changed, and return each one's change by name: "float64, and float32 before"."""
+    """Restore the settings that have changed, and return each one's change by name: "float64, was float32"."""
     now = values(settings)
     if now == before:
         return {}
     changed = {}
     for setting, is_now, was in zip(settings, now, before, strict=True):
         if is_now != was:
-            changed[setting.name] = f"{_shown(is_now)}, and {_shown(was)} before"
+            changed[setting.name] = f"{_shown(is_now)}, was {_shown(was)}"
             if setting.write is not None:
                 with contextlib.suppress(RuntimeError):  # torch may refuse the change
                     setting.write(was)

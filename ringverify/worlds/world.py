@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ringverify.words import TEXT, cut
+from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.limits import Limit, sentence
 from ringverify.worlds.raising import Raising
 from ringverify.worlds.watch.hazards import Hazard
@@ -101,7 +102,7 @@ class Unreceived:
     def describe(self) -> str:
         """Describe it in one line."""
         source = "any rank" if self.source is None else f"rank {self.source}"
-        what = "a message nobody received" if self.kind == "message" else "a receive nothing met"
+        what = "a message that nobody received" if self.kind == "message" else "a receive that got no message"
         return (
             f"{what}: from {source} to rank {self.destination}, tag {self.tag}, group {list(self.group)}, "
             f"{list(self.shape)} {self.dtype}"
@@ -215,10 +216,10 @@ class OurError(WorldUnavailable):
     def of(cls, error: BaseException, limit: Limit | None) -> OurError:
         """Build the error from an exception that was raised on a rank and the machine limit that it reports, if any."""
         detail = "".join(traceback.format_exception(error)).rstrip()
-        said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        said = one_line(error)
         if limit is not None:
             return cls(f"{sentence(limit)}: {said}", detail)
-        return cls(f"an error of ringverify itself on a rank: {said}; please report it", detail)
+        return cls(f"an error of ringverify itself, not of your code, on a rank: {said}; please report it", detail)
 
 
 class LoadTooLong(OurError):
@@ -254,6 +255,18 @@ class TooEarly(OurError):
         )
         error.places, error.importing = places, importing
         return error
+
+
+def check_run(world_size: int, deadline: float) -> None:
+    """Refuse a number of ranks or a deadline that no world has.
+
+    Raises:
+        ValueError: `world_size` is less than 1, or `deadline` is not positive.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size={world_size}: expected at least 1")
+    if not deadline > 0:
+        raise ValueError(f"deadline={deadline}: expected a positive number of seconds")
 
 
 class World(Protocol):

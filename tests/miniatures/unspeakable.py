@@ -108,7 +108,7 @@ class StrLeaves(ValueError):
         os._exit(9)
 
 
-CANNOT = " (which cannot be printed)"
+CANNOT = " (its text cannot be read: __str__ fails)"
 SAID = {
     "StrRaises": f"raised StrRaises{CANNOT}",
     "StrExits": f"raised StrExits{CANNOT}",

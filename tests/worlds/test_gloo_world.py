@@ -118,7 +118,7 @@ def test_a_run_of_many_groups_does_not_gather_them_for_ever(world: GlooWorld) ->
 
 MISBEHAVIOUR = {
     "raise": ("raised", "rank 1 raised ValueError: no such"),
-    "raise what cannot be printed": ("raised", "rank 1 raised _Unprintable (which cannot be printed)"),
+    "raise what cannot be printed": ("raised", "rank 1 raised _Unprintable (its text cannot be read: __str__ fails)"),
     "sys.exit": ("raised", "rank 1 called sys.exit(3)"),
     "os._exit": ("died", "rank 1's process ended with exit code 3"),
     "SIGKILL": ("died", "rank 1's process was ended by signal SIGKILL"),

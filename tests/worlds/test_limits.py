@@ -64,7 +64,7 @@ def test_a_right_implementation_is_inconclusive_where_file_descriptors_run_out(t
     """For the tool as it starts, for the first process, for the second: the limit is named, without a traceback."""
     ran = checked(tmp_path, resource.RLIMIT_NOFILE, most)
     assert ran.returncode == 3, ran.stdout + ran.stderr
-    assert f"this machine is out of file descriptors ({most} at most: ulimit -n)" in ran.stdout + ran.stderr
+    assert f"this machine is out of file descriptors (the limit is {most}: ulimit -n)" in ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr
 
 

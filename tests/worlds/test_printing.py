@@ -8,7 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from ringverify.worlds.printing import LETTERS
+from ringverify.words import PRINTED
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
@@ -23,7 +23,7 @@ def talk(_):
     dist.barrier()
     print(" and its end")
     if rank == 1:
-        print("x" * 2 * LETTERS)
+        print("x" * 2 * PRINTED)
     return rank
 
 
@@ -40,7 +40,7 @@ def test_lines_are_kept_by_rank_in_order(capfd):
     told = run(SimulatedWorld(show="kept")).printed
     assert told[0] == (0, "first of 0\nsecond of 0 and its end\n")
     assert told[1][0] == 1
-    assert len(told[1][1]) == LETTERS
+    assert len(told[1][1]) == PRINTED
     assert capfd.readouterr() == ("", "")
 
 

@@ -67,7 +67,8 @@ def test_messages_that_nobody_received_and_receives_that_nothing_met_are_named()
         ("not_waited", 0, received, f"rank 0 never waited for its receive from rank 1, tag 8, posted at "
          f"{short(received)}"),
         ("not_received", 1, sent, f"nobody received rank 1's send to rank 0, tag 7, posted at {short(sent)}"),
-        ("not_received", 0, received, f"nothing met rank 0's receive from rank 1, tag 8, posted at {short(received)}"),
+        ("not_received", 0, received, f"rank 0's receive from rank 1, tag 8 got no message, posted at "
+         f"{short(received)}"),
     ]  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def test_messages_that_are_received_in_another_order_are_said_to_be():
         run = unwatched(lambda size=size: program(torch.zeros(size)), watch=True)
         assert (run.failure is None) == (size == 8)
         assert [hazard.message.split(": ")[1] for hazard in run.hazards] == [
-            "the two sides agree about their messages, but not about the order"
+            "both sides have the same messages in a different order"
         ] * 2
 
 

@@ -119,7 +119,7 @@ def test_tensors_of_a_run_are_freed():
 def test_groups_do_not_outlive_their_run():
     """A group that a rank returns is refused outside, by name."""
     (group, _) = results(lambda: dist.group.WORLD, 2)
-    with pytest.raises(RuntimeError, match="only the thread of rank 0 may use the groups of rank 0"):
+    with pytest.raises(RuntimeError, match="only the thread of rank 0 may use the process groups of rank 0"):
         group.barrier()
 
 

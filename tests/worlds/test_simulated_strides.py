@@ -24,9 +24,12 @@ def _slice() -> torch.Tensor:
     ],
 )
 def test_where_gloo_would_move_the_wrong_elements_there_is_an_error(name, call):
-    """A slice of the last axis: gloo reads and writes past it without a word, NCCL refuses it; so does this."""
+    """A slice of the last axis: gloo reads and writes past it silently, NCCL refuses it; so does this."""
     found = failure(call, 2)
-    assert f"RuntimeError: {name} of [3, 2] float32 with strides [4, 1]: gloo moves the wrong elements" in found.message
+    assert (
+        f"RuntimeError: {name} of [3, 2] float32 with strides [4, 1]: gloo silently moves the wrong elements"
+        in found.message
+    )
     assert "pass .contiguous()" in found.message
 
 

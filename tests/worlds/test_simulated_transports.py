@@ -280,7 +280,7 @@ def test_a_late_message_that_is_never_needed_still_arrives():
 
     run = unwatched(lambda: program() and None, conditions=Conditions(delayed=(0, 1)))
     assert [one.describe() for one in run.unreceived] == [
-        "a message nobody received: from rank 1 to rank 0, tag 3, group [0, 1], [2] float32"
+        "a message that nobody received: from rank 1 to rank 0, tag 3, group [0, 1], [2] float32"
     ]
 
 

@@ -55,7 +55,7 @@ def ran(world: World, program: Any, argument: Any = None, deadline: float = PLEN
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_an_exception_of_ours_on_a_rank_says_nothing_of_the_implementation(world: World, where: str) -> None:
     """And its whole traceback is at hand."""
-    with pytest.raises(OurError, match="an error of ringverify itself on a rank: KeyError") as raised:
+    with pytest.raises(OurError, match="not of your code, on a rank: KeyError") as raised:
         ran(world, programs.raises_in_ours, where)
     assert "in _raise_if" in raised.value.detail
 
@@ -195,7 +195,7 @@ def test_what_keeps_a_process_or_a_thread_from_starting_is_named() -> None:
 
 def test_more_ranks_than_a_simulated_world_holds_are_refused_before_anything_starts() -> None:
     """Whatever the implementation, its threads would still be at work at any deadline."""
-    with pytest.raises(WorldUnavailable, match="20000 ranks are more than a simulated world holds, which is 1024"):
+    with pytest.raises(WorldUnavailable, match="a simulated world holds at most 1024 ranks, not 20000"):
         SimulatedWorld().run(programs.load, "os", world_size=20_000, seed=0, deadline=1.0)
 
 
@@ -205,7 +205,7 @@ def test_more_ranks_than_the_machine_has_file_descriptors_for_are_refused(monkey
     reason = too_many(20_000, "file descriptors")
     assert reason is not None
     assert "at least 80000 file descriptors" in reason
-    assert "1024 at most: ulimit -n" in reason
+    assert "the limit is 1024: ulimit -n" in reason
     world = GlooWorld()
     with pytest.raises(WorldUnavailable, match="80000 file descriptors"):
         world.run(programs.load, "os", world_size=20_000, seed=0, deadline=1.0)

@@ -78,6 +78,7 @@ class ContainedWorld:
             TypeError: the program or its argument cannot be sent to a process.
             ValueError: an impossible world size or deadline.
         """
+        load = load or Load("", str)
         options = {"world_size": world_size, "seed": seed, "deadline": deadline}
         simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch}, self._show)
         run = self._process.run(
@@ -86,7 +87,7 @@ class ContainedWorld:
             world_size=1,
             seed=0,
             deadline=deadline + UNWINDING,
-            load=_loading_too(program, load or Load("", str)),
+            load=dataclasses.replace(load, call=functools.partial(_load, program, load.call)),
         )
         if run.failure is not None:
             whole = tuple((None, text) for _, text in run.printed)
@@ -106,11 +107,6 @@ class ContainedWorld:
     def close(self) -> None:
         """End the process. The next run starts a new one, which knows nothing of what ran here."""
         self._process.close()
-
-
-def _loading_too(program: Callable[[Any], Any], load: Load) -> Load:
-    """Return `load` with a call that also loads the program of the simulated ranks."""
-    return dataclasses.replace(load, call=functools.partial(_load, program, load.call))
 
 
 def _load(program: Callable[[Any], Any], call: Callable[[str], Any], what: str) -> None:
@@ -148,7 +144,7 @@ def _of_the_process(failure: Failure, deadline: float) -> Failure:
         case "died":
             message = f"the process of the simulated ranks {how_it_ended(failure.exit_code or 0)}"
         case "deadline":
-            message = f"after {deadline:g} s the simulated ranks had not returned, nor could they be interrupted"
+            message = f"after {deadline:g} s the simulated ranks had not returned and could not be interrupted"
         case _:
             raise WorldUnavailable(f"in the simulated world's process, {failure.message}")
     return dataclasses.replace(failure, rank=None, message=message)

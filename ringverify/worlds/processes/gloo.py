@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ringverify.worlds.processes.pool import Pool
 from ringverify.worlds.processes.rank import RankHost, ThisMachine
-from ringverify.worlds.world import Conditions, Failure, Load, Run
+from ringverify.worlds.world import Conditions, Failure, Load, Run, check_run
 
 MOST_PROCESSES = 16
 """How many ranks of all world sizes are kept warm at once, the most recently used sizes first."""
@@ -79,10 +79,7 @@ class GlooWorld:
             TypeError: the program or its argument cannot be sent to a process.
             ValueError: an impossible world size or deadline.
         """
-        if world_size < 1:
-            raise ValueError(f"world_size={world_size}: expected at least 1")
-        if not deadline > 0:
-            raise ValueError(f"deadline={deadline}: expected a positive number of seconds")
+        check_run(world_size, deadline)
         began = time.monotonic()
         body = _packed(program, argument)
         load = load or Load("", str)  # the program's own module is loaded in any case

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.foreign_text import last_words
 from ringverify.worlds.limits import limit_in, limit_of, sentence
 from ringverify.worlds.patience import Patience
@@ -96,11 +97,9 @@ class Pool:
             limit = limit_of(error, starting=True)
             told = "" if limit is None else f"{sentence(limit)}: "
             if isinstance(error, EOFError):  # the fork server ends when it cannot fork
-                told = f"the server that starts them ended, perhaps because {sentence('processes')}: "
+                told = f"its fork server ended, perhaps because {sentence('processes')}: "
             processes = "a process" if world_size == 1 else f"{world_size} processes"
-            raise WorldUnavailable(
-                f"{self._world} could not start {processes}: {told}{type(error).__name__}: {error}"
-            ) from error
+            raise WorldUnavailable(f"{self._world} could not start {processes}: {told}{one_line(error)}") from error
         except BaseException:
             self.end()
             raise

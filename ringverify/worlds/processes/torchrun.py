@@ -199,7 +199,8 @@ class Crew:
             arrival = self._meeting.arrival(until)
             if arrival is None:
                 raise WorldUnavailable(
-                    f"of {wanted} other ranks that torchrun announced {came} came within {MEETING_SECONDS:g} s"
+                    f"of {wanted} other ranks that torchrun announced, {came} connected within {MEETING_SECONDS:g} s: "
+                    "check that every machine runs this command and reaches MASTER_ADDR"
                 )
             connection, said = arrival
             if number is None or said.number == number:  # others come late, for ranks that were given up

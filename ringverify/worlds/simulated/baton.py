@@ -90,8 +90,13 @@ class Baton:
             return None
 
     def stop(self, failure: Failure | None) -> None:
-        """End the run from outside: a rank that communicates next is unwound."""
-        self._record(failure)
+        """End the run: record why, if nothing has ended it before; a rank that communicates next is unwound."""
+        with self._failing:
+            if self.failure is None:
+                self.failure = failure
+            if not self.over:
+                self.over = True
+                self._news.put("failed")
 
     def release_everyone(self) -> None:
         """Wake all ranks at once, because the one whose turn it is does not come back."""
@@ -126,7 +131,7 @@ class Baton:
             elif seat.finished:
                 lines.append(f"rank {seat.rank} has returned")
             elif seat.rank in polling:
-                lines.append(f"rank {seat.rank} asks again and again whether an operation has completed")
+                lines.append(f"rank {seat.rank} polls an operation that cannot complete")
         return lines
 
     # -- called by a rank ----------------------------------------------------------------------------------------------
@@ -192,10 +197,6 @@ class Baton:
         if self._seats[rank].awaited is awaited:
             self._ready.append(rank)
 
-    def fail(self, failure: Failure) -> None:
-        """Record why the run ends, if nothing has ended it before; from now on every rank is unwound."""
-        self._record(failure)
-
     def leave(self, rank: int) -> None:
         """This rank has returned, raised or been unwound: pass the baton on, for good."""
         self._seats[rank].finished = True
@@ -256,19 +257,11 @@ class Baton:
         if seat.turn.locked():
             seat.turn.release()
 
-    def _record(self, failure: Failure | None) -> None:
-        with self._failing:
-            if self.failure is None:
-                self.failure = failure
-            if not self.over:
-                self.over = True
-                self._news.put("failed")
-
     def _deadlock(self, polling: list[int]) -> None:
         waits, places = self.waits(polling), []
         for seat in self._seats:
             if not seat.finished:
                 places += [f"rank {seat.rank} at", *(f"  {line}" for line in self.where(seat.rank))]
         detail = "\n".join([*waits, *places, self.explain()]).rstrip()
-        self._record(Failure("deadlock", None, "deadlock: " + "; ".join(waits), detail))
+        self.stop(Failure("deadlock", None, "deadlock: " + "; ".join(waits), detail))
         raise Unwound

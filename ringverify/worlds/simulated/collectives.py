@@ -142,8 +142,8 @@ def _average(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _transposed(inputs: Sequence[Pieces]) -> list[Pieces]:
     if len({len(pieces) for pieces in inputs}) > 1:
-        counts = ", ".join(f"rank {place} brings {len(pieces)}" for place, pieces in enumerate(inputs))
-        raise ValueError(f"ranks bring different numbers of tensors: group {counts}")
+        counts = ", ".join(f"group rank {place} brings {len(pieces)}" for place, pieces in enumerate(inputs))
+        raise ValueError(f"ranks bring different numbers of tensors: {counts}")
     return list(zip(*inputs, strict=True))
 
 
@@ -151,5 +151,5 @@ def _alike(pieces: Pieces) -> Pieces:
     first = pieces[0]
     if any(piece.numel() != first.numel() or piece.dtype != first.dtype for piece in pieces):
         forms = ", ".join(f"group rank {place} has {shown(piece)}" for place, piece in enumerate(pieces))
-        raise ValueError(f"ranks disagree about the tensor: {forms}")
+        raise ValueError(f"ranks bring tensors of different sizes or dtypes: {forms}")
     return pieces

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -126,7 +126,6 @@ class Exchange:
         mailbox: Mailbox,
         place: int,
         name: str,
-        agreed: Hashable,
         inputs: Pieces,
         combine: Combine,
         write: Callable[[Pieces], None],
@@ -139,8 +138,7 @@ class Exchange:
         Args:
             mailbox: the group's.
             place: group rank.
-            name: what the rank calls, with what all ranks must agree on, for messages.
-            agreed: what all ranks must agree on.
+            name: what the rank calls, with all that the ranks must agree on.
             inputs: what this rank puts in; already copied.
             combine: computes what each rank takes out, when the last has joined.
             write: writes what this rank takes out into its buffers.
@@ -155,8 +153,8 @@ class Exchange:
         mailbox.numbers[place] += 1
         collective = mailbox.collectives.get(number)
         if collective is None:
-            collective = mailbox.collectives[number] = Collective(mailbox, number, name, agreed)
-        elif collective.agreed != agreed:
+            collective = mailbox.collectives[number] = Collective(mailbox, number, name)
+        elif collective.name != name:
             others = [mailbox.ranks[at] for at, one in enumerate(collective.joined) if one is not None]
             raise RuntimeError(
                 f"collective mismatch on group {list(mailbox.ranks)}, collective #{number}: "
@@ -317,7 +315,7 @@ class Exchange:
             self._done(part)
 
 
-_NOT_THIS_RANK = "only the thread of rank {0} may use the groups of rank {0}, and only during its run"
+_NOT_THIS_RANK = "only the thread of rank {0} may use the process groups of rank {0}, and only while the run lasts"
 
 
 def _form(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:

@@ -84,7 +84,7 @@ class Matching:
                 f"but rank {message.rank} sent {shown(message.payload)} (at {posted.short})"
             )
             if order:
-                text += ": the two sides agree about their messages, but not about the order"
+                text += ": both sides have the same messages in a different order"
             yield Hazard("mismatch", receive.rank, receive.title, str(place), str(posted), text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -103,8 +103,8 @@ class Receive(Operation):
         payload, buffer = self.message.payload, self.buffer
         if payload.nbytes != buffer.nbytes:
             raise RuntimeError(
-                f"rank {self.rank} receives into {shown(buffer)}, tag {self.tag}{self.mailbox.suffix}, but rank "
-                f"{self.message.rank} sent {shown(payload)}: {buffer.nbytes} bytes for a message of {payload.nbytes}"
+                f"rank {self.rank} receives into {shown(buffer)} ({buffer.nbytes} bytes), tag {self.tag}"
+                f"{self.mailbox.suffix}, but rank {self.message.rank} sent {shown(payload)} ({payload.nbytes} bytes)"
             )
         write(buffer, payload)
 
@@ -123,8 +123,7 @@ class Joining(Operation):
         missing = [
             rank for rank, one in zip(self.collective.mailbox.ranks, self.collective.joined, strict=True) if not one
         ]
-        size = len(self.collective.joined)
-        return f"{self.collective.describe()} ({len(missing)} of {size} ranks missing: {', '.join(map(str, missing))})"
+        return f"{self.collective.describe()} {_missing(missing, self.collective.joined)}"
 
     @property
     def title(self) -> str:
@@ -140,10 +139,10 @@ class Joining(Operation):
 class Collective:
     """One collective of one group: what each rank put in, and, when all have joined, what each takes out."""
 
-    __slots__ = ("agreed", "inputs", "joined", "mailbox", "name", "number", "outputs")
+    __slots__ = ("inputs", "joined", "mailbox", "name", "number", "outputs")
 
-    def __init__(self, mailbox: Mailbox, number: int, name: str, agreed: Hashable) -> None:
-        self.mailbox, self.number, self.name, self.agreed = mailbox, number, name, agreed
+    def __init__(self, mailbox: Mailbox, number: int, name: str) -> None:
+        self.mailbox, self.number, self.name = mailbox, number, name
         self.inputs: list[Pieces] = [()] * len(mailbox.ranks)
         self.joined: list[Joining | None] = [None] * len(mailbox.ranks)
         self.outputs: Sequence[Pieces] | None = None
@@ -176,8 +175,11 @@ class NewGroup:
         """Name the group, and the ranks that have not asked for it."""
         ranks = self.mailbox.ranks
         missing = [rank for rank in ranks if rank not in self.arrived]
-        listed = ", ".join(map(str, missing))
-        return f"new_group({list(ranks)}) ({len(missing)} of {len(ranks)} ranks missing: {listed})"
+        return f"new_group({list(ranks)}) {_missing(missing, ranks)}"
+
+
+def _missing(missing: Sequence[int], ranks: Sequence[object]) -> str:
+    return f"({len(missing)} of {len(ranks)} ranks missing: {', '.join(map(str, missing))})"
 
 
 class Mailbox:

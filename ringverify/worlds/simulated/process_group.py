@@ -21,7 +21,7 @@ collectives) by one of them; each has both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -324,18 +324,15 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
         def write_each(pieces: Pieces) -> None:
             for output, piece in zip(outputs, pieces, strict=False):  # the root of a broadcast keeps what it has
                 if output.nbytes != piece.nbytes:
-                    raise RuntimeError(
-                        f"{name}: rank {self._global(self._place)} has {shown(output)} for {shown(piece)}"
-                    )
+                    rank = self._mailbox.ranks[self._place]
+                    raise RuntimeError(f"{name}: rank {rank} has {shown(output)} for what it receives, {shown(piece)}")
                 write(output, piece)
 
-        agreed: Hashable = name
         pieces = [snapshot(tensor) for tensor in inputs] if copy else [tensor.detach() for tensor in inputs]
         operation = self._exchange.join(
             self._mailbox,
             self._place,
             name,
-            agreed,
             pieces,
             combine,
             write_all or write_each,
@@ -380,7 +377,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc] # a base without a ty
 def _single_contiguous(tensors: Tensors) -> torch.Tensor:
     (tensor,) = tensors
     if not tensor.is_contiguous():
-        raise RuntimeError(f"input tensor has to be contiguous: {shown(tensor)} with strides {list(tensor.stride())}")
+        strides = list(tensor.stride())
+        raise RuntimeError(
+            f"input tensor has to be contiguous: {shown(tensor)} with strides {strides}: pass .contiguous()"
+        )
     return tensor
 
 
@@ -392,7 +392,7 @@ def _refuse_other_forms(
             raise RuntimeError(f"{operation}: an {each} is {shown(one)}, but the {other} is {shown(tensor)}")
 
 
-SCRAMBLED = "gloo moves the wrong elements of such a tensor without a word, and NCCL refuses it: pass .contiguous()"
+SCRAMBLED = "gloo silently moves the wrong elements of such a tensor, and NCCL refuses it: pass .contiguous()"
 
 
 def _refuse_strided(operation: str, tensors: Sequence[torch.Tensor]) -> None:

@@ -252,7 +252,7 @@ class RankThreads:
             made: tuple[Any, Any] = self._outer_helper(size, rank, ranks, backend, store, name, *args, **options)
             return made
         if name in bookkeeping.pg_names.values():
-            raise ValueError(f"the group name {name!r} is taken")
+            raise ValueError(f"new_group: this rank has a group named {name!r} already")
         tag = options.get("pg_tag") or ""
         if tag and (existing := c10d._find_pg_by_ranks_and_tag(tag, ranks)):
             return existing, bookkeeping.pg_map[existing][1]

@@ -34,7 +34,7 @@ from ringverify.worlds.simulated.exchange import Event, Exchange
 from ringverify.worlds.simulated.process_group import SimulatedGroup
 from ringverify.worlds.simulated.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watch.watching import Watch
-from ringverify.worlds.world import Conditions, Failure, Load, Run, TooEarly, WorldUnavailable
+from ringverify.worlds.world import Conditions, Failure, Load, Run, TooEarly, WorldUnavailable, check_run
 
 _GRACE = 0.5
 """Seconds that ranks are given to unwind before their threads are abandoned."""
@@ -102,14 +102,11 @@ class SimulatedWorld:
             ValueError: `world_size` is less than 1, or `deadline` is not positive.
             WorldUnavailable: as in `World.run`; this version of torch lacks what is needed; the caller is a rank.
         """
-        if world_size < 1:
-            raise ValueError(f"world_size is {world_size}; a world has at least 1 rank")
-        if not deadline > 0:
-            raise ValueError(f"deadline is {deadline}; it is a number of seconds, more than 0")
+        check_run(world_size, deadline)
         if _RANK_THREADS.mine() is not None:
-            raise WorldUnavailable("a rank of a simulated world cannot start another one")
+            raise WorldUnavailable("a rank of a simulated world cannot start another simulated world")
         if world_size > MOST_RANKS:
-            raise WorldUnavailable(f"{world_size} ranks are more than a simulated world holds, which is {MOST_RANKS}")
+            raise WorldUnavailable(f"a simulated world holds at most {MOST_RANKS} ranks, not {world_size}")
         if (reason := too_many(world_size, "threads")) is not None:
             raise WorldUnavailable(reason)
         if load is not None:
@@ -232,7 +229,7 @@ class _Ranks:
 
         def exited(status: int) -> None:
             raised = Raising(f"called os._exit({status})", "\n".join(self._baton.where(rank)), call="os._exit")
-            self._baton.fail(Failure.of(rank, raised))
+            self._baton.stop(Failure.of(rank, raised))
 
         bookkeeping = self._bookkeeping[rank] = RankBookkeeping(rank, self._size, make_group, exited)
         try:
@@ -244,15 +241,17 @@ class _Ranks:
         except Unwound:
             if not self._baton.over:  # raised by a group of another run, which is over
                 self._foreign_group = True
-                message = f"rank {rank} communicated over a process group of an earlier run"
-                self._baton.fail(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
+                message = (
+                    f"rank {rank} communicated over a process group of an earlier run, which a module may have cached"
+                )
+                self._baton.stop(Failure("raised", rank, message, "\n".join(self._baton.where(rank))))
         except WorldUnavailable as error:
             self._unavailable = error
             self._baton.stop(None)
         except BaseException as error:
             self._foreign_group |= self._met_foreign_group(rank, error)
             with whose.theirs():  # reading an exception of its own class runs its code
-                self._baton.fail(Failure.of(rank, raising_of(error)))
+                self._baton.stop(Failure.of(rank, raising_of(error)))
         finally:
             if self._watch is not None:
                 self._watch.leave(rank)
@@ -311,7 +310,9 @@ class _Ranks:
         places = self._baton.where(rank)
         place = places[-1] if places else "a place without a Python stack"
         detail = "\n".join([f"rank {rank} at", *(f"  {line}" for line in places), *self._baton.waits()])
-        return Failure("deadline", rank, f"rank {rank} was still at work after {deadline:g} s, at {place}", detail)
+        return Failure(
+            "deadline", rank, f"after {deadline:g} s rank {rank} had not returned: it was at {place}", detail
+        )
 
     def _too_early(self, deadline: float) -> TooEarly | None:
         """Return the error to raise if time ran out in an import or in ringverify's own code, else `None`."""

@@ -96,8 +96,12 @@ class Watch:
                 for operation in rank.posts:
                     self._left(operation, "not_waited", "rank {rank} never waited for its {what}")
             for one in left:
-                nobody = "nobody received" if isinstance(one, Send) else "nothing met"
-                self._left(one, "not_received", nobody + " rank {rank}'s {what}")
+                text = (
+                    "nobody received rank {rank}'s {what}"
+                    if isinstance(one, Send)
+                    else "rank {rank}'s {what} got no message"
+                )
+                self._left(one, "not_received", text)
         return tuple(self._hazards.values())
 
     def traffic(self) -> Traffic:
