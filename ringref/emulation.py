@@ -16,17 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from ringref.pattern import multiplicity
-from ringref.problem import DtypeName, Problem
+from ringref.problem import Problem
 from ringref.rounding import Pipeline
 
 Array = NDArray[np.float64]
-
-TORCH: dict[DtypeName, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +53,8 @@ def emulate(
         queries: positions of the queries of each rank, for gradients that are summed over ranks in the input dtype;
             by default one rank holds them all.
     """
-    sums, returned = TORCH[pipeline.sums], TORCH[pipeline.dtype]
+    sums: torch.dtype = getattr(torch, pipeline.sums)
+    returned: torch.dtype = getattr(torch, pipeline.dtype)
 
     def narrowed(x: torch.Tensor) -> torch.Tensor:
         return x.to(returned).to(sums) if pipeline.probabilities == "input" else x

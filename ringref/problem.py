@@ -292,7 +292,9 @@ def _documents(documents: Any, nq: int, nk: int) -> tuple[int, ...] | None:
         raise ValueError(f"documents={documents!r}: expected cumulative lengths such as (0, 3, 7)")
     offsets = tuple(_integer("documents entry", entry, minimum=0) for entry in entries)
     if any(a > b for a, b in pairwise(offsets)) or offsets[-1] > nq:
-        raise ValueError(f"documents={offsets!r}: cumulative lengths must not decrease nor pass the length {nq}")
+        raise ValueError(
+            f"documents={offsets!r}: expected non-decreasing cumulative lengths of at most {nq}, the sequence length"
+        )
     return offsets
 
 
@@ -304,5 +306,5 @@ def _key_lengths(key_lengths: Any, batch: int, nk: int) -> tuple[int, ...] | Non
         raise ValueError(f"key_lengths={key_lengths!r}: expected one length for each of {batch} batch elements")
     lengths = tuple(_integer("key_lengths entry", entry, minimum=0) for entry in entries)
     if any(length > nk for length in lengths):
-        raise ValueError(f"key_lengths={lengths!r}: no length may pass key_length={nk}")
+        raise ValueError(f"key_lengths={lengths!r}: expected lengths of at most key_length={nk}")
     return lengths

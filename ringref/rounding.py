@@ -389,7 +389,10 @@ def witness_bound(dtype: DtypeName, terms: int) -> float:
     """
     nu = terms * UNIT_ROUNDOFF[dtype]
     if nu >= 1:
-        raise ValueError(f"{terms} roundings in {dtype} leave no digit to compare")
+        raise ValueError(
+            f"terms={terms} in {dtype}: terms * u is 1 or more, so no bound can be given; use fewer terms or a wider "
+            "dtype"
+        )
     return 2 * nu / (1 - nu)
 
 
@@ -494,9 +497,11 @@ interval, so a square has a relative standard deviation of about 1, and a mean o
 def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumulates", "input"]) -> float:
     """Return the largest rho allowed to a pipeline whose emulation has rho `emulated`, averaged over `rows` rows.
 
-    Two pipelines that round at the same places differ in the few elements that lie next to a tie; in one that rounds
-    once more, a running sum for example, rho is larger by a factor of sqrt(2) from the first time on. Probabilities may
-    be rounded before or after they are normalised, which are different roundings: the variance may be twice as large.
+    Two pipelines that round at the same places differ in the few elements that lie next to a tie. In one that rounds a
+    result twice, the variance is twice as large: rho grows by a factor of sqrt(2). Rounding a running sum after each
+    block adds less at first, since the first of two blocks holds half of the result's variance: rho grows by a factor
+    of sqrt(1.5) with two blocks, and by more with each further one. Probabilities may be rounded before or after they
+    are normalised, which are different roundings: the variance may be twice as large.
     Fused kernels that round them also return the partial result of a block in the input dtype. Merged by weights that
     add up to 1 (out), or added with signs that are practically random (gradients), these roundings have together at
     most the variance of one more rounding of the result: the variance of the emulated pipeline once more, so thrice in

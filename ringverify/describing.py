@@ -40,14 +40,12 @@ class FunctionElsewhere:
         file: its source file, if it is written in Python.
         line: its first line there.
         name: its qualified name.
-        doc: its docstring, if it has one.
     """
 
     target: str = dataclasses.field(compare=False)
     file: str | None
     line: int | None
     name: str
-    doc: str | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """Refuse the call.
@@ -115,13 +113,13 @@ def lacking(names: Sequence[str]) -> dict[str, str]:
     Raises:
         Inconclusive: importing them ends the process, or takes too long, or no process can be started.
     """
-    place = _Place("what is built in", LOAD_SECONDS)
+    place = _Place("a built-in implementation", LOAD_SECONDS)
     try:
         told = place.ask(_reasons, tuple(names), LOAD_SECONDS)
     finally:
         place.rest()
     if isinstance(told, Failure):
-        raise Inconclusive(f"what is built in was not looked at: {told.message}")
+        raise Inconclusive(f"a built-in implementation could not be inspected: {told.message}")
     return {name: reason for name, reason in zip(names, told, strict=True) if reason is not None}
 
 
@@ -186,7 +184,7 @@ class _Place:
         except TooEarly as error:  # in the middle of an import
             return Failure("deadline", 0, str(error), error.detail, places=error.places)
         except WorldUnavailable as error:
-            raise Inconclusive(f"{self._target} was not looked at: {error}") from None
+            raise Inconclusive(f"{self._target} could not be inspected: {error}") from None
         return json.loads(run.results[0]) if run.failure is None else run.failure
 
     def _not_imported(self, failure: Failure) -> UsageError | Inconclusive:
@@ -200,7 +198,7 @@ class _Place:
                 where = dict(failure.places).get(0, "at an unknown place")
                 why = f"was not imported within {self._seconds:g} s: {where}; allow more with --load-deadline"
                 return Inconclusive(f"{self._target} {why}")
-        return Inconclusive(f"{self._target} was not looked at: {failure.message}")
+        return Inconclusive(f"{self._target} could not be inspected: {failure.message}")
 
     def _read(self, told: dict[str, Any]) -> Implementation:
         """Build the implementation from what `_tell` returned, and check it: the target's code ran in that process."""
@@ -215,7 +213,7 @@ class _Place:
             raise TypeError(f"its name is {told['name']!r}")
         self._kept = any(isinstance(one, ShardingElsewhere) for one in functions)
         sharding = tuple(functions) if told["several"] else functions[0]
-        function = FunctionElsewhere(self._target, told["file"], told["line"], told["function"], told["doc"])
+        function = FunctionElsewhere(self._target, told["file"], told["line"], told["function"])
         return Implementation(function, told["name"], Capabilities(sharding=sharding, **fields))
 
 
@@ -266,7 +264,7 @@ def _looked_at(target: str) -> dict[str, Any]:
     except KeyboardInterrupt:  # raised by the target itself: a terminal's Ctrl-C does not reach this process
         return {"wrong": f"{target} does not import: KeyboardInterrupt"}
     except BaseException as error:  # anything else that the target may raise
-        return {"wrong": f"{target} cannot be looked at: {one_line(error)}"}
+        return {"wrong": f"{target} could not be inspected: {one_line(error)}"}
 
 
 def _told(implementation: Implementation) -> dict[str, Any]:
@@ -283,7 +281,6 @@ def _told(implementation: Implementation) -> dict[str, Any]:
         "file": file,
         "line": line,
         "function": getattr(function, "__qualname__", repr(function)),
-        "doc": function.__doc__,
     }
 
 

@@ -1,6 +1,8 @@
 """The errors that end a command, each with the exit code of the published contract (0 and 1 are verdicts)."""
 
+import difflib
 import sys
+from collections.abc import Iterable
 
 from ringverify.words import LINE, cut, legible
 
@@ -20,3 +22,9 @@ class Inconclusive(Exception):
 def complain(error: object) -> None:
     """Print what is wrong on standard error, in one line."""
     print(f"ringverify: {legible(cut(str(error), 2 * LINE))}", file=sys.stderr)
+
+
+def instead(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the closest known name, or all of them."""
+    close = difflib.get_close_matches(name, known := list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"

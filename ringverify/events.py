@@ -41,6 +41,16 @@ Kind = Literal["pass", "fail", "known", "unsupported", "inconclusive"]
 """What became of a property; `known` is a `fail` that a baseline lists."""
 
 TensorName = Literal["out", "lse", "dq", "dk", "dv"]
+
+AXES: dict[TensorName, tuple[str, ...]] = {
+    "out": ("batch", "query", "head", "dim"),
+    "lse": ("batch", "head", "query"),
+    "dq": ("batch", "query", "head", "dim"),
+    "dk": ("batch", "key", "head", "dim"),
+    "dv": ("batch", "key", "head", "dim"),
+}
+"""The axes of each result of a rank, in the order in which events index it."""
+
 What = Literal["missing", "forbidden", "repeated", "scaled", "wrong"]
 """What is wrong between queries and keys: the keys have no weight; have one though they are excluded; count several
 times; all of the row is multiplied by one number; or their weight is another wrong one."""
@@ -589,6 +599,12 @@ def schema() -> Json:
         "oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in KINDS],
         "$defs": definitions,
     }
+
+
+def schema_of(kind: type) -> Json:
+    """The schema of what `as_json` makes of any dataclass whose fields are of the types that events have."""
+    definitions: dict[str, Json] = {"number": NUMBER}
+    return _define(kind, definitions) | {"$defs": definitions}
 
 
 def _define(kind: type, definitions: dict[str, Json]) -> Json:

@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ringverify.errors import UsageError
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -48,6 +50,8 @@ with the square of the length of a dotted key.
 
 TOML_LINE = 4_000
 _QUOTED = re.compile(r""" "[^"]*" | '[^']*' """, re.VERBOSE)
+WIDTH = 118
+"""Number of characters up to which `laid_out` puts a JSON value on one line."""
 LINKS = 40
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -120,7 +124,7 @@ def parsed(text: str) -> Any:
     try:
         content = json.loads(text, parse_int=_whole, parse_float=_fraction, parse_constant=_fraction)
     except RecursionError:
-        raise ValueError(f"lists within lists, deeper than {DEPTH}") from None
+        raise ValueError(f"nested deeper than {DEPTH} levels") from None
     if text.count("[") + text.count("{") > DEPTH:
         _look_down(content)
     return content
@@ -146,14 +150,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     text = read_text(path, TOML)
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > TOML_LINE:
-            raise ValueError(f"line {number} has {len(line):,} signs, and at most {TOML_LINE:,} are read")
+            raise ValueError(f"line {number} has {len(line):,} characters, and at most {TOML_LINE:,} are read")
         if line.count(".") > DEPTH and (dots := _QUOTED.sub("", line).count(".")) > DEPTH:
             raise ValueError(f"line {number} has {dots} dots outside of quotes, and at most {DEPTH} are read")
     try:
         content = tomllib.loads(text)
         _look_down(content)
     except RecursionError:
-        raise ValueError(f"lists within lists, deeper than {DEPTH}") from None
+        raise ValueError(f"nested deeper than {DEPTH} levels") from None
     return content
 
 
@@ -165,7 +169,7 @@ def _whole(digits: str) -> int:
 
 def _fraction(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"the number {text[:DIGITS]}, which JSON has not")
+        raise ValueError(f"{text[:DIGITS]} is not a finite number")
     return number
 
 
@@ -176,7 +180,7 @@ def _look_down(content: Any) -> None:
         level = [inner for outer in level for inner in _within(outer) if isinstance(inner, (dict, list))]
         if not level:
             return
-    raise ValueError(f"lists within lists, deeper than {DEPTH}")
+    raise ValueError(f"nested deeper than {DEPTH} levels")
 
 
 def _within(content: Any) -> Iterable[Any]:
@@ -213,6 +217,13 @@ def look_at_place(path: Path) -> str | None:
     if not os.access(parent, os.W_OK | os.X_OK):
         return f": no permission to write in {parent}; name another place"
     return None
+
+
+def moved(path: str, home: Path, here: Path) -> str:
+    """Rewrite a path that is relative to one folder, `home`, as relative to another, `here`."""
+    if os.path.isabs(path) or home.resolve() == here.resolve():
+        return path
+    return Path(os.path.relpath(home / path, here)).as_posix()
 
 
 def is_stream(path: Path) -> bool:
@@ -282,6 +293,31 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
+
+
+def write_named(path: Path, content: str | bytes) -> None:
+    """Write a file that the user named, as `write_whole` does.
+
+    Raises:
+        UsageError: it cannot be written; a regular file that was there is unchanged.
+    """
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
+
+
+def laid_out(value: Any, indent: int = 0) -> str:
+    """Return JSON for people and for `diff`: a value on one line if it fits `WIDTH`, else one line for each part."""
+    compact = json.dumps(value, ensure_ascii=False)
+    parts = list(value.values() if isinstance(value, dict) else value) if isinstance(value, (dict, list)) else []
+    if len(compact) + indent <= WIDTH or not any(isinstance(part, (dict, list)) for part in parts):
+        return compact
+    inner = [laid_out(part, indent + 1) for part in parts]
+    if isinstance(value, dict):
+        inner = [f"{json.dumps(name)}: {text}" for name, text in zip(value, inner, strict=True)]
+        return "{\n" + ",\n".join(" " * (indent + 1) + line for line in inner) + "\n" + " " * indent + "}"
+    return "[\n" + ",\n".join(" " * (indent + 1) + line for line in inner) + "\n" + " " * indent + "]"
 
 
 def write_all(opened: int, data: bytes) -> None:

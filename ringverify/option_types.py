@@ -19,13 +19,13 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Parse world sizes separated by commas."""
+    """Parse whole numbers of at least 1, separated by commas."""
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected world sizes of at least 1, separated by commas")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers of at least 1, separated by commas")
     return found
 
 
@@ -79,8 +79,7 @@ class Renamed(argparse.Action):
     """Action for the old name of an option: stores the value under the new name, and prints that name."""
 
     def __init__(self, *arguments: Any, now: str, **fields: Any) -> None:
-        fields |= {"dest": now.removeprefix("--"), "help": argparse.SUPPRESS, "type": Path}
-        super().__init__(*arguments, **fields)
+        super().__init__(*arguments, **{**fields, "help": argparse.SUPPRESS, "type": Path})
         self._now = now
 
     def __call__(
@@ -91,5 +90,5 @@ class Renamed(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Store the value, and print the new name on standard error."""
-        complain(f"{option_string} is called {self._now} here now: please write that")
+        complain(f"{option_string} was renamed to {self._now} in this command: use {self._now}")
         setattr(namespace, self.dest, values)

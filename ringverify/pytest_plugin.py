@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ringverify",
         action="append",
         metavar="TARGET",
-        help="collect one test a property of this implementation: a built-in name, module:attribute or "
+        help="collect one test for each property of this implementation: a built-in name, module:attribute or "
         "path/to/file.py:attribute; may be repeated. Arguments ringverify::TARGET and ringverify::TARGET::PROPERTY "
         "run these tests and no others",
     )

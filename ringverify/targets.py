@@ -10,7 +10,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -92,10 +92,10 @@ def located(target: str) -> tuple[str, str | None]:
         module_name = location
     elif not separator or not module_name or not attribute or location.startswith("peer:"):
         close = difflib.get_close_matches(target, BUILT_IN, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"built in are {', '.join(BUILT_IN)}"
+        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(
-            f"unknown target {target!r}: expected a built-in name, module:attribute or path/to/file.py:attribute; "
-            f"{hint}"
+            f"unknown target {target!r}: expected a built-in name (ringverify list implementations), "
+            f"module:attribute or path/to/file.py:attribute{hint}"
         )
     if module_name.endswith(".py"):
         if not Path(module_name).is_file():
@@ -107,8 +107,13 @@ def located(target: str) -> tuple[str, str | None]:
 
 def from_anywhere(target: str) -> str:
     """Return a target with its file, if any, as an absolute path, so that it works from any working directory."""
-    file, separator, attribute = target.rpartition(":")
-    return f"{Path(file).resolve()}:{attribute}" if separator and file.endswith(".py") else target
+    return with_file(target, lambda file: str(Path(file).resolve()))
+
+
+def with_file(target: str, place: Callable[[str], str]) -> str:
+    """Return a target with `place` applied to the path of its file; a target without a file is returned as it is."""
+    file, _, attribute = target.rpartition(":")
+    return f"{place(file)}:{attribute}" if file.endswith(".py") else target
 
 
 def is_ours(module: str) -> bool:
@@ -184,8 +189,8 @@ def _which(name: str, module: ModuleType) -> str:
                 "begin with ringverify init"
             )
         case [one]:
-            return f"{name} holds one implementation: name it, {one}"
-    return f"{name} holds {len(found)} implementations: name one or several of {' '.join(found)}"
+            return f"{name} holds one implementation: use {one} as the target"
+    return f"{name} holds {len(found)} implementations: use one or several of {' '.join(found)} as targets"
 
 
 def is_built_in(target: str) -> bool:

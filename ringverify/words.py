@@ -16,6 +16,9 @@ LINE = 2_000
 TEXT = 16_000
 """Largest number of characters of a traceback, or of another text of many lines."""
 
+PRINTED = 4_000
+"""Number of characters that are kept of what a rank prints: the last ones."""
+
 UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
@@ -44,6 +47,11 @@ def cut(text: str, most: int = LINE) -> str:
         return text
     half = most // 2
     return f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"
+
+
+def plural(noun: str, count: int) -> str:
+    """Return a noun as it follows a number: with an "s" unless the number is 1."""
+    return noun if count == 1 else f"{noun}s"
 
 
 def say_on(file: IO[str]) -> Callable[[str], None]:

@@ -54,16 +54,12 @@ EXAMPLES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """The largest score of an example and, for each rung, the errors of its results as returned by `in_units`."""
+def measure(example: Example) -> tuple[float, dict[str, dict[str, float]]]:
+    """Run every rung in float32 on one example and compare it with the oracle in float64 on the same numbers.
 
-    largest_score: float
-    errors: dict[str, dict[str, float]]
-
-
-def measure(example: Example) -> Measured:
-    """Run every rung in float32 on one example and compare it with the oracle in float64 on the same numbers."""
+    Returns:
+        The largest score and, for each rung, the errors of its results as returned by `in_units`.
+    """
     problem, rng = example.problem, np.random.default_rng(0)
     query, key = (problem.batch, problem.nq, problem.heads), (problem.batch, problem.nk, problem.hk)
     shapes_and_sizes = (
@@ -88,7 +84,7 @@ def measure(example: Example) -> Measured:
     for name, (forward, backward) in rungs.items():
         out, lse = forward(problem, q, k, v)
         errors[name] = in_units(expected, (out, lse, *backward(problem, q, k, v, out, lse, dout, dlse)))
-    return Measured(float(np.abs(expected.intermediates.scores).max(initial=0.0)), errors)
+    return float(np.abs(expected.intermediates.scores).max(initial=0.0)), errors
 
 
 def in_units(expected: Answer, actual: tuple[Array, ...]) -> dict[str, float]:
@@ -130,10 +126,10 @@ def show_ring(example: Example) -> None:
 
 def show_table(example: Example) -> None:
     """Print the errors of every rung on one example."""
-    measured = measure(example)
-    print(f"\n{example.title}\n  {describe(example.problem)}; scores up to {measured.largest_score:.3g}")
+    largest_score, errors = measure(example)
+    print(f"\n{example.title}\n  {describe(example.problem)}; scores up to {largest_score:.3g}")
     print(f"  {'':<16}" + "".join(f"{result:>8}" for result in RESULTS))
-    for rung, units in measured.errors.items():
+    for rung, units in errors.items():
         print(f"  {rung:<16}" + "".join(f"{units[result]:>8.1f}" for result in RESULTS))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ringverify.option_types import Renamed, branches
+from ringref.problem import DTYPES
+from ringverify.option_types import Renamed, branches, count, names, positive, sizes
 
 PATTERNS = ("dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def add_parser(commands: Any) -> None:
@@ -20,19 +20,13 @@ def add_parser(commands: Any) -> None:
         "bench",
         help="measure our ring's speed and memory beside all it can be compared with",
     )
-    add_options(parser)
-    parser.set_defaults(run=bench)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options to the command's parser."""
     parser.add_argument(
-        "--length", type=_sizes, action="append", metavar="N,…", help="positions over all ranks (default: 4096)"
+        "--length", type=sizes, action="append", metavar="N,…", help="positions over all ranks (default: 4096)"
     )
-    parser.add_argument("--ranks", type=_sizes, default=(2,), metavar="P,…", help="numbers of ranks (default: 2)")
-    parser.add_argument("--batch", type=_size, default=1, metavar="N", help="sequences (default: 1)")
-    parser.add_argument("--heads", type=_size, default=8, metavar="N", help="heads (default: 8)")
-    parser.add_argument("--head-dim", type=_size, default=64, metavar="N", help="their dimension (default: 64)")
+    parser.add_argument("--ranks", type=sizes, default=(2,), metavar="P,…", help="numbers of ranks (default: 2)")
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="sequences (default: 1)")
+    parser.add_argument("--heads", type=positive, default=8, metavar="N", help="heads (default: 8)")
+    parser.add_argument("--head-dim", type=positive, default=64, metavar="N", help="their dimension (default: 64)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of all tensors (default: float32)")
     parser.add_argument("--pattern", type=_patterns, default=(), metavar="NAME,…", help=", ".join(PATTERNS))
     parser.add_argument(
@@ -46,30 +40,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--causal",
         action=argparse.BooleanOptionalAction,
-        help="causal patterns only, or none (default: dense and causal; others are causal, but for dilations)",
+        help="only causal patterns, or only others (default: dense and causal; dilations not causal, all others "
+        "causal)",
     )
     parser.add_argument(
-        "--repeat", type=_count, default=5, metavar="N", help="rounds that are measured (default: 5; 0: no times)"
+        "--repeat", type=count, default=5, metavar="N", help="rounds that are measured (default: 5; 0: no times)"
     )
     parser.add_argument(
         "--sides",
-        type=_names,
+        type=names,
         metavar="NAME,…",
         help="plain, ring, floor, allgather, world-of-1, local, dense-ring (beside a dilation), peers, any TARGET of "
         "check (default: ours and peers)",
     )
-    parser.add_argument("--phases", action="store_true", help="also where our ring's time goes")
-    parser.add_argument("--memory", action="store_true", help="also peak bytes a rank, predicted and by component")
     parser.add_argument(
-        "--crossover", action="store_true", help="instead: local, allgather and ring by length, and the cost of a hop"
+        "--phases", action="store_true", help="also split our ring's time into compute, communication, merge and other"
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="also measure peak memory per rank by component, beside the prediction"
+    )
+    parser.add_argument(
+        "--crossover",
+        action="store_true",
+        help="instead of sides, time local, allgather and ring at doubling lengths, and measure a hop's latency and "
+        "bandwidth",
     )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write everything as JSON")
-    parser.add_argument("--report", action=Renamed, now="--json")
+    parser.add_argument("--report", dest="json", action=Renamed, now="--json")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw time and memory against length and ranks, as .svg or .png"
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the tables as a page")
     parser.add_argument("--saved", type=Path, metavar="FILE.json", help="measure nothing, show again what --json wrote")
+    parser.set_defaults(run=bench)
 
 
 def bench(options: argparse.Namespace, console: Console) -> int:
@@ -100,33 +103,9 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     return run(asked, Tables(console), ProgressBar(console, live=False))
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_size(part) for part in text.split(","))
-
-
-def _size(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _whole(text: str, minimum: int) -> int:
-    if not text.strip().isdecimal() or int(text) < minimum:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {minimum}")
-    return int(text)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected names separated by commas")
-    return names
-
-
 def _patterns(text: str) -> tuple[str, ...]:
-    for name in _names(text):
+    found = names(text)
+    for name in found:
         if name not in PATTERNS:
             raise argparse.ArgumentTypeError(f"{name!r}: expected some of {', '.join(PATTERNS)}")
-    return _names(text)
+    return found

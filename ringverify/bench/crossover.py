@@ -44,6 +44,7 @@ def report(world: World, works: Sequence[Workload], rounds: int, progress: Progr
         seconds = {row["side"]: row["both"]["seconds"] for row in entry["rows"]}
         points.append({"length": work.problem.nq, "seconds": seconds})
     link = of_group(world, first.world_size)
+    of_ranks = [won_from(points, method, ["local"]) for method in ("ring", "allgather")]
     return {
         "pattern": first.pattern,
         "ranks": first.world_size,
@@ -52,7 +53,7 @@ def report(world: World, works: Sequence[Workload], rounds: int, progress: Progr
         "points": points,
         "ring_from": won_from(points, "ring", ["allgather", "local"]),
         "allgather_from": won_from(points, "allgather", ["local"]),
-        "ranks_from": _earliest(won_from(points, "ring", ["local"]), won_from(points, "allgather", ["local"])),
+        "ranks_from": min((length for length in of_ranks if length is not None), default=None),
     }
 
 
@@ -65,10 +66,6 @@ def won_from(points: Sequence[Mapping[str, Any]], method: str, others: Sequence[
             break
         won = point["length"]
     return won
-
-
-def _earliest(*lengths: int | None) -> int | None:
-    return min((one for one in lengths if one is not None), default=None)
 
 
 def of_group(world: World, world_size: int) -> Link:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
+from ringverify.bench.plain import Plain
 from ringverify.bench.sides import Side
 from ringverify.bench.timing import Seconds, interleaved, rows
 from ringverify.bench.visiting import Attending
@@ -64,40 +64,26 @@ def report(
 
 
 def _compared(work: Workload, rounds: int, step: Callable[[], None], device: str) -> dict[str, Any]:
-    one = _OneProcess(work, device)
+    plain = Plain(work, device)
+    leaves = [plain.q, plain.k, plain.v]
+
+    def flash() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # and no other: an error where it cannot take these inputs
+            return plain.forward()
+
+    def ring() -> torch.Tensor:
+        out = ring_attention(*leaves, causal=work.problem.causal)
+        assert isinstance(out, torch.Tensor)
+        return out
 
     def take(side: Side, calls: int) -> list[Seconds]:
         if side == RING:
             return _simulated(work, calls, device)
-        attend = one.flash if side == PLAIN else one.ring
-        return [_timed(attend, one.leaves, one.dout, device) for _ in range(calls)]
+        return [_timed(flash if side == PLAIN else ring, leaves, plain.dout, device) for _ in range(calls)]
 
     found = interleaved((PLAIN, ALONE, RING), take, rounds, step)
     p = work.problem
     return {"pattern": work.pattern, "title": work.title, "length": p.nq, "rows": rows(found, PLAIN.name, {})}
-
-
-class _OneProcess:
-    """The whole problem's tensors `(B, N, H, D)`, and two ways to attend."""
-
-    def __init__(self, work: Workload, device: str) -> None:
-        p = work.problem
-        shape = (p.batch, p.nq, p.heads, p.head_dim)
-        made = [torch.randn(shape, dtype=getattr(torch, p.dtype), device=device) for _ in range(4)]
-        self.leaves, self.dout = [x.requires_grad_() for x in made[:3]], made[3]
-        self._causal = p.causal
-
-    def flash(self) -> torch.Tensor:
-        """Torch's flash attention; raises where it cannot take these inputs, instead of using another backend."""
-        q, k, v = (x.transpose(1, 2) for x in self.leaves)
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return scaled_dot_product_attention(q, k, v, is_causal=self._causal).transpose(1, 2)
-
-    def ring(self) -> torch.Tensor:
-        """Our ring on one rank, which holds everything."""
-        out = ring_attention(*self.leaves, causal=self._causal)
-        assert isinstance(out, torch.Tensor)
-        return out
 
 
 def _timed(attend: Callable[[], torch.Tensor], leaves: list[torch.Tensor], dout: torch.Tensor, device: str) -> Seconds:

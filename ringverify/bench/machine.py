@@ -49,15 +49,6 @@ def load() -> float | None:
     return None
 
 
-def available_bytes() -> int | None:
-    """Return the bytes that new processes can have, or `None` where the system does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
 TENSORS_A_SIDE = 10
 """Tensors of the size of q that a side holds in all its processes: q, k, v, out, gradients, dout and two buffers."""
 PROCESS_BYTES = 300 << 20

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ringverify.bench.memory import COMPONENTS
-from ringverify.bench.phases import PHASES
-from ringverify.bench.sides import MEANING
+from ringverify.bench.sides import MEANING, ONE_PROCESS_PER_RANK
 from ringverify.bench.table import (
-    PASSES,
     busy,
     crossover_lines,
+    crossover_table,
     dilation_lines,
     load,
-    mebibytes,
-    milliseconds,
-    ratio,
+    memory_table,
+    phases_table,
+    speed_table,
     versions,
 )
+from ringverify.reports.markdown import table
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -34,7 +33,7 @@ def _head(report: Mapping[str, Any]) -> Iterable[str]:
     yield ""
     yield f"- {versions(report)}"
     yield f"- {here['cpu']}, {here['processors']} processors, load average {load(here['load_before'])} before and "
-    yield f"  {load(here['load_after'])} after{': others were at work' if busy(here) else ''}"
+    yield f"  {load(here['load_after'])} after{': other programs were running' if busy(here) else ''}"
     if options["rounds"]:
         yield f"- {options['rounds']} rounds in which all sides take turns; medians, with quartiles in brackets"
         yield "- a ratio is formed within each round, from forward and backward together; its median is shown"
@@ -49,21 +48,12 @@ def _speed(report: Mapping[str, Any]) -> Iterable[str]:
     yield "## Speed"
     yield ""
     for side in report["options"]["sides"]:
-        yield f"- {side}: {MEANING.get(side, 'a process a rank, 1 thread each, with the sharding that it declares')}"
+        yield f"- {side}: {MEANING.get(side, f'{ONE_PROCESS_PER_RANK}, with the sharding that it declares')}"
     yield ""
     for entry in report["speed"]:
         yield f"### {entry['title']}"
         yield ""
-        lines = [
-            [
-                row["side"],
-                *(milliseconds(row[name]["seconds"]) for name in PASSES),
-                ratio(row["both"].get("to_plain")),
-                ratio(row["both"].get("to_floor")),
-            ]
-            for row in entry["rows"]
-        ]
-        yield from _table(["side", *(f"{name} ms" for name in PASSES), "× plain", "× floor"], lines)
+        yield table(*speed_table(entry, "× plain", "× floor"))
         for one in entry["left_out"]:
             yield f"Left out: {one['side']}: {one['reason']}."
             yield ""
@@ -71,20 +61,7 @@ def _speed(report: Mapping[str, Any]) -> Iterable[str]:
             yield f"{line}."
             yield ""
         if entry["phases"] is not None:
-            yield from _phases(entry["phases"])
-
-
-def _phases(phases: Mapping[str, Any]) -> Iterable[str]:
-    lines = [
-        [
-            f"{name}, rank {rank}",
-            *(f"{1e3 * one[phase]:.1f}" for phase in PHASES),
-            f"{100 * one['communication'] / one['total']:.1f} %",
-        ]
-        for name, ranks in phases.items()
-        for rank, one in enumerate(ranks)
-    ]
-    yield from _table(["ring, by phase", *(f"{phase} ms" for phase in PHASES), "exposed communication"], lines)
+            yield table(*phases_table(entry["phases"]))
 
 
 def _memory(report: Mapping[str, Any]) -> Iterable[str]:
@@ -94,32 +71,17 @@ def _memory(report: Mapping[str, Any]) -> Iterable[str]:
         yield "MiB of the worst rank at its peak, forward and backward; k, v and positions, which are the caller's, are"
         yield "left out of the ratio to what was predicted."
         yield ""
-        lines = [
-            [
-                str(entry["length"]),
-                str(entry["ranks"]),
-                mebibytes(entry["peak"]),
-                *(mebibytes(entry["measured"][name]) for name in COMPONENTS),
-                f"{entry['to_predicted']:.3f}",
-            ]
-            for entry in found["entries"]
-        ]
-        yield from _table(["n", "ranks", "peak", *COMPONENTS, "÷ predicted"], lines)
+        yield table(*memory_table(found))
         lines = [[ranks, f"{one:.3f}"] for ranks, one in found["exponents"].items() if one is not None]
         if lines:
-            yield from _table(["ranks", "exponent of the peak in n / ranks"], lines)
+            yield table(["ranks", "exponent of the peak in n / ranks"], lines)
 
 
 def _crossover(report: Mapping[str, Any]) -> Iterable[str]:
     for found in report["crossover"]:
         yield f"## Crossover, {found['pattern']}, {found['ranks']} ranks"
         yield ""
-        names = list(found["points"][0]["seconds"])
-        lines = [
-            [str(point["length"]), *(milliseconds(point["seconds"][name]) for name in names)]
-            for point in found["points"]
-        ]
-        yield from _table(["n", *(f"{name} ms" for name in names)], lines)
+        yield table(*crossover_table(found))
         for line in crossover_lines(found):
             yield f"- {line}"
         yield ""
@@ -137,16 +99,4 @@ def _cuda(report: Mapping[str, Any]) -> Iterable[str]:
     for entry in found["speed"]:
         yield f"### {found['device']}: {entry['title']}"
         yield ""
-        lines = [
-            [row["side"], *(milliseconds(row[name]["seconds"]) for name in PASSES), ratio(row["both"].get("to_plain"))]
-            for row in entry["rows"]
-        ]
-        yield from _table(["side", *(f"{name} ms" for name in PASSES), "× flash"], lines)
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterable[str]:
-    yield f"| {' | '.join(head)} |"
-    yield "|" + "---|" * len(head)
-    for line in lines:
-        yield f"| {' | '.join(line)} |"
-    yield ""
+        yield table(*speed_table(entry, "× flash"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -150,13 +151,10 @@ def predicted(work: Workload, rank: int) -> dict[str, int]:
 
 
 def fitted_exponent(positions: Sequence[float], peaks: Sequence[float]) -> float | None:
-    """Fit e of `peak = c · positions^e` by least squares of logarithms; `None` for fewer than two lengths."""
-    x, y = [math.log(one) for one in positions], [math.log(one) for one in peaks]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    square = sum((one - mean_x) ** 2 for one in x)
-    if not square:
+    """Return the slope of log peak over log positions by least squares; `None` without two different lengths."""
+    if len(set(positions)) < 2:
         return None
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / square
+    return statistics.linear_regression([math.log(one) for one in positions], [math.log(one) for one in peaks]).slope
 
 
 def points(lengths: Sequence[int], largest: int) -> list[tuple[int, int]]:
@@ -228,4 +226,4 @@ def report(
 
 def _exponent(entries: Sequence[Mapping[str, Any]], ranks: Collection[int]) -> float | None:
     these = [one for one in entries if one["ranks"] in ranks]
-    return fitted_exponent([one["positions"] for one in these], [one["peak"] for one in these]) if these else None
+    return fitted_exponent([one["positions"] for one in these], [one["peak"] for one in these])

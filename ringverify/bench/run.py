@@ -15,9 +15,10 @@ from ringverify.bench.table import Tables
 from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import as_json
-from ringverify.files import look_at_place, read_json, write_whole
+from ringverify.files import look_at_place, read_json, write_named
 from ringverify.reports.progress import Progress
 from ringverify.reports.story import presentable
+from ringverify.worlds.limits import available_memory
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.processes.gloo import MOST_PROCESSES, GlooWorld
 from ringverify.worlds.processes.rank import ThisMachine
@@ -73,12 +74,12 @@ def run(asked: BenchOptions, tables: Tables, progress: Progress) -> int:
         Inconclusive: a rank failed or could not be started, or matplotlib is needed and not installed.
     """
     for path in (asked.report, asked.plot, asked.markdown):
-        if path is not None:
-            writable(path)
+        if path is not None and (reason := look_at_place(path)) is not None:
+            raise UsageError(f"cannot write {path}{reason}")
     if asked.plot is not None:
         plots.look_at(asked.plot)
     if not asked.rounds and (asked.crossover or not (asked.memory or asked.saved)):
-        raise UsageError("--repeat 0 measures no times: expected at least 1, or --memory and no --crossover")
+        raise UsageError("--repeat 0 measures no times: pass at least 1, or add --memory and drop --crossover")
     if asked.saved is not None:
         report = read(asked.saved)
         tables.everything(report)
@@ -98,9 +99,9 @@ def run(asked: BenchOptions, tables: Tables, progress: Progress) -> int:
 
 def _write(asked: BenchOptions, report: Report) -> None:
     if asked.report is not None:
-        write(asked.report, json.dumps(as_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_named(asked.report, json.dumps(as_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if asked.markdown is not None:
-        write(asked.markdown, markdown.page(report))
+        write_named(asked.markdown, markdown.page(report))
     if asked.plot is not None:
         plots.draw(report, asked.plot)
 
@@ -196,7 +197,7 @@ def _look_at(asked: BenchOptions, workloads: list[Workload], sides: list[Side]) 
     """Check, before anything is measured, the number of processes and the memory that they need."""
     if max(asked.ranks) > MOST_PROCESSES:
         raise UsageError(f"--ranks {max(asked.ranks)}: at most {MOST_PROCESSES} processes are started on one machine")
-    available = machine.available_bytes()
+    available = available_memory()
     for one in workloads:
         needed = machine.needed_bytes(one, len(sides))
         if available is not None and needed > available:
@@ -222,28 +223,6 @@ def read(path: Path) -> Report:
         raise UsageError(f"{path} is no report of ringverify bench with schema {SCHEMA}; --json FILE.json writes one")
     shown: Report = presentable(report)
     return shown
-
-
-def writable(path: Path) -> None:
-    """Check that a file can be written.
-
-    Raises:
-        UsageError: it is a folder, or its folder does not exist.
-    """
-    if (reason := look_at_place(path)) is not None:
-        raise UsageError(f"cannot write {path}{reason}")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def _options(asked: BenchOptions, sides: list[Side]) -> dict[str, Any]:

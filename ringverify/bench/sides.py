@@ -30,12 +30,13 @@ DILATED_BY_DEFAULT = ("plain", "ring", "floor", "dense-ring", "world-of-1")
 PEERS_BY_DEFAULT = ("peer:ring-attention-pytorch",)
 """Peers that run on a CPU as they are. Others need a stand-in for their kernels, whose time says nothing of them."""
 
+ONE_PROCESS_PER_RANK = "one process per rank, 1 thread each"
 MEANING = {
-    "plain": "one process, as many threads as there are ranks, scaled_dot_product_attention; of a dilation, the dense "
-    "problems that it is made of, gathered beforehand",
-    "ring": "a process a rank, 1 thread each",
+    "plain": "one process, as many threads as there are ranks, scaled_dot_product_attention; a dilation is run as its "
+    "dense segments, gathered before timing",
+    "ring": ONE_PROCESS_PER_RANK,
     "floor": "the ring's tile work, each rank its own, without communication and without merges",
-    "allgather": "a process a rank, 1 thread each",
+    "allgather": ONE_PROCESS_PER_RANK,
     "world-of-1": "our ring in one process, as many threads as there are ranks",
     "local": "our ring in one process with one thread",
     "dense-ring": "our ring on the same inputs without the dilation: what a ring with a mask computes, the mask not "
@@ -135,7 +136,10 @@ def why_not(side: Side, workload: Workload) -> str | None:
     if side.kind == "plain":
         needed = BYTES_A_PAIR * problem.nq * problem.nk
         if problem.window is not None and needed > MASK_BYTES:
-            return f"it knows no window, and a mask would take {needed / 2**30:.1f} GiB"
+            return (
+                "scaled_dot_product_attention has no window argument, and a mask of all pairs would take "
+                f"{needed / 2**30:.1f} GiB, more than {MASK_BYTES / 2**30:.1f} GiB"
+            )
         return None
     if side.kind == "dense":
         return "there is no dilation to leave out" if problem.dilation is None else None
@@ -145,4 +149,5 @@ def why_not(side: Side, workload: Workload) -> str | None:
     case = Case(
         problem=problem, sharding=sharding_of(capabilities, workload), world_size=side.processes(workload), seed=0
     )
-    return why_unsupported(case, capabilities)
+    lacking = why_unsupported(case, capabilities)
+    return None if lacking is None else str(lacking)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,8 +12,10 @@ from rich.text import Text
 from ringverify.bench.machine import BUSY
 from ringverify.bench.memory import COMPONENTS
 from ringverify.bench.phases import PHASES
+from ringverify.bench.timing import PASSES
 
-PASSES = ("forward", "backward", "both")
+Cells = tuple[list[str], list[list[str]]]
+"""Head and rows of a table."""
 WIDEST = 200
 """Console width in columns, which no table exceeds."""
 
@@ -35,7 +37,8 @@ class Tables:
         )
         if busy(here):
             self._line(
-                "others are at work on this machine: expect a wide spread, and calls of several threads to suffer most",
+                f"load average {load(here['load_before'])} on {here['processors']} processors: other programs are "
+                "running; expect wide spreads, widest for calls of several threads",
                 "yellow",
             )
         for remark in report["remarks"]:
@@ -44,14 +47,7 @@ class Tables:
     def speed(self, entry: Mapping[str, Any]) -> None:
         """Print times and ratios of one workload: medians, with quartiles in brackets."""
         self._line(f"\n{entry['title']}", "bold")
-        table = _table("side", "forward ms", "backward ms", "both ms", "× plain", "× floor")
-        for row in entry["rows"]:
-            table.add_row(
-                row["side"],
-                *(milliseconds(row[name]["seconds"]) for name in PASSES),
-                ratio(row["both"].get("to_plain")),
-                ratio(row["both"].get("to_floor")),
-            )
+        table = _table(*speed_table(entry, "× plain", "× floor"))
         for one in entry["left_out"]:
             table.add_row(one["side"], Text(one["reason"], style="dim"), "", "", "", "")
         self.console.print(table)
@@ -62,42 +58,23 @@ class Tables:
 
     def phases(self, phases: Mapping[str, Any]) -> None:
         """Print where our ring's time goes, a line for each pass and rank."""
-        table = _table("ring, by phase", *(f"{name} ms" for name in PHASES), "exposed communication")
-        for name, ranks in phases.items():
-            for rank, one in enumerate(ranks):
-                share = one["communication"] / one["total"]
-                table.add_row(
-                    f"{name}, rank {rank}", *(f"{1e3 * one[phase]:.1f}" for phase in PHASES), f"{100 * share:.1f} %"
-                )
-        self.console.print(table)
+        self.console.print(_table(*phases_table(phases)))
 
     def memory(self, found: Mapping[str, Any]) -> None:
         """Print the peaks of the worst rank, by component."""
         self._line(f"\nmemory, {found['pattern']}: MiB of the worst rank at its peak, forward and backward", "bold")
-        table = _table("n", "ranks", "n / ranks", "peak", *COMPONENTS, "÷ predicted")
-        for entry in found["entries"]:
-            table.add_row(
-                str(entry["length"]),
-                str(entry["ranks"]),
-                f"{entry['positions']:.0f}",
-                mebibytes(entry["peak"]),
-                *(mebibytes(entry["measured"][name]) for name in COMPONENTS),
-                f"{entry['to_predicted']:.3f}",
-            )
-        self.console.print(table)
+        self.console.print(_table(*memory_table(found)))
         told = ", ".join(
-            f"{exponent:.3f} on {ranks}" for ranks, exponent in found["exponents"].items() if exponent is not None
+            f"{exponent:.3f} on {ranks} {'rank' if ranks == '1' else 'ranks'}"
+            for ranks, exponent in found["exponents"].items()
+            if exponent is not None
         )
-        self._line(f"exponent of the peak in n / ranks, by ranks: {told or 'needs two lengths'}")
+        self._line(f"peak memory grows as (n / ranks)^e, with e = {told or '?, which takes two lengths'}")
 
     def crossover(self, found: Mapping[str, Any]) -> None:
         """Print the times of the methods by length, and where the fastest one changes."""
         self._line(f"\ncrossover, {found['pattern']}, {found['ranks']} ranks: forward and backward, ms", "bold")
-        names = list(found["points"][0]["seconds"])
-        table = _table("n", *names)
-        for point in found["points"]:
-            table.add_row(str(point["length"]), *(milliseconds(point["seconds"][name]) for name in names))
-        self.console.print(table)
+        self.console.print(_table(*crossover_table(found)))
         for line in crossover_lines(found):
             self._line(line)
 
@@ -108,11 +85,7 @@ class Tables:
             return
         for entry in found["speed"]:
             self._line(f"\n{found['device']}: {entry['title']}", "bold")
-            table = _table("side", *(f"{name} ms" for name in PASSES), "× flash")
-            for row in entry["rows"]:
-                times = (milliseconds(row[name]["seconds"]) for name in PASSES)
-                table.add_row(row["side"], *times, ratio(row["both"].get("to_plain")))
-            self.console.print(table)
+            self.console.print(_table(*speed_table(entry, "× flash")))
 
     def everything(self, report: Mapping[str, Any]) -> None:
         """Print a whole report."""
@@ -165,7 +138,10 @@ def dilation_lines(found: Mapping[str, Any] | None) -> list[str]:
     lines = [f"pairs: {found['pairs']:,}, {fewer:.2f} times fewer than dense"]
     if found["faster"] is not None:
         gained = found["faster"]["median"] / fewer
-        lines.append(f"the ring is {ratio(found['faster'])} times as fast as the dense ring: {gained:.2f} of that")
+        lines.append(
+            f"the ring is {ratio(found['faster'])} times as fast as the dense ring, {100 * gained:.0f} % of the "
+            f"{fewer:.2f} that fewer pairs allow"
+        )
     return lines
 
 
@@ -174,18 +150,71 @@ def crossover_lines(found: Mapping[str, Any]) -> list[str]:
     ring, ranks, link, assumed = (found[name] for name in ("ring_from", "ranks_from", "link", "assumed"))
     longest = found["points"][-1]["length"]
     return [
-        f"more than one rank pays from n = {ranks} on" if ranks else f"one rank is faster up to n = {longest}",
+        f"several ranks are faster than one from n = {ranks} on"
+        if ranks
+        else f"one rank is faster up to n = {longest}",
         f"the ring is the fastest from n = {ring} on" if ring else f"the ring is not the fastest up to n = {longest}",
-        f"a hop costs {1e6 * link['latency']:.0f} µs and {link['bandwidth'] / 1e9:.2f} GB/s "
-        f"(assumed: {1e6 * assumed['latency']:.0f} µs and {assumed['bandwidth'] / 1e9:.2f} GB/s)",
+        f"a hop: latency {1e6 * link['latency']:.0f} µs, bandwidth {link['bandwidth'] / 1e9:.2f} GB/s (the ring "
+        f"assumes {1e6 * assumed['latency']:.0f} µs and {assumed['bandwidth'] / 1e9:.2f} GB/s)",
     ]
 
 
-def _table(first: str, *others: str) -> Table:
+def speed_table(entry: Mapping[str, Any], *against: str) -> Cells:
+    """Times and ratios of one workload; `against` titles the ratios to the plain call and to the floor."""
+    head = ["side", *(f"{name} ms" for name in PASSES), *against]
+    ratios = ("to_plain", "to_floor")[: len(against)]
+    return head, [
+        [
+            row["side"],
+            *(milliseconds(row[name]["seconds"]) for name in PASSES),
+            *(ratio(row["both"].get(name)) for name in ratios),
+        ]
+        for row in entry["rows"]
+    ]
+
+
+def phases_table(phases: Mapping[str, Any]) -> Cells:
+    """Where our ring's time goes, a row for each pass and rank."""
+    return ["ring, by phase", *(f"{name} ms" for name in PHASES), "exposed communication"], [
+        [
+            f"{name}, rank {rank}",
+            *(f"{1e3 * one[phase]:.1f}" for phase in PHASES),
+            f"{100 * one['communication'] / one['total']:.1f} %",
+        ]
+        for name, ranks in phases.items()
+        for rank, one in enumerate(ranks)
+    ]
+
+
+def memory_table(found: Mapping[str, Any]) -> Cells:
+    """Peaks of the worst rank, by component."""
+    return ["n", "ranks", "n / ranks", "peak", *COMPONENTS, "÷ predicted"], [
+        [
+            str(entry["length"]),
+            str(entry["ranks"]),
+            f"{entry['positions']:.0f}",
+            mebibytes(entry["peak"]),
+            *(mebibytes(entry["measured"][name]) for name in COMPONENTS),
+            f"{entry['to_predicted']:.3f}",
+        ]
+        for entry in found["entries"]
+    ]
+
+
+def crossover_table(found: Mapping[str, Any]) -> Cells:
+    """Times of the methods by length."""
+    names = list(found["points"][0]["seconds"])
+    return ["n", *(f"{name} ms" for name in names)], [
+        [str(point["length"]), *(milliseconds(point["seconds"][name]) for name in names)] for point in found["points"]
+    ]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -92,7 +92,8 @@ def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, c
         raise UsageError(f"--pattern {pattern} contradicts --{'' if causal else 'no-'}causal: leave one of them out")
     if length < 2 * world_size:
         raise UsageError(
-            f"--length {length} on {world_size} ranks: expected at least {2 * world_size}, two positions a rank"
+            f"--length {length} is too short for {world_size} ranks: pass at least {2 * world_size}, two positions per "
+            "rank"
         )
     masked = pattern not in ("dense", *DILATED) if causal is None else causal
     branches = shape.branches or tuple((max(length // part, 1), rate) for part, rate in BRANCHES)

@@ -139,8 +139,13 @@ class Case:
             ValueError: a field is unknown, missing or out of range, or the case exceeds the limits of this module.
         """
         known = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(data, Mapping) or not {"problem"} <= set(data) <= known:
-            raise ValueError(f"a case has a problem, and no other fields than {', '.join(sorted(known))}")
+        if not isinstance(data, Mapping):
+            raise ValueError(f"expected an object with the fields {', '.join(sorted(known))}")
+        for name in data:
+            if name not in known:
+                raise ValueError(f"unknown field {name!r}: fields are {', '.join(sorted(known))}")
+        if "problem" not in data:
+            raise ValueError("the field 'problem' is missing")
         case = cls(**{**data, "problem": Problem.from_json(data["problem"])})
         look_at_size(case.problem, case.world_size)
         for name, value in (("seed", case.seed), ("schedule", case.schedule)):
@@ -223,24 +228,40 @@ def look_at_size(problem: Problem, world_size: int) -> None:
     }
     for what, number in sizes.items():
         if number > PAIRS:
-            raise ValueError(f"query_length={p.nq} and key_length={p.nk} are {number} {what}: at most {PAIRS} are run")
+            shapes = f"query_length={p.nq} and key_length={p.nk}, batch={p.batch}, heads={p.heads}"
+            shapes += f", head_dim={p.head_dim}" if what != "scores" else ""
+            raise ValueError(f"{shapes} need {number:,} {what}, and at most {PAIRS:,} are run: take smaller ones")
     for name, numbers in (("window", p.window or ()), ("dilation", sum(p.dilation.branches, ()) if p.dilation else ())):
         if any(number is not None and number > LARGEST for number in numbers):
             raise ValueError(f"{name}={list(numbers)}: at most 2**63 - 1")
 
 
-def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
-    """Say which undeclared capability a case needs; `None` if the implementation declares all that it asks for."""
+@dataclasses.dataclass(frozen=True)
+class Undeclared:
+    """Something that a case needs and an implementation does not declare.
+
+    Attributes:
+        keyword: the capability that would have to be declared, or changed.
+        needs: what the case needs, in a few words, such as "dtype bfloat16".
+        text: the same as a sentence without its full stop.
+    """
+
+    keyword: str
+    needs: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def why_unsupported(case: Case, capabilities: Capabilities) -> Undeclared | None:
+    """Return what a case needs that is not declared; `None` if the implementation declares all that it asks for."""
     p, c = case.problem, capabilities
-    if case.sharding not in {sharding_name(sharding) for sharding in c.shardings}:
-        return f"sharding {case.sharding} is not declared"
-    if p.dtype not in c.dtypes:
-        return f"dtype {p.dtype} is not declared"
-    if c.world_sizes is not None and case.world_size not in c.world_sizes:
-        return f"world size {case.world_size} is not declared"
-    if (p.causal and c.causal == "never") or (not p.causal and c.causal == "always"):
-        return f"causal={p.causal} is not declared"
-    wanted = {
+    names = {sharding_name(sharding) for sharding in c.shardings}
+    sizes = (case.world_size,) if c.world_sizes is None else c.world_sizes
+    causal = (p.causal and c.causal == "never") or (not p.causal and c.causal == "always")
+    heads = None if p.dilation is None else p.dilation.heads
+    flags = {
         "gqa": p.hk != p.heads,
         "value_dim": p.dv != p.head_dim,
         "scale": p.scale is not None,
@@ -256,32 +277,42 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> str | None:
         "uneven": any(length % even_multiple(case.sharding, case.world_size) for length in (p.nq, p.nk)),
         "empty_shards": min(p.nq, p.nk) < case.world_size,
     }
-    for name, asked in wanted.items():
-        if asked and not getattr(c, name):
-            return f"{name} is not declared"
-    if p.dilation is not None and p.dilation.heads not in c.dilation:
-        return f"dilation with heads={p.dilation.heads!r} is not declared"
-    if p.dilation is not None and not c.uneven_segments and any(p.nq % w for w, _ in p.dilation.branches):
-        return "uneven_segments=False is declared"
+    wanted = (
+        ("sharding", f"sharding {case.sharding}", case.sharding not in names),
+        ("dtypes", f"dtype {p.dtype}", p.dtype not in c.dtypes),
+        ("world_sizes", f"world size {case.world_size}", case.world_size not in sizes),
+        ("causal", f"causal={p.causal}", causal),
+        *((name, name, asked and not getattr(c, name)) for name, asked in flags.items()),
+        ("dilation", f"dilation with heads={heads!r}", heads is not None and heads not in c.dilation),
+    )
+    for keyword, needs, lacks in wanted:
+        if lacks:
+            return Undeclared(keyword, needs, f"{needs} is not declared")
     return _misfit(case, c)
 
 
-def _misfit(case: Case, c: Capabilities) -> str | None:
-    """Say which shape requirement of an implementation (`heads_multiple`, `head_dims`, …) a case breaks, or `None`."""
+def _misfit(case: Case, c: Capabilities) -> Undeclared | None:
+    """Return the shape that a requirement of the implementation (`heads_multiple`, `head_dims`, …) rules out."""
     p, size = case.problem, case.world_size
+    for segment, _ in p.dilation.branches if p.dilation is not None and not c.uneven_segments else ():
+        if p.nq % segment:
+            text = f"segment length {segment} does not divide query_length={p.nq}"
+            return Undeclared("uneven_segments", "uneven_segments", f"{text}, and uneven_segments=False is declared")
     for name, heads, multiple in (
         ("heads", p.heads, c.heads_multiple),
         ("key_heads", p.hk, c.key_heads_multiple),
     ):
-        if heads % multiple_on(multiple, size):
-            return f"{name}={heads} on world size {size}: {name}_multiple={multiple!r} is declared"
+        if heads % (by := multiple_on(multiple, size)):
+            text = f"{name}={heads} is not a multiple of {by}, and {name}_multiple={multiple!r} is declared"
+            return Undeclared(f"{name}_multiple", f"{name}={heads}", text)
     for name, dim, members in (("head_dim", p.head_dim, c.head_dims), ("value_dim", p.dv, c.value_dims)):
         if members is not None and dim not in members:
-            return f"{name}={dim}: {name}s={members} is declared"
+            return Undeclared(f"{name}s", f"{name}={dim}", f"{name}={dim} is not among the declared {name}s={members}")
     multiple = c.length_multiple or 1
     for length in (p.nq, p.nk):
         if multiple > 1 and length % (size * multiple):
-            return f"length {length} on world size {size}: length_multiple={multiple} is declared"
+            text = f"length {length} is not a multiple of {size} ranks * length_multiple={multiple}"
+            return Undeclared("length_multiple", f"length {length}", text)
     return None
 
 

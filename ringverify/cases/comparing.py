@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +14,13 @@ from ringref.rounding import Allowed, Pipeline, allowed_error, margins
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import Inputs, make_inputs
 from ringverify.cases.running import Observation, shards
+from ringverify.events import AXES, TensorName
 from ringverify.implementation import Capabilities
 
 Array = NDArray[np.float64]
-TensorName = Literal["out", "lse", "dq", "dk", "dv"]
 GRADIENTS: tuple[TensorName, ...] = ("dq", "dk", "dv")
 KEPT = 512
 """Size of the caches of answers and bounds: mutants are tried on the same cases one after another; few are large."""
-AXES: dict[TensorName, tuple[str, ...]] = {
-    "out": ("batch", "query", "head", "dim"),
-    "lse": ("batch", "head", "query"),
-    "dq": ("batch", "query", "head", "dim"),
-    "dk": ("batch", "key", "head", "dim"),
-    "dv": ("batch", "key", "head", "dim"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +162,7 @@ def worst(
         if top > largest:
             largest = top
             if top > 1:
-                finding = finding_at(
-                    pair.tensor, pair.rank, pair.positions, pair.actual, pair.expected, pair.allowed, margin
-                )
+                finding = finding_at(pair, margin)
     if finding is not None:
         finding = dataclasses.replace(
             finding, wrong=wrong[finding.tensor], of=sizes[finding.tensor], tensors=tuple(wrong)
@@ -180,31 +170,23 @@ def worst(
     return largest, finding
 
 
-def finding_at(
-    tensor: TensorName,
-    rank: int,
-    positions: NDArray[np.int64],
-    actual: Array,
-    expected: Array,
-    allowed: Array,
-    margin: Array,
-) -> Finding:
+def finding_at(pair: RankComparison, margin: Array) -> Finding:
     """Return the element of one rank's tensor with the largest margin; `wrong` and `of` count that tensor only."""
     index = tuple(int(i) for i in np.unravel_index(int(margin.argmax()), margin.shape))
-    row = index[AXES[tensor].index("key" if tensor in ("dk", "dv") else "query")]
+    row = index[AXES[pair.tensor].index("key" if pair.tensor in ("dk", "dv") else "query")]
     with np.errstate(invalid="ignore"):
-        error = float(np.abs(actual[index] - expected[index]))
+        error = float(np.abs(pair.actual[index] - pair.expected[index]))
     return Finding(
-        tensor=tensor,
-        rank=rank,
+        tensor=pair.tensor,
+        rank=pair.rank,
         index=index,
-        position=int(positions[row]),
-        actual=float(actual[index]),
-        expected=float(expected[index]),
+        position=int(pair.positions[row]),
+        actual=float(pair.actual[index]),
+        expected=float(pair.expected[index]),
         error=error,
-        allowed=float(allowed[index]),
+        allowed=float(pair.allowed[index]),
         margin=float(margin[index]),
-        wrong={rank: int((margin > 1).sum())},
-        of=actual.size,
-        tensors=(tensor,),
+        wrong={pair.rank: int((margin > 1).sum())},
+        of=pair.actual.size,
+        tensors=(pair.tensor,),
     )

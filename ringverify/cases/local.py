@@ -17,7 +17,7 @@ from ringref.problem import Problem
 from ringref.sharding import Positions
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE, Inputs, lay_out
-from ringverify.implementation import AttentionCall, Capabilities, Implementation
+from ringverify.implementation import AttentionCall, Capabilities, Implementation, TensorLayout
 from ringverify.worlds import torch_settings
 from ringverify.worlds.raising import Charge
 from ringverify.worlds.watch.hazards import only_group
@@ -43,7 +43,7 @@ class RankResult:
         dv: `(B, m_local, Hk, Dv)`, or `None` without gradients.
         lse_dtype: name of the dtype in which lse came back, without "torch."; "" if there is none.
         changed: names of the inputs and of the call's fields ("call.window") that the implementation changed.
-        left: torch settings that it did not restore, by name: "float64, and float32 before".
+        left: torch settings that it did not restore, by name: "float64, was float32".
         seconds: CPU time of this rank's thread inside the implementation, forward and backward.
     """
 
@@ -143,9 +143,10 @@ def forward(implementation: Implementation, local: Local) -> tuple[torch.Tensor,
     wide = (dtype,) if dtype is torch.float64 else (torch.float32, torch.float64)
     with theirs():  # a tensor subclass may run the implementation's code here
         out, lse = _unpack(returned, capabilities)
-        _check_tensor("out", out, swapped if capabilities.tensor_layout == "bhsd" else shape, (dtype,), local.device)
+        layout = capabilities.tensor_layout
+        _check_tensor("out", out, swapped if layout == "bhsd" else shape, (dtype,), local.device, layout)
         if lse is not None:
-            _check_tensor("lse", lse, (problem.batch, problem.heads, rows), wide, local.device)
+            _check_tensor("lse", lse, (problem.batch, problem.heads, rows), wide, local.device, layout)
     return out, lse
 
 
@@ -232,12 +233,19 @@ def _unpack(returned: Any, capabilities: Capabilities) -> tuple[Any, Any]:
     return returned[0], returned[1]
 
 
-def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: str) -> None:
+def _check_tensor(
+    name: str,
+    tensor: Any,
+    shape: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: str,
+    layout: TensorLayout,
+) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ContractError(f"returned {_kind(tensor)} for {name}: a tensor is expected", rule="type", tensor=name)
     if tuple(tensor.shape) != shape:
         raise ContractError(
-            f"returned {name} of shape {tuple(tensor.shape)}: {shape} is expected{_turned(tensor, shape)}",
+            f"returned {name} of shape {tuple(tensor.shape)}: {shape} is expected{_swapped(tensor, shape, layout)}",
             rule="shape",
             tensor=name,
         )
@@ -254,10 +262,12 @@ def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[
         )
 
 
-def _turned(tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
+def _swapped(tensor: torch.Tensor, shape: tuple[int, ...], layout: TensorLayout) -> str:
     """Return a hint for the message if the axes of heads and tokens are swapped, else an empty string."""
-    turned = len(shape) == 4 and tuple(tensor.shape) == (shape[0], shape[2], shape[1], shape[3])
-    return ", with heads and tokens the other way round: transpose(1, 2), or declare tensor_layout" if turned else ""
+    if len(shape) != 4 or tuple(tensor.shape) != (shape[0], shape[2], shape[1], shape[3]):
+        return ""
+    other = "bshd" if layout == "bhsd" else "bhsd"
+    return f'. Heads and tokens are swapped: return out.transpose(1, 2), or declare tensor_layout="{other}"'
 
 
 def _kind(value: Any) -> str:

@@ -306,13 +306,17 @@ def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) 
             block = arriving
             if not bool((block == (place - hop - 1) % size).all()):
                 raise ContractError(
-                    "is outside the ring's group, and received what was not sent to it", rule="message from outside"
+                    "is not in the ring's group, but received a message from the ring: pass group=call.group to send "
+                    "and receive, and translate ranks with torch.distributed.get_global_rank",
+                    rule="message from outside",
                 )
     total = torch.ones(1, device=device)
     dist.all_reduce(total, group=group)
     if float(total) != size:
         raise ContractError(
-            "is outside the ring's group, and something of it got into a reduction there", rule="reduction from outside"
+            f"is not in the ring's group, and its own all_reduce gave {float(total):g} instead of {size}: pass "
+            "group=call.group to every collective",
+            rule="reduction from outside",
         )
 
 

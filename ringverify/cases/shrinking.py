@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-from ringref.problem import Dilation, Problem
+from ringref.problem import Dilation
 from ringverify.cases.case import GROUPS, MEMORY, VALUES, Case, why_unsupported
 from ringverify.cases.shapes import fitted
 from ringverify.implementation import Capabilities, sharding_name
@@ -174,13 +174,9 @@ def _smaller_shapes(case: Case) -> Iterator[Case]:
     for dim in (1, 2, 3, 4, 8):
         if dim < p.head_dim:
             yield case.replace(head_dim=dim, value_dim=None if p.dv == p.head_dim else p.dv)
-    plain = Problem(query_length=0)
-    if p.key_heads is not None and p.key_heads == p.heads:
-        yield case.replace(key_heads=plain.key_heads)
-    if p.value_dim is not None and p.value_dim == p.head_dim:
-        yield case.replace(value_dim=plain.value_dim)
-    if p.key_length is not None and p.key_length == p.query_length:
-        yield case.replace(key_length=plain.key_length)
+    for name, value in (("key_heads", p.heads), ("value_dim", p.head_dim), ("key_length", p.query_length)):
+        if getattr(p, name) == value:
+            yield case.replace(**{name: None})
 
 
 def _fewer_constraints(case: Case) -> Iterator[Case]:

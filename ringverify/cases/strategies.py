@@ -14,7 +14,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -55,31 +55,6 @@ ROOTS = 2**24
 
 TURNS = 32
 """Most cases built until one meets the condition `wanted`; each takes a few microseconds."""
-
-_Any = TypeVar("_Any")
-
-
-class Choices:
-    """Uniform random choices, determined by one number.
-
-    Args:
-        root: the seed.
-    """
-
-    def __init__(self, root: int) -> None:
-        self._random = random.Random(root)
-
-    def of(self, options: Sequence[_Any]) -> _Any:
-        """Return one of the options."""
-        return self._random.choice(options)
-
-    def between(self, low: int, high: int) -> int:
-        """Return an integer from `low` to `high`, both included."""
-        return self._random.randint(low, high)
-
-    def coin(self) -> bool:
-        """Return True or False."""
-        return self._random.random() < 1 / 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,11 +114,6 @@ def cases(
     return st.integers(0, ROOTS - 1).map(build)
 
 
-def case_from(root: int, capabilities: Capabilities, scope: Scope) -> Case:
-    """Return the case that one number determines, given the capabilities and the scope."""
-    return _case(Choices(root), capabilities, scope)
-
-
 def within(case: Case, capabilities: Capabilities, scope: Scope) -> bool:
     """Return whether a case is within a scope (but for its length and messages); shrinking may have led it outside."""
     return (
@@ -181,24 +151,26 @@ def affordable_examples(capabilities: Capabilities, examples: int) -> int:
     return -(-examples // FEWER) if (capabilities.length_multiple or 1) > LONG else examples
 
 
-def _case(choose: Choices, c: Capabilities, scope: Scope) -> Case:
-    size = choose.of(affordable_world_sizes(c, scope.world_sizes))
-    sharding = sharding_name(choose.of(c.shardings))
-    dtype = choose.of([dtype for dtype in scope.dtypes if dtype in c.dtypes])
-    causal = c.causal == "always" or (c.causal == "both" and choose.coin())
-    wanted = _constraints(choose, c, scope)
-    values = choose.of(scope.values)
-    memory = choose.of(scope.memory)
+def case_from(root: int, capabilities: Capabilities, scope: Scope) -> Case:
+    """Return the case that one number determines, given the capabilities and the scope."""
+    rng, c = random.Random(root), capabilities
+    size = rng.choice(affordable_world_sizes(c, scope.world_sizes))
+    sharding = sharding_name(rng.choice(c.shardings))
+    dtype = rng.choice([dtype for dtype in scope.dtypes if dtype in c.dtypes])
+    causal = c.causal == "always" or (c.causal == "both" and rng.random() < 1 / 2)
+    wanted = _constraints(rng, c, scope)
+    values = rng.choice(scope.values)
+    memory = rng.choice(scope.memory)
     even = math.lcm(even_multiple(sharding, size), length_unit(c, sharding, size))
-    shapes = _shapes(choose, c, scope, size, even)
+    shapes = _shapes(rng, c, scope, size, even)
     if "dilation" in wanted and shapes["query_length"] != shapes["key_length"]:
         wanted = wanted - {"dilation"}
     if "documents" in wanted and shapes["query_length"] != shapes["key_length"]:
         wanted = wanted - {"documents"}
-    cotangent = choose.of(scope.cotangents)
-    fields: dict[str, Any] = {**shapes, **_pattern(choose, c, wanted, shapes, empty_rows=scope.want_empty_rows)}
+    cotangent = rng.choice(scope.cotangents)
+    fields: dict[str, Any] = {**shapes, **_pattern(rng, c, wanted, shapes, empty_rows=scope.want_empty_rows)}
     if c.scale:
-        fields["scale"] = choose.of([None, None, 1.0, 0.3, -0.7 if c.negative_scale else 0.7])
+        fields["scale"] = rng.choice([None, None, 1.0, 0.3, -0.7 if c.negative_scale else 0.7])
     problem = Problem(dtype=dtype, causal=causal, **fields)
     case = Case(
         problem=problem,
@@ -207,56 +179,56 @@ def _case(choose: Choices, c: Capabilities, scope: Scope) -> Case:
         values=values,
         memory=memory,
         cotangent=cotangent,
-        group=choose.of(scope.groups),
-        transport=choose.of(scope.transports),
-        delayed=choose.of(scope.delayed),
-        seed=choose.between(0, SEEDS - 1),
-        schedule=choose.between(0, SEEDS - 1),
+        group=rng.choice(scope.groups),
+        transport=rng.choice(scope.transports),
+        delayed=rng.choice(scope.delayed),
+        seed=rng.randint(0, SEEDS - 1),
+        schedule=rng.randint(0, SEEDS - 1),
     )
     return fitted(case, c)
 
 
-def _constraints(choose: Choices, c: Capabilities, scope: Scope) -> set[str]:
+def _constraints(rng: random.Random, c: Capabilities, scope: Scope) -> set[str]:
     """Choose the constraints to combine: mostly none or one, sometimes several; never dilation with documents."""
     declared = [name for name in CONSTRAINTS if getattr(c, name)]
     alone = ["none", *declared, *c.dilation[1:]]  # each mode of dilation counts as one
     alone = ["dilation" if name in c.dilation else name for name in alone]
     if scope.want_empty_rows:  # a window holds the diagonal, a softcap masks nothing: alone, they empty no row
         alone = [name for name in declared if name not in ("window", "softcap")] or ["none"]
-    chosen = choose.of([*alone, "several"])
+    chosen = rng.choice([*alone, "several"])
     if chosen == "none":
         return set()
     if chosen != "several":
         return {chosen}
-    several = {name for name in declared if choose.coin()}
+    several = {name for name in declared if rng.random() < 1 / 2}
     return several - {"documents"} if "dilation" in several else several
 
 
-def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int) -> dict[str, int]:
+def _shapes(rng: random.Random, c: Capabilities, scope: Scope, size: int, even: int) -> dict[str, int]:
     long = c.length_multiple is not None and even > LONG
-    if choose.between(0, 7) == 7 and not long:
+    if rng.randint(0, 7) == 7 and not long:
         # Equal dimensions: a transposed or mixed-up tensor keeps its shape, so only its values can give it away.
-        side = choose.between(1, 4)
+        side = rng.randint(1, 4)
         length = even * max(1, round(side * size / even)) if not c.uneven else side * size
         return {
             "batch": side, "query_length": length, "key_length": length, "heads": side, "key_heads": side,
             "head_dim": side, "value_dim": side,
         }  # fmt: skip
-    if choose.between(0, 23) == 23:  # more than one tile of a kernel, in keys and in width
-        length = even * -(-choose.of(TILES) * min(size, MOST_TILES) // even)
-        dim = choose.of(c.head_dims or WIDE)
+    if rng.randint(0, 23) == 23:  # more than one tile of a kernel, in keys and in width
+        length = even * -(-rng.choice(TILES) * min(size, MOST_TILES) // even)
+        dim = rng.choice(c.head_dims or WIDE)
         return {
             "batch": 1, "query_length": length, "key_length": length, "heads": 2, "key_heads": 2, "head_dim": dim,
-            "value_dim": choose.of(c.value_dims or WIDE) if c.value_dim else dim,
+            "value_dim": rng.choice(c.value_dims or WIDE) if c.value_dim else dim,
         }  # fmt: skip
-    length = _length(choose, c, scope, size, even)
-    cross = c.cross_lengths and choose.between(0, 3) >= (2 if scope.want_empty_rows else 3)
-    key_length = _length(choose, c, scope, size, even) if cross else length
-    key_heads = choose.between(1, 3)
-    group = choose.between(1, 3) if c.gqa else 1
-    head_dim = choose.of(c.head_dims or HEAD_DIMS)
-    value_dim = choose.of(c.value_dims or HEAD_DIMS) if c.value_dim and choose.coin() else head_dim
-    batch = choose.between(1, 3)
+    length = _length(rng, c, scope, size, even)
+    cross = c.cross_lengths and rng.randint(0, 3) >= (2 if scope.want_empty_rows else 3)
+    key_length = _length(rng, c, scope, size, even) if cross else length
+    key_heads = rng.randint(1, 3)
+    group = rng.randint(1, 3) if c.gqa else 1
+    head_dim = rng.choice(c.head_dims or HEAD_DIMS)
+    value_dim = rng.choice(c.value_dims or HEAD_DIMS) if c.value_dim and rng.random() < 1 / 2 else head_dim
+    batch = rng.randint(1, 3)
     if long:
         batch, key_heads, group = 1, 1, min(group, 2)
     return {
@@ -265,50 +237,50 @@ def _shapes(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int
     }  # fmt: skip
 
 
-def _length(choose: Choices, c: Capabilities, scope: Scope, size: int, even: int) -> int:
+def _length(rng: random.Random, c: Capabilities, scope: Scope, size: int, even: int) -> int:
     longest = max(scope.longest, 2 * size + 1)
     if not c.uneven:
         # On small worlds up to two required blocks for each rank, so that a rank can have more than one.
         most = max(1 if c.length_multiple is None or 2 * even > LONGEST_NEEDED else 2, longest // even)
-        return even * choose.between(0 if c.empty_shards else 1, most)
+        return even * rng.randint(0 if c.empty_shards else 1, most)
     if not c.empty_shards:
-        return choose.between(size, longest)
+        return rng.randint(size, longest)
     # Half of the draws at the edges: no positions, fewer than ranks, one more or less than a multiple of the ranks.
     near = [n for n in (0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1) if 0 <= n <= longest]
-    return choose.of(near) if choose.coin() else choose.between(0, longest)
+    return rng.choice(near) if rng.random() < 1 / 2 else rng.randint(0, longest)
 
 
 def _pattern(
-    choose: Choices, c: Capabilities, wanted: set[str], shapes: dict[str, int], *, empty_rows: bool
+    rng: random.Random, c: Capabilities, wanted: set[str], shapes: dict[str, int], *, empty_rows: bool
 ) -> dict[str, Any]:
     n, m = shapes["query_length"], shapes["key_length"]
     fields: dict[str, Any] = {}
     if "window" in wanted:
-        fields["window"] = (_side(choose, m), _side(choose, m))
+        fields["window"] = (_side(rng, m), _side(rng, m))
     if "documents" in wanted:
-        inside = sorted(choose.between(0, n) for _ in range(choose.between(1, 5)))
-        whole = not empty_rows and choose.coin()
+        inside = sorted(rng.randint(0, n) for _ in range(rng.randint(1, 5)))
+        whole = not empty_rows and rng.random() < 1 / 2
         fields["documents"] = (0, *inside, n) if whole else tuple(inside)
     if "key_lengths" in wanted:
-        lengths = [0, m] if empty_rows and choose.coin() else range(m + 1)
-        fields["key_lengths"] = tuple(choose.of(lengths) for _ in range(shapes["batch"]))
+        lengths = [0, m] if empty_rows and rng.random() < 1 / 2 else range(m + 1)
+        fields["key_lengths"] = tuple(rng.choice(lengths) for _ in range(shapes["batch"]))
     if "softcap" in wanted:
-        fields["softcap"] = choose.of([1.0, 5.0, 30.0])
+        fields["softcap"] = rng.choice([1.0, 5.0, 30.0])
     if "dilation" in wanted:
         segments = range(1, n + 2) if c.uneven_segments else [w for w in range(1, n + 1) if n % w == 0] or [1]
-        fields["dilation"] = _dilation(choose, c.dilation, segments)
+        fields["dilation"] = _dilation(rng, c.dilation, segments)
     return fields
 
 
-def _side(choose: Choices, keys: int) -> int | None:
+def _side(rng: random.Random, keys: int) -> int | None:
     """Choose one side of a window: unbounded, at most 3, or any up to the number of keys."""
-    kind = choose.between(0, 3)
-    return None if kind == 0 else choose.between(0, min(3, keys) if kind == 1 else max(1, keys))
+    kind = rng.randint(0, 3)
+    return None if kind == 0 else rng.randint(0, min(3, keys) if kind == 1 else max(1, keys))
 
 
-def _dilation(choose: Choices, modes: tuple[HeadMode, ...], segments: Sequence[int]) -> Dilation:
-    heads = choose.of(modes)
-    branches = tuple((choose.of(segments), choose.between(1, 5)) for _ in range(choose.between(1, 5)))
+def _dilation(rng: random.Random, modes: tuple[HeadMode, ...], segments: Sequence[int]) -> Dilation:
+    heads = rng.choice(modes)
+    branches = tuple((rng.choice(segments), rng.randint(1, 5)) for _ in range(rng.randint(1, 5)))
     if heads == "split":
         return Dilation(branches)
-    return Dilation(branches, heads, choose.of(["cyclic", "block"]))
+    return Dilation(branches, heads, rng.choice(["cyclic", "block"]))

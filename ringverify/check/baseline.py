@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ringverify.errors import UsageError
+from ringverify.errors import UsageError, instead
 from ringverify.events import Known
 from ringverify.files import read_toml
 from ringverify.properties.catalogue import PROPERTIES
@@ -59,7 +58,7 @@ class Baseline:
             return None
         return (
             f"baseline {self.path}: {property} of {implementation} passes, but is listed as violated "
-            f'({known.reason}); take the entry out, or write found = "sometimes" if not every run finds it'
+            f'({known.reason}); remove the entry, or write found = "sometimes" if not every run finds it'
         )
 
     def elsewhere(self, implementations: Collection[str]) -> list[str]:
@@ -110,7 +109,7 @@ def _place(path: Path, number: int) -> str:
 def _known(entry: dict[str, Any], place: str) -> KnownViolation:
     for key, value in entry.items():
         if key not in (*REQUIRED, "found"):
-            raise UsageError(f"{place}: unknown key {key!r}{_instead(key, (*REQUIRED, 'found'))}")
+            raise UsageError(f"{place}: unknown key {key!r}{instead(key, (*REQUIRED, 'found'))}")
         if not isinstance(value, str) or not value.strip():
             raise UsageError(f"{place}: {key} is {value!r}; expected a text")
     for key in REQUIRED:
@@ -122,10 +121,5 @@ def _known(entry: dict[str, Any], place: str) -> KnownViolation:
     if not known.link.startswith(("https://", "http://")):
         raise UsageError(f"{place}: link is {known.link!r}; expected an http or https address")
     if known.property not in PROPERTIES:
-        raise UsageError(f"{place}: unknown property {known.property!r}{_instead(known.property, PROPERTIES)}")
+        raise UsageError(f"{place}: unknown property {known.property!r}{instead(known.property, PROPERTIES)}")
     return known
-
-
-def _instead(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known := list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"

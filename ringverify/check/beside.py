@@ -25,8 +25,8 @@ SECONDS = 3.0
 """Seconds for all of them together, and the deadline of each run; a run that has begun is not cut short."""
 
 SHARED_STATE = (
-    "What one case leaves behind changes the next. Ranks of the simulated world are threads of one process and share "
-    "what a module keeps: a module that caches its group or rank has to declare processes=True"
+    "An earlier case in the same process changes this result. Simulated ranks are threads of one process and share "
+    "module globals: if your module caches its group or rank, declare processes=True"
 )
 
 

@@ -104,8 +104,8 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
     }
     if (finding := counterexample.violation.finding) is not None:
         content["finding"] = as_json({k: v for k, v in dataclasses.asdict(finding).items() if k != "wrong"})
-    if counterexample.diagnosis is not None:
-        content["diagnosis"] = cut(counterexample.diagnosis)
+    if counterexample.diagnosis.text is not None:
+        content["diagnosis"] = cut(counterexample.diagnosis.text)
     if (signed := trusting.signature(content, make_key=True)) is not None:
         content["signature"] = signed
     content["seal"] = _seal(content)
@@ -142,10 +142,11 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
         ) from None
     if not isinstance(content, Mapping) or "schema" not in content:
         raise UsageError(f"{path} is not a case file: it names no schema")
-    if content["schema"] != SCHEMA:
+    if (schema := content["schema"]) != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
         raise UsageError(
-            f"case {path} has schema {content['schema']!r}, and ringverify {ringverify.__version__} reads schema "
-            f"{SCHEMA}: upgrade ringverify"
+            f"case {path} has schema {schema!r}, and ringverify {ringverify.__version__} reads schema {SCHEMA}: "
+            + ("upgrade ringverify" if newer else "replay it with the version that wrote it, or run check again")
         )
     content = dict(content)
     if content.pop("seal", None) != _seal(content) and not edited:

@@ -7,16 +7,15 @@ the command line, which takes precedence. Importing this module does not import 
 from __future__ import annotations
 
 import argparse
-import difflib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ringverify.check.option_table import EXCLUSIVE, OPTIONS, Option
-from ringverify.errors import UsageError
-from ringverify.files import read_toml
+from ringverify.errors import UsageError, instead
+from ringverify.files import moved, read_toml
 from ringverify.option_types import count, names, positive, seconds, sizes
+from ringverify.targets import with_file
 
 FILE = "pyproject.toml"
 TABLE = "tool.ringverify"
@@ -61,9 +60,7 @@ def configured(options: argparse.Namespace, folder: Path) -> argparse.Namespace:
     for key, value in table.items():
         place = f"{file}, [{TABLE}]: {key}"
         if key not in KEYS:
-            close = difflib.get_close_matches(str(key).replace("_", "-"), KEYS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(KEYS)}"
-            raise UsageError(f"{place} is no option of check; {hint}")
+            raise UsageError(f"{place} is no option of check{instead(str(key).replace('_', '-'), KEYS)}")
         option = KEYS[key]
         name = TARGETS if option is None else option.name
         looked_at = _value(option, value, file.parent, folder, place)
@@ -109,23 +106,9 @@ def _value(option: Option | None, value: Any, home: Path, here: Path, place: str
     if type(value) not in types or not all(type(one) is inner for one in several):
         raise UsageError(f"{place} is {value!r}, expected {expected}")
     if option is None:
-        return [_target_from(home, here, one) for one in several]
+        return [with_file(one, lambda path: moved(path, home, here)) for one in several]
     try:
         parsed = option.value(",".join(map(str, several)) if several else str(value))
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"{place} is {error}") from None
-    return Path(_from(home, here, str(value))) if isinstance(parsed, Path) else parsed
-
-
-def _target_from(home: Path, here: Path, target: str) -> str:
-    file, separator, attribute = target.rpartition(":")
-    if file.endswith(".py"):
-        return f"{_from(home, here, file)}{separator}{attribute}"
-    return target
-
-
-def _from(home: Path, here: Path, path: str) -> str:
-    """Rewrite a path that is relative to the file's folder, `home`, as relative to the working directory, `here`."""
-    if os.path.isabs(path) or home.resolve() == here.resolve():
-        return path
-    return Path(os.path.relpath(home / path, here)).as_posix()
+    return Path(moved(str(value), home, here)) if isinstance(parsed, Path) else parsed

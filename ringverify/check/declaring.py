@@ -16,16 +16,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any
 
 from ringref.problem import DtypeName
 from ringref.rounding import UNIT_ROUNDOFF, unit_in_words
 from ringverify.cases.case import POISONED, Case, why_unsupported
-from ringverify.cases.comparing import TensorName
-from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation, Runner
 from ringverify.check.drawing import drawn
-from ringverify.implementation import Capabilities, Implementation, TensorLayout
+from ringverify.events import TensorName
+from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.precision import LOW, PRECISION, each_kind, errs_as_declared
 from ringverify.properties.property import Property, Violation, judge_everything
 from ringverify.worlds.world import WorldUnavailable
@@ -47,26 +46,15 @@ Declaration = dict[str, str]
 class _RunOnce(Runner):
     """A runner that caches results by case: a declaration changes the errors allowed, not the results."""
 
-    seen: dict[tuple[Case, bool, bool], Observation] = dataclasses.field(default_factory=dict)
+    seen: dict[tuple[object, ...], Observation] = dataclasses.field(default_factory=dict)
 
-    def run(
-        self,
-        case: Case,
-        *,
-        gradients: bool,
-        watch: bool | Literal["memory"] = False,
-        inputs: Inputs | None = None,
-        unwritten: bool = False,
-        layout: TensorLayout | None = None,
-    ) -> Observation:
-        """Run a case, or return the observation of its earlier run."""
-        if watch or inputs is not None or layout is not None:
-            return super().run(
-                case, gradients=gradients, watch=watch, inputs=inputs, unwritten=unwritten, layout=layout
-            )
-        key = (case, gradients, unwritten)
+    def run(self, case: Case, *, gradients: bool, **how: Any) -> Observation:
+        """Run a case, or return the observation of its earlier run; runs on other inputs are not cached."""
+        if how.get("inputs") is not None:
+            return super().run(case, gradients=gradients, **how)
+        key = (case, gradients, *sorted(how.items()))
         if key not in self.seen:
-            self.seen[key] = super().run(case, gradients=gradients, unwritten=unwritten)
+            self.seen[key] = super().run(case, gradients=gradients, **how)
         return self.seen[key]
 
 

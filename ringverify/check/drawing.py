@@ -1,8 +1,8 @@
 """Draw the cases of a property: the same ones for the same seed, on every machine.
 
-Each suite has a Hypothesis profile of its own. Other profiles that are active in the process, of the project under test
-or of Hypothesis itself on CI, have no effect here. Hypothesis' example database is off: failures are kept in the folder
-of cases, as JSON files that can be replayed and stay valid when the strategies change.
+Hypothesis profiles that are active in the process, of the project under test or of Hypothesis itself on CI, have no
+effect here. Hypothesis' example database is off: failures are kept in the folder of cases, as JSON files that can be
+replayed and stay valid when the strategies change.
 """
 
 from __future__ import annotations
@@ -21,34 +21,19 @@ from hypothesis.strategies import SearchStrategy
 from ringverify.cases.case import Case
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Property
-from ringverify.properties.suites import SUITES, Suite
 from ringverify.worlds.processes.server import CACHE
 
-NAME = "ringverify-{}"
-"""Name of a suite's Hypothesis profile; prefixed, since a project may have a profile named "full" itself."""
-
-
-def profile(suite: Suite) -> settings:
-    """Return the Hypothesis settings of a suite; the number of examples is set for each property."""
-    return settings.get_profile(NAME.format(suite))
-
-
-def _register(suite: Suite) -> None:
-    settings.register_profile(
-        NAME.format(suite),
-        settings.get_profile("default"),
-        derandomize=False,  # the seed decides: 0, or the one in the report's header
-        phases=[Phase.generate],  # shrinking and retrying earlier failures are done in `hunting`
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-        print_blob=False,
-    )
-
-
-for _suite in SUITES:
-    _register(_suite)
+DRAWING = settings(
+    settings.get_profile("default"),
+    derandomize=False,  # the seed decides: 0, or the one in the report's header
+    phases=[Phase.generate],  # shrinking and retrying earlier failures are done in `hunting`
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    verbosity=Verbosity.quiet,
+    print_blob=False,
+)
+"""The Hypothesis settings of every property but for the number of examples."""
 
 
 def visit_cases(
@@ -57,7 +42,6 @@ def visit_cases(
     examples: int,
     seed: int,
     visit: Callable[[Case], None],
-    suite: Suite,
 ) -> None:
     """Call `visit` with up to `examples` cases that can test a property, one after another."""
     source = property.cases(capabilities)
@@ -72,21 +56,19 @@ def visit_cases(
     else:
         # A seed for each property: with one for all, what one property's cases miss, all would miss.
         with contextlib.suppress(hypothesis.errors.Unsatisfiable):
-            _draw(source.filter(applies), examples, seed + zlib.crc32(property.id.encode()), visit, suite)
+            _draw(source.filter(applies), examples, seed + zlib.crc32(property.id.encode()), visit)
 
 
 def drawn(property: Property, capabilities: Capabilities, examples: int) -> list[Case]:
-    """Return the first cases of a property that the quick suite tries with seed 0."""
+    """Return the first cases of a property that are tried with seed 0."""
     found: list[Case] = []
-    visit_cases(property, capabilities, examples, 0, found.append, "quick")
+    visit_cases(property, capabilities, examples, 0, found.append)
     return found
 
 
-def _draw(
-    strategy: SearchStrategy[Case], examples: int, seed: int, visit: Callable[[Case], None], suite: Suite
-) -> None:
+def _draw(strategy: SearchStrategy[Case], examples: int, seed: int, visit: Callable[[Case], None]) -> None:
     @hypothesis.seed(seed)
-    @settings(profile(suite), max_examples=examples)
+    @settings(DRAWING, max_examples=examples)
     @hypothesis.given(strategy)
     def example(case: Case) -> None:
         visit(case)

@@ -18,12 +18,10 @@ from ringverify.check.explaining import explained
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
-from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.region import FailureMap
+from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.errors import Inconclusive
-from ringverify.events import Hint, Where
+from ringverify.events import Hint
 from ringverify.properties.property import Judgement, Property, Violation
-from ringverify.properties.suites import Suite
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
 if TYPE_CHECKING:
@@ -58,11 +56,7 @@ class Counterexample:
         smallest: whether no further step shrinks it; if not, the budget or the time ended first.
         repeats: whether the case failed in the same way when it was run again in a fresh process; see `same_failure`.
         after: cases that have to run before it in the same process for it to fail; mostly none.
-        diagnosis: the cause in a sentence; `None` if none was found, or no values came back.
-        causes: the hypotheses that the diagnosis names, the simplest first.
-        hop: how many hops the wrongly handled KV block had made, if only the blocks of one hop are concerned.
-        where: the rows, heads and keys that are wrong; `None` if no values came back.
-        region: where the result is wrong, as a map of queries and keys.
+        diagnosis: the cause, and where the result is wrong; empty if none was found, or no values came back.
         declaration: what would have to be declared for the implementation to pass, if nothing else is wrong.
         refused: a case in which the transport refused a call, and that violation; the search went on after it.
         hints: what else was noticed, if no cause was found.
@@ -77,13 +71,9 @@ class Counterexample:
     smallest: bool
     repeats: bool
     after: tuple[Case, ...] = ()
-    diagnosis: str | None = None
-    hop: int | None = None
-    where: Where | None = None
-    region: FailureMap | None = None
+    diagnosis: Diagnosis = Diagnosis()
     declaration: Declaration | None = None
     refused: tuple[Case, Violation] | None = None
-    causes: tuple[Hypothesis, ...] = ()
     hints: tuple[Hint, ...] = ()
     printed: tuple[tuple[int | None, str], ...] = ()
 
@@ -126,7 +116,6 @@ def hunt(
     share: Share = ENDLESS,
     progress: Callable[[int], None],
     shrinking: bool = True,
-    suite: Suite = "quick",
     first: Sequence[CaseFile] = (),
     watched: Callable[[], Runner | None] = lambda: None,
 ) -> Hunt:
@@ -143,7 +132,6 @@ def hunt(
         share: the time for the search, shrinking included.
         progress: called with the number of cases tried so far.
         shrinking: whether to shrink and explain the case found first.
-        suite: the suite whose Hypothesis profile is used.
         first: counterexamples of earlier runs, tried before drawn cases.
         watched: returns a runner in a simulated world, if `runner` is in another one, or `None`.
 
@@ -189,7 +177,7 @@ def hunt(
                 judged(property, earlier, runner)
             hunt.remembered += 1
             visit(known.case)
-        visit_cases(property, runner.capabilities, examples, seed, visit, suite)
+        visit_cases(property, runner.capabilities, examples, seed, visit)
     except _Stop:
         pass
     except Exception as error:
@@ -331,9 +319,10 @@ def _smallest(
     # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
     steady = repeats and not after
     in_time = time.monotonic() <= share.late
-    diagnosis, declaration = None, None
+    diagnosis, declaration = Diagnosis(), None
     if steady and in_time:
-        diagnosis = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
+        cause = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
+        diagnosis = cause or diagnosis
         declaration = attempt(
             mishaps,
             "looking for a declaration",
@@ -345,7 +334,7 @@ def _smallest(
     hints = [Hint(note) for note in runner.log.notes]
     if runner.world.name == "simulated" and after and not hints:
         hints.append(Hint(SHARED_STATE))
-    unexplained = declaration is None and (diagnosis is None or not diagnosis.causes)
+    unexplained = declaration is None and not diagnosis.causes
     if steady and in_time and unexplained and not hangs:
         hints += attempt(mishaps, "looking for hints", lambda: _needed(property, runner, case, violation), [])
     if in_time and not hints and not hangs and unexplained:
@@ -364,12 +353,8 @@ def _smallest(
         smallest=complete,
         repeats=repeats,
         after=after,
-        diagnosis=None if diagnosis is None else diagnosis.text,
-        hop=None if diagnosis is None else diagnosis.hop,
-        where=None if diagnosis is None else diagnosis.where,
-        region=None if diagnosis is None else diagnosis.region,
+        diagnosis=diagnosis,
         declaration=declaration,
-        causes=() if diagnosis is None else diagnosis.causes,
         hints=tuple(hints),
         printed=printed,
     )

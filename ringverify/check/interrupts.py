@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import sys
 import threading
@@ -59,3 +60,8 @@ class InterruptibleBar(ProgressBar):
         """Raise a swallowed interrupt again, or show that `done` cases have been tried."""
         self._look()
         super().step(done)
+
+
+def hidden_bar(look: Callable[[], None] = lambda: None) -> InterruptibleBar:
+    """Return a progress bar that is never drawn: all it does is raise a swallowed interrupt again."""
+    return InterruptibleBar(Console(file=io.StringIO(), force_terminal=False), look)

@@ -35,12 +35,19 @@ def needed(case: Case, c: Capabilities, passes: Callable[[Case], bool], *, refus
                 if name in ("head_dims", "value_dims"):
                     value = tuple(dim for dim in DIMS if dim >= value[0] and passes(_with(case, c, name, (dim,))))
                 said = f'"{value}"' if isinstance(value, str) else value
-                return f"it passes with {_told(case, other)}: declare {name}={said} if that is what it needs"
+                passed = f"The case passes with {_told(case, other)}"
+                return f"{passed}. If your implementation requires this, declare {name}={said}"
     scale = case.problem.scale
     if scale is not None and scale < 0 and passes(other := case.replace(scale=-scale)):
-        return f"it passes with {_told(case, other)}: without negative_scale=True only positive scales are asked for"
+        return (
+            f"The case passes with {_told(case, other)}. Negative scales are tested only because negative_scale=True "
+            "is declared: remove it if they are not supported"
+        )
     if case.values == "poisoned_skips" and passes(case.replace(values="poisoned")):
-        return "it passes with ordinary numbers in the keys that are skipped: without poison_safe=True they have these"
+        return (
+            "The case passes if skipped keys hold ordinary numbers. They are NaN only because poison_safe=True is "
+            "declared: remove it if that is not supported"
+        )
     return None
 
 

@@ -70,7 +70,7 @@ class CheckRequest:
         skip: ids of the properties to leave out.
         suite: smoke, quick, full or nightly.
         world: simulated, gloo or nccl.
-        world_sizes: numbers of ranks.
+        world_sizes: world sizes to test.
         device: device of the tensors.
         seed: decides which cases are tried.
         max_examples: most examples of each property.
@@ -78,7 +78,7 @@ class CheckRequest:
         deadline: seconds for one run of a case.
         load_deadline: seconds that a process may take to load an implementation.
         cases: folder for counterexamples.
-        baseline: file of the violations that are known.
+        baseline: file of known violations.
     """
 
     only: tuple[str, ...] | None = None
@@ -137,9 +137,11 @@ class CheckRequest:
 
         Args:
             drawn: the seed to use in the nightly suite if none was given.
+
+        Raises:
+            UsageError: device and world contradict each other.
         """
-        suite = cast("Suite", self.suite or "quick")
-        device = self.device or ("cuda" if self.world == "nccl" else "cpu")
+        suite, device = cast("Suite", self.suite or "quick"), device_for(self.device, self.world)
         return {"device": device, "suite": suite, "seed": seed_for(suite, self.seed, drawn)}
 
     def options(
@@ -162,7 +164,6 @@ class CheckRequest:
             UsageError: options contradict one another, or the baseline cannot be read or is invalid.
         """
         from ringverify.check.baseline import read_baseline
-        from ringverify.check.planning import device_for
 
         suite, world = cast("Suite", self.suite or "quick"), cast("WorldName | None", self.world)
         default = Options()
@@ -197,6 +198,22 @@ class Unavailable:
 
     target: str
     reason: str
+
+
+def device_for(asked: str | None, world: str | None, *, on_gpus: bool = False) -> str:
+    """Return the device of the tensors.
+
+    Args:
+        asked: the device asked for, or `None`.
+        world: the world asked for, or `None`.
+        on_gpus: whether each rank has a GPU of its own whatever world was asked for.
+
+    Raises:
+        UsageError: device and world contradict each other.
+    """
+    if world == "nccl" and asked not in (None, "cuda"):
+        raise UsageError(f"--device {asked}: in the nccl world each rank has a GPU of its own; leave it out")
+    return asked or ("cuda" if on_gpus or world == "nccl" else "cpu")
 
 
 def seed_for(suite: Suite, asked: int | None, drawn: int | None = None) -> int:

@@ -115,22 +115,6 @@ def open_world(name: WorldName, heard: Callable[[int, bytes], None] | None = Non
             return nccl.NcclWorld(heard=heard)
 
 
-def device_for(asked: str | None, world: WorldName | None, *, on_gpus: bool = False) -> str:
-    """Return the device of the tensors.
-
-    Args:
-        asked: the device asked for, or `None`.
-        world: the world asked for, or `None`.
-        on_gpus: whether each rank has a GPU of its own whatever world was asked for.
-
-    Raises:
-        UsageError: device and world contradict each other.
-    """
-    if world == "nccl" and asked not in (None, "cuda"):
-        raise UsageError(f"--device {asked}: in the nccl world each rank has a GPU of its own; leave it out")
-    return asked or ("cuda" if on_gpus or world == "nccl" else "cpu")
-
-
 def find_device(device: str) -> None:
     """Check that this machine has the device.
 

@@ -59,7 +59,7 @@ from ringverify.properties.property import Property, Violation
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.progress import Progress
 from ringverify.reports.story import replay_line
-from ringverify.worlds.printing import LETTERS
+from ringverify.words import PRINTED
 from ringverify.worlds.processes.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
 
@@ -161,7 +161,7 @@ def named_apart(implementations: Iterable[Implementation]) -> list[str]:
     seen: dict[str, Implementation] = {}
     for one in implementations:
         if seen.get(one.name) == one:
-            raise UsageError(f"the implementation {one.name!r} is asked for twice: once is enough")
+            raise UsageError(f"the implementation {one.name!r} is named twice: leave one out")
         if one.name in seen:
             raise UsageError(f"two implementations are named {one.name!r}: give one of them another name=")
         seen[one.name] = one
@@ -198,7 +198,9 @@ def why_not(property: Property, plan: RunPlan, device: str) -> str | None:
     if (reason := property.unsupported(capabilities)) is not None:
         return reason
     if property.simulated_only and not beside and plan.world != "simulated":
-        return f"needs the simulated world: in the {plan.world} world nothing is watched or held back"
+        way_out = f"this run uses {plan.world}: add a run with --world simulated"
+        why = "processes=True rules it out" if capabilities.processes else way_out
+        return f"only the simulated world can watch ranks and delay messages, and {why}"
     return None
 
 
@@ -372,7 +374,6 @@ class ImplementationRun:
                 seed=options.seed,
                 share=self.budget.share(),
                 progress=self.progress.step,
-                suite=options.suite,
                 first=earlier,
                 watched=self._simulated,
             )
@@ -391,7 +392,11 @@ class ImplementationRun:
             if found.counterexample.violation.finding is None:
                 margin = None  # the failure is not one of values, so it has no margin
         elif not found.examples:
-            reason = "the time budget ended first" if found.out_of_time else "no case puts it to the test"
+            reason = "none of the cases drawn can test this property"
+            if options.world_sizes is not None:
+                reason += f" on world sizes {', '.join(map(str, options.world_sizes))}: add others with --world-sizes"
+            if found.out_of_time:
+                reason = "the time budget ended before the first example: raise --time-budget"
         if found.out_of_time and found.examples:
             reason = f"the time budget ended after {found.examples} of {examples + len(earlier)} examples"
         if found.unfinished is not None:
@@ -420,7 +425,7 @@ class ImplementationRun:
         usable = []
         for path, one in found:
             cases = (*one.after, one.case)
-            reasons = [why for case in cases if (why := why_unsupported(case, runner.capabilities)) is not None]
+            reasons = [str(why) for case in cases if (why := why_unsupported(case, runner.capabilities)) is not None]
             if runner.most_ranks is not None and max(case.ranks for case in cases) > runner.most_ranks:
                 reasons.append(f"it needs {max(case.ranks for case in cases)} ranks, and there are {runner.most_ranks}")
             if reasons:
@@ -457,7 +462,7 @@ class ImplementationRun:
             self._stories.append(story)
         # After a run without results, the map still shows which rank holds which positions.
         region = attempt(
-            mishaps, "drawing where", lambda: shown.region or outline(shown.case, runner.capabilities), None
+            mishaps, "drawing where", lambda: shown.diagnosis.region or outline(shown.case, runner.capabilities), None
         )
         return dataclasses.replace(
             counterexample_event(shown, implementation=self.implementation.name, property=property.id),
@@ -538,11 +543,11 @@ def counterexample_event(shown: Counterexample, *, implementation: str, property
             case=shown.case,
             case_text=shown.case.describe(),
         ),
-        hop=shown.hop,
-        diagnosis=shown.diagnosis,
+        hop=shown.diagnosis.hop,
+        diagnosis=shown.diagnosis.text,
         hints=shown.hints,
-        printed=tuple(Printed(rank, text[-LETTERS:]) for rank, text in shown.printed),
-        where=shown.where,
+        printed=tuple(Printed(rank, text[-PRINTED:]) for rank, text in shown.printed),
+        where=shown.diagnosis.where,
         declaration=None if declaration is None else from_json(Declaration, declaration),
         declare=None if declaration is None else in_words(declaration, shown.case.problem.dtype),
         refused=refused,
@@ -584,9 +589,9 @@ def _other_shapes(c: Capabilities) -> Iterator[str]:
     for what, multiple in (("heads", c.heads_multiple), ("key heads", c.key_heads_multiple)):
         if multiple not in (None, 1):
             by = "the world size" if multiple == "world_size" else multiple
-            yield f"{what} that {by} does not divide"
+            yield f"{what} not divisible by {by}"
     for what, members in (("head_dim", c.head_dims), ("value_dim", c.value_dims)):
         if members is not None:
             yield f"{what} other than {' or '.join(map(str, members))}"
     if (c.length_multiple or 1) > 1:
-        yield f"shards of a length that {c.length_multiple} does not divide"
+        yield f"shard lengths not divisible by {c.length_multiple}"

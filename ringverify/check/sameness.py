@@ -43,8 +43,9 @@ def same_as(told: Sequence[ToldFailure], new: ToldFailure, runner_for: Callable[
 
 def _same(earlier: ToldFailure, new: ToldFailure, runner_for: Callable[[Property], Runner]) -> bool:
     one, other = earlier.shown, new.shown
-    if one.causes and other.causes:
-        return any(cause is another for cause in one.causes for another in other.causes)
+    causes, others = one.diagnosis.causes, other.diagnosis.causes
+    if causes and others:
+        return any(cause is another for cause in causes for another in others)
     reasons = one.violation.reason, other.violation.reason
     if not (_steady(one) and _steady(other)) or "deadline" in (one.violation.kind, other.violation.kind):
         return reasons[0] == reasons[1] and _steady(one) == _steady(other)

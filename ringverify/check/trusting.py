@@ -131,10 +131,11 @@ def agree(files: Iterable[tuple[Path, CaseFile]], *, trust: bool, say: Callable[
         if not (trust or file.ours or targets.is_built_in(file.target)):
             asked.setdefault(file.target, path)
     for target, path in asked.items():
-        foreign = f"no run in this folder wrote case {shown(str(path))} as it is now, and it names {named[target]}"
+        foreign = f"case {shown(str(path))} was not written by a run in this folder, or was changed since"
         if not _somebody_is_there():
-            raise UsageError(f"{foreign}: pass --trust to import and run that")
-        if input(f"{foreign}: import and run that? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise UsageError(f"{foreign}: pass --trust to import and run {named[target]}")
+        answer = input(f"{foreign}. It imports and runs {named[target]}. Continue? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
             raise UsageError(f"case {shown(str(path))} is not run: nothing was imported")
 
 

@@ -16,7 +16,7 @@ from ringverify import targets
 from ringverify.check.configuration import TABLE, configured
 from ringverify.check.interrupts import InterruptibleBar, interrupts
 from ringverify.check.option_table import ARGUMENTS, add_to
-from ringverify.check.options import CheckRequest, Subject, Unavailable
+from ringverify.check.options import CheckRequest, Subject, Unavailable, device_for
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import Event
 from ringverify.reports.command import Outputs, with_missing
@@ -77,7 +77,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
         start_fork_server("ringverify.worlds.processes.contained")  # it imports torch while this process does
 
     from ringverify.check.drawing import home_of_our_own
-    from ringverify.check.planning import device_for
     from ringverify.check.run import check
 
     subjects = _subjects(options.targets, options.load_deadline, console)
@@ -129,7 +128,7 @@ def _look(wanted: Sequence[str]) -> None:
     """
     for place, target in enumerate(wanted):
         if target in wanted[:place]:
-            raise UsageError(f"the target {target!r} is asked for twice: once is enough")
+            raise UsageError(f"the target {target!r} is named twice: leave one out")
         targets.located(target)
 
 

@@ -24,30 +24,28 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "confirm",
-        help="show the violations of a report once more, without ringverify",
+        help="show the violations of a report by stand-alone scripts",
         description="Writes a script for each violation of the reports, runs it, and says whether it shows the same.",
         epilog=RULE,
     )
-    add_options(parser)
-    parser.set_defaults(run=run)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.add_argument("reports", nargs="+", type=Path, metavar="FILE.jsonl", help="what check --report wrote")
     parser.add_argument("--scripts", type=Path, metavar="DIR", help="keep the scripts there")
     parser.add_argument(
         "--trust", action="store_true", help="import and run what the cases name without asking, whoever wrote them"
     )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what was seen as JSON")
-    parser.add_argument("--report", action=Renamed, now="--json")
+    parser.add_argument("--report", dest="json", action=Renamed, now="--json")
     parser.add_argument(
-        "-q", "--quiet", action="store_true", help="print only what is imported, what is not shown, and the last line"
+        "-q",
+        "--quiet",
+        action="store_true",
+        help="print only the imported targets, the violations not shown, and the summary",
     )
     parser.add_argument(
         "--deadline", type=seconds, default=DEADLINE, metavar="SECONDS", help="time for one script (default: 120)"
     )
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="scripts side by side (default: 1)")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:

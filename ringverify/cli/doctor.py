@@ -171,7 +171,7 @@ def _try(world: World, trial: _Program, device: str) -> str | None:
     if run.failure is not None:
         return run.failure.message
     if run.results != trial.results:
-        return f"ranks return {run.results}, and should {trial.results}"
+        return f"ranks returned {run.results}, expected {trial.results}"
     if trial.watch and (run.traffic is None or run.hazards):
-        return "nothing was seen of it" if run.traffic is None else run.hazards[0].message
+        return "its traffic was not recorded" if run.traffic is None else run.hazards[0].message
     return None

@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
         epilog="Exit codes: 0 checks can run here, 3 they cannot.",
     )
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="also say it of each world, kernel and built-in implementation"
+        "-v", "--verbose", action="store_true", help="also report on each world, kernel and built-in implementation"
     )
     parser.set_defaults(run=run)
 

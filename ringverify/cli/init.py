@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ def add_parser(commands: Any) -> None:
         help="write an adapter to fill in",
         description="Writes a file that check gives a verdict on as it is, with a place for a call of your own code.",
     )
-    add_options(parser)
-    parser.set_defaults(run=run)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.add_argument(
         "file", nargs="?", type=Path, default=WRITTEN, metavar="FILE.py", help="the file to write (default: adapter.py)"
     )
@@ -44,30 +37,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="function: code that is called with shards of q, k and v; module: a torch module that is built with a "
         "process group; ulysses: all-to-all over heads (default: function)",
     )
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run the command and return its exit code."""
-    return write(options, say_on(console.file))
-
-
-def write(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Write the adapter, say how to try it, and return 0.
 
     Raises:
-        UsageError: the file is there already, or cannot be written.
+        UsageError: the file exists, or cannot be written.
     """
     file: Path = options.file
     if file.suffix != ".py":
-        raise UsageError(f"{file} is no name of a Python file: name FILE.py")
+        raise UsageError(f"{file} does not end in .py: name FILE.py")
     text = (FOLDER / f"{options.kind}.py").read_text(encoding="utf-8")
     target = shlex.quote(f"{file}:attend")
     try:
         if os.path.lexists(file):
-            raise UsageError(f"{file} is there already, and is left as it is: name another file")
+            raise UsageError(f"{file} exists and was not changed: name another file")
         write_whole(file, text.replace(f"{WRITTEN}:attend", target))
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}; name another file") from None
-    say(f"{file} is written, and right as it is: put a call of your own in it. To try it:")
+    say = say_on(console.file)
+    say(f"wrote {file}, which passes as it is. Put a call of your own into attend, then run:")
     say(f"  ringverify check {target} --suite smoke")
     return 0

@@ -10,7 +10,7 @@ from rich.console import Console
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("list", help="list what there is")
+    parser = commands.add_parser("list", help="list implementations, properties, mutants or peers")
     parser.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
     parser.set_defaults(run=run)
 

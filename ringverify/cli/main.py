@@ -86,8 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return Inconclusive.exit_code
         print(legible_lines(cut(traceback.format_exc(), TEXT)), file=sys.stderr, end="")
         complain(
-            "this is an error of ringverify itself, nothing was learned about the implementation; "
-            "please report it with the lines above"
+            "an error of ringverify itself, and no verdict on the implementation; please report it with the traceback "
+            "above"
         )
         return Inconclusive.exit_code
 

@@ -33,12 +33,8 @@ def plan_table(options: argparse.Namespace, console: Console) -> int:
     """Draw a plan and return 0.
 
     Raises:
-        UsageError: the options do not describe a valid problem, number of ranks or tile.
+        UsageError: the options do not describe a valid problem.
     """
-    if options.ranks < 1:
-        raise UsageError(f"--ranks {options.ranks}: expected at least 1")
-    if options.bucket is not None and options.bucket < 1:
-        raise UsageError(f"--bucket {options.bucket}: expected at least 1")
     try:
         problem = _problem(options)
     except ValueError as error:

@@ -152,9 +152,9 @@ def replay(
             without = (
                 f"with ringverify installed, where {name} lives" if targets.is_built_in(name) else "without ringverify"
             )
-            say(f"written to {written}: python {written} shows it {without}")
+            say(f"written to {written}: python {written} shows the violation {without}")
         if not property.applies(recorded.case, implementation.capabilities):
-            say(f"the case does not put {property.id} to the test: its results are held to what is right, and no more")
+            say(f"property {property.id} does not apply to this case: only its results are compared with the oracle")
             property = dataclasses.replace(property, judge=judge_everything, applies=lambda case, c: True)
         for earlier in recorded.after:
             judged(property, earlier, runner)
@@ -165,7 +165,7 @@ def replay(
         world.close()
     say(f"{name}: {property.id} on {recorded.case.describe()}")
     if judgement.violation is None:
-        say(f"the property holds: what was recorded ({recorded.summary}) does not happen")
+        say(f"the property holds now: the recorded violation ({recorded.summary}) did not occur")
         return 0
     again = Counterexample(
         recorded.case,
@@ -179,7 +179,10 @@ def replay(
     )
     show(counterexample_event(again, implementation=name, property=property.id))
     if judgement.digest == recorded.digest:
-        say("the same bits as recorded")
+        say("still violated, with exactly the recorded bits")
     else:
-        say(f"fails, with other bits than recorded (by {recorded.made_with}; this is {casefile.environment()})")
+        say(
+            f"still violated, but with other bits than recorded: recorded with {recorded.made_with}, replayed with "
+            f"{casefile.environment()}"
+        )
     return 1

@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         "--trust", action="store_true", help="import and run what the case names without asking, whoever wrote it"
     )
     parser.add_argument("--target", help="run the case on another implementation")
-    parser.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write a script that shows it by itself")
+    parser.add_argument("--snippet", type=Path, metavar="FILE.py", help="also write the case as a stand-alone script")
     parser.add_argument(
         "--deadline", type=seconds, metavar="SECONDS", help="time for one run (default: 10, gloo 30, nccl 60)"
     )
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
         help="for debuggers: run simulated ranks in this very process, as long as they take. A breakpoint() works; a "
         "rank that crashes or ends its process ends the replay with it, and that exit code is no verdict",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show full tracebacks")
     parser.set_defaults(run=run)
 
 

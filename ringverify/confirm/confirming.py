@@ -46,6 +46,8 @@ LETTERS = 200
 """Most characters that are kept of each of these lines."""
 OUTPUT = 65_536
 """Bytes that are kept of the end of each output stream of a script, including what its ranks print."""
+RIGHT = "every result is within the allowed error on this machine"
+"""The line for a script that shows nothing wrong, as the script prints it."""
 STARTING = 180.0
 """Seconds that a script gets on top of its deadline: to start, to import the implementation in ranks, and to end."""
 
@@ -110,7 +112,9 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"cannot write scripts to {folder}: {error.strerror}; name another --scripts") from None
+            raise UsageError(
+                f"cannot write scripts to {folder}: {error.strerror}; name another folder with --scripts"
+            ) from None
         scripts = Scripts(folder, options.deadline, names_of(event.file or "" for event in found))
         with ThreadPoolExecutor(options.jobs) as pool:
             for one in pool.map(scripts.confirmed, found, recorded):
@@ -123,7 +127,7 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         try:
             write_whole(options.json, json.dumps(content, indent=1) + "\n")
         except OSError as error:
-            raise UsageError(f"cannot write {options.json}: {error.strerror}; name another --json") from None
+            raise UsageError(f"cannot write {options.json}: {error.strerror}; name another file with --json") from None
     shown = sum(one.outcome == "shown" for one in seen)
     say(f"{shown} of {len(seen)} violations are shown without ringverify")
     return 0 if shown == len(seen) else 1
@@ -190,8 +194,8 @@ class Scripts:
         """Run a counterexample's scripts, one for each case that the property compares, until one shows the failure."""
         if recorded is None or event.file is None:
             again = replay_of(event)
-            told = "there is no case file to make a script of"
-            return _not_shown(event, told + (again and f"; this shows it again: {again}"))
+            told = "this violation has no case file, so no script can be made"
+            return _not_shown(event, told + (again and f"; to see it again: {again}"))
         try:
             capabilities = describe(recorded.target).capabilities
         except Inconclusive as error:
@@ -205,7 +209,7 @@ class Scripts:
             said = self._run(snippet(dataclasses.replace(recorded, case=case), capabilities), script)
             shown = not isinstance(said, str) and shows(said, event)
             if seen is None or shown:
-                lines = (said,) if isinstance(said, str) else said.lines or ("nothing is wrong here",)
+                lines = (said,) if isinstance(said, str) else said.lines or (RIGHT,)
                 kept = tuple(line.rstrip()[:LETTERS] for line in lines[:SAID])
                 outcome: Outcome = "shown" if shown else "not shown"
                 seen = Confirmation(event.implementation, event.property, event.file, outcome, kept)
@@ -222,7 +226,7 @@ class Scripts:
         try:
             write_whole(path, script.text)
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}; name another --scripts") from None
+            raise UsageError(f"cannot write {path}: {error.strerror}; name another folder with --scripts") from None
         if mine:
             try:
                 future.set_result(_ran(path, self._deadline))

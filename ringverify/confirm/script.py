@@ -1,8 +1,8 @@
 """Write a failing case as one Python file for a bug report; it needs numpy, torch and the implementation only.
 
 The file holds the inputs, multiplicities and errors allowed as literals. It starts a process for each rank over gloo,
-computes dense attention in float64 by autograd, and prints the worst difference of every result on every rank. It exits
-with 1 if one exceeds what is allowed.
+computes dense attention in float64 by autograd, and prints the largest difference of every result on every rank. It
+exits with 1 if one exceeds what is allowed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ringref.pattern import multiplicity
 from ringref.problem import DtypeName, Problem
-from ringref.rounding import UNIT_ROUNDOFF, Pipeline, rows_of_rms
+from ringref.rounding import UNIT_ROUNDOFF, rows_of_rms
 from ringverify import targets
-from ringverify.cases.comparing import allowed, answer
+from ringverify.cases.comparing import allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
-from ringverify.cases.running import shards
+from ringverify.cases.running import Observation, shards
 from ringverify.check.casefile import CaseFile
 from ringverify.confirm.script_template import TEMPLATE
 from ringverify.implementation import Capabilities
@@ -59,14 +59,7 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
     p, x = case.problem, make_inputs(case)
     queries, keys = shards(case, capabilities)
     lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
-    pipeline = Pipeline(
-        dtype=p.dtype,
-        accumulates=capabilities.accumulates,
-        probabilities=capabilities.probabilities,
-        lse_dtype=lse_dtype,
-        blocks=case.world_size,
-        reduces=capabilities.reduces,
-    )
+    pipeline = dataclasses.replace(pipeline_of(case, capabilities, Observation((), None)), lse_dtype=lse_dtype)
     bound = allowed(case, pipeline)
     arrays = {name: getattr(x, name) for name in ("q", "k", "v", "dout", "dlse")}
     limits = {name: getattr(bound, name) for name in ("out", "lse", "dq", "dk", "dv")}

@@ -1,11 +1,11 @@
 """The source of the stand-alone script; `ringverify.confirm.script` replaces its `<<names>>` by literals."""
 
-TEMPLATE = r'''"""A failing case of ring attention as a script of its own; what it is, ABOUT says below.
+TEMPLATE = r'''"""A failing case of sequence-parallel attention as a stand-alone script; ABOUT, below, says which.
 
-Needs numpy, torch and the implementation. Exits with 0 if nothing is wrong, with 1 if a result is off by more than
-rounding allows, a rank fails or not all ranks end in time, and with 2 if the implementation cannot be imported. An
-argument is the time that ranks are given after that, in seconds (120 without). What ranks print goes to standard error.
-The last line is for programs: what is wrong as JSON.
+Needs numpy, torch and the implementation. Exits with 0 if every result is within the allowed error, with 1 if a result
+is off by more than rounding allows, a rank fails or not all ranks end in time, and with 2 if the implementation cannot
+be imported. Optional argument: seconds that ranks may take after importing the implementation (default 120). What ranks
+print goes to standard error. The last line of the output is the result as JSON, for programs.
 """
 
 import base64
@@ -234,7 +234,7 @@ def text_of(error):
     try:
         return plain("".join(str(error).splitlines()[:1]))
     except BaseException:
-        return "(which cannot be printed)"
+        return "(its text cannot be read: __str__ fails)"
 
 
 def plain(text):
@@ -288,7 +288,7 @@ def run_ranks(folder):
                 process.join()
     if len(ended) < WORLD and not failures:
         late = [rank for rank in range(WORLD) if rank not in ended]
-        kind, message = "not imported", f"not all ranks had imported it after {LOADING:g} s"
+        kind, message = "not imported", f"not all ranks had imported the implementation after {LOADING:g} s"
         if loaded:
             who = f"rank{'s' if late[1:] else ''} {', '.join(map(str, late))}"
             kind, message = "deadline", f"{who} had not ended after {DEADLINE:g} s"
@@ -315,8 +315,8 @@ def compare(folder):
                     error = np.where(seen == expected, 0.0, np.abs(seen - expected))
                 worst = np.nan_to_num(error, nan=np.inf).max(initial=0.0)
                 wrong = int((~((error <= allowed) | (allowed == inf))).sum())
-                beyond = f"beyond what is allowed in {wrong} of {seen.size} elements"
-                line = f"rank {rank} {name:<3}  worst difference {worst:.3g}, {beyond}"
+                beyond = f"{wrong} of {seen.size} elements differ by more than allowed"
+                line = f"rank {rank} {name:<3}  largest difference {worst:.3g}; {beyond}"
                 print(line)
                 if wrong:
                     off.append(f"{name} on rank {rank}")
@@ -343,7 +343,8 @@ def in_words(failure):
     if failure["kind"] != "died" and failure["exception"] is None:
         return message
     exception = f"{failure['exception']}: {message}" if message else failure["exception"]
-    return f"{rank} {'could not import it:' if failure['kind'] == 'not imported' else 'raised'} {exception}"
+    did = "could not import the implementation:" if failure["kind"] == "not imported" else "raised"
+    return f"{rank} {did} {exception}"
 
 
 def main():
@@ -356,7 +357,7 @@ def main():
         if not failures:
             off, lines = compare(folder)
     lines = [f"wrong: {', '.join(off)}", *lines] if off else list(map(in_words, failures))
-    print("\n".join(lines[:1] if off else lines) or "nothing is wrong here")
+    print("\n".join(lines[:1] if off else lines) or "every result is within the allowed error on this machine")
     print(json.dumps({"wrong": off, "failures": failures, "lines": lines}), flush=True)
     return 2 if any(failure["kind"] == "not imported" for failure in failures) else int(bool(lines))
 

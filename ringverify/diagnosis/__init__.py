@@ -1,1 +1,1 @@
-"""Where and how a counterexample is wrong."""
+"""Where a counterexample is wrong, and which known fault explains its numbers."""

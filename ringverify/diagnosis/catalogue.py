@@ -1,4 +1,4 @@
-"""Every hypothesis there is, the plainest first: of two that explain the same, the earlier is named."""
+"""All hypotheses in the order in which they are tried: of two that explain the same case, the earlier is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ringverify.diagnosis.narrowing import NARROWED, SUMMED
 from ringverify.faults.catalogue import CAUSES, RARE
 
 UNCOMMON: tuple[Hypothesis, ...] = tuple(Hypothesis.of(cause) for cause in RARE)
-"""What is tried where none of the others explains a case."""
+"""Hypotheses of mutants that have no sentence of their own, tried if no other hypothesis explains a case."""
 
 HYPOTHESES: tuple[Hypothesis, ...] = tuple(
     sorted(
@@ -16,4 +16,4 @@ HYPOTHESES: tuple[Hypothesis, ...] = tuple(
         key=lambda found: (found.when != "always", found.narrow),
     )
 )
-"""What holds throughout before what holds in one direction, on all blocks before on some."""
+"""Faults of both directions come before faults of one direction, and faults of all blocks before faults of some."""

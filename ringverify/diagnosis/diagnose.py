@@ -1,8 +1,8 @@
-"""From a case that fails to what is wrong with the implementation, as far as its numbers say.
+"""Find the known fault that explains a failing case.
 
-A small case explains itself in many ways: with one key every mask is the same. So a hypothesis has to explain the
-smallest case, the one found first, and others like them; each prediction that the implementation does not follow rules
-it out. What is left is named, the plainest first, or nothing is.
+Many faults return the same numbers on a small case: with one key, every mask is the same. A hypothesis therefore has to
+explain the smallest failing case, the case found first, and further cases like them; one wrong prediction rules it out.
+Of the hypotheses that remain, the simplest are named. If none remains, no cause is named.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
-from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted
@@ -28,33 +27,33 @@ from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.reproducing import MASK, place_of
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import Probe, locate, wrong_elements
-from ringverify.events import Where
+from ringverify.events import TensorName, Where
 from ringverify.faults.ring import STEPS
 from ringverify.implementation import Capabilities
 from ringverify.worlds.patience import Patience
 
 SECONDS = 4.0
-"""Time for telling hypotheses apart by further cases; a simulated one takes a hundredth of that."""
+"""Seconds for further cases that tell hypotheses apart; a case in a simulated world takes a hundredth of that."""
 
 ALTERNATIVES = 2
-"""How many hypotheses are named that no case tells apart."""
+"""Hypotheses that are named, at most, if no case tells them apart."""
 
 NO_DIGIT = "sums in {sums} over as many terms keep no digit by which to tell causes apart"
-"""What is said of a case whose declared sums may be off by all of their size."""
+"""Message for a case whose sums, in the declared dtype, may have a rounding error as large as the sums themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong, where.
+    """The cause of a failing case, and where the case is wrong.
 
     Attributes:
-        text: the cause in a sentence, and what to try first; `None` when nothing explains what was seen.
-        causes: the hypotheses that the text names, the plainest first; empty when nothing explains what was seen.
-        hop: passes that the block had made which was treated wrongly, if it is those of one hop: the block of rank o
-            reaches rank r at hop (r − o) mod P, in a ring that sends to the right.
-        residual: the largest difference that the explanation leaves.
-        where: where the smallest case is wrong, whether or not that is explained.
-        region: the same as a map.
+        text: the cause in a sentence, and what to try first; or why no cause can be told; `None` if none is known.
+        causes: the hypotheses that explain what was seen, the simplest first; empty if there is none.
+        hop: the hop of the blocks that are treated wrongly, if it is one hop: the block of rank o reaches rank r at hop
+            (r − o) mod P, in a ring that sends to the right.
+        residual: the largest difference between what the first cause predicts and what was seen.
+        where: where the smallest case is wrong, whether or not a cause is known.
+        region: where the smallest case is wrong, as a map.
     """
 
     text: str | None = None
@@ -78,18 +77,18 @@ def diagnose(
     """Name the hypothesis that explains a failing case and others like it.
 
     Args:
-        observe: runs the implementation on a case; whatever results it returns have to be explained.
-        cases: the smallest failing case, then others on which the same is wrong, such as the one found first.
+        observe: runs the implementation on a case; all results that it returns have to be explained.
+        cases: the smallest failing case, then others that fail in the same way, such as the case found first.
         capabilities: what the implementation declares.
-        tensor: the result to say of where it is wrong; `None` takes the first that is.
+        tensor: the result whose wrong rows are reported; `None` takes the first result that is wrong.
         probe: runs the implementation on a case with other inputs, to find the queries and keys concerned; `None`
             leaves them out.
-        differentiate: runs a case with gradients, where `observe` leaves them out: what out and lse do not tell apart,
-            they may.
-        seconds: time for telling hypotheses apart by further cases; those not reached by then are left out.
+        differentiate: runs a case with gradients, if `observe` leaves them out: they may tell apart hypotheses that
+            agree in out and lse.
+        seconds: time for running further cases; cases that are not reached by then are left out.
 
     Returns:
-        the diagnosis; `None` where there is nothing to explain: the first case does not return values, or right ones.
+        the diagnosis; `None` if the first case returns no values, or only right ones.
     """
     smallest = _seen(observe, cases[0], capabilities)
     if smallest is None or not (wrong := wrong_tensors(smallest)):
@@ -112,12 +111,12 @@ def _named(
     seconds: float,
     differentiate: Callable[[Case], Observation] | None,
 ) -> Diagnosis:
-    """The hypothesis that explains all cases, if there is one."""
-    # Extreme values drown an explanation in rounding, and the smallest case fails with the simplest that it can.
+    """Return a diagnosis with the hypotheses that explain all cases, without `where` and `region`."""
+    # Extreme values hide a fault in rounding errors; shrinking left the smallest case with the simplest values.
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
     fits_it = dict.fromkeys(fitted(case, capabilities) for case in others)
     asked = [case for case in fits_it if case != cases[0] and _possible(case, capabilities)]
-    asked.sort(key=_cost)  # in the time there is, many small ones tell more apart than one large
+    asked.sort(key=_cost)  # many small cases tell more hypotheses apart than one large case
     scenes: dict[Case, Scene | None] = {}
 
     def scene_of(case: Case) -> Scene | None:
@@ -129,28 +128,29 @@ def _named(
         return Diagnosis(_without_digits(smallest))
     differentiated = "dq" in smallest.tensors
     for hypotheses in (HYPOTHESES, UNCOMMON, fits(smallest)):
-        # Without gradients there is nothing that a fault in one direction only could be told by.
+        # Without gradients, a fault of one direction cannot be told from the same fault in both.
         tried = (found for found in hypotheses if differentiated or found.when == "always")
         left = [(found, residual) for found in tried if (residual := found.explains(smallest)) is not None]
-        # What is named must not hang on what else the machine has to do.
+        # The cause that is named must not depend on the load of the machine.
         patience, confirmed = Patience(seconds, [os.getpid()]), False
         for number, case in enumerate(asked):
             if not left or (number and patience.left() <= 0):
                 break
             if (scene := scene_of(case)) is None or not comparable(scene):
-                continue  # it neither confirms nor rules out anything
+                continue  # it neither confirms nor rules out a hypothesis
             if not _of_other_code(scene, cases[0]):
                 left = _still(left, scene)
                 confirmed = confirmed or bool(wrong_tensors(scene))
         if left and not confirmed and cases[-1] != cases[0]:
             scene = scene_of(cases[-1])
             if scene is not None and comparable(scene):
-                left = _still(left, scene)  # none of the others fails, this one does
-        if len(_told(left, smallest)) > 1 and differentiate is not None:
+                left = _still(left, scene)  # no other case failed; this one does
+        if len(_apart(left)) > 1 and differentiate is not None:
             left = _told_apart(left, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
         if left:
             found, residual = left[0]
-            text = "; or ".join(_told(left, smallest)[:ALTERNATIVES]) + f" (residual {residual:.0e})"
+            told = [one.sentence(smallest) for one in _apart(left)[:ALTERNATIVES]]
+            text = "; or ".join(told) + f" (residual {residual:.0e})"
             if advice := found.advised(smallest):
                 text += f". {advice}"
             return Diagnosis(text, tuple(one for one, _ in left), hop_of(found, smallest), residual)
@@ -158,7 +158,7 @@ def _named(
 
 
 def _without_digits(scene: Scene) -> str:
-    """That rounding hides the cause, and what would bring it to light."""
+    """Return the message that rounding hides the cause, and which dtype to declare so that it can be named."""
     text, declared = NO_DIGIT.format(sums=scene.pipeline.sums), scene.capabilities.dtypes
     wider = [dtype for dtype in ("float32", "float64") if dtype not in declared]
     return f"{text}: with {wider[0]} among dtypes the cause could be named" if len(wider) == 2 else text
@@ -170,7 +170,7 @@ def _possible(case: Case, capabilities: Capabilities) -> bool:
 
 
 def _of_other_code(scene: Scene, smallest: Case) -> bool:
-    """Whether nothing is wrong in a case of another sharding: often that is another branch of the code."""
+    """Whether a case of another sharding is right: another branch of the code may have run, so it rules out nothing."""
     shardings = {scene.case.sharding, smallest.sharding}
     return len(shardings) > 1 and "replicated_query" not in shardings and not wrong_tensors(scene)
 
@@ -180,29 +180,25 @@ def _cost(case: Case) -> int:
     return p.batch * p.heads * p.nq * p.nk * case.world_size
 
 
-def _told(left: list[tuple[Hypothesis, float]], scene: Scene) -> list[str]:
-    return _apart([hypothesis.sentence(scene) for hypothesis, _ in left])
-
-
 def _told_apart(left: list[tuple[Hypothesis, float]], scenes: list[Scene | None]) -> list[tuple[Hypothesis, float]]:
-    """Those that explain gradients too, if any do: they may be wrong for another reason as well."""
+    """Return the hypotheses that explain gradients too; all if none does, as gradients may have another fault."""
     for scene in scenes:
         if scene is not None and comparable(scene):
             left = _still(left, scene) or left
     return left
 
 
-def _apart(sentences: list[str]) -> list[str]:
-    """Those that say another thing than the ones before them, rather than the same of fewer blocks or ranks."""
-    found: list[str] = []
-    for sentence in sentences:
-        if not any(sentence.startswith(earlier) for earlier in found):
-            found.append(sentence)
+def _apart(left: list[tuple[Hypothesis, float]]) -> list[Hypothesis]:
+    """Return the hypotheses without those that an earlier one covers."""
+    found: list[Hypothesis] = []
+    for hypothesis, _ in left:
+        if not any(earlier.covers(hypothesis) for earlier in found):
+            found.append(hypothesis)
     return found
 
 
 def _still(left: list[tuple[Hypothesis, float]], scene: Scene) -> list[tuple[Hypothesis, float]]:
-    """Those that explain another case too."""
+    """Return the hypotheses that explain another case too, each with the larger of its residuals."""
     found = []
     for hypothesis, residual in left:
         if (more := hypothesis.explains(scene)) is not None:
@@ -216,7 +212,7 @@ def _seen(observe: Callable[[Case], Observation], case: Case, capabilities: Capa
 
 
 def wrong_tensors(scene: Scene) -> tuple[TensorName, ...]:
-    """The results that are wrong on some rank."""
+    """Return the names of the results that are wrong on at least one rank."""
     return tuple(
         name
         for name in scene.tensors
@@ -225,7 +221,7 @@ def wrong_tensors(scene: Scene) -> tuple[TensorName, ...]:
 
 
 def like(smallest: Case, first: Case) -> Iterator[Case]:
-    """Cases like these: other numbers; and the smallest one grown, where explanations part."""
+    """Yield cases like the smallest and the first: other inputs, one choice changed, or larger, to part hypotheses."""
     yield first.replace(values=smallest.values, seed=first.seed + 1)
     yield first.replace(values=smallest.values, world_size=1)
     yield from _varied(smallest, first.replace(values=smallest.values))
@@ -237,7 +233,7 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
         if grown is not None:
             yield grown.replace(values=values, seed=first.seed + 2)
     if smallest.problem.nk > smallest.world_size * 2:
-        # Blocks that are long enough to be cut in tiles: another length leaves another rest.
+        # Blocks that are long enough to be cut into tiles: with another length, the last tile has another size.
         grown = _grown(smallest, world_size=smallest.world_size, length=3 * smallest.problem.nk // 2, heads=1)
         if grown is not None:
             yield grown
@@ -245,7 +241,7 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
 
 
 def _varied(smallest: Case, first: Case) -> Iterator[Case]:
-    """The first case with one choice made otherwise: what depends on that choice is told from what does not."""
+    """Yield the first case with one choice changed, to separate faults that depend on it from those that do not."""
     p = first.problem
     if smallest.sharding == "replicated_query":
         yield from _if_legal(first, sharding="contiguous")
@@ -262,17 +258,17 @@ def _varied(smallest: Case, first: Case) -> Iterator[Case]:
     if p.softcap is not None:
         yield from _if_legal(first, values="large_scores")
     yield from _if_legal(first, cotangent="both")
-    # A constraint more or less tells a fault of the ring from one of a mask.
+    # One constraint more or less tells a fault of the ring from a fault of a mask.
     yield from _if_legal(first, causal=not p.causal)
     if p.key_lengths is not None or p.documents is not None:
         yield from _if_legal(first, key_lengths=None, documents=None, causal=True)
     if not smallest.problem.nk:
-        # Keys that nobody attends, and keys that the queries of some ranks do not attend, in place of no keys.
+        # Instead of no keys: keys that no query attends, and keys that the queries of some ranks do not attend.
         p = smallest.problem
         yield from _if_legal(smallest, query_length=p.nq, key_length=4, key_lengths=(0,) * p.batch)
         yield from _if_legal(smallest, query_length=12, key_length=4, causal=True, world_size=3)
     if (kept := smallest.problem.dilation) is not None:
-        # In segments of one more than a multiple of the rate, places in them and in the sequence part.
+        # Where the rate does not divide the segment length, places in a segment are not places in the sequence.
         branches = ((7, 3), (6, 2), (5, 4))[: max(1, len(kept.branches))]
         grown = _grown(smallest, world_size=3, length=18, heads=4)
         if grown is not None:
@@ -282,7 +278,7 @@ def _varied(smallest: Case, first: Case) -> Iterator[Case]:
 
 
 def _if_legal(case: Case, **changes: Any) -> Iterator[Case]:
-    """The case with some fields changed, unless they contradict others."""
+    """Yield the case with some fields changed, unless they contradict other fields."""
     try:
         yield case.replace(**changes)
     except ValueError:
@@ -290,7 +286,7 @@ def _if_legal(case: Case, **changes: Any) -> Iterator[Case]:
 
 
 def _grown(case: Case, *, world_size: int, length: int, heads: int) -> Case | None:
-    """The case with more ranks, positions, heads and dimensions, the same constraints; `None` if they do not fit."""
+    """Return a larger case (ranks, positions, heads, dimensions), same constraints; `None` if they do not fit."""
     p = case.problem
     lengths = max(p.nq, length), max(p.nk, length)
     if p.nq != p.nk:
@@ -314,7 +310,7 @@ def _grown(case: Case, *, world_size: int, length: int, heads: int) -> Case | No
 
 
 def hop_of(hypothesis: Hypothesis, scene: Scene) -> int | None:
-    """The one hop whose block a hypothesis treats otherwise than it should be, if it is one."""
+    """Return the hop whose blocks a hypothesis treats wrongly; `None` if that is no hop, or more than one."""
     if scene.size == 1:
         return None
     hops, steps = set(), hypothesis.on(scene)

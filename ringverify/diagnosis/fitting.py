@@ -1,4 +1,4 @@
-"""Hypotheses made to measure: a scale, ranks, or blocks that the numbers themselves point at."""
+"""Hypotheses fitted to a case: a scale, the ranks that are wrong, or blocks that are missing or counted twice."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from ringverify.cases.comparing import TensorName
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import LAYOUT
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_elements
+from ringverify.events import TensorName
 from ringverify.faults.causes_of_numbers import in_pattern
 from ringverify.faults.ring import STEPS, Steps, Times
 
 Deviations = dict[tuple[int, int], int]
-"""How often a rank merges an owner's block, where that is not once."""
+"""How often a rank merges the block of an owner, by `(rank, owner)`, where that is not once."""
 
 
 def fits(scene: Scene) -> Iterator[Hypothesis]:
-    """Hypotheses that the numbers of a case point at; they are fitted anew to every case that they have to explain."""
+    """Yield hypotheses whose scale, ranks or blocks are fitted to a case, and fitted anew to every other case."""
     with np.errstate(all="ignore"):
         yield from _scales(scene)
         yield from _on_some_ranks(scene)
@@ -30,9 +30,9 @@ def fits(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def fitted_scale(scene: Scene) -> float | None:
-    """The one scale that turns the right lse into the one that was seen, by Newton's method; `None` if it finds none.
+    """Return the scale that best gives the lse that was seen, by Newton's method; `None` if it finds none.
 
-    Its derivative is Σ_j p · s / scale, so rows that attend one key say it at once.
+    The derivative of lse by the scale is Σ_j p · s / scale, a constant where a row attends one key: one step is enough.
     """
     if "lse" not in scene.tensors or scene.problem.softcap is not None:
         return None
@@ -62,7 +62,7 @@ def fitted_scale(scene: Scene) -> float | None:
 
 
 def _scales(scene: Scene) -> Iterator[Hypothesis]:
-    """One scale that explains everything, and follows no known expression."""
+    """Yield the hypothesis that the scale is a number of no known formula, fitted to the lse."""
     if (scale := fitted_scale(scene)) is None:
         return
     asked = scene.problem.scale_value
@@ -75,12 +75,12 @@ def _scales(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def wrong_forward(scene: Scene) -> tuple[int, ...]:
-    """The ranks on which out or lse is wrong."""
+    """Return the ranks on which out or lse is wrong."""
     return _wrong(scene, ("out", "lse"))
 
 
 def wrong_backward(scene: Scene) -> tuple[int, ...]:
-    """The ranks on which a gradient is wrong."""
+    """Return the ranks on which a gradient is wrong."""
     return _wrong(scene, ("dq", "dk", "dv"))
 
 
@@ -90,7 +90,7 @@ def _wrong(scene: Scene, tensors: tuple[TensorName, ...]) -> tuple[int, ...]:
 
 
 def _on_some_ranks(scene: Scene) -> Iterator[Hypothesis]:
-    """What would explain everything if it were wrong on those ranks only which are wrong."""
+    """Yield known hypotheses, limited to the ranks on which the case is wrong."""
     if 0 < len(wrong_forward(scene)) < scene.size:
         for hypothesis in HYPOTHESES:
             if hypothesis.when == "always" and hypothesis.judge is None and hypothesis not in LAYOUT:
@@ -105,7 +105,7 @@ def _on_some_ranks(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def _single_blocks(scene: Scene) -> Iterator[Hypothesis]:
-    """On each wrong rank, one block that was never merged, or twice."""
+    """Yield the hypothesis that each wrong rank merges one block never, or twice."""
     known: dict[object, Deviations | None] = {}
 
     def deviations(of: Scene) -> Deviations:
@@ -113,12 +113,15 @@ def _single_blocks(scene: Scene) -> Iterator[Hypothesis]:
             known[of.case] = _deviations(of)
         return known[of.case] or {}
 
+    def says(of: Scene) -> str:
+        return _told(deviations(of))
+
     def merged(of: Scene) -> Steps:
         return replace(STEPS, times=_times(deviations(of)))
 
     if scene.size > 1 and not scene.replicated and deviations(scene):
-        yield Hypothesis(lambda of: _told(deviations(of)), lambda of: in_pattern(_times(deviations(of))))
-        yield Hypothesis(lambda of: _told(deviations(of)), merged)
+        yield Hypothesis(says, lambda of: in_pattern(_times(deviations(of))))
+        yield Hypothesis(says, merged)
 
 
 def _times(deviations: Deviations) -> Times:
@@ -126,7 +129,7 @@ def _times(deviations: Deviations) -> Times:
 
 
 def _deviations(scene: Scene) -> Deviations | None:
-    """For each wrong rank the one deviation that explains its out and lse; `None` if one has none."""
+    """Return the miscounted block of each wrong rank that explains its out and lse; `None` if a rank has none."""
     found: Deviations = {}
     if scene.replicated:
         return None

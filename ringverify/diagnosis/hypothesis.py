@@ -1,7 +1,7 @@
-"""A hypothesis, and whether it explains what was seen.
+"""A hypothesis about what is wrong, and whether it explains what an implementation returned.
 
-It does if what would come back under it agrees with what did come back, on every rank, in every result, within the
-rounding that `ringref.rounding` allows: what is wrong is reproduced, and what is right stays right.
+It does if its predictions agree with what was returned, on every rank and in every result, within the rounding that
+`ringref.rounding` allows: wrong values are reproduced, and right values stay right.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import torch
 from ringref.attention import Answer, Intermediates
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
-from ringverify.cases.comparing import TensorName
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.reproducing import NoPrediction
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.diagnosis.where import wrong_elements
+from ringverify.events import TensorName
 from ringverify.faults.fault import Cause, When
 from ringverify.faults.ring import STEPS, Steps
 
 SCORING = frozenset(
     {*reproducing.MASK, "given", "widen", "per_query_head", "scale", "scores", "cap", "capped", "visit", "arrive"}
 )
-"""Steps that change which scores there are, so that their rounding is that of another problem."""
+"""Steps that change the scores or which of them count: the allowed error is then derived from the changed scores."""
 
 T = TypeVar("T")
 
@@ -45,28 +45,30 @@ CONCERNS = {
     "cap": "softcap",
     "cap_slope": "softcap",
 }
-"""Steps that are taken only where a problem has what they are about."""
+"""Steps that run only if the problem has this field set."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """One thing that may be wrong.
+    """A fault that an implementation may have.
 
     Attributes:
-        says: it, as a sentence without its full stop; may depend on the case.
-        steps: the ring with this one thing wrong; may be fitted to the case.
-        when: whether it is wrong throughout, in the forward only, or in the backward only.
-        ranks: on which ranks of a case it is wrong; `None` is all.
-        narrow: whether it concerns some blocks only, and comes after what concerns all.
-        judge: decides in place of the steps, for what they cannot say: the largest difference left, or `None`.
+        says: the fault, as a sentence without its full stop; may depend on the case.
+        steps: the ring with this fault; may be fitted to the case.
+        when: whether the fault is in both directions, in the forward only, or in the backward only.
+        ranks: the ranks of a case that have the fault; `None` is all.
+        more: the end of the sentence, if this is a variant of the fault that the sentence without it names.
+        narrow: whether the fault concerns some blocks only; it is tried after faults that concern all.
+        judge: replaces the prediction by steps, for faults of rounding: returns the largest difference left, or `None`.
         advice: what to try first, as a sentence without its full stop; may depend on the case.
-        overflows: whether it shows only in the dtype in which sums are kept, because a number is too large for it.
+        overflows: whether the fault shows only in the dtype of sums, as a number that overflows.
     """
 
     says: str | Callable[[Scene], str]
     steps: Steps | Callable[[Scene], Steps]
     when: When = "always"
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
+    more: str = ""
     narrow: bool = False
     judge: Callable[[Scene], float | None] | None = None
     advice: str | Callable[[Scene], str] = ""
@@ -74,18 +76,24 @@ class Hypothesis:
 
     @staticmethod
     def of(cause: Cause) -> Hypothesis:
-        """That a fault of the library is there."""
+        """Return the hypothesis that an implementation has this fault of the library."""
         return Hypothesis(
-            cause.says, cause.steps, cause.when, narrow=cause.narrow, advice=cause.advice, overflows=cause.overflows
+            cause.says,
+            cause.steps,
+            cause.when,
+            more=cause.more,
+            narrow=cause.narrow,
+            advice=cause.advice,
+            overflows=cause.overflows,
         )
 
     def advised(self, scene: Scene) -> str:
-        """What to try first in a case; empty where nothing is known."""
+        """Return what to try first in a case; empty if nothing is known."""
         return self.advice if isinstance(self.advice, str) else self.advice(scene)
 
     def sentence(self, scene: Scene) -> str:
-        """What it says of a case."""
-        text = self.says if isinstance(self.says, str) else self.says(scene)
+        """Return the fault as a sentence about a case, with its direction and ranks."""
+        text = (self.says if isinstance(self.says, str) else self.says(scene)) + self.more
         if self.when == "backward":
             text += ", in the backward only"
         if self.when == "forward":
@@ -95,8 +103,17 @@ class Hypothesis:
             text += f", on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} only"
         return text
 
+    def covers(self, other: Hypothesis) -> bool:
+        """Whether another hypothesis is a variant of this one, or the same fault in fewer directions or ranks."""
+        return (
+            self.says == other.says
+            and self.more in ("", other.more)
+            and self.when in ("always", other.when)
+            and self.ranks in (None, other.ranks)
+        )
+
     def explains(self, scene: Scene) -> float | None:
-        """The largest difference left between what it predicts and what was seen, or `None` if it does not explain."""
+        """Return the largest difference between prediction and observation; `None` if it does not explain the case."""
         if self.judge is not None:
             return self.judge(scene)
         if not comparable(scene):
@@ -145,7 +162,7 @@ class Hypothesis:
         return None if more is None else max(left, more)
 
     def explains_rank(self, scene: Scene, rank: int) -> bool:
-        """Whether it explains out and lse of one rank."""
+        """Whether the hypothesis explains out and lse of one rank."""
         steps = self.on(scene)
         with np.errstate(all="ignore"):
             try:
@@ -156,18 +173,19 @@ class Hypothesis:
             return _agree(scene, results, ("out", "lse"), lambda: scene.allowed, (rank,)) is not None
 
     def on(self, scene: Scene) -> Steps:
-        """The steps on a case."""
+        """Return the steps for a case."""
         return self.steps if isinstance(self.steps, Steps) else self.steps(scene)
 
 
 def _concerns(problem: Problem, steps: Steps) -> bool:
-    """Whether a problem has what the steps are about."""
-    about = steps.changed - {"pattern"} or steps.changed  # which may only say on which blocks
+    """Whether a problem has a field that the changed steps read."""
+    # A changed `pattern` beside other steps may only limit them to some blocks (`on_blocks`).
+    about = steps.changed - {"pattern"} or steps.changed
     return not about or any(name not in CONCERNS or getattr(problem, CONCERNS[name]) for name in about)
 
 
 def _shared(scene: Scene, key: Hashable, compute: Callable[[], T | None]) -> T | None:
-    """What was computed of a scene before, by whichever hypothesis; `None` where there is no prediction."""
+    """Compute something of a scene once for all hypotheses, by key; `None` if there is no prediction."""
     if key not in scene.shared:
         scene.shared[key] = None
         with contextlib.suppress(NoPrediction):
@@ -183,7 +201,7 @@ def _is_right(scene: Scene) -> bool:
 
 
 def _right(scene: Scene) -> tuple[list[reproducing.Forward], float] | None:
-    """The forward as it should be, and what it leaves of what was seen; `None` where that is not right."""
+    """Return the right forward and its largest difference from what was seen; `None` if out or lse is wrong."""
 
     def compared() -> tuple[list[reproducing.Forward], float] | None:
         found = reproducing.right(scene)
@@ -194,19 +212,19 @@ def _right(scene: Scene) -> tuple[list[reproducing.Forward], float] | None:
 
 
 def _limits_of(scene: Scene, steps_of: reproducing.StepsOfRank) -> Allowed:
-    """The allowed error for the scores and multiplicities that the steps of the ring of faults make."""
+    """Return the allowed error for the scores and multiplicities that a ring with these steps has."""
     inner = scene.truth.intermediates
     m, s = inner.m.copy(), np.zeros_like(inner.scores)
     scale = 0.0
     for seen in reproducing.scores(scene, steps_of):
         if seen.m.shape != m[seen.place].shape or seen.s.shape != seen.m.shape:
-            return scene.allowed  # heads taken for tokens: no score is one of the case's
+            return scene.allowed  # heads taken for tokens: no score belongs to a pair of the case
         m[seen.place], s[seen.place], scale = seen.m, seen.s, max(scale, seen.scale)
     return _limits_for(scene, m, s, scale)
 
 
 def _limits_for(scene: Scene, m: Counts, s: Array, scale: float) -> Allowed:
-    """The allowed error for these multiplicities and scores in place of the right ones."""
+    """Return the allowed error with these multiplicities and scores, `(B, H, Nq, Nk)`, in place of the right ones."""
     p = scene.problem
     s = np.where((m > 0) & np.isfinite(s), s, 0.0)
     top = np.max(s, axis=-1, keepdims=True, where=m > 0, initial=-np.inf)
@@ -230,9 +248,9 @@ def _agree(
     limits: Callable[[], Allowed],
     ranks: tuple[int, ...] | None = None,
 ) -> float | None:
-    """The largest difference between prediction and observation, or `None` where one passes what is allowed.
+    """Return the largest difference between prediction and observation, or `None` if one exceeds what is allowed.
 
-    It is relative for numbers larger than 1.
+    Differences of numbers larger than 1 are relative.
     """
     worst = 0.0
     names = [name for name in tensors if name in scene.tensors]
@@ -241,9 +259,9 @@ def _agree(
     if any(predicted.shape != seen.shape for _, _, predicted, seen in pairs):
         return None
     if not all(_near(scene, name, rank, predicted) for name, rank, predicted, _ in pairs):
-        return None  # far off: no need to derive by how much it may be
+        return None  # far off: the allowed error need not be derived
     suspected = limits() if pairs else None
-    violated = told = False  # whether anything is wrong, and the hypothesis nearer to it than the right answer is
+    violated = told = False  # whether a value is wrong, and the prediction nearer to it than the right answer
     for name, rank, predicted, seen in pairs:
         if not seen.size:
             continue
@@ -253,14 +271,14 @@ def _agree(
         limit = np.maximum(allowed, scene.local(name, getattr(suspected, name), rank))
         relative = relative_rounding(scene, name)
         limit = np.maximum(limit, relative * np.abs(predicted))
-        # What is wrong may be the rest of larger terms that cancel: its rounding is that of the largest of its kind.
+        # A wrong value may be what is left of larger terms that cancel: allow the rounding of the largest prediction.
         finite = np.where(np.isfinite(predicted), np.abs(predicted), 0.0)
         wrong = margins(predicted, true, allowed, dtype) > 1
         limit = np.where(wrong, np.maximum(limit, relative * finite.max(initial=0.0)), limit)
         if bool((_margins(seen, predicted, limit, dtype) > 1).any()):
             return None
         difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
-        # Where the limit is wide, it must still be the hypothesis rather than the right answer that is near.
+        # Where the limit is wide, the prediction must still be nearer to what was seen than the right answer is.
         margin = margins(seen, true, allowed, dtype)
         if bool((margin > 1).any()):
             violated = True
@@ -277,20 +295,20 @@ def _agree(
 
 
 def _margins(seen: Array, predicted: Array, limit: Array, dtype: DtypeName) -> Array:
-    """As `ringref.rounding.margins`; NaN where NaN is predicted agrees, and so does the infinity that is."""
+    """Like `ringref.rounding.margins`, but a NaN that was predicted has margin 0."""
     margin = margins(seen, predicted, np.where(np.isnan(limit), 0.0, limit), dtype)
     return np.where(np.isnan(seen) & np.isnan(predicted), 0.0, margin)
 
 
 def _near(scene: Scene, name: TensorName, rank: int, predicted: Array, *, exact: bool = False) -> bool:
-    """Whether a prediction agrees with what was seen in where they are no numbers, and in magnitude as a whole.
+    """Whether a prediction has NaN where the observation has, and a similar magnitude: a first, cheap comparison.
 
     Args:
         scene: the case.
         name: the result; one that did not come back agrees with everything.
-        rank: whose.
-        predicted: it.
-        exact: whether rounding is that of the right answer, but for the pattern: more than half of the digits agree.
+        rank: the rank.
+        predicted: the rank's result, as predicted.
+        exact: whether half of the digits have to agree, as they do if the fault leaves all scores as they are.
     """
     if name not in scene.tensors:
         return True
@@ -300,13 +318,13 @@ def _near(scene: Scene, name: TensorName, rank: int, predicted: Array, *, exact:
     finite = np.isfinite(predicted) & np.isfinite(seen)
     there = [np.where(finite, x, 0.0) for x in (seen, predicted)]
     off = np.abs(there[0] - there[1]).max(initial=0.0)
-    slack = np.where(np.isfinite(limit), limit, 0.0).max(initial=0.0)  # where both are nothing but rounding
+    slack = np.where(np.isfinite(limit), limit, 0.0).max(initial=0.0)  # where both are only rounding errors
     size = max(np.abs(x).max(initial=0.0) for x in there)
     return bool(off <= max(slack, size * (min(1.0, relative_rounding(scene, name) ** 0.5) if exact else 1.0)))
 
 
 def comparable(scene: Scene) -> bool:
-    """Whether sums over as many terms as a case has keep a digit in the declared dtype, by which to tell causes apart.
+    """Whether the sums of a case keep at least one digit in the declared dtype: without it causes cannot be told apart.
 
     A sum of n terms in a dtype of unit roundoff u may be off by 2 n u / (1 - n u) of its size: in bfloat16 by all of it
     from 86 terms on.
@@ -315,14 +333,14 @@ def comparable(scene: Scene) -> bool:
 
 
 def _sums_rounding(scene: Scene) -> float:
-    """How much, relatively, the sums of a case may be off; all that there is where rounding leaves nothing of them."""
+    """Return the relative error that the sums of a case may have; the largest float64 where no bound exists."""
     p, sums = scene.problem, scene.pipeline.sums
     terms = (p.head_dim + p.dv + p.nk + p.nq * p.group_size) * (1 + scene.size)
     return witness_bound(sums, terms) if terms * UNIT_ROUNDOFF[sums] < 1 else LARGEST["float64"]
 
 
 def relative_rounding(scene: Scene, name: TensorName) -> float:
-    """How much, relatively, the largest right value may be off: for predictions with no right value beside them."""
+    """Return the relative error that the largest value of a result may have: the error allowed in predicted values."""
     if ("rounding", name) not in scene.shared:
         scene.shared["rounding", name] = _relative_rounding(scene, name)
     found: float = scene.shared["rounding", name]

@@ -19,11 +19,11 @@ Tensor = torch.Tensor
 # -- q, k and v in another order ---------------------------------------------------------------------------------------
 
 ORDERS = {"qvk": "k and v", "kqv": "q and k", "vkq": "q and v", "kvq": "q, k and v", "vqk": "q, k and v"}
-"""Which input is used as q, as k and as v, and the inputs that are not used as what they are."""
+"""The inputs that are used as q, as k and as v, in this order; and the names of those that are exchanged."""
 
 
 def _possible(here: Here, order: str) -> bool:
-    """Whether the inputs that are exchanged have one shape on every rank."""
+    """Whether the exchanged inputs have the same shape, on every rank."""
     p = here.problem
     if order == "qvk" and p.head_dim == p.dv:
         return True
@@ -67,7 +67,7 @@ def _predictable(here: Here) -> bool:
 
 
 def _as_read(here: Here) -> Here:
-    """The problem that is solved where every token is a head, and the heads of all ranks are the sequence."""
+    """Return the rank as it is if tokens are read as heads, and the heads of all ranks as the sequence."""
     p, count = here.problem, here.problem.heads
     problem = p.replace(
         query_length=count * here.size,
@@ -110,7 +110,7 @@ OTHER_LAYOUT = replace(
 
 
 def _layouts(scene: Scene) -> tuple[str, str]:
-    """The declared layout, and the other one."""
+    """Return the declared layout and the other one."""
     return ("bhsd", "bshd") if scene.capabilities.tensor_layout == "bhsd" else ("bshd", "bhsd")
 
 
@@ -120,7 +120,7 @@ def _says_other_layout(scene: Scene) -> str:
 
 
 def _turned(here: Here, x: Tensor) -> Tensor:
-    """Where a rank has as many queries as heads, so that no shape tells."""
+    """Exchange tokens and heads, if the rank has as many of each, so that the shape does not show it."""
     return x.transpose(1, 2) if len(here.call.positions) == here.problem.heads else x
 
 

@@ -1,8 +1,9 @@
-"""Hypotheses of precision: all is computed in a narrower dtype than that of the inputs, or a result is rounded to one.
+"""Hypotheses of precision: computed in a narrower dtype than that of the inputs, or rounded to one in the end.
 
-Rounding cannot be predicted digit by digit. But whoever computes in float32 returns numbers of float32, in whatever
-dtype, and off by no more than float32 allows; neither happens to a result that is wrong for another reason. So it is
-with a result that is computed as it should be and then rounded to a dtype that is not the one in which it is returned.
+Rounding cannot be predicted digit by digit, so these hypotheses have no steps but a judge. What is computed in float32
+is returned as numbers that float32 holds, whatever their dtype, and is off by no more than float32 allows; a result
+that is wrong for another reason is neither. The same holds for a right result that is rounded to a narrower dtype than
+the one in which it is returned. Sums over ranks in the input dtype (`SUMMED`) are predicted by steps.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import numpy as np
 
 from ringref.problem import DtypeName
 from ringref.rounding import UNIT_ROUNDOFF, Pipeline, allowed_error, margins
-from ringverify.cases.comparing import TensorName
 from ringverify.cases.inputs import round_to
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_elements
+from ringverify.events import TensorName
 from ringverify.faults.causes_of_gradients import summed_in_input_dtype
 from ringverify.faults.ring import STEPS
 
@@ -25,6 +26,8 @@ TENSORS: tuple[tuple[TensorName, ...], ...] = (("out", "lse"), ("dq", "dk", "dv"
 
 
 def _computed_in(narrow: DtypeName, tensors: tuple[TensorName, ...]) -> Callable[[Scene], float | None]:
+    """Judge whether these results were computed in a narrower dtype, and the others are right."""
+
     def judge(scene: Scene) -> float | None:
         worst = 0.0
         dtype = narrow if UNIT_ROUNDOFF[narrow] > UNIT_ROUNDOFF[scene.problem.dtype] else scene.problem.dtype
@@ -55,6 +58,8 @@ def _narrowed(narrow: DtypeName, what: str, tensors: tuple[TensorName, ...]) -> 
 
 
 def _rounded_to(narrow: DtypeName, tensor: TensorName) -> Callable[[Scene], float | None]:
+    """Judge whether one result was rounded to a narrower dtype, and the others are right."""
+
     def judge(scene: Scene) -> float | None:
         worst = 0.0
         dtype = scene.problem.dtype
@@ -80,16 +85,13 @@ def _rounded(narrow: DtypeName, tensor: TensorName) -> Hypothesis:
     return Hypothesis(says, STEPS, judge=_rounded_to(narrow, tensor))
 
 
-def _summed_over_ranks(step_by_step: bool) -> Hypothesis:
-    return Hypothesis(
-        lambda scene: (
-            f"dk and dv are summed over ranks in {scene.problem.dtype}, as the backward of an all-gather does"
-        ),
-        summed_in_input_dtype(step_by_step=step_by_step),
-    )
+def _says_summed(scene: Scene) -> str:
+    return f"dk and dv are summed over ranks in {scene.problem.dtype}, as the backward of an all-gather does"
 
 
-SUMMED: list[Hypothesis] = [_summed_over_ranks(True), _summed_over_ranks(False)]
+SUMMED: list[Hypothesis] = [
+    Hypothesis(_says_summed, summed_in_input_dtype(step_by_step=step_by_step)) for step_by_step in (True, False)
+]
 NARROWED: list[Hypothesis] = [
     found
     for narrow in ("float32", "float16", "bfloat16")

@@ -1,8 +1,8 @@
-"""The implementation itself asked where it goes wrong: each key's weight in each row, each rank's part in dk and dv.
+"""Find by further runs where an implementation is wrong: each key's weight in each row, each rank's part in dk and dv.
 
-Out is linear in the values: with values that are 0 but for one key, it is that key's weight. dk and dv are linear in
-the cotangents: with those of one rank alone, they are what its queries add. Whoever is not linear is not believed:
-what was learned has to add up to what the case itself gave.
+Out is linear in v: with values that are 0 except at one key, out is that key's weight. dk and dv are linear in the
+cotangents: with the cotangents of one rank alone, they are what its queries add. The parts have to add up to what the
+case itself returned; if they do not, the implementation is not linear, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import numpy as np
 from ringref.attention import attention
 from ringref.rounding import margins
 from ringref.sharding import Positions
-from ringverify.cases.comparing import TensorName, allowed_on
+from ringverify.cases.comparing import allowed_on
 from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.hypothesis import comparable, relative_rounding
 from ringverify.diagnosis.scene import Array, Counts, Scene
 from ringverify.diagnosis.where import Mask, Probe, wrong_elements
-from ringverify.events import What, WrongPair
+from ringverify.events import TensorName, What, WrongPair
 from ringverify.faults.ring import STEPS
 
 SURE = 8
-"""Times that rounding has to fit between one whole number and the next, for a factor to be taken for one."""
+"""A factor is taken for a whole number if the distance between two of them is this many times its rounding error."""
 
 PROBES = 24
-"""Runs for one case at most; the smallest failing ones need two to six."""
+"""Runs for one case, at most; the smallest failing cases need two to six."""
 
 SECONDS = 2.0
-"""Time after which no further run is started, and nothing is said."""
+"""Seconds after which probing gives up and reports nothing."""
 
 
 class Asked:
-    """The implementation, asked about one case; what it said is kept.
+    """Further runs of an implementation on one case; its weights are found once and kept.
 
     Args:
         scene: the case, and what was seen of it.
-        probe: runs the implementation on it with other inputs.
+        probe: runs the implementation on the case with other inputs.
     """
 
     def __init__(self, scene: Scene, probe: Probe) -> None:
@@ -50,7 +50,7 @@ class Asked:
         self.probe = probe
 
     def finite(self, tensor: TensorName) -> bool:
-        """Whether inputs and a result are numbers throughout, which keep a digit when added: nothing else is linear."""
+        """Whether inputs and a result are finite and their sums keep a digit: otherwise nothing is linear."""
         if not comparable(self.scene):
             return False
         finite = all(np.isfinite(self.scene.seen(tensor, rank)).all() for rank in range(self.scene.size))
@@ -58,11 +58,11 @@ class Asked:
 
     @functools.cached_property
     def weights(self) -> tuple[list[Array], Array] | None:
-        """Every rank's weights `(B, H, S, Nk)` as they are, and the error allowed in all of them `(B, H, Nq, Nk)`."""
+        """Each rank's actual weights `(B, H, S, Nk)`, and the error allowed in all weights `(B, H, Nq, Nk)`."""
         return _weights(self.scene, self.probe) if self.finite("out") else None
 
     def pairs(self, tensor: TensorName) -> Sequence[WrongPair]:
-        """The queries and keys between which a result goes wrong."""
+        """Return the pairs of ranks between whose queries and keys a result is wrong; empty if that cannot be told."""
         if not self.finite(tensor):
             return ()
         with np.errstate(all="ignore"):
@@ -85,7 +85,7 @@ def _finite(x: Inputs) -> bool:
 
 
 def _weights(scene: Scene, probe: Probe) -> tuple[list[Array], Array] | None:
-    """Every rank's weights `(B, H, S, Nk)` as they are, and the error allowed in all of them `(B, H, Nq, Nk)`."""
+    """Find `Asked.weights`; `None` if that takes too many runs or too long, or if the weights do not add up."""
     p = scene.problem
     if not p.nk or -(-p.nk // p.dv) > PROBES:
         return None
@@ -120,7 +120,7 @@ def _add_up(scene: Scene, weights: list[Array], limits: Array) -> bool:
 
 
 def _by_weight(asked: Asked) -> Sequence[WrongPair]:
-    """Pairs with wrong weights."""
+    """Return the pairs of ranks with wrong weights."""
     if (probed := asked.weights) is None:
         return ()
     scene = asked.scene
@@ -141,7 +141,7 @@ def _by_weight(asked: Asked) -> Sequence[WrongPair]:
 
 
 def _told(w: Array, p: Array, m: Counts, limit: Array) -> Iterator[tuple[What, list[int]]]:
-    """What is wrong with the weights of one row, and with which keys."""
+    """Yield what is wrong with the weights `(Nk,)` of one row, and the keys concerned."""
     wrong = ~(np.abs(w - p) <= limit)
     if not wrong.any():
         return
@@ -151,7 +151,7 @@ def _told(w: Array, p: Array, m: Counts, limit: Array) -> Iterator[tuple[What, l
         yield "missing", _numbers(missing)
     if forbidden.any():
         yield "forbidden", _numbers(forbidden)
-    # Of what is left, those whose weight stands out among the others: a block merged twice, or weighed wrongly.
+    # Among the other keys, those whose factor differs from the rest: of a block merged twice, or weighed wrongly.
     there = (p > limit) & ~missing
     if not there.any():
         return
@@ -185,7 +185,7 @@ def _sorted(scene: Scene, found: dict[tuple[What, int, int], set[int]]) -> list[
 
 
 def _subsets(size: int) -> list[tuple[What, tuple[int, ...]]]:
-    """Blocks that may be missing or twice, the fewest first."""
+    """Return sets of blocks that may be missing or counted twice, the smallest sets first."""
     most = size if size <= 4 else 1
     missing = [of for count in range(1, most + 1) for of in itertools.combinations(range(size), count)]
     alone = [] if size <= 4 else [tuple(o for o in range(size) if o != own) for own in range(size)]
@@ -196,7 +196,7 @@ def _subsets(size: int) -> list[tuple[What, tuple[int, ...]]]:
 def _explained_rows(
     scene: Scene, tensor: TensorName, with_: Callable[[int, What, tuple[int, ...]], Array]
 ) -> Sequence[WrongPair]:
-    """For every wrong row the fewest blocks that are missing or counted twice; nothing unless all are explained."""
+    """Return the fewest missing or repeated blocks that explain each wrong row; empty unless all rows are explained."""
     found: dict[tuple[What, int, int], set[int]] = {}
     for rank in range(scene.size):
         wrong = wrong_elements(scene, tensor, rank)
@@ -208,7 +208,7 @@ def _explained_rows(
             expected, true = with_(rank, what, owners), scene.true(tensor, rank)
             limit = np.maximum(scene.limit(tensor, rank), relative_rounding(scene, tensor) * np.abs(expected))
             agree = margins(scene.seen(tensor, rank), expected, limit, scene.problem.dtype) <= 1
-            # A block that a row does not attend explains nothing of it, however near the row is to what is right.
+            # A block that a row does not attend does not explain it, however small the error of the row is.
             other = margins(expected, true, limit, scene.problem.dtype) > 1
             for row in sorted(left & set(np.flatnonzero(agree.all(axis=axes) & other.any(axis=axes)).tolist())):
                 left.discard(row)
@@ -220,7 +220,7 @@ def _explained_rows(
 
 
 def _by_mass(scene: Scene) -> Sequence[WrongPair]:
-    """Blocks that lse counts twice or not at all."""
+    """Return the pairs of ranks whose block lse counts twice or not at all."""
     inner = scene.truth.intermediates
 
     def lse_with(rank: int, what: What, owners: tuple[int, ...]) -> Array:
@@ -233,7 +233,7 @@ def _by_mass(scene: Scene) -> Sequence[WrongPair]:
 
 
 def _in_dq(scene: Scene) -> Sequence[WrongPair]:
-    """Blocks that dq counts twice or not at all."""
+    """Return the pairs of ranks whose block dq counts twice or not at all."""
     if scene.replicated:
         return ()
     whole = reproducing.forward(scene, lambda rank: STEPS)
@@ -253,7 +253,7 @@ def _in_dq(scene: Scene) -> Sequence[WrongPair]:
 
 
 def _in_blocks(scene: Scene, probe: Probe, tensor: TensorName) -> Sequence[WrongPair]:
-    """Ranks whose queries add the wrong thing to dk or dv of a block."""
+    """Return the pairs of ranks where the queries of one add a wrong part to dk or dv of the other's block."""
     if scene.replicated or scene.size > PROBES:
         return ()
     found: dict[tuple[What, int, int], set[int]] = {}
@@ -279,7 +279,7 @@ def _in_blocks(scene: Scene, probe: Probe, tensor: TensorName) -> Sequence[Wrong
                 found[what, rank, owner] = set(scene.shards[1][owner].tolist())
     for owner, total in enumerate(totals):
         if (margins(total, scene.seen(tensor, owner), limits[owner], scene.problem.dtype) > 1).any():
-            return ()  # not linear in the cotangent: no part is anybody's
+            return ()  # not linear in the cotangents: the parts say nothing
     return _sorted(scene, found)
 
 
@@ -298,7 +298,7 @@ def _kind(agree: Callable[[Array, Array, Array], bool], seen: Array, true: Array
 
 
 def cotangents_of(inputs: Inputs, rows: Positions) -> Inputs:
-    """The same with cotangents on these rows alone."""
+    """Return the inputs with the cotangents of all other rows set to 0."""
     dout, dlse = np.zeros_like(inputs.dout), np.zeros_like(inputs.dlse)
     dout[:, rows], dlse[:, :, rows] = inputs.dout[:, rows], inputs.dlse[:, :, rows]
     return dataclasses.replace(inputs, dout=dout, dlse=dlse)

@@ -1,7 +1,7 @@
-"""The wrong region of a case as a small map: error by query and key, and by position and head.
+"""Where a case is wrong, as a small map: errors by query and key, and by position and head.
 
-Axes run rank by rank, so that a block is a rectangle, and are cut in pieces where a case is long. An error is told as a
-level: how many powers of ten it is beyond what is allowed.
+Axes run rank by rank, so that a block is a rectangle; in a long case they are cut into pieces. An error is given as a
+level: the number of powers of ten by which it exceeds what is allowed.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from ringref.rounding import margins
 from ringref.sharding import Positions
 from ringverify import events
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import AXES, TensorName, allowed_on
+from ringverify.cases.comparing import allowed_on
 from ringverify.cases.running import shards
 from ringverify.diagnosis.hypothesis import relative_rounding
 from ringverify.diagnosis.probing import PROBES, SECONDS, Asked, cotangents_of
 from ringverify.diagnosis.scene import Array, Scene
+from ringverify.events import AXES, TensorName
 from ringverify.implementation import Capabilities
 
 Levels = NDArray[np.int64]
 
 MOST = 24
-"""Pieces of an axis, at most; a picture of more is not read, and a run for each of them takes time."""
+"""Pieces of an axis, at most: a larger picture is hard to read, and every piece takes a run."""
 
 MOST_HEADS = 16
-"""Heads that are told apart, at most."""
+"""Columns of heads, at most; more heads are joined."""
 
 HIGHEST = 9
-"""The last level, which also is that of an infinite error and of no number."""
+"""The highest level, also of an infinite error and of NaN."""
 
 MOST_PAIRS = 2**24
-"""Pairs of positions, over all heads, for which the pattern is worked out."""
+"""Pairs of positions, over batch and heads, up to which the pattern is computed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Some of a rank's positions that follow one another there.
+    """Consecutive rows of a rank's shard.
 
     Attributes:
-        rank: whose.
-        rows: their places in the rank's shard.
+        rank: the rank.
+        rows: their indices in the rank's shard.
         positions: their global positions, ascending.
     """
 
@@ -63,13 +64,13 @@ class FailureMap:
 
     Attributes:
         queries: the pieces of the query axis, rank by rank.
-        keys: those of the key axis.
-        pattern: how often a query of a piece attends a key of a piece, `(queries, keys)`: the largest number among all
-            sequences and heads; `None` for a case that is too large.
+        keys: the pieces of the key axis, rank by rank.
+        pattern: how often a query of a piece attends a key of a piece, `(queries, keys)`: the largest multiplicity over
+            batch and heads; `None` for a case that is too large.
         tensor: the result that is wrong; `None` where no values came back.
-        pairs: levels of the error between query and key `(queries, keys)`: that of the key's weight in the row for out
-            and lse, that of what the query adds to the key's gradient for dk and dv; `None` where it cannot be told.
-        rows: levels of the result's own error by piece of its axis and head.
+        pairs: levels of errors by query and key, `(queries, keys)`: for out and lse in the key's weight, for dk and dv
+            in what the query adds to the key's gradient; `None` where that cannot be told.
+        rows: levels of errors in the result itself, by piece of its axis and by head.
     """
 
     queries: tuple[Piece, ...]
@@ -80,7 +81,7 @@ class FailureMap:
     rows: Levels | None = None
 
     def told(self) -> events.Region:
-        """As the field of an event: a digit a cell, a string a row."""
+        """Return the map as the field of an event: one digit for a cell, one string for a row."""
         return events.Region(
             tensor=self.tensor,
             queries=_ends(self.queries),
@@ -92,9 +93,9 @@ class FailureMap:
 
 
 def outline(case: Case, capabilities: Capabilities) -> FailureMap | None:
-    """The map of a case of which no values are known; `None` for more ranks than can be drawn, or if none hold rows.
+    """Return the map of a case without values; `None` for more ranks than can be drawn.
 
-    That is so if a declared sharding function gives no partition.
+    It is `None` as well if a declared sharding function returns no partition of the positions.
     """
     try:
         axes = [_pieces(axis) for axis in shards(case, capabilities)]
@@ -107,7 +108,7 @@ def outline(case: Case, capabilities: Capabilities) -> FailureMap | None:
 
 
 def region(scene: Scene, tensor: TensorName, asked: Asked) -> FailureMap | None:
-    """Where a result is wrong, as a map; `None` for more ranks than can be drawn."""
+    """Return where a result is wrong, as a map; `None` for more ranks than can be drawn."""
     plain = outline(scene.case, scene.capabilities)
     if plain is None:
         return None
@@ -121,7 +122,7 @@ def region(scene: Scene, tensor: TensorName, asked: Asked) -> FailureMap | None:
 
 
 def _pieces(axis: Sequence[Positions]) -> tuple[Piece, ...] | None:
-    """All of an axis, position by position if they are few."""
+    """Cut an axis into pieces, of one position each if they are few; `None` for more ranks than can be drawn."""
     if len(axis) > MOST:
         return None
     total = sum(len(held) for held in axis)
@@ -145,7 +146,7 @@ def _pattern(problem: Problem, queries: tuple[Piece, ...], keys: tuple[Piece, ..
 
 
 def _rows(scene: Scene, tensor: TensorName, pieces: tuple[Piece, ...]) -> Levels:
-    """Levels of the result by piece and head, heads joined where they are many."""
+    """Return the levels of errors in a result by piece and head; heads are joined where they are many."""
     axes = AXES[tensor]
     of_keys, head = tensor in ("dk", "dv"), axes.index("head")
     row = axes.index("key" if of_keys else "query")
@@ -167,7 +168,7 @@ def _rows(scene: Scene, tensor: TensorName, pieces: tuple[Piece, ...]) -> Levels
 
 
 def _by_key(scene: Scene, plain: FailureMap, asked: Asked) -> Levels | None:
-    """Levels of the weights, which the implementation itself tells."""
+    """Return the levels of errors in the weights by query and key; `None` if the weights are not known."""
     if (told := asked.weights) is None:
         return None
     weights, limits = told
@@ -183,7 +184,7 @@ def _by_key(scene: Scene, plain: FailureMap, asked: Asked) -> Levels | None:
 
 
 def _by_query(scene: Scene, tensor: TensorName, plain: FailureMap, asked: Asked) -> Levels | None:
-    """Levels of what the queries of each piece add to the keys of each; `None` if that does not add up to the whole."""
+    """Return the levels of errors in what queries add to dk or dv, by piece; `None` if the parts do not add up."""
     if scene.replicated or not 0 < len(plain.queries) <= PROBES or not asked.finite(tensor):
         return None
     found = np.zeros((len(plain.queries), len(plain.keys)), dtype=np.int64)
@@ -214,7 +215,7 @@ def _by_query(scene: Scene, tensor: TensorName, plain: FailureMap, asked: Asked)
 
 
 def _level(margin: Array) -> int:
-    """0 for errors that are allowed, 1 for up to ten times what is, and so on."""
+    """Return 0 for allowed errors, 1 for errors up to ten times as large, and so on."""
     worst = float(margin.max(initial=0.0))
     if worst <= 1:
         return 0

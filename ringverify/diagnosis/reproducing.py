@@ -1,9 +1,9 @@
-"""What the ring of steps returns on a case when some of its steps are wrong: all ranks in this process, in float64.
+"""Predict what a ring with wrong steps returns on a case: all ranks run in this process, in float64.
 
-No process group is needed. Where every step of the wire is as it should be, a rank is run after the other, and is
-given the blocks of the others; what steps have computed that a fault leaves as they are is taken over. Where one is
-not, ranks are threads of which one runs at a time; a rank hands over where it waits for a message. A message that is
-not waited for does not arrive, so that a fault of waiting gives what it gives on a device.
+No process group is needed. If every step of communication is right, ranks run one after the other and are given each
+other's blocks, and what right steps have computed for one hypothesis is reused for the next. Otherwise ranks are
+threads of which one runs at a time, until it waits for a message. A message that is not waited for does not arrive, so
+that a missing wait has the effect that it has on a device.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ MASK = (
     "queries", "keys", "causal", "window", "documents", "key_lengths", "branches", "covers", "segment", "dilation",
     "pattern",
 )  # fmt: skip
-"""Steps that say who attends whom."""
+"""Steps that decide which query attends which key."""
 
 BACKWARD = (
     "delta", "probabilities", "dp", "ds", "cap_slope", "dq", "dk", "dv", "gradients", "add_dq", "add_part", "travel",
     "arrive_gradients", "returned_gradients", "sum_queries", "add_up", "backward", "per_key_head", "narrow",
     "times_in_dq", "times_in_part",
 )  # fmt: skip
-"""Steps that the forward does not take."""
+"""Steps that only the backward runs."""
 
 FORWARD = frozenset(field.name for field in dataclasses.fields(Steps)).difference(BACKWARD)
-"""Steps that the forward takes."""
+"""Steps that the forward runs."""
 
 WIRE = frozenset({
     "owner", "right", "left", "peer", "group", "hops", "buffers", "post", "arrive", "move", "visit", "forward",
 })  # fmt: skip
-"""Steps by which a block comes to another rank, and the loop that may give it other blocks."""
+"""Steps that bring a KV block to another rank; a changed `visit` or `forward` may use other blocks."""
 
 WIRE_BACK = WIRE | {"backward", "travel", "arrive_gradients"}
-"""Steps by which its gradient comes back."""
+"""`WIRE`, and the steps that return dK and dV to the rank that owns the block."""
 
 AFTER_ATTENDING = frozenset({"merge", "accumulate", "times", "between", "normalise", "returned", "kept", *BACKWARD})
-"""Steps that change nothing about the partial result of a block."""
+"""Steps that do not change the partial result of a block."""
 
 AFTER_GRADIENTS = frozenset({"times_in_dq", "times_in_part", "add_dq", "add_part", "returned_gradients", "narrow"})
-"""Steps that change nothing about the gradients of a block."""
+"""Steps that do not change the gradients of a block."""
 
 
 class NoPrediction(Exception):
-    """The ring of these steps returns nothing on this case: a rank fails, or waits for ever."""
+    """There is no prediction for a case: a rank fails, waits for ever, or does not agree with what was seen."""
 
 
 class _Box:
-    """Messages between the ranks of one run, of which one runs at a time."""
+    """Messages between the ranks of one run; only one rank runs at a time."""
 
     def __init__(self, size: int) -> None:
         self.turn = threading.Condition()
@@ -88,7 +88,11 @@ class _Box:
         self.turn.notify_all()
 
     def take(self, rank: int, key: Key) -> Tensor:
-        """Wait for a message."""
+        """Wait for a message and return it.
+
+        Raises:
+            NoPrediction: a rank has failed, or all ranks wait and no message is on its way.
+        """
         self.waiting[rank] = key
         while key not in self.sent:
             lost = len(self.waiting) == self.running and not any(one in self.sent for one in self.waiting.values())
@@ -99,7 +103,7 @@ class _Box:
         return self.sent.pop(key)
 
     def post(self, here: Here, to: int, source: int, group: Any, leaving: Block, arriving: Block) -> Posted:
-        """One hop, as `wire.post`."""
+        """Post one hop, like `wire.post`."""
         for x in leaving:
             if x.numel():
                 self.send(here, to, x)
@@ -110,7 +114,7 @@ class _Box:
         return Posted(works, arriving)
 
     def gather(self, here: Here, rows: Tensor) -> list[Tensor]:
-        """A tensor of every rank, as `wire.gather_partials`."""
+        """Return a tensor of every rank, like `wire.gather_partials`."""
         for other in range(here.size):
             if other != here.rank:
                 self.send(here, other, rows)
@@ -120,12 +124,12 @@ class _Box:
         ]
 
     def add_up(self, here: Here, rows: Tensor) -> Tensor:
-        """The sum over ranks, as `wire.add_up`."""
+        """Return the sum over ranks, like `wire.add_up`."""
         return torch.stack(self.gather(here, rows)).sum(dim=0)
 
     @contextlib.contextmanager
     def rank(self) -> Iterator[None]:
-        """The turn of one rank, from its first step to its last."""
+        """Let one rank run, from its first step to its last, alone except while it waits."""
         with self.turn:
             try:
                 yield
@@ -138,7 +142,7 @@ class _Box:
 
 
 class _Sent:
-    """The handle of a message that is on its way already."""
+    """Handle of a send, which is complete at once."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -146,13 +150,13 @@ class _Sent:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Arrival:
-    """The handle of a message that is received: it is there once it was waited for.
+    """Handle of a receive: the message arrives when it is waited for.
 
     Attributes:
-        box: where it is left.
-        rank: who receives it.
-        key: which it is.
-        room: where to.
+        box: holds the message.
+        rank: the receiver.
+        key: sender, receiver and number of the message.
+        room: the tensor that receives it.
     """
 
     box: _Box
@@ -161,7 +165,7 @@ class _Arrival:
     room: Tensor
 
     def wait(self) -> None:
-        """Receive it."""
+        """Wait for the message, and copy it to where it is received."""
         self.room.copy_(self.box.take(self.rank, self.key))
 
 
@@ -174,7 +178,7 @@ class Forward:
 
     Attributes:
         here: the rank.
-        saved: what its backward gets.
+        saved: what the forward saved for its backward.
         results: out and lse, canonical layout.
     """
 
@@ -184,7 +188,7 @@ class Forward:
 
 
 def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64) -> Here:
-    """A rank of a case."""
+    """Return a rank of a case, without a process group."""
     if ("call", rank) not in scene.shared:
         queries, keys = (torch.from_numpy(held[rank].copy()) for held in scene.shards)
         scene.shared["call", rank] = AttentionCall(
@@ -200,7 +204,7 @@ def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64) -> H
 
 
 def _given(scene: Scene, rank: int) -> dict[str, Tensor]:
-    """A rank's inputs and cotangents as they lie in memory; nobody writes to them."""
+    """Return a rank's inputs and cotangents in the memory layout of the case; they must not be written to."""
     key = "given", rank
     if key not in scene.shared:
         scene.shared[key] = _laid_out(scene, rank)
@@ -209,7 +213,7 @@ def _given(scene: Scene, rank: int) -> dict[str, Tensor]:
 
 
 def _laid_out(scene: Scene, rank: int) -> dict[str, Tensor]:
-    """A rank's inputs and cotangents as they lie in memory."""
+    """Make a rank's inputs and cotangents in the memory layout of the case."""
     queries, keys = (held[rank] for held in scene.shards)
     swapped = scene.capabilities.tensor_layout == "bhsd"
 
@@ -225,10 +229,10 @@ def _laid_out(scene: Scene, rank: int) -> dict[str, Tensor]:
 
 
 def _in_turn(scene: Scene, program: Callable[[int, _Box], T]) -> list[T]:
-    """What a program returns on every rank.
+    """Run a program on every rank, each in a thread, one at a time; return its results in rank order.
 
     Raises:
-        NoPrediction: it failed on one.
+        NoPrediction: it failed on a rank.
     """
     box = _Box(scene.size)
     found: dict[int, T] = {}
@@ -249,7 +253,7 @@ def _in_turn(scene: Scene, program: Callable[[int, _Box], T]) -> list[T]:
 
 
 def _wired(scene: Scene, steps: Steps, **ways: Any) -> Steps:
-    """The steps with other ways to move blocks, and with the case's own pattern where it is the right one."""
+    """Return steps with some replaced, unless the fault changes them; a right mask is taken from the case."""
     if not steps.changed.intersection(MASK):
         ways["pattern"] = lambda steps, here, hop, owner: scene.counts[here.rank, owner]
     return replace(steps, **{name: way for name, way in ways.items() if name not in steps.changed})
@@ -262,10 +266,10 @@ def _run(
     blocks: Callable[[], list[Block]],
     wire: frozenset[str] = WIRE,
 ) -> list[T]:
-    """What a program returns on every rank: one after the other if none has to wait, else in turn.
+    """Run a program on every rank: one rank after the other if no step of `wire` is changed, else as threads.
 
     Raises:
-        NoPrediction: it failed on one.
+        NoPrediction: it failed on a rank.
     """
     if scene.replicated or any(steps.changed & wire for steps in every):
 
@@ -292,7 +296,7 @@ def _run(
 
 
 def _blocks(scene: Scene, every: list[Steps]) -> list[Block]:
-    """What every rank sends of its keys and values."""
+    """Return the KV block that every rank sends."""
 
     def sent(rank: int, steps: Steps) -> Block:
         here, x = place_of(scene, rank), _given(scene, rank)
@@ -307,7 +311,7 @@ def _blocks(scene: Scene, every: list[Steps]) -> list[Block]:
 
 
 Agrees = Callable[[int, Results], bool]
-"""Whether some of a rank's results may be what was seen; nothing further is computed where they cannot."""
+"""Whether a rank's results, or some of them, may be what was seen; if not, nothing further is computed."""
 
 
 def forward(
@@ -317,7 +321,7 @@ def forward(
     wide: torch.dtype = torch.float64,
     agrees: Agrees = lambda rank, results: True,
 ) -> list[Forward]:
-    """The forward of every rank.
+    """Run the forward of every rank.
 
     Args:
         scene: the case.
@@ -352,7 +356,7 @@ def forward(
 
 
 def right(scene: Scene) -> list[Forward]:
-    """The forward as it should be."""
+    """Return the right forward of every rank."""
     if "right" not in scene.shared:
         scene.shared["right"] = forward(scene, lambda rank: STEPS)
     found: list[Forward] = scene.shared["right"]
@@ -366,7 +370,7 @@ def backward(
     *,
     agrees: Agrees = lambda rank, results: True,
 ) -> list[Results]:
-    """The backward of every rank, from what its forward has kept.
+    """Run the backward of every rank, from what its forward saved.
 
     Raises:
         NoPrediction: the ring of these steps fails, or a rank does not agree.
@@ -410,7 +414,7 @@ def backward(
     parts: dict[tuple[int, int], Block] = {}
 
     def noted(rank: int, steps: Steps) -> tuple[Here, tuple[Tensor, ...]]:
-        """The rank's dq, and its part in the gradient of each block."""
+        """Return the rank's dq, and note its part in the gradient of each block."""
 
         def travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
             parts[owner, hop] = part
@@ -432,13 +436,13 @@ def backward(
 
 
 class Scored(NamedTuple):
-    """What the forward makes of the pairs of one rank's queries and one block's keys.
+    """Multiplicities and scores of one rank's queries and one block's keys.
 
     Attributes:
-        place: where they are in a tensor `(B, H, Nq, Nk)`.
+        place: indices of these pairs in a tensor `(B, H, Nq, Nk)`.
         m: multiplicities `(B, H, S, T)`.
-        s: scores after the cap, of the same shape.
-        scale: by its size.
+        s: scores after the softcap, `(B, H, S, T)`.
+        scale: absolute value of the scale.
     """
 
     place: tuple[Any, ...]
@@ -448,7 +452,7 @@ class Scored(NamedTuple):
 
 
 def scores(scene: Scene, steps_of: StepsOfRank) -> list[Scored]:
-    """Multiplicities and scores of every rank's queries and every block that it visits.
+    """Return multiplicities and scores of every rank's queries and every block that it visits.
 
     Raises:
         NoPrediction: the ring of these steps fails.

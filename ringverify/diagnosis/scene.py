@@ -1,6 +1,6 @@
-"""What is known of a case before anything is suspected: inputs, the right answer, who holds what.
+"""What is known of a case without any hypothesis: inputs, the right answer, and which rank holds what.
 
-Shape letters of this room: B batch, H query heads, K key heads, S queries of a rank, T keys of a block, D head_dim,
+Shape letters of this package: B batch, H query heads, K key heads, S queries of a rank, T keys of a block, D head_dim,
 E value_dim, P ranks.
 """
 
@@ -20,15 +20,16 @@ from ringref.problem import Problem
 from ringref.rounding import Allowed, Pipeline, allowed_error
 from ringref.sharding import Positions
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import TensorName, pipeline_of
+from ringverify.cases.comparing import pipeline_of
 from ringverify.cases.inputs import Inputs, make_inputs
 from ringverify.cases.running import Observation, shards
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Results = dict[TensorName, Array]
-"""What one rank returns, canonical layout, its own rows."""
+"""Results of one rank by name: its own rows, canonical layout."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,10 +37,10 @@ class Scene:
     """A case, and what was observed of it.
 
     Attributes:
-        case: it.
+        case: the case.
         capabilities: what the implementation declares.
-        observation: what came back; it did not fail.
-        shared: what hypotheses have computed of it that others need too.
+        observation: what came back of a run that did not fail.
+        shared: what one hypothesis has computed and others need too.
     """
 
     case: Case
@@ -64,7 +65,7 @@ class Scene:
 
     @functools.cached_property
     def patterns(self) -> dict[tuple[int, int], Counts]:
-        """How often a rank's queries attend the keys of a block, `(B, H, S, T)`, by rank and owner."""
+        """Multiplicities of a rank's queries and a block's keys, `(B, H, S, T)` int64, by rank and owner."""
         queries, keys = self.shards
         m = multiplicity(self.problem)
         found = {}
@@ -76,12 +77,12 @@ class Scene:
 
     @functools.cached_property
     def counts(self) -> dict[tuple[int, int], torch.Tensor]:
-        """The same as tensors."""
+        """`patterns` as tensors."""
         return {pair: torch.from_numpy(np.array(m)) for pair, m in self.patterns.items()}
 
     @functools.cached_property
     def inputs(self) -> Inputs:
-        """Global inputs."""
+        """Inputs and cotangents of all ranks together."""
         return make_inputs(self.case)
 
     @functools.cached_property
@@ -97,18 +98,18 @@ class Scene:
 
     @functools.cached_property
     def pipeline(self) -> Pipeline:
-        """How the implementation says that it computes."""
+        """How the implementation declares that it computes."""
         return pipeline_of(self.case, self.capabilities, self.observation)
 
     @functools.cached_property
     def allowed(self) -> Allowed:
-        """What error is allowed."""
+        """The error allowed in every element of every result."""
         x = self.inputs
         return allowed_error(self.problem, self.truth, x.q, x.k, x.v, x.dout, x.dlse, self.pipeline)
 
     @functools.cached_property
     def tensors(self) -> tuple[TensorName, ...]:
-        """The results that came back."""
+        """Names of the results that came back."""
         if not self.observation.ranks:
             return ()
         first = self.observation.ranks[0]
@@ -116,12 +117,12 @@ class Scene:
         return tuple(name for name in names if getattr(first, name) is not None)
 
     def local(self, name: TensorName, whole: Array, rank: int) -> Array:
-        """A rank's rows of a global tensor."""
+        """Return a rank's rows of a result of all ranks."""
         rows = self.shards[1 if name in ("dk", "dv") else 0][rank]
         return whole[:, :, rows] if name == "lse" else whole[:, rows]
 
     def true(self, name: TensorName, rank: int) -> Array:
-        """What a rank should have returned."""
+        """Return what a rank should have returned."""
         key = "true", name, rank
         if key not in self.shared:
             self.shared[key] = self.local(name, getattr(self.truth, name), rank)
@@ -129,7 +130,7 @@ class Scene:
         return found
 
     def limit(self, name: TensorName, rank: int) -> Array:
-        """How much error it is allowed."""
+        """Return the error allowed in what a rank returned."""
         key = "limit", name, rank
         if key not in self.shared:
             self.shared[key] = self.local(name, getattr(self.allowed, name), rank)
@@ -137,6 +138,6 @@ class Scene:
         return found
 
     def seen(self, name: TensorName, rank: int) -> Array:
-        """What it did return."""
+        """Return what a rank did return."""
         found: Array = getattr(self.observation.ranks[rank], name)
         return found

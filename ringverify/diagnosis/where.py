@@ -1,7 +1,7 @@
 """Where a case is wrong: ranks, rows and heads; and between which queries and which keys, as far as that can be told.
 
-Out is linear in the values and dk and dv are linear in the cotangents, so the implementation itself says which key has
-which weight in which row (`probing`). What is said so is said only where it adds up to what was seen.
+The queries and keys are found by running the implementation again (`probing`): out is linear in v, and dk and dv are
+linear in the cotangents. They are named only if what is found adds up to what was seen.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from ringref.problem import DtypeName
 from ringref.rounding import margins
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import AXES, TensorName
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation
 from ringverify.diagnosis.scene import Scene
-from ringverify.events import What, Where, WrongPair
+from ringverify.events import AXES, TensorName, What, Where, WrongPair
 
 Mask = NDArray[np.bool_]
 Probe = Callable[[Case, Inputs], Observation]
@@ -28,7 +27,7 @@ SHOWN = 2
 
 
 def wrong_elements(scene: Scene, name: TensorName, rank: int) -> Mask:
-    """Which elements of a result are wrong on a rank."""
+    """Return which elements of a result are wrong on a rank, as a mask of its shape."""
     wide = name == "lse" and scene.problem.dtype != "float64"
     dtype: DtypeName = "float32" if wide else scene.problem.dtype
     found: Mask = margins(scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank), dtype) > 1
@@ -36,7 +35,7 @@ def wrong_elements(scene: Scene, name: TensorName, rank: int) -> Mask:
 
 
 def locate(scene: Scene, tensor: TensorName, pairs: Sequence[WrongPair]) -> Where | None:
-    """Where a result is wrong; `None` if it is not.
+    """Return where a result is wrong; `None` if it is right.
 
     Args:
         scene: the case, and what was seen of it.
@@ -84,7 +83,7 @@ def _rows_told(scene: Scene, tensor: TensorName, rows: dict[int, tuple[int, ...]
 
 
 def _pairs_told(tensor: TensorName, pairs: tuple[WrongPair, ...]) -> str:
-    """What is wrong, of the kind that says most, for the first few pairs of ranks."""
+    """Describe the first few pairs of ranks with the most informative kind of error."""
     kinds: tuple[What, ...] = ("missing", "forbidden", "repeated", "wrong", "scaled")
     what = next(kind for kind in kinds if any(pair.what == kind for pair in pairs))
     here = [pair for pair in pairs if pair.what == what]
@@ -99,7 +98,7 @@ def _pairs_told(tensor: TensorName, pairs: tuple[WrongPair, ...]) -> str:
 
 
 def _all_told(tensor: TensorName, what: What) -> str:
-    """Of every pair of ranks the same."""
+    """Describe an error that every pair of ranks has."""
     if tensor in ("out", "lse"):
         said = {"missing": "not attended", "repeated": "counted more than once"}
         return f"on every rank keys of all ranks are {said.get(what, 'weighed wrongly')}"
@@ -108,7 +107,7 @@ def _all_told(tensor: TensorName, what: What) -> str:
 
 
 def _weight_told(tensor: TensorName, pair: WrongPair) -> str:
-    """As of a rank that attends keys."""
+    """Describe wrong weights: a rank and the keys that it attends wrongly."""
     keys = f"key{'s'[: len(pair.keys) > 1]} {ranges(pair.keys)} of rank {pair.owner}{_hop(pair)}"
     if pair.rank == pair.owner:
         keys = f"its own key{'s'[: len(pair.keys) > 1]} {ranges(pair.keys)}"
@@ -124,7 +123,7 @@ def _weight_told(tensor: TensorName, pair: WrongPair) -> str:
 
 
 def _part_told(tensor: TensorName, pair: WrongPair) -> str:
-    """As of a rank's gradient, to which another rank's queries or keys add."""
+    """Describe a wrong part of a rank's gradient: that of another rank's queries or keys."""
     here, other, kind = (pair.rank, pair.owner, "keys") if tensor == "dq" else (pair.owner, pair.rank, "queries")
     whose = f"its own {kind}" if here == other else f"rank {other}'s {kind}{_hop(pair)}"
     said = {"missing": "is missing", "forbidden": "is not 0 as it should be", "repeated": "is twice what it should be"}
@@ -136,7 +135,7 @@ def _hop(pair: WrongPair) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in order, runs of them as `first–last`, and how many more there are after a few runs."""
+    """Format numbers in ascending order, runs as `first–last`; after four runs, how many numbers are left."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

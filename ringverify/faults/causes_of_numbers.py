@@ -68,11 +68,11 @@ for says, steps in {
     "lse is not written: it is 0": _lse(torch.zeros_like),
     "lse has the wrong sign": _lse(lambda lse: -lse),
     "out is NaN on rows without keys": _returned(_nan_rows),
-    "out is NaN on rows without keys, and so is lse": _returned(_nan_rows_and_lse),
     "out is 0": _returned(lambda here, whole: whole._replace(out=torch.zeros_like(whole.out))),
     "elements of out permuted: heads and tokens are exchanged by a reshape": replace(STEPS, returned=_out_permuted),
 }.items():
     FAULTS.cause(says, steps)
+FAULTS.cause("out is NaN on rows without keys", _returned(_nan_rows_and_lse), more=", and so is lse")
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
@@ -89,19 +89,24 @@ def _default(of: Callable[[Problem], float]) -> Steps:
 SCALES: dict[str, Steps] = {
     "scale not applied": _scale(lambda p: 1.0),
     "scale is 1/sqrt(Dv)": _scale(lambda p: p.dv**-0.5),
-    "scale is 1/8, that of D = 64, whatever was asked for": _scale(lambda p: 0.125),
     "scale is that of D rounded up to a multiple of 16": _default(lambda p: (-(-p.head_dim // 16) * 16) ** -0.5),
     "scale is that of D rounded up to a power of 2": _default(lambda p: 2.0 ** (-math.ceil(math.log2(p.head_dim)) / 2)),
     "scale is 1/D": _default(lambda p: 1 / p.head_dim),
     "scale is sqrt(D)": _default(lambda p: p.head_dim**0.5),
     "scale is 1/sqrt(D - 1)": _default(lambda p: max(1, p.head_dim - 1) ** -0.5),
-    "scale is 1/sqrt(D + 1) where the default is wanted": _default(lambda p: (p.head_dim + 1) ** -0.5),
     "scale is 1/sqrt(H · D), that of all heads together": _default(lambda p: (p.heads * p.head_dim) ** -0.5),
     "scale lacks the factor log2(e)": _scale(lambda p: p.scale_value * math.log(2)),
     "scale has a factor log2(e) too many": _scale(lambda p: p.scale_value / math.log(2)),
 }
 for says, steps in SCALES.items():
     FAULTS.cause(says, steps, *WHENS)
+FAULTS.cause("scale is 1/8, that of D = 64", _scale(lambda p: 0.125), *WHENS, more=", whatever was asked for")
+FAULTS.cause(
+    "scale is 1/sqrt(D + 1)",
+    _default(lambda p: (p.head_dim + 1) ** -0.5),
+    *WHENS,
+    more=" where the default is wanted",
+)
 
 FAULTS.cause("softcap ignored", replace(STEPS, cap=lambda s, c: s, cap_slope=lambda s, c: torch.ones_like(s)), *WHENS)
 FAULTS.cause(
@@ -209,12 +214,14 @@ def _halved(a: Partial, b: Partial) -> Partial:
 for says, steps in {
     "out is the plain average over blocks": replace(STEPS, forward=_averaged),
     "each merge is the plain average of both parts": replace(STEPS, merge=_halved),
-    "the merged lse is the larger of both, and the weights come from it": _weights_from(torch.maximum),
     "the merged lse is the mean of both": merging(lse=lambda a, b: (a + b) / 2),
     "the merged lse is the sum of both": merging(lse=lambda a, b: a + b),
     "the merge of two empty parts is NaN: -inf - (-inf)": replace(STEPS, merge=_unguarded_out),
 }.items():
     FAULTS.cause(says, steps)
+FAULTS.cause(
+    "the merged lse is the larger of both", _weights_from(torch.maximum), more=", and the weights come from it"
+)
 FAULTS.cause(
     "the merge overflows: log(1 + exp(difference)) is infinite or no number",
     _weights_from(lambda a, b: a + torch.log1p(torch.exp(b - a))),
@@ -300,9 +307,6 @@ FAULTS.cause(
     replace(STEPS, forward=_narrow_lse),
 )
 for says, steps in {
-    "base-2 log-sum-exps of blocks are merged as natural ones, and returned": _lse_of_block(
-        lambda s, m, lse: lse / math.log(2)
-    ),
     "natural log-sum-exps of blocks are merged as base-2 ones": replace(
         _lse_of_block(lambda s, m, lse: lse * math.log(2)),
         normalise=lambda whole: Partial(whole.out, whole.lse / math.log(2)),
@@ -310,14 +314,26 @@ for says, steps in {
     "the lse of every block is 0: blocks are merged with equal weights, whatever they attend": _lse_of_block(
         lambda s, m, lse: torch.where(lse == -math.inf, lse, 0.0)
     ),
-    "a block without visible keys has lse 0, unless it is skipped whole": _lse_of_block(
-        lambda s, m, lse: torch.where(lse == -math.inf, 0.0, lse)
-    ),
-    "a block without visible keys has lse +inf, unless it is skipped whole": _lse_of_block(
-        lambda s, m, lse: torch.where(lse == -math.inf, math.inf, lse)
-    ),
 }.items():
     FAULTS.cause(says, steps)
+for says, more, lse_of_block in (
+    (
+        "base-2 log-sum-exps of blocks are merged as natural ones",
+        ", and returned",
+        lambda s, m, lse: lse / math.log(2),
+    ),
+    (
+        "a block without visible keys has lse 0",
+        ", unless it is skipped whole",
+        lambda s, m, lse: torch.where(lse == -math.inf, 0.0, lse),
+    ),
+    (
+        "a block without visible keys has lse +inf",
+        ", unless it is skipped whole",
+        lambda s, m, lse: torch.where(lse == -math.inf, math.inf, lse),
+    ),
+):
+    FAULTS.cause(says, _lse_of_block(lse_of_block), more=more)
 FAULTS.cause("an lse of exactly 0 is taken for one that was not computed", _value(0.0, -math.inf))
 for value in SENTINELS:
     FAULTS.cause("an lse of exactly 0 is taken for one that was not computed", _value(0.0, value), overflows=True)

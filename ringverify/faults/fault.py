@@ -65,6 +65,7 @@ class Cause:
         says: the fault, as a sentence without its full stop.
         steps: the ring with this fault.
         when: in which direction the fault is there.
+        more: the end of the sentence, if this is a variant of the fault that the sentence without it names.
         narrow: whether it concerns some blocks only, and is tried after what concerns all.
         advice: what to try first, as a sentence without its full stop; empty where nothing is known.
         overflows: whether it shows only in the dtype in which sums are kept, because a number is too large for it.
@@ -73,6 +74,7 @@ class Cause:
     says: str
     steps: Steps
     when: When = "always"
+    more: str = ""
     narrow: bool = False
     advice: str = ""
     overflows: bool = False
@@ -155,18 +157,17 @@ class Faults:
         says: str,
         steps: Steps,
         *whens: When,
+        more: str = "",
         advice: str = "",
         narrow: bool = False,
         overflows: bool = False,
     ) -> None:
         """Add a cause, in each of these directions; throughout, if none is named."""
-        self.causes += [Cause(says, steps, when, narrow, advice, overflows) for when in whens or ("always",)]
+        self.causes += [Cause(says, steps, when, more, narrow, advice, overflows) for when in whens or ("always",)]
 
     def mask(self, says: str, steps: Steps, *, advice: str = "") -> None:
         """Add a fault of the mask as a cause: on all blocks and on some only, each in either direction and in both."""
 
         self.cause(says, steps, *WHENS, advice=advice)
-        self.cause(
-            f"{says} on blocks from other ranks", on_blocks(steps, others=True), *WHENS, advice=advice, narrow=True
-        )
-        self.cause(f"{says} on the own block", on_blocks(steps, others=False), *WHENS, advice=advice, narrow=True)
+        for others, more in ((True, " on blocks from other ranks"), (False, " on the own block")):
+            self.cause(says, on_blocks(steps, others=others), *WHENS, more=more, advice=advice, narrow=True)

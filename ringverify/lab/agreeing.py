@@ -13,7 +13,6 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from ringverify import targets
 from ringverify.cases.running import Runner
@@ -144,17 +143,17 @@ class Comparison:
         if declared.processes:
             raise Inconclusive("declares processes=True, so the simulated world cannot run it")
         if "cpu" not in declared.devices:
-            raise Inconclusive("declares no device that is here")
+            raise Inconclusive(f"declares devices {declared.devices}; both worlds are compared on cpu")
         sizes = tuple(size for size in self._sizes if declared.world_sizes is None or size in declared.world_sizes)
         if not sizes:
             raise Inconclusive(f"declares world sizes {declared.world_sizes}, none of {self._sizes}")
         return dataclasses.replace(implementation, capabilities=dataclasses.replace(declared, world_sizes=sizes))
 
     def _compared(self, implementation: Implementation, target: str, property: Property, deadline: float) -> Compared:
-        def seen(world: Literal["simulated", "gloo"]) -> Seen:
-            return self._seen(implementation, target, property, world, deadline)
-
-        return Compared(target, property.id, seen("simulated"), seen("gloo"))
+        simulated, gloo = (
+            self._seen(implementation, target, property, world, deadline) for world in ("simulated", "gloo")
+        )
+        return Compared(target, property.id, simulated, gloo)
 
     def _seen(
         self,

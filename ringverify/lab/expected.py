@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ringverify.errors import UsageError
 from ringverify.faults.catalogue import MUTANTS
-from ringverify.files import read_json, write_whole
+from ringverify.files import laid_out, read_json, write_named
 from ringverify.properties.catalogue import PROPERTIES
 
 PATIENCE = 3
@@ -54,16 +54,23 @@ def read(path: Path, mutants: Collection[str] = MUTANTS.keys()) -> list[Expected
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{path} is no list of expected kills: write it with --write-expected") from None
+        raise UsageError(f"{path} is no list of expected kills: {_again(path)}") from None
     for one in found:
         if one.mutant not in mutants:
-            raise UsageError(f"unknown mutant {one.mutant!r} in {path}: write it anew with --write-expected")
+            raise UsageError(f"unknown mutant {one.mutant!r} in {path}: {_again(path)}")
         if one.property not in PROPERTIES:
-            raise UsageError(f"unknown property {one.property!r} in {path}, which is to kill {one.mutant}")
+            raise UsageError(
+                f"unknown property {one.property!r} in {path}, expected to kill {one.mutant}: {_again(path)}"
+            )
     missing = [id for id in mutants if id not in content]
     if missing:
-        raise UsageError(f"nothing in {path} is to kill {', '.join(missing)}: add what does, by --write-expected")
+        raise UsageError(f"{path} has no expected kill of {', '.join(missing)}: {_again(path)}")
     return found
+
+
+def _again(path: Path) -> str:
+    """Return how to make the file again, as the end of an error message."""
+    return f"write it again with ringverify mutants --matrix --write-expected {shlex.quote(str(path))}"
 
 
 def write(path: Path, expected: Sequence[Expected]) -> None:
@@ -72,12 +79,6 @@ def write(path: Path, expected: Sequence[Expected]) -> None:
     Raises:
         UsageError: the path cannot be written.
     """
-    lines = [
-        f"{json.dumps(one.mutant)}: "
-        + json.dumps({"property": one.property, "seed": one.seed, "examples": one.examples})
-        for one in expected
-    ]
-    try:
-        write_whole(path, "{\n" + ",\n".join(f" {line}" for line in lines) + "\n}\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
+    fields = ("property", "seed", "examples")
+    content = {one.mutant: {name: getattr(one, name) for name in fields} for one in expected}
+    write_named(path, laid_out(content) + "\n")

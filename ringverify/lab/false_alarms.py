@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -25,11 +26,13 @@ class Alarm:
     """A violation that the suite reports of a correct implementation.
 
     Attributes:
+        name: the implementation's.
         property: its id.
         case: the case in words.
         summary: what is said to be wrong.
     """
 
+    name: str
     property: str
     case: str
     summary: str
@@ -74,24 +77,22 @@ def _tried(effort: Effort, name: str) -> Acquittal:
     """
     target = CORRECT[name]
     implementation = load(target)
-    world = ContainedWorld()
-    runner = Runner(implementation, world, target=target, deadline=DEADLINE)
     applicable = [
         PROPERTIES[id] for id in effort.properties if PROPERTIES[id].unsupported(implementation.capabilities) is None
     ]
     quick = sum(property.examples for property in applicable)
     examples, margin, alarms = {}, {}, []
-    try:
+    with contextlib.closing(ContainedWorld()) as world:
+        runner = Runner(implementation, world, target=target, deadline=DEADLINE)
         for property in applicable:
             share = property.examples if effort.most is None else -(-property.examples * effort.most // quick)
-            found = hunt(
-                property, runner.for_another_property(), examples=share, seed=effort.seed, progress=lambda _: None
-            )
+            try:
+                found = hunt(
+                    property, runner.for_another_property(), examples=share, seed=effort.seed, progress=lambda _: None
+                )
+            except WorldUnavailable as error:
+                raise Inconclusive(str(error)) from None
             examples[property.id], margin[property.id] = found.examples, round(found.margin, 3)
             if (shown := found.counterexample) is not None:
-                alarms.append(Alarm(property.id, shown.case.describe(), shown.violation.summary))
-    except WorldUnavailable as error:
-        raise Inconclusive(str(error)) from None
-    finally:
-        world.close()
+                alarms.append(Alarm(name, property.id, shown.case.describe(), shown.violation.summary))
     return Acquittal(name, examples, margin, tuple(alarms))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ringverify import targets
 from ringverify.cases.running import Runner
@@ -146,8 +147,7 @@ def side_by_side(work: Callable[[_Asked], _Told], over: Sequence[_Asked], jobs: 
 
 def _first(effort: Effort, mutant: str) -> Kill:
     examples, seconds = 0, 0.0
-    world = ContainedWorld()  # one process per mutant: some leave state behind
-    try:
+    with contextlib.closing(ContainedWorld()) as world:  # one process per mutant: some leave state behind
         for property in effort.properties:
             found = kill(
                 mutant, property, examples=effort.examples(property), seed=effort.seed, shrinking=True, world=world
@@ -155,14 +155,11 @@ def _first(effort: Effort, mutant: str) -> Kill:
             examples, seconds = examples + found.examples, round(seconds + found.seconds, 3)
             if found.verdict == "killed":
                 return dataclasses.replace(found, examples=examples, seconds=seconds)
-    finally:
-        world.close()
     return Kill(mutant, "", "survived", examples, seconds)
 
 
 def _row(effort: Effort, mutant: str) -> list[Kill]:
-    world = ContainedWorld()
-    try:
+    with contextlib.closing(ContainedWorld()) as world:
 
         def tried(property: str, examples: int) -> Kill:
             return kill(mutant, property, examples=examples, seed=effort.seed, shrinking=False, world=world)
@@ -176,16 +173,11 @@ def _row(effort: Effort, mutant: str) -> list[Kill]:
                 if kills[place].verdict == "killed":
                     break
         return kills
-    finally:
-        world.close()
 
 
 def _again(one: Expected) -> Kill:
-    world = ContainedWorld()
-    try:
+    with contextlib.closing(ContainedWorld()) as world:
         return kill(one.mutant, one.property, examples=one.patience(), seed=one.seed, shrinking=False, world=world)
-    finally:
-        world.close()
 
 
 def line(one: Kill) -> str:
@@ -195,8 +187,3 @@ def line(one: Kill) -> str:
         f"  {one.mutant:<7}{one.verdict:<12}{one.property:<22}{one.examples:>4} examples {one.seconds:>6.1f} s  "
         f"{size:<20}{MUTANTS[one.mutant].title}"
     ).rstrip()
-
-
-def as_json(one: Kill) -> list[Any]:
-    """Return property, examples, seconds, ranks and tokens; a mutant that survived has `None` for a property."""
-    return [one.property or None, one.examples, one.seconds, one.ranks, one.tokens]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ringverify.errors import UsageError
 from ringverify.faults.catalogue import MUTANTS
-from ringverify.files import write_whole
+from ringverify.files import write_named
 from ringverify.lab import expected as expectations
-from ringverify.lab import kill_book
+from ringverify.lab import kill_report
 from ringverify.lab.expected import Expected
 from ringverify.lab.false_alarms import CORRECT, acquittals
 from ringverify.lab.kill_tables import markdown
@@ -40,7 +40,7 @@ class MutantsRequest:
         jobs: processes that work side by side.
     """
 
-    ids: tuple[str, ...] = ()
+    ids: Sequence[str] = ()
     only: Iterable[str] | None = None
     skip: Iterable[str] = ()
     every: bool = False
@@ -71,7 +71,7 @@ def run(request: MutantsRequest, say: Say) -> int:
     if request.table is not None:
         return _write_table(request.table, request.report, say)
     if request.report is not None:
-        kill_book.read(request.report)  # a damaged file is refused before the run rather than after it
+        kill_report.read(request.report)  # a damaged file is refused before the run rather than after it
     effort = Effort(
         properties=tuple(property.id for property in select(request.only, request.skip)),
         seed=request.seed,
@@ -99,15 +99,15 @@ def _told(kills: Iterable[Kill], say: Say) -> Iterable[Kill]:
 def _first(ids: Sequence[str], effort: Effort, report: Path | None, say: Say) -> int:
     started = time.monotonic()
     kills = list(_told(first_kills(ids, effort), say))
-    found = kill_book.of_first_kills(kills, effort, time.monotonic() - started)
+    found = kill_report.first_kills_section(kills, effort, time.monotonic() - started)
     if report is not None:
-        kill_book.add(report, "first", found)
-    code = _survivors(found["survivors"], len(kills), say)
-    if found["killed"]:
-        say(f"median: {found['median_examples']:g} examples and {found['median_seconds']:.2f} s to the first kill")
-    if found["value_mutants"]:
-        small = found["value_mutants_shrunk_small"]
-        say(f"value mutants shrunk to at most 3 ranks and 6 tokens: {small} of {found['value_mutants']}")
+        kill_report.add(report, found)
+    code = _survivors(found.survivors, len(kills), say)
+    if found.killed:
+        say(f"median: {found.median_examples:g} examples and {found.median_seconds:.2f} s to the first kill")
+    if found.value_mutants:
+        small = found.value_mutants_shrunk_small
+        say(f"value mutants shrunk to at most 3 ranks and 6 tokens: {small} of {found.value_mutants}")
     return code
 
 
@@ -118,9 +118,9 @@ def _matrix(ids: Sequence[str], effort: Effort, report: Path | None, kept: Path 
         rows.append(row)
         by = {one.property: one.examples for one in row if one.verdict == "killed"}
         say(f"  {row[0].mutant:<7}" + (", ".join(f"{id} {count}" for id, count in by.items()) or "survived"))
-    found = kill_book.of_matrix(rows, effort, time.monotonic() - started)
+    found = kill_report.matrix_section(rows, effort, time.monotonic() - started)
     if report is not None:
-        kill_book.add(report, "matrix", found)
+        kill_report.add(report, found)
     if kept is not None:
         cheapest = []
         for row in rows:
@@ -129,8 +129,8 @@ def _matrix(ids: Sequence[str], effort: Effort, report: Path | None, kept: Path 
                 best = min(killed, key=lambda one: (one.seconds, one.examples))
                 cheapest.append(Expected(best.mutant, best.property, effort.seed, best.examples))
         expectations.write(kept, cheapest)
-    say(f"{found['pairs']} pairs in {found['seconds']:.0f} s")
-    return _survivors(found["survivors"], len(rows), say)
+    say(f"{found.pairs} pairs in {found.seconds:.0f} s")
+    return _survivors(found.survivors, len(rows), say)
 
 
 def _variants(names: Sequence[str], effort: Effort, report: Path | None, say: Say) -> int:
@@ -141,11 +141,11 @@ def _variants(names: Sequence[str], effort: Effort, report: Path | None, say: Sa
         say(f"  {one.name:<32}{sum(one.examples.values()):>6} examples, {len(one.alarms)} false alarms")
         for alarm in one.alarms:
             say(f"    {alarm.property}: {alarm.summary}\n      {alarm.case}")
-    total = kill_book.of_variants(found, effort, time.monotonic() - started)
+    total = kill_report.false_alarms_section(found, effort, time.monotonic() - started)
     if report is not None:
-        kill_book.add(report, "variants", total)
-    say(f"{len(total['alarms'])} false alarms in {total['examples']} examples of {len(found)} correct implementations")
-    return 1 if total["alarms"] else 0
+        kill_report.add(report, total)
+    say(f"{len(total.alarms)} false alarms in {total.examples} examples of {len(found)} correct implementations")
+    return 1 if total.alarms else 0
 
 
 def _survivors(survivors: Sequence[str], of: int, say: Say) -> int:
@@ -158,10 +158,6 @@ def _survivors(survivors: Sequence[str], of: int, say: Say) -> int:
 def _write_table(path: Path, report: Path | None, say: Say) -> int:
     if report is None or not report.is_file():
         raise UsageError("--table is made of what runs found: name their file with --json")
-    text = markdown(kill_book.read(report), report.as_posix())
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
+    write_named(path, markdown(kill_report.read(report), report.as_posix()))
     say(f"wrote {path}")
     return 0

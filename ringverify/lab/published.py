@@ -8,19 +8,105 @@ be published, nor a finding without a violation that shows it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ringverify.events import CounterexampleEvent
+from ringverify.confirm.confirming import Outcome
+from ringverify.events import CounterexampleEvent, ImplementationVerdict, Rules, Verdict, from_json
 from ringverify.files import read_json, read_toml
+from ringverify.lab.stored import read_back
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.results import ImplementationResult
 from ringverify.reports.story import presentable, story
 
-SCHEMA = 1
-Verdicts = dict[str, Any]
-"""Verdicts as JSON values: "made" holds date and versions, "targets" is by target, "scripts" by file name."""
+SCHEMA: Literal[1] = 1
+Labelled = Annotated[tuple[str, ...], Rules({"minItems": 2, "maxItems": 2})]
+"""A label and a text."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SurveyConditions:
+    """With what, where and when the packages were surveyed; see `HeaderEvent`."""
+
+    ringverify: str
+    torch: str
+    python: str
+    platform: str
+    suite: str
+    seed: int
+    date: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedProperty:
+    """The verdict on one property of one target; see `PropertyEvent`."""
+
+    verdict: Verdict
+    margin: float | None
+    examples: int
+    reason: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedViolation:
+    """A violation of one property by one target.
+
+    Attributes:
+        summary: what is wrong, in a line.
+        case: the smallest case, in words.
+        file: name of its case file.
+        story: the counterexample in lines, each with its label.
+        diagnosis: the cause, if it was found.
+        outcome: whether a script showed the violation without the suite.
+        said: what the script printed.
+    """
+
+    summary: str
+    case: str
+    file: str
+    story: tuple[Labelled, ...]
+    diagnosis: str | None
+    outcome: Outcome
+    said: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedTarget:
+    """What is kept of the verdict on a target.
+
+    Attributes:
+        verdict: on the target.
+        examples: cases tried, over all properties.
+        seconds: how long that took.
+        undeclared: capabilities that are not declared.
+        properties: by id.
+        violations: by the property's id.
+    """
+
+    verdict: ImplementationVerdict
+    examples: int
+    seconds: float | None
+    undeclared: tuple[str, ...]
+    properties: Mapping[str, PublishedProperty]
+    violations: Mapping[str, PublishedViolation]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdicts:
+    """All verdicts that were found.
+
+    Attributes:
+        schema: version of the file's format.
+        made: how they were found.
+        targets: by name.
+        scripts: lines that each script of the facts printed, by file name.
+    """
+
+    schema: Literal[1]
+    made: SurveyConditions
+    targets: Mapping[str, PublishedTarget]
+    scripts: Mapping[str, tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,40 +227,44 @@ def _made(kind: type[Any], entry: dict[str, Any], path: Path) -> Any:
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
 
 
-def told_of(one: ImplementationResult, confirmed: dict[str, tuple[str, Sequence[str]]]) -> dict[str, Any]:
+def told_of(one: ImplementationResult, confirmed: Mapping[str, tuple[Outcome, Sequence[str]]]) -> PublishedTarget:
     """Return what is kept of the verdict on an implementation.
 
     Args:
         one: the implementation's results.
         confirmed: by property, whether a script showed the violation without the suite, and what the script printed.
     """
-    violations = {}
-    for outcome in one.failures:
-        event = outcome.counterexample
-        if event is not None:
-            shown, said = confirmed.get(outcome.id, ("not shown", ()))
-            violations[outcome.id] = _violation(event) | {"outcome": shown, "said": list(said)}
-    return {
-        "verdict": one.verdict.verdict,
-        "examples": one.examples,
-        "seconds": one.verdict.seconds,
-        "undeclared": list(one.verdict.undeclared or ()),
-        "properties": {
-            outcome.id: {name: getattr(outcome.verdict, name) for name in ("verdict", "margin", "examples", "reason")}
+    shown = [(outcome.id, outcome.counterexample) for outcome in one.failures]
+    return PublishedTarget(
+        verdict=one.verdict.verdict,
+        examples=one.examples,
+        seconds=one.verdict.seconds,
+        undeclared=one.verdict.undeclared or (),
+        properties={
+            outcome.id: PublishedProperty(
+                verdict=outcome.verdict.verdict,
+                margin=outcome.verdict.margin,
+                examples=outcome.verdict.examples,
+                reason=outcome.verdict.reason,
+            )
             for outcome in one.outcomes.values()
         },
-        "violations": violations,
-    }
+        violations={
+            id: _violation(event, *confirmed.get(id, ("not shown", ()))) for id, event in shown if event is not None
+        },
+    )
 
 
-def _violation(event: CounterexampleEvent) -> dict[str, Any]:
-    return {
-        "summary": event.summary,
-        "case": event.case_text,
-        "file": Path(event.file or "").name,
-        "story": [list(row) for row in story(event) if row[0] not in ("same", "next", "replay", "shrunk")],
-        "diagnosis": event.diagnosis,
-    }
+def _violation(event: CounterexampleEvent, outcome: Outcome, said: Sequence[str]) -> PublishedViolation:
+    return PublishedViolation(
+        summary=event.summary or "",
+        case=event.case_text or "",
+        file=Path(event.file or "").name,
+        story=tuple(row for row in story(event) if row[0] not in ("same", "next", "replay", "shrunk")),
+        diagnosis=event.diagnosis,
+        outcome=outcome,
+        said=tuple(said),
+    )
 
 
 def read_verdicts(path: Path) -> Verdicts:
@@ -191,50 +281,20 @@ def read_verdicts(path: Path) -> Verdicts:
         raise ReportError(f"{path} is not JSON") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ReportError(f"{path} does not hold verdicts of schema {SCHEMA}: gather them again")
-    if not _are_verdicts(content):
-        raise ReportError(f"{path} lacks a field of its verdicts, or has one of another type: gather them again")
-    shown: Verdicts = presentable(content)
-    return shown
+    try:
+        read_back(Verdicts, content)
+        return from_json(Verdicts, presentable(content))
+    except ValueError as error:
+        raise ReportError(f"{path}: {error} is missing or of another type: gather them again") from None
 
 
-def _are_verdicts(content: dict[str, Any]) -> bool:
-    """Whether every field that the page shows is present and of the right type."""
-    made = ("date", "ringverify", "torch", "python", "platform", "suite", "seed")
-    told = {"verdict": str, "examples": int, "properties": dict, "violations": dict}
-    property = {"verdict": str, "margin": (float, int, str, type(None)), "reason": (str, type(None))}
-    violation = {"summary": str, "case": str, "file": str, "outcome": str, "story": list, "said": list}
-    if not _has(content, {"made": dict, "targets": dict, "scripts": dict}) or not _has(
-        content["made"], dict.fromkeys(made, (str, int))
-    ):
-        return False
-    return (
-        all(_has(one, told) for one in content["targets"].values())
-        and all(_has(of, property) for one in content["targets"].values() for of in one["properties"].values())
-        and all(_has(of, violation) for one in content["targets"].values() for of in one["violations"].values())
-        and all(_are_texts(said) for said in content["scripts"].values())
-        and all(
-            _are_texts(of["said"]) and all(isinstance(row, list) and len(row) == 2 for row in of["story"])
-            for one in content["targets"].values()
-            for of in one["violations"].values()
-        )
-    )
-
-
-def _has(content: Any, fields: Mapping[str, Any]) -> bool:
-    return isinstance(content, dict) and all(isinstance(content.get(name, ...), kind) for name, kind in fields.items())
-
-
-def _are_texts(content: Any) -> bool:
-    return isinstance(content, list) and all(isinstance(line, str) for line in content)
-
-
-def violations(verdicts: Verdicts, outcome: str) -> list[tuple[str, str]]:
+def violations(verdicts: Verdicts, outcome: Outcome) -> list[tuple[str, str]]:
     """Return target and property of every violation with this outcome: "shown" or "not shown"."""
     return [
         (target, property)
-        for target, told in verdicts["targets"].items()
-        for property, violation in told["violations"].items()
-        if violation["outcome"] == outcome
+        for target, told in verdicts.targets.items()
+        for property, violation in told.violations.items()
+        if violation.outcome == outcome
     ]
 
 
@@ -245,17 +305,26 @@ def unexplained(verdicts: Verdicts, facts: Facts) -> list[str]:
     for target, property in shown:
         by = [finding.title for finding in facts.findings if finding.explains(target, property)]
         if len(by) != 1:
-            lines.append(f"{target}: {property} is violated, and {len(by)} findings explain it")
+            lines.append(
+                f"{target} violates {property}; {len(by)} findings in packages.toml explain it, expected exactly 1"
+            )
     for finding in facts.findings:
         if not any(finding.explains(*pair) for pair in shown):
-            lines.append(f"nothing shows the finding {finding.title!r}")
+            lines.append(f"the finding {finding.title!r} explains no violation that a script shows")
     known = [target for package in facts.packages for target in package.targets]
-    lines += [f"{target} has a verdict, and no package has it" for target in verdicts["targets"] if target not in known]
-    lines += [f"{target} is of a package, and has no verdict" for target in known if target not in verdicts["targets"]]
-    lines += [f"{script.file} was not run" for script in facts.scripts if script.file not in verdicts["scripts"]]
+    lines += [
+        f"{target} has a verdict, but no [[package]] in packages.toml lists it under targets"
+        for target in verdicts.targets
+        if target not in known
+    ]
+    lines += [
+        f"{target} is a target of a [[package]] in packages.toml, but has no verdict: survey it, too"
+        for target in known
+        if target not in verdicts.targets
+    ]
+    lines += [
+        f"{script.file} is a [[script]] in packages.toml, but was not run: make the page with the survey's folder"
+        for script in facts.scripts
+        if script.file not in verdicts.scripts
+    ]
     return lines
-
-
-def used(values: Iterable[str]) -> list[str]:
-    """Return each value once, in the order of first use."""
-    return list(dict.fromkeys(values))

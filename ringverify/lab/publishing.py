@@ -22,12 +22,14 @@ from pathlib import Path
 
 from ringverify import targets
 from ringverify.confirm import confirming
+from ringverify.confirm.confirming import Outcome
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import as_json
 from ringverify.files import read_text, write_whole
 from ringverify.lab.published import (
     SCHEMA,
     Facts,
+    SurveyConditions,
     Verdicts,
     read_facts,
     read_verdicts,
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_whole(VERDICTS, json.dumps(as_json(gathered), indent=1, ensure_ascii=False) + "\n")
         verdicts = read_verdicts(VERDICTS)
         for line in (amiss := unexplained(verdicts, facts)):
-            print(f"unfit: {line}")
+            print(f"cannot publish: {line}")
         if amiss:
             return 1
         write_whole(PAGE, published_page(verdicts, facts, FOLDER.name))
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"publishing: {error}", file=sys.stderr)
         return 2
     shown, withheld = (len(violations(verdicts, outcome)) for outcome in ("shown", "not shown"))
-    print(f"{PAGE}: {len(verdicts['targets'])} targets, {shown} violations shown by their scripts, {withheld} withheld")
+    print(f"{PAGE}: {len(verdicts.targets)} targets, {shown} violations shown by their scripts, {withheld} withheld")
     return 0
 
 
@@ -81,7 +83,7 @@ def gather(survey: Path, facts: Facts) -> Verdicts:
     if not reports:
         raise UsageError(f"{survey} holds no reports")
     results = read_results([Source(path) for path in reports])
-    seen: dict[str, dict[str, tuple[str, Sequence[str]]]] = {}
+    seen: dict[str, dict[str, tuple[Outcome, Sequence[str]]]] = {}
     for one in confirming.read(survey / "confirmed.json"):
         seen.setdefault(one.implementation, {})[one.property] = (one.outcome, one.said)
     found = {one.name: told_of(one, seen.get(one.name, {})) for one in results.implementations}
@@ -100,12 +102,19 @@ def gather(survey: Path, facts: Facts) -> Verdicts:
     for name, path in kept.items():
         write_whole(CASES / name, read_text(path))
     header = results.headers[0]
-    made = {name: getattr(header, name) for name in ("ringverify", "torch", "python", "platform", "suite", "seed")}
-    made["date"] = max(str(one.started) for one in results.headers)[:10]
+    made = SurveyConditions(
+        ringverify=header.ringverify,
+        torch=header.torch,
+        python=header.python,
+        platform=header.platform,
+        suite=header.suite,
+        seed=header.seed,
+        date=max(str(one.started) for one in results.headers)[:10],
+    )
     known = [target for package in facts.packages for target in package.targets]
     ordered = [*(target for target in known if target in found), *(target for target in found if target not in known)]
     scripts = {script.file: _output(FOLDER / script.file) for script in facts.scripts}
-    return {"schema": SCHEMA, "made": made, "targets": {name: found[name] for name in ordered}, "scripts": scripts}
+    return Verdicts(schema=SCHEMA, made=made, targets={name: found[name] for name in ordered}, scripts=scripts)
 
 
 def _same_versions(facts: Facts) -> None:
@@ -118,7 +127,7 @@ def _same_versions(facts: Facts) -> None:
                 raise UsageError(f"{target} runs {package.name} {version}, {FACTS} says {package.version}")
 
 
-def _output(script: Path) -> list[str]:
+def _output(script: Path) -> tuple[str, ...]:
     """Run a script, and return the lines that it prints.
 
     Raises:
@@ -126,8 +135,9 @@ def _output(script: Path) -> list[str]:
     """
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=False)
     if run.returncode:
-        raise UsageError(f"{script} ended with {run.returncode}: {run.stderr.splitlines()[-1:]}")
-    return run.stdout.splitlines()
+        last = "".join(run.stderr.splitlines()[-1:]) or "nothing on standard error"
+        raise UsageError(f"{script} ended with exit code {run.returncode}: {last}")
+    return tuple(run.stdout.splitlines())
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ the real one is installed it is left alone, since its kernels refuse tensors of 
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from ringverify.peers import flash_attn_kernels as kernels
+from ringverify.peers.package import replaced
 
 Tensor = torch.Tensor
 
@@ -199,8 +199,7 @@ def flash_attn_func(
     _refuse(dropout_p, alibi_slopes)
     dim = q.shape[-1]
     scale = dim**-0.5 if softmax_scale is None else softmax_scale
-    if lacking := -dim % kernels.HEAD_MULTIPLE:
-        q, k, v = (torch.nn.functional.pad(x, (0, lacking)) for x in (q, k, v))
+    q, k, v = for_kernels(q, k, v)
     out, lse = _FlashAttention.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         q, k, v, scale, causal, window_size, softcap, deterministic
     )
@@ -215,28 +214,13 @@ def for_kernels(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
     return q, k, v
 
 
-@contextlib.contextmanager
-def standing_in(*packages: str) -> Iterator[None]:
-    """Context in which `import flash_attn` finds this module, and `packages` are imported afresh.
-
-    Afterwards `sys.modules` is as it was: later imports find what is installed.
-    """
-    names = (NAME, *packages)
-    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in names}
-    for name in hidden:
-        del sys.modules[name]
+def standing_in(*packages: str) -> AbstractContextManager[None]:
+    """Return a context in which `import flash_attn` finds this module, and `packages` are imported afresh."""
     package, interface = ModuleType(NAME), sys.modules[__name__]
     vars(package).update(
         __path__=[], __version__=VERSION, flash_attn_func=flash_attn_func, flash_attn_interface=interface
     )
-    sys.modules[NAME] = package
-    sys.modules[f"{NAME}.flash_attn_interface"] = interface
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
-            del sys.modules[name]
-        sys.modules.update(hidden)
+    return replaced({NAME: package, f"{NAME}.flash_attn_interface": interface}, *packages)
 
 
 def _last_contiguous(tensor: Tensor) -> Tensor:

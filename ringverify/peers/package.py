@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 from ringverify.errors import Inconclusive
@@ -50,3 +52,22 @@ def _without_init(name: str) -> None:
     """Let modules of a package be found without running its `__init__`."""
     if name not in sys.modules and (spec := importlib.util.find_spec(name)) is not None:
         sys.modules[name] = importlib.util.module_from_spec(spec)
+
+
+@contextlib.contextmanager
+def replaced(modules: Mapping[str, ModuleType], *packages: str) -> Iterator[None]:
+    """Context in which imports find these modules by their names, and `packages` are imported afresh.
+
+    Afterwards `sys.modules` is as it was: later imports find what is installed.
+    """
+    names = {name.partition(".")[0] for name in (*modules, *packages)}
+    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in names}
+    for name in hidden:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            del sys.modules[name]
+        sys.modules.update(hidden)

@@ -11,14 +11,14 @@ Differences: dropout is refused, and `op`, which chooses a kernel, makes no diff
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from ringverify.peers.dense import attention, causal_mask
+from ringverify.peers.package import replaced
 
 Tensor = torch.Tensor
 AttentionOp = Any
@@ -53,18 +53,8 @@ def memory_efficient_attention(
     return attention(q, k, v, mask=mask, scale=q.shape[-1] ** -0.5 if scale is None else scale).transpose(1, 2)
 
 
-@contextmanager
-def standing_in() -> Iterator[None]:
-    """Context in which `import xformers.ops` finds this module, whatever is installed."""
-    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "xformers"}
-    for name in hidden:
-        del sys.modules[name]
+def standing_in() -> AbstractContextManager[None]:
+    """Return a context in which `import xformers.ops` finds this module, whatever is installed."""
     package, ops = ModuleType("xformers"), sys.modules[__name__]
     vars(package).update(__path__=[], ops=ops)
-    sys.modules.update({"xformers": package, "xformers.ops": ops})
-    try:
-        yield
-    finally:
-        for name in ("xformers", "xformers.ops"):
-            del sys.modules[name]
-        sys.modules.update(hidden)
+    return replaced({"xformers": package, "xformers.ops": ops})

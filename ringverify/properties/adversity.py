@@ -15,6 +15,7 @@ from ringverify.cases.case import TRANSPORTS, Case, Delayed, Group
 from ringverify.cases.comparing import worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import (
     Judgement,
@@ -22,6 +23,7 @@ from ringverify.properties.property import (
     Violation,
     all_tensors,
     always,
+    needs,
     violation_of,
     where,
 )
@@ -100,33 +102,44 @@ def _judge_determinism(case: Case, runner: Runner) -> Judgement:
             if seen.failure is not None:
                 return Judgement(0.0, violation_of(seen), seen.digest)
         if again.digest != first.digest:
-            rank, tensor = _first_difference(first, again)
-            summary = f"{tensor} on rank {rank} has other bits when the same case is run again" + (
-                "" if other == case else f" on schedule {other.schedule} ({other.transport})"
-            )
+            rank, tensor, numbers = _first_difference(first, again, all_tensors(runner.capabilities))
+            summary = f"{tensor} on rank {rank} has other bits when the same case is run again"
+            if other != case:
+                summary += f" on schedule {other.schedule} ({other.transport})"
+            if not numbers:
+                summary += "; its numbers are equal: only the sign of a zero or the bits of a NaN differ"
             return Judgement(0.0, Violation(("other_bits", tensor), rank, summary), first.digest)
     return Judgement(0.0, None, first.digest)
 
 
-def _first_difference(one: Observation, other: Observation) -> tuple[int, str]:
+def _first_difference(
+    one: Observation, other: Observation, names: Sequence[TensorName]
+) -> tuple[int, TensorName, bool]:
+    """Return the first rank and result whose numbers differ, and True; or whose bits do, and False.
+
+    The two runs must have different digests.
+    """
+    other_bits: list[tuple[int, TensorName]] = []
     for rank, (a, b) in enumerate(zip(one.ranks, other.ranks, strict=True)):
-        for name in ("out", "lse", "dq", "dk", "dv"):
-            if not np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True):
-                return rank, name
-    return 0, "a zero or a NaN"
+        for name in names:
+            was, now = getattr(a, name), getattr(b, name)
+            if not np.array_equal(was, now, equal_nan=True):
+                return rank, name, True
+            if was.tobytes() != now.tobytes():
+                other_bits.append((rank, name))
+    return *other_bits[0], False
 
 
 def _delayed(observation: Observation) -> tuple[int, ...]:
     return () if observation.watched is None else observation.watched.delayed
 
 
-def _not_claimed(c: Capabilities) -> str | None:
-    return None if c.deterministic else "deterministic=True is not declared"
-
-
 HAZARDS = Property(
     id="hazards",
-    meaning="no buffer in flight is touched, every handle is waited for, only the ring's group is used",
+    meaning=(
+        "no buffer in flight is touched, every handle is waited for, only the ring's group is used, also when messages "
+        "are delayed"
+    ),
     examples=100,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge_hazards,
@@ -144,9 +157,9 @@ PROGRESS = Property(
 )
 DETERMINISM = Property(
     id="determinism",
-    meaning="the same case has the same bits again, on any schedule",
+    meaning="where claimed: running a case again gives the same bits, on any schedule",
     examples=30,
     cases=lambda c: cases(c, Scope(dtypes=c.dtypes)),
     judge=_judge_determinism,
-    unsupported=_not_claimed,
+    unsupported=needs("deterministic"),
 )

@@ -47,7 +47,7 @@ def _strided(c: Capabilities) -> Scope:
 
 INPUTS_UNTOUCHED = Property(
     id="inputs_untouched",
-    meaning="inputs, the memory around them, the call and torch's settings are as before",
+    meaning="a call leaves its inputs, the memory around them, the call object and torch's settings unchanged",
     examples=80,
     cases=lambda c: cases(c, _untouched(c)),
     judge=_judge_untouched,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-from ringverify.errors import UsageError
+from ringverify.errors import UsageError, instead
 from ringverify.properties.adversity import DETERMINISM, HAZARDS, PROGRESS
 from ringverify.properties.buffers import INPUTS_UNTOUCHED, STRIDED_INPUTS
 from ringverify.properties.chunk_boundaries import CHUNK_BOUNDARIES
@@ -63,10 +62,8 @@ def select(only: Iterable[str] | None, skip: Iterable[str]) -> list[Property]:
     wanted = set(PROPERTIES if only is None else only)
     for name in sorted(wanted | skipped):
         if name not in PROPERTIES:
-            close = difflib.get_close_matches(name, PROPERTIES, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PROPERTIES)}"
-            raise UsageError(f"unknown property {name!r}; {hint}")
+            raise UsageError(f"unknown property {name!r}{instead(name, PROPERTIES)}")
     chosen = [property for name, property in PROPERTIES.items() if name in wanted - skipped]
     if not chosen:
-        raise UsageError("no property is left: --skip leaves out all that --only names")
+        raise UsageError("no property is left to check: --skip names all that are selected; remove a name from --skip")
     return chosen

@@ -16,7 +16,7 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.shapes import fitted, length_unit
 from ringverify.cases.strategies import LONGEST_NEEDED, affordable_world_sizes, widest
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import Property, always, judge_everything
+from ringverify.properties.property import CAUSALS, Property, always, judge_everything
 
 WORLD_SIZES = (1, 2, 3, 4, 5)
 LONGEST = 13
@@ -29,9 +29,8 @@ def sweep(c: Capabilities) -> list[Case]:
     """Return every small case at chunk boundaries that the declared capabilities allow, each once."""
     found: dict[Case, None] = {}
     dtype = widest(c)[0]
-    causals = {"both": (False, True), "always": (True,), "never": (False,)}[c.causal]
     for size, sharding in itertools.product(affordable_world_sizes(c, WORLD_SIZES), c.shardings):
-        for n, causal in itertools.product(_lengths(c, sharding_name(sharding), size), causals):
+        for n, causal in itertools.product(_lengths(c, sharding_name(sharding), size), CAUSALS[c.causal]):
             for fields in _patterns(c, n, size):
                 heads = 3 if "dilation" in fields else 1
                 problem = Problem(query_length=n, heads=heads, head_dim=2, dtype=dtype, causal=causal, **fields)

@@ -6,15 +6,18 @@ could hide: a leaking mask, a dropped key, a wrong position or a value of anothe
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from hypothesis import strategies as st
 
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import TensorName, finding_at, side_by_side
+from ringverify.cases.comparing import finding_at, side_by_side
 from ringverify.cases.inputs import MOST_KEYS, selectable
 from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted, length_unit
 from ringverify.cases.strategies import WORLD_SIZES, Scope, affordable_world_sizes, cases
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import Judgement, Property, Violation, violation_of
 
@@ -30,11 +33,9 @@ def _judge(case: Case, runner: Runner) -> Judgement:
         exact = np.round(pair.expected)
         wrong = pair.actual != exact
         if wrong.any():
-            nothing = np.zeros_like(exact)
-            found = finding_at(
-                pair.tensor, pair.rank, pair.positions, pair.actual, exact, nothing, np.where(wrong, np.inf, 0.0)
-            )
-            summary = f"{pair.tensor} on rank {pair.rank} is not the value of the selected key, bit for bit"
+            integers = dataclasses.replace(pair, expected=exact, allowed=np.zeros_like(exact))
+            found = finding_at(integers, np.where(wrong, np.inf, 0.0))
+            summary = f"{pair.tensor} on rank {pair.rank} is not exactly the integers that the selected keys give"
             return Judgement(
                 np.inf, Violation(("inexact", pair.tensor), pair.rank, summary, "", found), observation.digest
             )
@@ -63,24 +64,31 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
 
 def _sizes(c: Capabilities) -> tuple[int, ...]:
     """World sizes on which one key per rank, and the required length unit, fit in the largest possible head_dim."""
-    widest_head = MOST_KEYS if c.head_dims is None else min(MOST_KEYS, c.head_dims[-1])
-    shardings = [sharding_name(sharding) for sharding in c.shardings]
-    return tuple(
-        size
-        for size in affordable_world_sizes(c, WORLD_SIZES)
-        if max(size, *(length_unit(c, sharding, size) for sharding in shardings)) <= widest_head
-    )
+    return tuple(size for size in affordable_world_sizes(c, WORLD_SIZES) if _shortest(c, size) <= _widest_head(c))
+
+
+def _shortest(c: Capabilities, size: int) -> int:
+    """Return the smallest number of keys that is tried on a world: one per rank, and what every sharding requires."""
+    return max(size, *(length_unit(c, sharding_name(sharding), size) for sharding in c.shardings))
+
+
+def _widest_head(c: Capabilities) -> int:
+    return MOST_KEYS if c.head_dims is None else min(MOST_KEYS, c.head_dims[-1])
 
 
 def _too_narrow(c: Capabilities) -> str | None:
     if _sizes(c):
         return None
-    return "no head_dim that is declared has a dimension for each key of the lengths that are declared"
+    shortest = min(_shortest(c, size) for size in affordable_world_sizes(c, WORLD_SIZES))
+    return (
+        f"needs a head_dim of at least the number of keys: the largest possible head_dim is {_widest_head(c)}, the "
+        f"smallest possible number of keys {shortest}"
+    )
 
 
 EXACT_SELECTION = Property(
     id="exact_selection",
-    meaning="where each query selects one key, out and dv are its integers, bit for bit, in every dtype",
+    meaning="where each query selects one key, out and dv are exactly the right integers, in every dtype",
     examples=120,
     cases=_cases,
     judge=_judge,

@@ -50,7 +50,10 @@ MASKED_ROWS = Property(
 )
 OVERFLOW = Property(
     id="overflow",
-    meaning="scores of 100, gaps of 100 between blocks in either visiting order, and scores past 65504 are exact work",
+    meaning=(
+        "results are right for scores around 100 and -100, for gaps of 100 between blocks in either order, and for "
+        "scores above 65504, the largest float16"
+    ),
     examples=120,
     cases=lambda c: cases(c, _extreme(c)),
     judge=judge_everything,
@@ -59,7 +62,10 @@ OVERFLOW = Property(
 )
 DTYPES = Property(
     id="dtypes",
-    meaning="every declared dtype comes back as it went in, rounded once, with sums and lse in float32 or wider",
+    meaning=(
+        "in every declared dtype, results have the dtype of the inputs, lse is float32 or wider, and errors stay "
+        "within what the declared arithmetic allows"
+    ),
     examples=160,
     cases=lambda c: cases(c, Scope(cotangents=_cotangents(c))),
     judge=judge_everything,

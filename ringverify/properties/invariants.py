@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from ringref.rounding import margins
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import TensorName, allowed, allowed_on, finding_at, pipeline_of
+from ringverify.cases.comparing import RankComparison, allowed, allowed_on, finding_at, pipeline_of
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.cases.strategies import Scope, cases, widest, within
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, always, violation_of
 
@@ -103,8 +104,9 @@ def _not_shifted(
             if top > largest:
                 largest = top
                 if top > 1:
-                    found = finding_at(name, rank, rows, now, was, limit, margin)
-                    summary = f"{name} on rank {rank} does not follow a constant added to all scores of a row"
+                    found = finding_at(RankComparison(name, rank, rows, now, was, limit), margin)
+                    should = "move by scale * 0.5 * sum(q)" if name == "lse" else "stay the same"
+                    summary = f"{name} on rank {rank} does not {should} when 0.5 is added to all elements of k"
                     violation = Violation(("shift", name), rank, summary, "", found)
     return largest, violation
 
@@ -116,7 +118,10 @@ def _scope(c: Capabilities) -> Scope:
 
 INVARIANTS = Property(
     id="invariants",
-    meaning="linear and adjoint in V, moved by a shift of all scores as it must be (no oracle involved)",
+    meaning=(
+        "out is linear in v, dv is its adjoint, and a constant added to all keys moves lse by the right amount and out "
+        "not at all (no oracle involved)"
+    ),
     examples=60,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge,

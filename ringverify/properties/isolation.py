@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringref.rounding import margins
 from ringverify.cases.case import POISONED, Case, Values
-from ringverify.cases.comparing import allowed, finding_at, pipeline_of
+from ringverify.cases.comparing import RankComparison, allowed, finding_at, pipeline_of
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Runner, shards
 from ringverify.cases.strategies import Scope, cases, widest, within
@@ -70,7 +70,7 @@ def _judge_past(case: Case, runner: Runner) -> Judgement:
             if top > largest:
                 largest = top
                 if top > 1:
-                    finding = finding_at(name, rank, rows[kept], now, was, limit, margin)
+                    finding = finding_at(RankComparison(name, rank, rows[kept], now, was, limit), margin)
                     summary = f"{name} at position {finding.position} moves when only positions after {last} change"
                     violation = Violation(("moves", name), rank, summary, "", finding)
     return Judgement(largest, violation, after.digest)
@@ -93,7 +93,8 @@ def _nothing_excluded(c: Capabilities) -> str | None:
     if c.causal != "never" or c.documents or c.key_lengths or skips:
         return None
     return (
-        "nothing declared has padding or a future (documents, key_lengths, causal; with poison_safe dilation, window)"
+        "needs a declared mask that excludes keys: causal, documents or key_lengths, or dilation or window with "
+        "poison_safe=True"
     )
 
 
@@ -111,7 +112,7 @@ def _values(c: Capabilities) -> tuple[Values, ...]:
 
 ISOLATION = Property(
     id="isolation",
-    meaning="padding may be NaN, and what lies after a position does not move what comes before",
+    meaning="padding may hold NaN, and under a causal mask later keys and values do not change earlier results",
     examples=100,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge,

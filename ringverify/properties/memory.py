@@ -14,7 +14,7 @@ from ringverify.cases.running import Observation, Runner
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import declared_world_sizes
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import Judgement, Property, Violation, violation_of
+from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, violation_of
 
 POSITIONS = 64
 """Positions per rank; enough for the tensors of a shard to outweigh everything else that is held."""
@@ -36,14 +36,14 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     wider = case.replace(query_length=2 * case.problem.nq, world_size=2 * size)
     longer = case.replace(query_length=2 * case.problem.nq)
     each = case.problem.nq // size
-    compared = [(wider, 1.0, f"a world of {2 * size} instead of {size}, at {each} positions a rank")]
+    compared = [(wider, 1.0, f"on {2 * size} ranks", f"on {size}, at {each} positions per rank")]
     if c.memory == "streaming":
-        compared.append((longer, 2.0, f"{2 * each} positions a rank instead of {each}"))
+        compared.append((longer, 2.0, f"at {2 * each} positions per rank", f"at {each}"))
     observed = runner.run(case, gradients=c.gradients, watch="memory")
     if observed.failure is not None:
         return Judgement(0.0, violation_of(observed), observed.digest)
     margin = 0.0
-    for other, times, what in compared:
+    for other, times, here, there in compared:
         if why_unsupported(other, c) is not None:
             continue
         seen = runner.run(other, gradients=c.gradients, watch="memory")
@@ -53,7 +53,10 @@ def _judge(case: Case, runner: Runner) -> Judgement:
         margin = max(margin, after / (before * times * BESIDE) if before else 0.0)
         if after > before * times * BESIDE:
             rank = max(range(other.world_size), key=lambda one: _peaks(seen)[one])
-            summary = f"rank {rank} holds {after} bytes at its peak, {after / before:.2f} times as many, with {what}"
+            summary = (
+                f"the peak memory of rank {rank} {here} is {after} bytes, {after / before:.4g} times the largest peak "
+                f"{there}; at most {times * BESIDE:g} times is allowed"
+            )
             detail = "" if seen.watched is None else "\n".join(seen.watched.memory[rank].describe())
             return Judgement(margin, Violation(("grows",), rank, summary, detail), observed.digest)
     return Judgement(margin, None, observed.digest, applies=margin > 0)
@@ -68,7 +71,6 @@ def _peak(observation: Observation) -> int:
 
 
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    causals = {"both": [False, True], "always": [True], "never": [False]}[c.causal]
     dtype = "float32" if "float32" in c.dtypes else c.dtypes[0]
 
     size = max(_sizes(c))
@@ -81,7 +83,7 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
     names = [sharding_name(sharding) for sharding in c.shardings]
     # Under replicated_query each rank holds all queries, and nothing is claimed: used only if nothing else is declared.
     sharded = [name for name in names if name != "replicated_query"] or names
-    return st.builds(build, st.sampled_from(sharded), st.sampled_from(causals), st.integers(0, SEEDS - 1))
+    return st.builds(build, st.sampled_from(sharded), st.sampled_from(CAUSALS[c.causal]), st.integers(0, SEEDS - 1))
 
 
 def _outweighs(case: Case, c: Capabilities) -> bool:
@@ -98,8 +100,11 @@ def _sizes(c: Capabilities) -> list[int]:
 
 def _not_claimed(c: Capabilities) -> str | None:
     if c.memory is None:
-        return "no claim about memory is declared"
-    return None if _sizes(c) else "no world sizes are declared of which one is twice the other, from 3 ranks on"
+        return 'neither memory="sharded" nor memory="streaming" is declared'
+    if _sizes(c):
+        return None
+    declared = ", ".join(map(str, c.world_sizes or ()))
+    return f"needs two declared world sizes, 3 and 6 or 4 and 8; declared: {declared}"
 
 
 MEMORY = Property(

@@ -1,7 +1,8 @@
 """`precision`: in low precision, no more rounding than the implementation declares.
 
 A bound on each element that holds for every input is so wide that even a bfloat16 accumulator stays within it. A mean
-over many elements is not: rounding once more than declared raises the mean squared error by half.
+over many elements is not: rounding a result once more than declared doubles its mean squared error, and rounding the
+running sum of two blocks raises it by half.
 """
 
 from __future__ import annotations
@@ -17,20 +18,19 @@ from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import Pipeline, precision_allowed, rms_error, unit_in_words
 from ringverify.cases.case import SEEDS, Case
-from ringverify.cases.comparing import TensorName, allowed, answer, pipeline_of
+from ringverify.cases.comparing import allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import affordable_world_sizes, declared_world_sizes
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import Judgement, Property, Violation, violation_of
+from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, violation_of
 
 Array = NDArray[np.float64]
 
 LOW: tuple[DtypeName, ...] = ("bfloat16", "float16")
 DIMS = (8, 16)
-CAUSALS = {"both": (False, True), "always": (True,), "never": (False,)}
-"""Values of `Problem.causal` that are drawn, by the declared `Capabilities.causal`."""
 FEWEST = 100
 """Smallest number of rows over which a mean is judged."""
 

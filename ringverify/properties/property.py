@@ -8,10 +8,11 @@ from collections.abc import Callable
 from hypothesis.strategies import SearchStrategy
 
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import Finding, TensorName, worst
+from ringverify.cases.comparing import Finding, worst
 from ringverify.cases.running import Observation, Runner
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.suites import Suite, examples_in
+from ringverify.properties.suites import SMOKE_EXAMPLES, TIMES, Suite
 from ringverify.worlds.world import Failure
 
 Reason = tuple[str, ...]
@@ -19,6 +20,9 @@ Reason = tuple[str, ...]
 
 Shrinking keeps only those smaller cases that fail for the same reason.
 """
+
+CAUSALS = {"both": (False, True), "always": (True,), "never": (False,)}
+"""Values of `Problem.causal` that are tried, by the declared `Capabilities.causal`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +111,18 @@ class Property:
 
     def examples_in(self, suite: Suite) -> int:
         """Return how many cases of this property a suite tries."""
-        return examples_in(suite, self.examples)
+        return min(self.examples, SMOKE_EXAMPLES) if suite == "smoke" else self.examples * TIMES[suite]
 
 
 def always(capabilities: Capabilities) -> str | None:
     """Return `None`: the `unsupported` of properties that apply to every implementation."""
     return None
+
+
+def needs(capability: str, value: object = True) -> Callable[[Capabilities], str | None]:
+    """Return an `unsupported` for properties that apply where a capability is declared with this value."""
+    written = repr(value).replace("'", '"')
+    return lambda c: None if getattr(c, capability) == value else f"{capability}={written} is not declared"
 
 
 def judge_values(case: Case, runner: Runner, tensors: tuple[TensorName, ...], *, gradients: bool) -> Judgement:

@@ -32,11 +32,11 @@ from ringverify.properties.property import Judgement, Property, Violation, alway
 
 _WHEN: dict[Step, str] = {
     "first": "a second call came between its forward and its backward",
-    "second": "it is called before the backward of the call before it",
-    "without_grad": "it is called under no_grad, as a checkpointed layer is",
+    "second": "its forward runs before the backward of the previous call",
+    "without_grad": "it is called under torch.no_grad, as in activation checkpointing",
     "only_q": "only q requires gradients",
     "only_kv": "only k and v require gradients",
-    "again": "the backward runs for the second time over a graph that was retained",
+    "again": "the backward runs a second time (retain_graph=True)",
 }
 """The unusual condition of each step, for messages; in the order in which the steps are judged."""
 
@@ -100,7 +100,10 @@ def _scope(c: Capabilities) -> Scope:
 
 REENTRANCY = Property(
     id="reentrancy",
-    meaning="calls that overlap, are recomputed, differentiated twice or in part give what a call alone gives",
+    meaning=(
+        "overlapping calls, a forward under no_grad, a second backward and frozen inputs give the results of a single "
+        "call"
+    ),
     examples=50,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge,

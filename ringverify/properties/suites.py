@@ -13,8 +13,3 @@ SMOKE_EXAMPLES = 10
 
 TIMES: dict[Suite, int] = {"quick": 1, "full": 10, "nightly": 100}
 """Number of cases in a suite, as a multiple of those in the quick suite."""
-
-
-def examples_in(suite: Suite, quick: int) -> int:
-    """Return how many cases of a property a suite tries, given the number `quick` that the quick suite tries."""
-    return min(quick, SMOKE_EXAMPLES) if suite == "smoke" else quick * TIMES[suite]

@@ -7,7 +7,7 @@ from ringverify.cases.inputs import DTYPE
 from ringverify.cases.running import Runner, shards
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, needs, violation_of
 from ringverify.worlds.watch.traffic import Traffic
 
 
@@ -25,15 +25,16 @@ def _judge(case: Case, runner: Runner) -> Judgement:
 def _strangers(case: Case, traffic: Traffic) -> Violation | None:
     """Return a violation if a rank exchanges with one that is no neighbour, or uses a collective but a barrier."""
     ring = case.ring_ranks
-    if traffic.neighbours_only(ring):
-        return None
     for place, rank in enumerate(ring):
         beside = {ring[place - 1], ring[(place + 1) % len(ring)]}
         if found := traffic.collectives(rank) - {"barrier"}:
             return Violation(("collective",), place, f"rank {place} takes part in {', '.join(sorted(found))}")
         if others := traffic.peers(rank) - beside:
-            names = ", ".join(str(ring.index(other)) if other in ring else "one outside" for other in sorted(others))
-            return Violation(("stranger",), place, f"rank {place} exchanges with rank {names}, no neighbour of it")
+            *some, last = map(str, sorted(ring.index(other) for other in others))
+            named = f"rank {last}, which is not its neighbour in the ring"
+            if some:
+                named = f"ranks {', '.join(some)} and {last}, which are not its neighbours in the ring"
+            return Violation(("stranger",), place, f"rank {place} exchanges with {named}")
     return None
 
 
@@ -50,17 +51,18 @@ def _too_much(case: Case, c: Capabilities, traffic: Traffic) -> Violation | None
     queries, keys = shards(case, c)
     largest = max(len(rows) for rows in keys)
     block = p.batch * largest * p.hk * (p.head_dim + p.dv)
-    allowed = (size - 1) * block * width
+    allowed, what = (size - 1) * block * width, "all KV blocks"
     if c.gradients:
         allowed += (size - 1) * block * width + size * block * sums
+        what = "all KV blocks and their dK and dV"
     if case.sharding == "replicated_query":
         rows = p.batch * max(len(rows) for rows in queries) * p.heads
         allowed = 2 * rows * (p.dv + 2) * sums + 2 * rows * p.head_dim * sums
+        what = "partial results and dQ"
     for place, rank in enumerate(case.ring_ranks):
         if (sent := traffic.sent(rank)) > allowed:
-            return Violation(
-                ("bytes",), place, f"rank {place} sends {sent} bytes where {allowed} take all blocks round the ring"
-            )
+            summary = f"rank {place} sends {sent} bytes; passing {what} round the ring takes at most {allowed}"
+            return Violation(("bytes",), place, summary)
     return None
 
 
@@ -69,17 +71,13 @@ def _scope(c: Capabilities) -> Scope:
     return Scope(dtypes=widest(c), world_sizes=(2, 3, 4, 5))
 
 
-def _not_claimed(c: Capabilities) -> str | None:
-    return None if c.traffic == "neighbours" else 'traffic="neighbours" is not declared'
-
-
 TRAFFIC = Property(
     id="traffic",
-    meaning="only ring neighbours exchange, and no rank sends more than its hops need",
+    meaning="where claimed: only ring neighbours exchange, and no rank sends more than its hops need",
     examples=40,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge,
-    unsupported=_not_claimed,
+    unsupported=needs("traffic", "neighbours"),
     simulated_only=True,
     applies=lambda case, c: within(case, c, _scope(c)),
 )

@@ -14,12 +14,12 @@ from ringverify.properties.property import Judgement, Property, always, judged_w
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     observation = runner.run(case, gradients=runner.capabilities.gradients, unwritten=True)
-    return judged_where(case, runner, observation, when="memory that torch.empty gives holds NaN")
+    return judged_where(case, runner, observation, when="torch.empty returns memory filled with NaN")
 
 
 UNINITIALISED = Property(
     id="uninitialised",
-    meaning="what new memory holds before it is written does not matter: torch.empty gives NaN",
+    meaning="results do not depend on uninitialised memory: torch.empty is filled with NaN",
     examples=60,
     cases=lambda c: cases(c, Scope(dtypes=widest(c), want_empty_rows=True)),
     judge=_judge,

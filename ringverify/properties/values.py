@@ -7,7 +7,7 @@ from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.running import Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, always, judge_values
+from ringverify.properties.property import Judgement, Property, always, judge_values, needs
 
 
 def _judge_out(case: Case, runner: Runner) -> Judgement:
@@ -26,16 +26,8 @@ def _of_lse(c: Capabilities) -> Scope:
     return Scope(dtypes=widest(c), cotangents=("both", "lse"))
 
 
-def _without_lse(c: Capabilities) -> str | None:
-    return None if c.lse else "lse=True is not declared"
-
-
 def _without_gradients(c: Capabilities) -> str | None:
     return None if c.gradients else "gradients=False is declared"
-
-
-def _without_lse_gradient(c: Capabilities) -> str | None:
-    return None if c.lse_gradient else "lse_gradient=True is not declared"
 
 
 FORWARD = Property(
@@ -48,11 +40,11 @@ FORWARD = Property(
 )
 LSE = Property(
     id="lse",
-    meaning="the log-sum-exp is the natural one, of all keys, and -inf where there are none",
+    meaning="lse is the natural log-sum-exp over all attended keys on every rank, and -inf for a query without keys",
     examples=80,
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=_judge_lse,
-    unsupported=_without_lse,
+    unsupported=needs("lse"),
 )
 GRADIENTS_OF_OUT = Property(
     id="gradients",
@@ -68,6 +60,6 @@ GRADIENTS_OF_LSE = Property(
     examples=160,
     cases=lambda c: cases(c, _of_lse(c)),
     judge=_judge_gradients,
-    unsupported=_without_lse_gradient,
+    unsupported=needs("lse_gradient"),
     applies=lambda case, c: within(case, c, _of_lse(c)),
 )

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from ringref.rounding import margins
 from ringverify.cases.case import Case, why_unsupported
-from ringverify.cases.comparing import Finding, TensorName, allowed, finding_at, pipeline_of
+from ringverify.cases.comparing import RankComparison, allowed, finding_at, pipeline_of
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import WORLD_SIZES, Scope, affordable_world_sizes, cases, widest
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, all_tensors, violation_of
+from ringverify.words import plural
 
 Array = NDArray[np.float64]
 
@@ -53,19 +55,15 @@ def _judge(case: Case, runner: Runner) -> Judgement:
             top = float(margin.max(initial=0.0))
             if top > largest:
                 largest = top
-                found = finding_at(name, rank, rows, actual, whole[where], limit[where], margin)
+                pair = RankComparison(name, rank, rows, actual, whole[where], limit[where])
+                found = finding_at(pair, margin)
                 finding = found if top > 1 else None
-    return Judgement(largest, _violation(case, other, finding), here.digest)
-
-
-def _violation(case: Case, other: Case, finding: Finding | None) -> Violation | None:
-    if finding is None:
-        return None
-    summary = (
-        f"{finding.tensor} on a world of {case.world_size} differs from {finding.tensor} on a world of "
-        f"{other.world_size}, shown as expected"
-    )
-    return Violation(("differs", finding.tensor), finding.rank, summary, "", finding)
+    violation = None
+    if finding is not None:
+        on = [f"{finding.tensor} on {size} {plural('rank', size)}" for size in (case.world_size, other.world_size)]
+        summary = f"{on[0]} differs from {on[1]}, which is shown as the expected value"
+        violation = Violation(("differs", finding.tensor), finding.rank, summary, "", finding)
+    return Judgement(largest, violation, here.digest)
 
 
 def _gathered(case: Case, c: Capabilities, observation: Observation, name: TensorName) -> Array:
@@ -101,7 +99,7 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
 
 WORLD_SIZE_INVARIANCE = Property(
     id="world_size_invariance",
-    meaning="the same problem on another number of ranks has the same answer",
+    meaning="the same problem on another number of ranks has the same answer (no oracle involved)",
     examples=60,
     cases=_cases,
     judge=_judge,

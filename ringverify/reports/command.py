@@ -26,6 +26,9 @@ from ringverify.words import say_on
 INDEX, BADGES = "index.html", "badges"
 """Names of the page and of the folder of its badges, in the folder of `--site`."""
 
+FOLDERS = ("--badges", "--site")
+"""Options that name a folder."""
+
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
@@ -33,12 +36,6 @@ def add_parser(commands: Any) -> None:
         "report",
         help="make a page, JUnit, Markdown and badges of what check wrote",
     )
-    add_options(parser)
-    parser.set_defaults(run=run)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.add_argument(
         "reports",
         nargs="+",
@@ -48,6 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
     parser.add_argument("--site", type=Path, metavar="DIR", help="write the page DIR/index.html and its badges")
     parser.add_argument("--badges", type=Path, metavar="DIR", help="write a badge for each implementation")
+    parser.set_defaults(run=run)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +55,6 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run the command and return its exit code."""
-    return report(options, say_on(console.file))
-
-
-def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Write what is asked for and return the exit code: 0 whatever the verdicts are, which were given before.
 
     The exit code is 2 if a file could not be written; the other files are written all the same.
@@ -76,6 +69,7 @@ def report(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     outputs.look(read=[source.path for source in sources])
     results = read_results(sources)
     written, missing = outputs.write(results)
+    say = say_on(console.file)
     for path, size in written.items():
         say(f"{path}  {size / 1000:.1f} kB")
     return with_missing(0, missing)
@@ -109,10 +103,7 @@ class Outputs:
         page = paths["html"]
         named_so = page is None or page.suffix.lower() in (".html", ".htm") or files.is_stream(page)
         if not named_so and paths["site"] is None:
-            complain(
-                f"--html {page} names no page FILE.html, so it is taken for --site {page}, as a folder is called now: "
-                "please write that"
-            )
+            complain(f"--html {page} does not name a file FILE.html, and is taken for a folder: use --site {page}")
             paths |= {"html": None, "site": page}
         return cls(**paths)
 
@@ -121,10 +112,6 @@ class Outputs:
         """The options that were given, each with its path."""
         pairs = {f"--{field.name}": getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: path for name, path in pairs.items() if path is not None}
-
-    def is_folder(self, option: str) -> bool:
-        """Whether an option names a folder."""
-        return option in ("--badges", "--site")
 
     def look(self, *, read: Sequence[Path] = (), written: Sequence[Path] = ()) -> None:
         """Check that all outputs can be written, before any work is done.
@@ -139,13 +126,13 @@ class Outputs:
         taken = {path.resolve(): "is a report that is read" for path in read}
         taken |= {path.resolve(): "is named by --report too" for path in written}
         for option, path in self.named.items():
-            for place in (path, path / INDEX) if self.is_folder(option) else (path,):
+            for place in (path, path / INDEX) if option in FOLDERS else (path,):
                 if files.is_stream(place):
                     continue
                 if place.resolve() in taken:
                     raise ReportError(f"{option} {path} {taken[place.resolve()]}: name another")
                 taken[place.resolve()] = f"is named by {option} too"
-            if self.is_folder(option):
+            if option in FOLDERS:
                 _look_at_folder(option, path)
                 if (path / INDEX).is_dir():
                     raise ReportError(f"{option} {path}: its index.html is a folder; name another folder")

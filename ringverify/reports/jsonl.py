@@ -105,8 +105,8 @@ class ReportWriter:
             if is_last and not self._is_stream:
                 os.replace(self.partial, self._place)
         except OSError as error:
-            kept = "" if self._is_stream else f"; what was told before is in {self.partial}"
-            self.failure = f"cannot go on with report {self.path}: {error.strerror}{kept}"
+            kept = "" if self._is_stream else f"; the events before that are in {self.partial}"
+            self.failure = f"report {self.path} is incomplete: {error.strerror}{kept}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from ringverify.events import CounterexampleEvent, PropertyOutcome
+from ringverify.events import PropertyOutcome
 from ringverify.reports.results import ImplementationResult, Results
-from ringverify.reports.story import detail_lines, margin_text, story
+from ringverify.reports.story import margin_text, story_lines
+from ringverify.words import plural
 
 KINDS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
@@ -60,18 +61,12 @@ def _case(suite: ElementTree.Element, one: ImplementationResult, outcome: Proper
         case "pass" if told.unexpected is not None:
             ElementTree.SubElement(case, "failure", message=told.unexpected, type="unexpected pass")
     if what is not None and outcome.counterexample is not None:
-        what.text = "\n".join(_lines(outcome.counterexample))
+        what.text = "\n".join(story_lines(outcome.counterexample, most=None))
     if told.examples:
-        numbers = f"{told.examples} examples, margin {margin_text(told.margin)}"
+        numbers = f"{told.examples} {plural('example', told.examples)}, margin {margin_text(told.margin)}"
         notes = [] if told.reason is None else [f" ({told.reason})"]
         notes += [] if told.world is None else [f" in the {told.world} world"]
         ElementTree.SubElement(case, "system-out").text = "".join([numbers, *notes])
-
-
-def _lines(event: CounterexampleEvent) -> list[str]:
-    lines = [f"{label:<8}{text}" if label else text for label, text in story(event)]
-    _, detail = detail_lines(event, None)
-    return [*lines, "", *detail] if detail else lines
 
 
 def _count(element: ElementTree.Element, cases: list[ElementTree.Element]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import re
 from collections.abc import Iterable
 
-from ringverify.events import CounterexampleEvent, PropertyOutcome
+from ringverify.events import PropertyOutcome
 from ringverify.reports.results import ImplementationResult, Results
-from ringverify.reports.story import detail_lines, margin_text, replay_of, story
+from ringverify.reports.story import margin_text, replay_of, story_lines
 
 SIGNS = {"pass": "✅", "fail": "❌", "known": "⚠️", "unsupported": "➖", "inconclusive": "❔"}
 VERDICT_SIGNS = {"conformant": "✅", "violations": "❌", "inconclusive": "❔"}
-WORDS = {"fail": "fail", "known": "known"}
 MOST = 30
 """Largest number of failures shown in full: CI services limit the size of a job's summary."""
 
@@ -53,7 +53,7 @@ def _matrix(results: Results) -> str:
         cells = [_cell(one.outcomes.get(name)) for one in results.implementations]
         lines.append(f"| {_text(name)} | {' | '.join(cells)} |")
     table = "\n".join(lines)
-    title = "Properties: verdict and margin (error over the error allowed)"
+    title = "Properties: verdict and margin (error divided by the error allowed)"
     return f"<details><summary>{title}</summary>\n\n{table}\n\n</details>"
 
 
@@ -69,7 +69,7 @@ def _failure(one: ImplementationResult, outcome: PropertyOutcome) -> str:
     title = f"{SIGNS[outcome.verdict.kind]} {_html(one.name)}: {_html(outcome.id)}"
     if event is None:
         return title
-    said = "\n".join(_lines(event))
+    said = "\n".join(story_lines(event))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", said)), default=0))
     summary = _html(event.summary or "")
     if event.same_as is not None:
@@ -88,16 +88,11 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def _lines(event: CounterexampleEvent) -> list[str]:
-    lines = [f"{label:<8}{text}" for label, text in story(event)]
-    left_out, detail = detail_lines(event)
-    return [*lines, *([f"… {left_out} more lines in the report"] if left_out else ()), *detail]
-
-
 def _text(text: object) -> str:
     """Return a text on one line, escaped so that Markdown and its tables show it literally."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~-])", r"\\\1", " ".join(str(text).split()))
 
 
 def _html(text: object) -> str:
-    return " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return a text on one line, escaped for HTML, in which Markdown is not interpreted."""
+    return html.escape(" ".join(str(text).split()), quote=False)

@@ -11,9 +11,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from html import escape
 
-from ringverify.events import CounterexampleEvent, Digits, Piece
+from ringverify.events import AXES, CounterexampleEvent, Digits, Piece
 from ringverify.reports.cells import Cells, holding, runs, spans
-from ringverify.reports.story import AXES
 
 GRID = 240
 """Approximate length of the longer side of the grid, in pixels."""
@@ -201,14 +200,16 @@ class _Drawing:
     def _caption(self, hops: Sequence[int]) -> tuple[str, ...]:
         said, tensor = [], self.map.tensor
         if tensor is None:
-            said.append("No values came back: who holds what, and which query attends which key.")
+            if self.event.failure is not None:
+                said.append("The run returned no values.")
+            said.append("The map shows which rank holds which positions, and which query attends which key.")
             if self.event.rank is not None:
                 said.append(f"Hatched: the queries of rank {self.event.rank}.")
         elif self.map.pairs is not None:
             what = f"each key's weight in the rows of {tensor}" if tensor == "out" else "each key's weight in a row"
             said.append(f"Error of {f'what each query adds to {tensor}' if self.map.of_keys else what}.")
         elif not self.known:
-            said.append("Which keys are at fault cannot be told.")
+            said.append("It is not known which keys are wrong.")
         if self.known:
             said.append(f"Hatched: {', '.join(dict.fromkeys(pair.what for pair in self.known))}.")
         if hops:

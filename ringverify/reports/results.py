@@ -121,7 +121,7 @@ def read_results(sources: Sequence[Source]) -> Results:
     """
     for place, source in enumerate(sources):
         if any(source.path.resolve() == earlier.path.resolve() for earlier in sources[:place]):
-            raise ReportError(f"{source.path} is named twice: once is enough")
+            raise ReportError(f"{source.path} is named twice: leave one out")
     reports = [(source, read_report(source.path)) for source in sources]
     found: dict[str, Source] = {}
     for source, events in reports:

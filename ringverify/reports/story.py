@@ -7,15 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ringverify import words
-from ringverify.events import CounterexampleEvent, Event, as_json, from_json
+from ringverify.events import AXES, CounterexampleEvent, Event, as_json, from_json
 
-AXES = {
-    "out": ("batch", "query", "head", "dim"),
-    "lse": ("batch", "head", "query"),
-    "dq": ("batch", "query", "head", "dim"),
-    "dk": ("batch", "key", "head", "dim"),
-    "dv": ("batch", "key", "head", "dim"),
-}
 DETAIL_LINES = 14
 """How many lines of a traceback are shown, from its end."""
 
@@ -88,7 +81,7 @@ def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
             margins = f"; margin {there} there, {here} in the smallest case"
         rows.append(("shrunk", f"from {event.shrunk_from or 'another'}, {event.tried} cases tried{margins}"))
     for earlier in event.after or ():
-        rows.append(("after", f"{earlier}, in the same process: alone it does not fail"))
+        rows.append(("after", f"{earlier} has run in the same process; without that, this case does not fail"))
     if event.repeats is False:
         rows.append(("note", "not repeatable: the same case gave other bits when it was run again"))
     if event.note is not None:
@@ -108,8 +101,8 @@ def unknown(takes: Sequence[str]) -> str:
     told = "Cause unknown. "
     if takes:
         listed = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
-        told += f"It takes {listed}. "
-    return told + "Print in your function and replay: what each rank prints is shown"
+        told += f"The smallest failing case needs {listed}. "
+    return told + "Add print() to your function and run the replay line below: it shows what each rank prints"
 
 
 def worst_element(event: CounterexampleEvent) -> str:
@@ -131,11 +124,9 @@ def worst_numbers(event: CounterexampleEvent) -> str | None:
     if actual is None or expected is None or allowed is None or error is None:
         return None
     if actual != actual and expected != expected:
-        return "is no number, and neither is what it is compared with"
+        return "is NaN, and so is the value it is compared with"
     text = f"is {actual:.6g}, should be {expected:.6g}: "
-    if error != error:
-        return text + f"no number, allowed error {allowed:.2g}"
-    if error > FAR_BEYOND * allowed:  # where the right answer is 0, hardly any error is allowed
+    if error != error or error > FAR_BEYOND * allowed:  # where the right answer is 0, hardly any error is allowed
         return text + f"error {error:.3g} where {f'{allowed:.2g}' if allowed else 'none'} is allowed"
     return text + f"error {error:.3g}, {error / allowed:.3g} times the allowed {allowed:.2g}"
 
@@ -145,6 +136,20 @@ def detail_lines(event: CounterexampleEvent, most: int | None = DETAIL_LINES) ->
     lines = (event.detail or "").rstrip().splitlines()
     shown = lines if most is None else lines[-most:]
     return len(lines) - len(shown), shown
+
+
+def story_lines(event: CounterexampleEvent, most: int | None = DETAIL_LINES) -> list[str]:
+    """Describe a counterexample in lines of text, the end of its detail last.
+
+    Args:
+        event: the counterexample.
+        most: largest number of lines of its detail; `None` for all of them.
+    """
+    lines = [f"{label:<8}{text}" for label, text in story(event)]
+    left_out, detail = detail_lines(event, most)
+    if detail:
+        lines += ["", *([f"… {left_out} more lines in the report"] if left_out else ()), *detail]
+    return lines
 
 
 def margin_text(margin: float | None) -> str:

@@ -18,7 +18,7 @@ from ringverify.events import (
     PropertyEvent,
 )
 from ringverify.reports.story import DETAIL_LINES, detail_lines, margin_text, repeated, shown, story
-from ringverify.words import legible
+from ringverify.words import PRINTED, legible, plural
 
 STYLES = {
     "pass": "green",
@@ -28,9 +28,8 @@ STYLES = {
     "conformant": "bold green",
     "violations": "bold red",
 }
-PRINTED = 4000
-"""How many characters of a rank's output a report keeps, from its end; `worlds.printing` cuts them."""
-CUT = f", its last {PRINTED} letters"
+CUT = f", its last {PRINTED:,} characters"
+"""Follows the name of a rank whose output may have been cut."""
 
 
 class Terminal:
@@ -38,7 +37,7 @@ class Terminal:
 
     Args:
         console: where to print.
-        verbose: print whole tracebacks, every failure in full, and what ranks printed.
+        verbose: print full tracebacks, every failure in full, and what ranks printed.
         printed: print what ranks printed, also where `verbose` is false.
         quiet: print only the verdicts, and the properties that did not pass or were cut short.
     """
@@ -71,7 +70,7 @@ class Terminal:
                 for line in event.unexpected or ():
                     self._line(f"\n{line}", "bold red")
                 if event.elsewhere is not None:
-                    self._line(f"\nnot in this run, though in the baseline: {', '.join(event.elsewhere)}", "dim")
+                    self._line(f"\nin the baseline, but not checked in this run: {', '.join(event.elsewhere)}", "dim")
 
     def _counterexample(self, event: CounterexampleEvent) -> None:
         """Print a violation: what is wrong, the case, the worst element, and how to see it again."""
@@ -102,9 +101,10 @@ class Terminal:
         if verdict in ("unsupported", "inconclusive"):
             numbers = event.reason or ""
         else:
-            numbers = f"{event.examples:>6} examples {event.seconds:>7.1f} s   margin {margin_text(event.margin)}"
+            numbers = f"{event.examples:>6} {plural('example', event.examples):<8} {event.seconds:>7.1f} s"
+            numbers += f"   margin {margin_text(event.margin)}"
             if event.remembered is not None:
-                numbers += f"   {event.remembered} of an earlier run"
+                numbers += f"   {event.remembered} of them failed in an earlier run"
             if event.reason is not None:
                 numbers += f"   ({event.reason})"
             if event.world is not None:
@@ -118,7 +118,7 @@ class Terminal:
         if event.known is not None:
             self._print(("        known   ", "dim"), f"{event.known.reason} ({event.known.link})")
         if event.unexpected is not None:
-            self._print(("        known   ", "dim"), "as violated, but it passes: the baseline is out of date")
+            self._print(("        known   ", "dim"), "listed in the baseline, but it passes: remove the entry")
 
     def _implementation(self, event: ImplementationEvent) -> None:
         seconds = max(event.seconds or 0.0, 1e-9)
@@ -139,7 +139,8 @@ class Terminal:
             inside = 100 * (event.seconds_inside or 0.0) / seconds
             beside = "" if event.simulated_runs is None else f" and {event.simulated_runs} of the simulated one"
             self._line(
-                f"  {event.examples} examples in {event.runs} runs of the {event.world} world{beside}, "
+                f"  {event.examples} {plural('example', event.examples)} in {event.runs} "
+                f"{plural('run', event.runs or 0)} of the {event.world} world{beside}, "
                 f"{seconds:.1f} s: {event.examples / seconds:.0f} examples a second; "
                 f"{inside:.0f} % of the time inside the implementation",
                 "dim",

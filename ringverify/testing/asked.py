@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from ringverify.check.option_table import ARGUMENTS, OPTIONS
 from ringverify.check.options import CheckRequest
 from ringverify.check.outcome import LOADS
 from ringverify.errors import UsageError
+from ringverify.files import moved
+from ringverify.targets import with_file
 from ringverify.testing.items import ROOM
 
 Chosen = dict[str, tuple[str, ...] | None]
@@ -74,15 +75,10 @@ def take_targets(config: pytest.Config) -> tuple[list[str], Chosen | None]:
 
 def configured(config: pytest.Config) -> list[str]:
     """Return the targets of the configuration."""
-    return [_target_from_here(config, target) for target in config.getini("ringverify_targets")]
-
-
-def _target_from_here(config: pytest.Config, target: str) -> str:
-    file, _, attribute = target.rpartition(":")
-    return f"{_from_here(config, file)}:{attribute}" if file.endswith(".py") else target
+    return [with_file(target, lambda path: _from_here(config, path)) for target in config.getini("ringverify_targets")]
 
 
 def _from_here(config: pytest.Config, path: str) -> str:
     """Turn a path that is relative to the configuration file into one relative to where pytest runs."""
-    root, here = config.rootpath if config.inipath is None else config.inipath.parent, config.invocation_params.dir
-    return path if root == here or os.path.isabs(path) else Path(os.path.relpath(root / path, here)).as_posix()
+    home = config.rootpath if config.inipath is None else config.inipath.parent
+    return moved(path, home, config.invocation_params.dir)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ringverify.check.budget import Budget
 from ringverify.check.casefile import look_at
-from ringverify.check.interrupts import interrupts
+from ringverify.check.interrupts import hidden_bar, interrupts
 from ringverify.check.options import Options, Subject
 from ringverify.check.outcome import TriedProperty
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
@@ -16,7 +16,6 @@ from ringverify.implementation import Implementation
 from ringverify.properties.property import Property
 from ringverify.testing.conformance import reached
 from ringverify.testing.undisturbed import undisturbed
-from ringverify.testing.unwatched import Unwatched
 
 MOST_WARM = 2
 """Largest number of implementations whose worlds stay open: each world is one process or more with torch imported."""
@@ -87,7 +86,7 @@ class Checks:
         """Try a property, and return what came of it."""
         with undisturbed(self._folder), interrupts() as look:
             run = self._run(one)
-            run.progress = Unwatched(look)
+            run.progress = hidden_bar(look)
             return run.try_property(property)
 
     def close(self) -> None:
@@ -101,7 +100,7 @@ class Checks:
             seconds = one.options.time_budget
             budget = self._budgets.setdefault(seconds, Budget(seconds, self._expected))
             self._runs[one.key] = ImplementationRun(
-                one.plan, open_world(one.plan.world), one.options, budget, lambda event: None, Unwatched()
+                one.plan, open_world(one.plan.world), one.options, budget, lambda event: None, hidden_bar()
             )
         self._warm = [*(key for key in self._warm if key != one.key), one.key]
         while len(self._warm) > MOST_WARM:

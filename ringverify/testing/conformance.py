@@ -17,7 +17,6 @@ from ringverify.events import Event
 from ringverify.implementation import Implementation
 from ringverify.testing import calls
 from ringverify.testing.results import ConformanceError, ConformanceResult
-from ringverify.testing.unwatched import Unwatched
 
 Names = str | Iterable[str]
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -105,10 +104,10 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
     implementation = _implementation(attend, request.load_deadline)
     if (file := targets.being_loaded()) is not None:
         raise UsageError(
-            f"run_conformance is called as {file} is imported, which every rank does: call it in a test, or under "
-            'if __name__ == "__main__"'
+            f"run_conformance was called while {file} was being imported, and every rank imports it: call it inside a "
+            'test function, or under if __name__ == "__main__"'
         )
-    from ringverify.check.interrupts import interrupts
+    from ringverify.check.interrupts import hidden_bar, interrupts
     from ringverify.check.run import check
     from ringverify.testing.undisturbed import undisturbed
 
@@ -121,7 +120,7 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
                 request.properties(),
                 request.options(),
                 events.append,
-                Unwatched(look),
+                hidden_bar(look),
             )
     finally:
         calls.tell(events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from ringverify.events import (
     CounterexampleEvent,
@@ -13,7 +14,7 @@ from ringverify.events import (
     PropertyOutcome,
     outcomes_of,
 )
-from ringverify.words import legible
+from ringverify.words import legible, plural
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,8 @@ class PropertyResult:
         if self.unexpected is not None:
             return legible(f"{name}: {self.unexpected}")
         if self.counterexample is None:
-            return legible(f"{name}: {self.verdict}: {self.reason or f'{self.examples} examples'}")
+            tried = f"{self.examples} {plural('example', self.examples)}"
+            return legible(f"{name}: {self.verdict}: {self.reason or tried}")
         from ringverify.reports.terminal import counterexample_text
 
         summary, *rest = counterexample_text(self.counterexample, verbose=verbose).splitlines()
@@ -78,6 +80,7 @@ class ConformanceResult:
         device: device of the tensors.
         suite: smoke, quick, full or nightly.
         seed: decided which cases were tried.
+        elsewhere: for a pass, a text on the worlds in which it was not tried; "" for other verdicts.
         properties: the result of each property, by id.
         events: all events of the run, as in a report.
     """
@@ -88,6 +91,7 @@ class ConformanceResult:
     device: str
     suite: str
     seed: int
+    elsewhere: str
     properties: dict[str, PropertyResult]
     events: list[Event] = dataclasses.field(repr=False)
 
@@ -104,21 +108,14 @@ class ConformanceResult:
             device=header.device,
             suite=header.suite,
             seed=header.seed,
+            elsewhere=told.not_reached,
             properties={id: PropertyResult.of(outcome) for id, outcome in outcomes.items()},
             events=events,
         )
 
-    @property
-    def elsewhere(self) -> str:
-        """For a pass, a text on the worlds in which it was not tried; "" for other verdicts."""
-        (told,) = [event for event in self.events if isinstance(event, ImplementationEvent)]
-        return told.not_reached
-
     def describe(self, *, verbose: bool = False) -> str:
         """Describe the verdict in one line, then each violation and each property that was not, or not fully, tried."""
-        counts: dict[str, int] = {}
-        for one in self.properties.values():
-            counts[one.verdict] = counts.get(one.verdict, 0) + 1
+        counts = Counter(one.verdict for one in self.properties.values())
         first = (
             f"{self.implementation}: {self.verdict}: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())} "
             f"({self.world} world{self.elsewhere}, {self.device}, suite {self.suite}, seed {self.seed})"

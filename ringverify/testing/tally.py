@@ -145,7 +145,7 @@ class Tally:
             if event.undeclared:
                 yield "", f"  not declared, so not tested: {', '.join(event.undeclared)}"
         if self._writer is not None and self._nothing_to_report():
-            yield "inconclusive", f"no report {self._writer.path}: no test that ran checks an implementation"
+            yield "inconclusive", f"report {self._writer.path} was not written: no test checked an implementation"
 
     def remarks(self) -> Iterator[str]:
         """Yield the lines shown even with `-q`: a failed report, seeds that were drawn, passes that were cut short."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.vectors import dilations, masks, numbers, ranks, selections, shapes
-from ringverify.vectors.story import Story, by_id, numbered
+from ringverify.vectors.story import Story, by_id
 
 STORIES: dict[str, Story] = by_id(
-    numbered(
-        (*shapes.STORIES, *masks.STORIES, *dilations.STORIES, *numbers.STORIES, *selections.STORIES, *ranks.STORIES)
+    sorted(
+        (*shapes.STORIES, *masks.STORIES, *dilations.STORIES, *numbers.STORIES, *selections.STORIES, *ranks.STORIES),
+        key=lambda story: story.number,
     )
 )
 """Every vector by id, in the order of their numbers."""

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+import ringverify
+from ringref.attention import Answer
+from ringref.problem import Problem
 from ringref.rounding import Allowed, Pipeline, allowed_error, margins
 from ringverify.cases.inputs import Inputs
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
@@ -24,6 +27,7 @@ from ringverify.vectors.making import RESULTS
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story, written_out
 from ringverify.vectors.tensorfile import NotSafetensors, Tensor
+from ringverify.words import cut
 
 
 def look_at_files(found: Index) -> None:
@@ -47,7 +51,9 @@ def look_at_files(found: Index) -> None:
     except UnicodeDecodeError:
         whole = False
     if not whole:
-        raise UsageError(f"{schema} is not the schema that the index follows: {again}")
+        raise UsageError(
+            f"{schema} differs from the schema of vectors that ringverify {ringverify.__version__} ships: {again}"
+        )
 
 
 def load(found: Index, story: Story) -> dict[str, Tensor]:
@@ -70,16 +76,20 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
         tensors, metadata = tensorfile.decode(data)
     except NotSafetensors as error:
         raise UsageError(f"{path} is no vector: {error}; {again}") from None
-    if metadata.get("id") != story.id or _problem(metadata) != written_out(story.problem):
-        raise UsageError(f"{path} holds another vector than the index says; {again}")
+    if metadata.get("id") != story.id:
+        raise UsageError(f"{path} holds the vector {metadata.get('id')!r}, expected {story.id}; {again}")
+    if _problem(metadata) != written_out(story.problem):
+        raise UsageError(f"{path} holds another problem than the index describes for {story.id}; {again}")
     wanted = making.shapes(story)
     if {name: (tensor.values.shape, tensor.dtype) for name, tensor in tensors.items()} != wanted:
         raise UsageError(f"{path} has other tensors than {story.id} needs; {again}")
     said = index.entry(story, data)
     for name in said:
-        if json.dumps(described.get(name)) != json.dumps(said[name]):  # as text, because 0 == False in Python
+        in_index, right = json.dumps(described.get(name)), json.dumps(said[name])
+        if in_index != right:  # as text, because 0 == False in Python
             raise UsageError(
-                f"{found.folder / index.NAME}, {story.id}: {name} does not follow from its problem; {again}"
+                f"{found.folder / index.NAME}, {story.id}: {name} is {cut(in_index, index.LONGEST_VALUE)}, expected "
+                f"{cut(right, index.LONGEST_VALUE)}; {again}"
             )
     return tensors
 
@@ -142,7 +152,8 @@ def answer_again(found: Index, story: Story, tensors: Mapping[str, Tensor]) -> N
     for name, tensor in making.answered(story, given).items():
         if not np.array_equal(tensor.values, tensors[name].values, equal_nan=True):
             raise UsageError(f"{path}: {name} is not what the oracle gives; {again}")
-    answer, bound = making.float64_answer(story.problem, given), _float64_bound(story, given)
+    answer = making.float64_answer(story.problem, given)
+    bound = _float64_bound(story.problem, given, answer)
     for name in RESULTS:
         actual: NDArray[np.float64] = getattr(answer, name)
         margin = margins(actual, tensors[name].values, getattr(bound, name), "float64")
@@ -150,9 +161,7 @@ def answer_again(found: Index, story: Story, tensors: Mapping[str, Tensor]) -> N
             raise UsageError(f"{path}: {name} is not what the float64 oracle gives; {again}")
 
 
-def _float64_bound(story: Story, given: Inputs) -> Allowed:
+def _float64_bound(problem: Problem, given: Inputs, answer: Answer) -> Allowed:
     """Return the error allowed to one computation in float64."""
-    p = story.problem
-    answer = making.float64_answer(p, given)
     pipeline = Pipeline("float64", accumulates="float64", lse_dtype="float64", blocks=1)
-    return allowed_error(p, answer, given.q, given.k, given.v, given.dout, given.dlse, pipeline)
+    return allowed_error(problem, answer, given.q, given.k, given.v, given.dout, given.dlse, pipeline)

@@ -27,37 +27,55 @@ def add_parser(commands: Any) -> None:
     """Add the command `vectors`."""
     parser = commands.add_parser(
         "vectors",
-        help="golden vectors: make them, check them, hold implementations to them",
+        help="golden vectors: generate them, check them, run implementations on them",
     )
-    add_options(parser)
-    parser.set_defaults(run=run)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the actions and their options to the command's parser."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="are files whole, and does the oracle give what is in them")
-    check.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", help="default: fixtures, else those that ringverify brings along"
+    check = actions.add_parser(
+        "check",
+        help="check the files and their checksums, and compute their results again; with --target, run an "
+        "implementation on them",
     )
     check.add_argument(
-        "--target", action="append", default=[], metavar="TARGET", help="hold an implementation to the vectors instead"
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="folder of vectors (default: ./fixtures if it has an index, else those that ringverify ships)",
+    )
+    check.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="run this implementation on the vectors; may be repeated",
     )
     check.add_argument("--only", dest="ids", type=names, metavar="ID,…", help="these vectors only")
     check.add_argument(
         "--world", choices=("simulated", "gloo", "nccl"), help="where a target's ranks run (default: what it declares)"
     )
     check.add_argument("--device", help="device of a target's tensors (default: cpu; nccl world: cuda)")
-    check.add_argument("--report", type=Path, metavar="FILE.jsonl", help="write what came of each vector as JSON lines")
+    check.add_argument(
+        "--report", type=Path, metavar="FILE.jsonl", help="write the result of each vector as JSON lines"
+    )
     add_outputs(check)
     how_much = check.add_mutually_exclusive_group()
-    how_much.add_argument("-v", "--verbose", action="store_true", help="whole tracebacks")
+    how_much.add_argument("-v", "--verbose", action="store_true", help="show full tracebacks")
     how_much.add_argument("-q", "--quiet", action="store_true", help="print only what did not pass, and the verdict")
     check.set_defaults(action=_check)
     generate = actions.add_parser("generate", help="make every vector, the same bits on every machine")
-    generate.add_argument("folder", nargs="?", type=Path, default=FOLDER, metavar="DIR", help="default: fixtures")
-    generate.add_argument("--force", action="store_true", help="write over what differs under the same id")
+    generate.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=FOLDER,
+        metavar="DIR",
+        help="folder to write them to (default: fixtures)",
+    )
+    generate.add_argument(
+        "--force", action="store_true", help="overwrite vectors that differ, and delete files of unknown ids"
+    )
     generate.set_defaults(action=_generate)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -129,7 +147,7 @@ def _look(options: argparse.Namespace, console: Console) -> int:
         code = with_missing(code, record.close())
     _say(
         console,
-        f"{len(stories)} vectors in {found.folder}: whole, and the oracle gives what is in them "
+        f"{len(stories)} vectors in {found.folder}: files complete and unedited, results reproduced by the oracle "
         f"({time.monotonic() - started:.1f} s)",
     )
     return code

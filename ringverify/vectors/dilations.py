@@ -5,8 +5,6 @@ from __future__ import annotations
 from ringref.problem import Dilation, HeadOffset, Problem
 from ringverify.vectors.story import Story, on
 
-Branches = tuple[tuple[int, int], ...]
-
 
 def split(*branches: tuple[int, int]) -> Dilation:
     """Return a dilation in which each head runs one of these branches `(segment_length, dilation_rate)`."""
@@ -190,7 +188,7 @@ STORIES = (
         id="V086",
         topic="dilation_shared",
         title="block offsets, causal",
-        note="As above with a mask of positions, on uneven shards.",
+        note="Branches of rates 2 and 3 under a mask of positions, on uneven shards.",
         bugs=("R3",),
         problem=Problem(
             query_length=13, heads=4, head_dim=4, causal=True, dilation=shared((5, 2), (13, 3), offset="block")

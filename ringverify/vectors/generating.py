@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import ringverify
 from ringverify.errors import UsageError
 from ringverify.files import read_bytes
 from ringverify.vectors import index, making, tensorfile
@@ -26,7 +27,7 @@ def generate(
 
     Args:
         folder: where to; made if it is not there.
-        force: also write over a vector that differs, and take away one that this version does not know.
+        force: also overwrite a vector that differs, and delete the file of one that this version does not have.
         say: is called with each line of text to print.
         stories: vectors to make instead of the catalogue's, by id.
 
@@ -56,7 +57,7 @@ def generate(
     new = len(known - set(there))
     changed = sum(name in there and there[name] != files[name] for name in known)
     size = sum(map(len, files.values()))
-    say(f"{len(wanted)} vectors in {folder}, {size / 1e6:.2f} MB: {new} new, {changed} written over")
+    say(f"{len(wanted)} vectors in {folder}, {size / 1e6:.2f} MB: {new} new, {changed} overwritten")
     return 0
 
 
@@ -126,11 +127,14 @@ def _refuse_changes(folder: Path, files: Mapping[str, bytes], there: Mapping[str
         raise UsageError(f"{folder} holds other files and no vectors: name a new folder, or pass --force")
     for name in _vectors(there):
         if name not in known:
-            raise UsageError(f"{folder / name} is none of these vectors, and ids stay: pass --force to take it away")
+            raise UsageError(
+                f"{folder / name}: ringverify {ringverify.__version__} has no vector of this id; pass --force to "
+                "delete the file"
+            )
         if there[name] != files[name]:
             raise UsageError(
-                f"{folder / name} differs from what is generated, and an id stands for one content: get it again, or "
-                "pass --force to write over it"
+                f"{folder / name} differs from the vector that is generated for this id: restore the file, or pass "
+                "--force to overwrite it"
             )
     if index.NAME in there:
         # An index that cannot be read, or describes these ids differently, is not overwritten without --force either.
@@ -139,7 +143,8 @@ def _refuse_changes(folder: Path, files: Mapping[str, bytes], there: Mapping[str
         for id, entry in before.items():
             if after.get(id) != entry:
                 raise UsageError(
-                    f"{folder / index.NAME} describes {id} otherwise than is generated: pass --force to write over it"
+                    f"{folder / index.NAME}: the entry of {id} differs from the generated one; pass --force to "
+                    "overwrite it"
                 )
 
 

@@ -19,14 +19,16 @@ from ringref.problem import Problem
 from ringref.sharding import SHARDINGS, key_positions, query_positions
 from ringverify.cases.case import COTANGENTS, look_at_size
 from ringverify.errors import UsageError
-from ringverify.files import read_json
+from ringverify.files import laid_out, read_json
 from ringverify.vectors.story import ID, Layout, Story, by_id, flags, layout_flags, written_out
+from ringverify.words import cut
 
 SCHEMA = 1
 NAME = "index.json"
 SCHEMA_NAME = "schema.json"
+LONGEST_VALUE = 120
+"""Most characters of a field's value in a message."""
 SCHEMA_FILE = Path(__file__).parent / "schema" / f"vectors-{SCHEMA}.json"
-WIDTH = 118
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +94,12 @@ def write(entries: Iterable[Mapping[str, Any]], bugs: Mapping[str, Mapping[str, 
         "vectors": list(entries),
     }
     content["seal"] = _seal(content)
-    return _laid_out(content) + "\n"
+    return laid_out(content) + "\n"
 
 
 def again(folder: Path) -> str:
     """Return how to repair a damaged folder of vectors, as the end of an error message."""
-    return f"get it again, or write it anew with ringverify vectors generate {shlex.quote(str(folder))} --force"
+    return f"restore the folder, or regenerate it: ringverify vectors generate {shlex.quote(str(folder))} --force"
 
 
 def read(folder: Path) -> Index:
@@ -183,7 +185,8 @@ def _named_layout(described: Any) -> Layout:
         raise ValueError(f"layout {sharding!r} on {size!r} ranks: expected one of {', '.join(SHARDINGS)} and a number")
     for name in ("queries", "keys"):
         if not isinstance(described[name], list) or len(described[name]) != size:
-            raise ValueError(f"layout {sharding} on {size} ranks: {name} has not a list of positions for each rank")
+            shown = cut(str(described[name]), LONGEST_VALUE)
+            raise ValueError(f"layout {sharding} on {size} ranks: {name}={shown}, expected {size} lists of positions")
     return Layout(sharding, size)
 
 
@@ -202,16 +205,3 @@ def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
 
 def _seal(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _laid_out(value: Any, indent: int = 0) -> str:
-    """Return JSON for people and for `diff`: a value on one line if it fits `WIDTH`, else one line for each part."""
-    compact = json.dumps(value, ensure_ascii=False)
-    parts = list(value.values() if isinstance(value, dict) else value) if isinstance(value, (dict, list)) else []
-    if len(compact) + indent <= WIDTH or not any(isinstance(part, (dict, list)) for part in parts):
-        return compact
-    inner = [_laid_out(part, indent + 1) for part in parts]
-    if isinstance(value, dict):
-        inner = [f"{json.dumps(name)}: {text}" for name, text in zip(value, inner, strict=True)]
-        return "{\n" + ",\n".join(" " * (indent + 1) + line for line in inner) + "\n" + " " * indent + "}"
-    return "[\n" + ",\n".join(" " * (indent + 1) + line for line in inner) + "\n" + " " * indent + "]"

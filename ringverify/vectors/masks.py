@@ -158,7 +158,7 @@ STORIES = (
         id="V053",
         topic="documents",
         title="every position a document",
-        note="As a window of (0, 0), by other means.",
+        note="Every position is a document of its own: the pattern is that of a window of (0, 0).",
         bugs=("B10",),
         problem=Problem(query_length=8, heads=2, head_dim=4, documents=tuple(range(9))),
     ),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ringverify.cases.case import Undeclared
 from ringverify.cases.running import Runner
 from ringverify.check.options import Subject
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
@@ -76,11 +78,8 @@ def run(
     record(begun(asked.device))
     outcomes = []
     for plan in plans:
-        world = open_world(plan.world)
-        try:
+        with contextlib.closing(open_world(plan.world)) as world:
             outcomes.append(_VectorRun(found, plan, world, asked, tell, progress, record).outcome(stories, tensors))
-        finally:
-            world.close()
     footer = footer_event(outcomes, baseline=False)
     record(footer)
     return footer.exit_code
@@ -92,7 +91,7 @@ class _Totals:
 
     Attributes:
         asked: the trials to run.
-        left_out: for each layout that is not tried, the reason.
+        left_out: for each layout that is not tried, what it needs.
         examples: how many trials have ended.
         seconds: how long they took.
         margin: largest error over the error allowed.
@@ -100,7 +99,7 @@ class _Totals:
     """
 
     asked: list[Trial]
-    left_out: list[str]
+    left_out: list[Undeclared]
     examples: int = 0
     seconds: float = 0.0
     margin: float = 0.0
@@ -109,7 +108,8 @@ class _Totals:
     @classmethod
     def of(cls, story: Story, runner: Runner) -> _Totals:
         asked = [trial(story, layout, runner.capabilities) for layout in story.layouts]
-        return cls([one for one in asked if isinstance(one, Trial)], [one for one in asked if isinstance(one, str)])
+        left_out = [one for one in asked if isinstance(one, Undeclared)]
+        return cls([one for one in asked if isinstance(one, Trial)], left_out)
 
     def add(self, one: Trial, judgement: Judgement, seconds: float) -> None:
         """Add the result of a trial that has ended."""
@@ -233,9 +233,8 @@ class _VectorRun:
         return counterexample_event(self.plan.implementation.name, one.story, one.layout, violation, vectors=again)
 
 
-def _left_out(reasons: Sequence[str]) -> str:
+def _left_out(lacking: Sequence[Undeclared]) -> str:
     """Name what must be declared to try more layouts, most frequent first; shardings only if nothing else lacks."""
-    wanted = Counter(reason.split(" is ")[0].removesuffix("=False") for reason in reasons)
-    others = [name for name, _ in wanted.most_common() if not name.startswith("sharding ")]
-    names = others or [name for name, _ in wanted.most_common()]
+    others = [one for one in lacking if one.keyword != "sharding"]
+    names = [name for name, _ in Counter(one.needs for one in others or lacking).most_common()]
     return f"not declared: {', '.join(names)}" if names else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from ringref.problem import Dilation, Problem
@@ -200,8 +200,3 @@ def by_id(stories: Iterable[Story]) -> dict[str, Story]:
             raise ValueError(f"two vectors are called {story.id}: ids are never used twice")
         found[story.id] = story
     return found
-
-
-def numbered(stories: Iterable[Story]) -> Iterator[Story]:
-    """Yield the stories in the order of their numbers."""
-    yield from sorted(stories, key=lambda story: story.number)

@@ -94,14 +94,16 @@ def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
         entries = [_Entry.read(name, entry) for name, entry in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise NotSafetensors("its header is not one of safetensors") from None
+        raise NotSafetensors("its header is not a valid safetensors header") from None
     body = data[8 + length :]
     tensors, place = {}, 0
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         stored = STORED[CODES[entry.dtype]]
         length = math.prod(entry.shape) * stored.itemsize
         if entry.begin != place or entry.end - place != length or min(entry.shape, default=0) < 0:
-            raise NotSafetensors(f"its tensor {entry.name} does not lie where its shape says")
+            raise NotSafetensors(
+                f"data_offsets of its tensor {entry.name} do not match dtype and shape, or leave a gap"
+            )
         if entry.end > len(body):
             raise NotSafetensors(f"it is cut off within {entry.name}")
         values = _values(np.frombuffer(body[entry.begin : entry.end], stored), entry.dtype)

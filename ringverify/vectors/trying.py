@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from ringref.rounding import Allowed
-from ringverify.cases.case import Case, why_unsupported
-from ringverify.cases.comparing import Right, TensorName, allowed_on, pipeline_of, worst
+from ringverify.cases.case import Case, Undeclared, why_unsupported
+from ringverify.cases.comparing import Right, allowed_on, pipeline_of, worst
 from ringverify.cases.running import Runner
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Violation, violation_of, where
 from ringverify.vectors.making import EXACT, RESULTS, given_in
-from ringverify.vectors.story import Layout, Story, trial_name
+from ringverify.vectors.story import Layout, Story
 from ringverify.vectors.tensorfile import Tensor
 
 
@@ -36,14 +37,9 @@ class Trial:
     gradients: bool
     tensors: tuple[TensorName, ...]
 
-    @property
-    def name(self) -> str:
-        """The vector's id, the sharding and the number of ranks, in words."""
-        return trial_name(self.story, self.layout)
 
-
-def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | str:
-    """Return the trial that these capabilities allow, or the reason why they allow none.
+def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | Undeclared:
+    """Return the trial that these capabilities allow, or what it needs that is not declared.
 
     If the vector has a cotangent of lse and the implementation is not differentiable through lse, only results of the
     forward pass are compared.
@@ -51,8 +47,8 @@ def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | s
     case, gradients = story.case(layout), capabilities.gradients
     if case.cotangent != "out" and not (capabilities.lse_gradient and gradients):
         case, gradients = case.replace(cotangent="out"), False
-    if (reason := why_unsupported(case, capabilities)) is not None:
-        return reason
+    if (lacking := why_unsupported(case, capabilities)) is not None:
+        return lacking
     tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
     return Trial(story, layout, case, gradients, (*tensors, "dq", "dk", "dv") if gradients else tensors)
 

@@ -62,7 +62,7 @@ def _far(limit: Limit) -> str:
         case "disk":
             return "temporary files go to TMPDIR"
         case "memory":
-            free = _available()
+            free = available_memory()
             return "" if free is None else f"{free >> 20} MiB are available"
     most = _most(limit)
     return "" if most is None else f"the limit is {most}: ulimit -{'n' if limit == 'file descriptors' else 'u'}"
@@ -76,11 +76,20 @@ def too_many(ranks: int, *limits: Limit) -> str | None:
         limits: the limits that ranks of this kind count against.
     """
     for limit in limits:
-        most, needed = _available() if limit == "memory" else _most(limit), ranks * _SHARES.get(limit, 1)
+        most, needed = available_memory() if limit == "memory" else _most(limit), ranks * _SHARES.get(limit, 1)
         if most is not None and needed > most:
             shown = f"{needed >> 20} MiB of memory" if limit == "memory" else f"{needed} {limit}"
             return f"{ranks} ranks need at least {shown}, and {_far(limit)}"
     return None
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that the system calls available; `None` if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
 
 
 def _most(limit: Limit) -> int | None:
@@ -98,13 +107,4 @@ def _number(file: str) -> int | None:
     try:
         return int(Path(file).read_text())
     except (OSError, ValueError):
-        return None
-
-
-def _available() -> int | None:
-    """Return the bytes of memory that the system calls available; `None` if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, IndexError, StopIteration):
         return None

@@ -72,7 +72,7 @@ def test_a_wrong_ring_fails_the_job_and_its_case_is_kept_for_replay(project, tmp
     command = [sys.executable, "-m", *failure["replay"].split(), "--trust"]
     replayed = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=100, check=False)
     assert replayed.returncode == 1
-    assert "the same bits as recorded" in replayed.stdout
+    assert "exactly the recorded bits" in replayed.stdout
 
 
 @pytest.mark.nightly

@@ -72,7 +72,7 @@ def test_an_orphan_message_is_no_progress_either():
     """`progress` sees what is left in the mail."""
     shown = hunted(hazardous.orphan, "progress").counterexample
     assert shown is not None
-    assert shown.violation.summary.startswith("a message nobody received: from rank ")
+    assert shown.violation.summary.startswith("a message that nobody received: from rank ")
     assert "tag 7" in shown.violation.summary
 
 

@@ -18,17 +18,17 @@ WRONG_USAGE = {
     "unknown command": (["chek", "ring"], ["'chek'", "'check'", "--help"]),
     "unknown option": (["check", "ring", "--speed", "9"], ["--speed 9", "--help"]),
     "unknown target": (["check", "rng"], ["'rng'", "did you mean 'ring'?"]),
-    "unknown peer": (["check", "peer:flash"], ["'peer:flash'", "built in are ring, allgather, peer:"]),
+    "unknown peer": (["check", "peer:flash"], ["'peer:flash'", "a built-in name (ringverify list implementations)"]),
     "module that is not there": (["check", "no_such_module:attend"], ["'no_such_module'", "PYTHONPATH"]),
     "submodule that is not there": (["check", "json.no_such:attend"], ["'json.no_such'", "PYTHONPATH"]),
     "file that is not there": (["check", "nothing.py:attend"], ["'nothing.py'", "the whole path"]),
     "module without an attribute": (
         ["check", "ringverify.ring.declared"],
-        ["ringverify.ring.declared holds 2 implementations", "name one or several of ringverify.ring.declared:ring "],
+        ["ringverify.ring.declared holds 2 implementations", "use one or several of ringverify.ring.declared:ring "],
     ),
     "file without an attribute": (
         ["check", miniature("plain_function:")[:-1]],
-        ["plain_function.py holds one implementation: name it, ", "plain_function.py:decorated"],
+        ["plain_function.py holds one implementation: use ", "plain_function.py:decorated"],
     ),
     "module without an implementation": (
         ["check", "json"],
@@ -60,10 +60,10 @@ WRONG_USAGE = {
         ["check", miniature("raises_at_import:attend")],
         ["RuntimeError: the first line", "raises_at_import.py:3"],
     ),
-    "one target twice": (["check", "ring", "ring"], ["the target 'ring' is asked for twice: once is enough"]),
+    "one target twice": (["check", "ring", "ring"], ["the target 'ring' is named twice: leave one out"]),
     "one target under two names": (
         ["check", "ring", "ringverify.ring.declared:ring"],
-        ["the implementation 'ring' is asked for twice: once is enough"],
+        ["the implementation 'ring' is named twice: leave one out"],
     ),
     "unknown property": (["check", "ring", "--only", "forwad"], ["'forwad'", "did you mean 'forward'?"]),
     "unknown property to skip": (["check", "ring", "--skip", "zzz"], ["'zzz'", "known: forward, lse"]),
@@ -143,7 +143,7 @@ INFRASTRUCTURE = {
 
 
 def test_two_implementations_of_one_name_are_told_how_to_be_told_apart(ringverify):
-    """They are not one that is asked for twice."""
+    """They are not one that is named twice."""
     other = ringverify.folder / "another.py"
     other.write_bytes(Path(miniature("right:attend").rpartition(":")[0]).read_bytes())
     outcome = ringverify("check", miniature("right:attend"), f"{other}:attend")

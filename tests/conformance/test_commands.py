@@ -97,7 +97,7 @@ def test_the_old_name_of_an_option_still_works_and_names_the_new_one(arguments, 
     outcome = ringverify(*arguments, "--report", "found.json")
     assert outcome.code == 2
     first, second = outcome.err.splitlines()
-    assert first == "ringverify: --report is called --json here now: please write that"
+    assert first == "ringverify: --report was renamed to --json in this command: use --json"
     assert "--report found.json" not in second
 
 
@@ -106,7 +106,7 @@ def test_a_folder_given_as_a_page_is_taken_for_a_site_with_a_word(ringverify):
     assert ringverify("check", miniature("right:attend"), "--only", "lse", "--report", "a.jsonl").code == 3
     outcome = ringverify("report", "a.jsonl", "--html", "site")
     assert outcome.code == 0
-    assert_one_line(outcome.err, ["--html site names no page", "--site site"])
+    assert_one_line(outcome.err, ["--html site does not name a file FILE.html", "--site site"])
     assert Path("site/index.html").is_file()
 
 

@@ -114,7 +114,7 @@ def test_other_declarations_are_tried_from_the_least_permissive_on():
 def test_gradients_summed_over_ranks_in_the_input_dtype_are_named_as_the_cause():
     """With the numbers that rounding each rank's part gives; declared, they are no fault."""
     shown = found(undeclared.WIDENED, "dtypes")
-    assert shown.diagnosis.startswith(
+    assert shown.diagnosis.text.startswith(
         "dk and dv are summed over ranks in bfloat16, as the backward of an all-gather does"
     )
 

@@ -42,7 +42,7 @@ def test_a_trial_that_ends_with_other_numbers_is_said(what):
     """Each trial can fail."""
     trial = TRIALS[what]
     wrong = dataclasses.replace(trial, results=(*trial.results[1:], -1.0))
-    assert "ranks return" in doctor._try(SimulatedWorld(), wrong, "cpu")
+    assert "ranks returned" in doctor._try(SimulatedWorld(), wrong, "cpu")
 
 
 class _Deaf:
@@ -60,7 +60,7 @@ class _Deaf:
 
 def test_a_world_that_shows_nothing_of_a_watched_run_does_not_work(monkeypatch):
     """`hazards`, `traffic` and `memory` would have nothing to judge."""
-    assert _examined(monkeypatch, _Deaf()) == "a watched run: nothing was seen of it"
+    assert _examined(monkeypatch, _Deaf()) == "a watched run: its traffic was not recorded"
 
 
 def test_a_rank_that_raises_is_said_with_the_trial(monkeypatch):

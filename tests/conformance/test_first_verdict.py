@@ -88,7 +88,7 @@ def test_replay_shows_the_same_bits_in_a_fresh_process(fault, ringverify):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err == ""
-    assert "the same bits as recorded" in out
+    assert "exactly the recorded bits" in out
     assert counterexample["summary"] in out
     assert counterexample["case_text"] in out
     healed = ringverify("replay", counterexample["file"], "--target", miniature("right:attend"))
@@ -161,11 +161,11 @@ def test_state_that_one_case_leaves_for_the_next_is_found_with_the_case_that_lef
     (counterexample,) = outcome.told("counterexample")
     assert len(counterexample["after"]) == 1
     assert counterexample["after"][0].startswith("1 rank")
-    assert "alone it does not fail" in outcome.out
+    assert "without that, this case does not fail" in outcome.out
     process = ringverify.apart(*counterexample["replay"].split()[1:])
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "the same bits as recorded" in out
+    assert "exactly the recorded bits" in out
 
 
 # -- verdicts and exit codes -------------------------------------------------------------------------------------------
@@ -200,8 +200,10 @@ def test_no_time_is_inconclusive_and_says_so(ringverify):
     outcome = ringverify.check("ring", "--time-budget", "0.000001", "--only", "forward,chunk_boundaries")
     assert outcome.code == 3
     assert outcome.verdicts() == {"forward": "inconclusive", "chunk_boundaries": "inconclusive"}
-    assert {event["reason"] for event in outcome.told("property")} == {"the time budget ended first"}
-    assert outcome.out.count("the time budget ended first") == 2
+    assert {event["reason"] for event in outcome.told("property")} == {
+        "the time budget ended before the first example: raise --time-budget"
+    }
+    assert outcome.out.count("the time budget ended before the first example") == 2
 
 
 def test_a_budget_that_cuts_a_property_short_says_how_far_it_came(ringverify):
@@ -276,7 +278,7 @@ def test_processes_give_the_verdicts_of_the_simulated_world(fault, ringverify):
     assert json.loads(Path(counterexample["file"]).read_text())["world"] == "gloo"
     replayed = ringverify("replay", counterexample["file"])
     assert replayed.code == 1
-    assert "the same bits as recorded" in replayed.out
+    assert "exactly the recorded bits" in replayed.out
 
 
 def test_an_implementation_that_needs_processes_gets_them(ringverify):

@@ -53,7 +53,7 @@ MISBEHAVING = {
     "asks for too much": ("raise MemoryError", INCONCLUSIVE, "it.py was not imported, this machine is out of memory"),
     "leaves it to its child": ("import os\nif os.fork(): os._exit(0)", USAGE, "(exit code 0)"),
     "is no module": ("import sys; sys.modules[__name__] = 3; raise ImportError('odd')", USAGE, "ImportError: odd"),
-    "has no attributes": ("def __getattr__(name): raise ValueError(name)", USAGE, "cannot be looked at: ValueError"),
+    "has no attributes": ("def __getattr__(name): raise ValueError(name)", USAGE, "could not be inspected: ValueError"),
 }
 
 
@@ -93,11 +93,10 @@ HARMLESS = {
 
 @pytest.mark.parametrize("how", HARMLESS)
 def test_what_an_import_does_to_its_process_is_not_seen_here(how, ringverify):
-    """Name, place and docstring come back all the same."""
+    """Name and place come back all the same."""
     found = describe(written(HARMLESS[how]))
     assert found.name == "it"
     assert found.function.file == str(Path("it.py").resolve())
-    assert found.function.doc == "Nothing of the kind."
 
 
 def test_nothing_of_a_target_is_imported_here(ringverify):
@@ -143,7 +142,7 @@ def test_two_names_of_one_function_are_one_implementation(ringverify):
     written()
     outcome = ringverify("check", "it.py:attend", "./it.py:attend")
     assert outcome.code == USAGE
-    assert_one_line(outcome.err, ["the implementation 'it' is asked for twice"])
+    assert_one_line(outcome.err, ["the implementation 'it' is named twice"])
 
 
 SHARDINGS = """
@@ -203,7 +202,7 @@ def test_a_process_that_cannot_be_started_is_inconclusive(ringverify, monkeypatc
         raise OSError("no more processes")
 
     monkeypatch.setattr("ringverify.worlds.processes.rank.LocalRank.__init__", refused)
-    with pytest.raises(Inconclusive, match=r"was not looked at.*no more processes"):
+    with pytest.raises(Inconclusive, match=r"could not be inspected.*no more processes"):
         describe(written())
 
 

@@ -49,7 +49,7 @@ def test_what_was_there_is_not_written_over(ringverify):
     Path("mine.py").write_text("precious\n")
     outcome = ringverify("init", "mine.py")
     assert outcome.code == 2
-    assert_one_line(outcome.err, ["mine.py is there already", "name another file"])
+    assert_one_line(outcome.err, ["mine.py exists and was not changed", "name another file"])
     assert Path("mine.py").read_text() == "precious\n"
 
 

@@ -43,19 +43,17 @@ def test_sdpa_under_a_causal_mask_is_right_for_every_scale_that_it_is_asked_for(
     assert shown is not None
     assert (shown.case.problem.causal, shown.case.problem.scale) == (True, -0.7)
     assert shown.hints[0].text == (
-        "it passes with scale=0.7: without negative_scale=True only positive scales are asked for"
+        "The case passes with scale=0.7. Negative scales are tested only because negative_scale=True is declared: "
+        "remove it if they are not supported"
     )
 
 
 @pytest.mark.parametrize(
     ("attend", "hint"),
     [
-        (
-            needs.silent_ulysses,
-            r'it passes with heads=\d+: declare heads_multiple="world_size" if that is what it needs',
-        ),
-        (needs.silent_narrow, r"it passes with head_dim=64: declare head_dims=\(64, 128\) if that is what it needs"),
-        (needs.silent_blocks, r"it passes with n=\d+: declare length_multiple=128 if that is what it needs"),
+        (needs.silent_ulysses, r'heads=\d+. If your implementation requires this, declare heads_multiple="world_size"'),
+        (needs.silent_narrow, r"head_dim=64. If your implementation requires this, declare head_dims=\(64, 128\)"),
+        (needs.silent_blocks, r"n=\d+. If your implementation requires this, declare length_multiple=128"),
     ],
     ids=lambda one: one.name if isinstance(one, Implementation) else "",
 )
@@ -64,7 +62,7 @@ def test_who_does_not_is_told_which_capability_says_it(attend, hint):
     shown = hunted(attend, "forward", 20).counterexample
     assert shown is not None
     assert shown.violation.reason[0] == "raised"
-    assert re.fullmatch(hint, shown.hints[0].text)
+    assert re.fullmatch(f"The case passes with {hint}", shown.hints[0].text)
 
 
 class Recorder(Runner):
@@ -92,9 +90,9 @@ def test_no_case_that_is_refused_is_tried_on_the_way_to_a_cause(property):
 @pytest.mark.parametrize(
     ("attend", "words"),
     [
-        (needs.declared_ulysses, ["negative_scale", "heads that the world size does not divide"]),
+        (needs.declared_ulysses, ["negative_scale", "heads not divisible by the world size"]),
         (needs.declared_narrow, ["head_dim other than 64 or 128"]),
-        (needs.declared_blocks, ["shards of a length that 128 does not divide"]),
+        (needs.declared_blocks, ["shard lengths not divisible by 128"]),
     ],
     ids=lambda one: one.name if isinstance(one, Implementation) else "",
 )

@@ -10,8 +10,9 @@ import pytest
 from command_line import miniature
 from hypothesis import Phase, Verbosity
 
-from ringverify.check.drawing import NAME, home_of_our_own, profile
+from ringverify.check.drawing import DRAWING, drawn, home_of_our_own
 from ringverify.check.options import MOST_DRAWN, seed_for
+from ringverify.implementation import Capabilities
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.suites import SUITES
 
@@ -29,18 +30,18 @@ def test_only_the_nightly_suite_draws_its_seed():
     assert 0 <= seed_for("nightly", None) < MOST_DRAWN
 
 
-@pytest.mark.parametrize("suite", SUITES)
-def test_a_suite_is_a_profile_that_nothing_in_the_process_changes(suite):
-    """Neither a profile that a project has under the same name nor one that is in force."""
-    hypothesis.settings.register_profile(suite, derandomize=True, max_examples=1)
+def test_the_cases_drawn_are_those_of_the_seed_whatever_profile_is_in_force():
+    """Such as one of a project's own tests."""
+    usual = drawn(PROPERTIES["forward"], Capabilities(), 5)
+    hypothesis.settings.register_profile("a project's", derandomize=True, max_examples=1)
     hypothesis.settings.register_profile("as it was", hypothesis.settings.default)
     try:
-        hypothesis.settings.load_profile(suite)
-        assert hypothesis.settings.get_profile(NAME.format(suite)) is profile(suite)
-        assert profile(suite).derandomize is False
-        assert profile(suite).database is None
-        assert profile(suite).phases == (Phase.generate,)
-        assert profile(suite).verbosity == Verbosity.quiet
+        hypothesis.settings.load_profile("a project's")
+        assert drawn(PROPERTIES["forward"], Capabilities(), 5) == usual
+        assert DRAWING.derandomize is False
+        assert DRAWING.database is None
+        assert DRAWING.phases == (Phase.generate,)
+        assert DRAWING.verbosity == Verbosity.quiet
     finally:
         hypothesis.settings.load_profile("as it was")
 
@@ -83,7 +84,7 @@ def test_every_suite_begins_with_what_failed_before(suite, ringverify):
     (event,) = run.told("property")
     assert (event["examples"], event["remembered"]) == (1, 1)
     assert again["shrunk_from"] == first["case_text"] != first["shrunk_from"]
-    assert "1 of an earlier run" in run.out
+    assert "1 of them failed in an earlier run" in run.out
 
 
 def test_a_case_that_holds_by_now_is_tried_each_time_and_kept(ringverify):

@@ -66,7 +66,7 @@ def test_a_failure_whose_message_is_never_the_same_is_repeatable(ringverify, wor
     process = ringverify.apart(*shown["replay"].split()[1:])
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "the same bits as recorded" in out
+    assert "exactly the recorded bits" in out
 
 
 def test_what_only_gloo_refuses_is_a_finding_and_no_violation(ringverify):

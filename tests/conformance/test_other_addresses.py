@@ -56,7 +56,7 @@ def test_a_failure_repeats_although_its_last_bits_do_not():
     shown = hunted(by_address.attend_wrongly, "forward").counterexample
     assert shown is not None
     assert shown.repeats
-    assert shown.where is not None
+    assert shown.diagnosis.where is not None
 
 
 def failed(**changes) -> Judgement:

@@ -45,11 +45,11 @@ def test_segments_within_a_rank_move_nothing(capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ranks", "0"], "--ranks 0: expected at least 1"),
+        (["--ranks", "0"], "--ranks: '0': expected a whole number of at least 1"),
         (["--ranks", "2", "--dilation", "4-2"], "--dilation: '4-2': expected W:R"),
         (["--ranks", "2", "--window", "3"], "window=(3,): expected (left, right)"),
         (["--ranks", "2", "--documents", "0,x"], "--documents 0,x: expected whole numbers"),
-        (["--ranks", "2", "--bucket", "0"], "--bucket 0: expected at least 1"),
+        (["--ranks", "2", "--bucket", "0"], "--bucket: '0': expected a whole number of at least 1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(options, message, capsys):

@@ -46,7 +46,7 @@ def test_a_survey_becomes_a_page(ringverify, capsys):
     capsys.readouterr()
     assert publishing.main(["survey"]) == 1
     assert (
-        "unfit: peer:ring-attention-pytorch: gradients is violated, and 0 findings explain it"
+        "cannot publish: peer:ring-attention-pytorch violates gradients; 0 findings in packages.toml explain it"
         in capsys.readouterr().out
     )
     assert not (ringverify.folder / publishing.PAGE).exists()

@@ -54,7 +54,8 @@ def asked(ringverify, path):
     """A case that is asked about: nobody is there, so it is not run, and nothing of it is imported."""
     outcome = ringverify("replay", path)
     assert outcome.code == USAGE
-    assert_one_line(outcome.err, [str(path), "no run in this folder wrote", "attend of ", "mine.py", "--trust"])
+    words = [str(path), "was not written by a run in this folder", "attend of ", "mine.py", "--trust"]
+    assert_one_line(outcome.err, words)
     assert not Path("imported").exists()
     return outcome
 

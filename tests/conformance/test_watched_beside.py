@@ -77,5 +77,5 @@ def test_ranks_that_cannot_share_a_process_are_not_asked(ringverify):
     """That is what `processes=True` declares."""
     outcome = ringverify.check(miniature("right:attend_in_processes"), "--max-examples", "3", "--only", "lse,hazards")
     assert outcome.told("property", property="hazards")[0]["reason"] == (
-        "needs the simulated world: in the gloo world nothing is watched or held back"
+        "only the simulated world can watch ranks and delay messages, and processes=True rules it out"
     )

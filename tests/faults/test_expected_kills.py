@@ -63,13 +63,13 @@ def test_a_mutant_that_is_killed_as_expected_is_counted(capsys):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"A1": None, "O10": None}, "is to kill A1, O10"),
+        ({"A1": None, "O10": None}, "has no expected kill of A1, O10: write it again with ringverify mutants --matrix"),
         ({"X9": {"property": "forward", "seed": 0, "examples": 1}}, "unknown mutant 'X9'"),
         ({"A1": {"property": "backward", "seed": 0, "examples": 1}}, "unknown property 'backward'"),
         ({"A1": {"property": "forward"}}, "is no list of expected kills"),
     ],
 )
-def test_a_file_that_does_not_fit_the_zoo_is_refused(doctored, capsys, changes, words):
+def test_a_file_that_does_not_fit_the_mutants_is_refused(doctored, capsys, changes, words):
     """A mutant that is missing, one that is unknown, a property that is unknown, something else altogether."""
     assert main(["mutants", "--expected", str(doctored(**changes))]) == 2
     assert words in capsys.readouterr().err

@@ -1,14 +1,16 @@
 """`ringverify mutants`: what runs write, what tables are made of it, and how a run that finds something amiss ends."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from ringverify.cli.main import main
-from ringverify.lab import false_alarms, kill_book
-from ringverify.lab.kill_tables import LENSES
+from ringverify.lab import false_alarms, kill_report
+from ringverify.lab.kill_tables import LENSES, markdown
 from ringverify.properties.catalogue import PROPERTIES
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(200)
 
 
@@ -18,26 +20,38 @@ def test_every_property_is_of_one_lens():
     assert sorted(listed) == sorted(PROPERTIES)
 
 
-HOW = {"ringverify": "1", "torch": "2", "python": "3", "seed": 0, "max_examples": 5, "properties": ["forward", "lse"]}
+HOW = {"ringverify": "1", "torch": "2", "python": "3", "max_examples": 5, "properties": ("forward", "lse")}
 
 
-def matrix(kills, **how):
+def matrix(kills, *, date="2026-01-02", seed=0, jobs=2):
     """A section of a matrix in which `lse` was not tried."""
-    return {"date": "2026-01-02", **HOW, "jobs": 2, "seconds": 1.5, "unsupported": {id: ["lse"] for id in kills},
-            "kills": kills, **how}  # fmt: skip
+    return kill_report.KillMatrix(
+        **HOW, date=date, seed=seed, jobs=jobs, seconds=1.5, mutants=len(kills), killed=0, survivors=(), pairs=0,
+        unsupported=dict.fromkeys(kills, ("lse",)), kills=kills,
+    )  # fmt: skip
 
 
 def test_a_matrix_of_some_mutants_is_added_to_that_of_the_others(tmp_path):
     """Where both were made in the same way; a mutant that is no more is left out."""
     path = tmp_path / "kills.json"
-    kill_book.add(path, "matrix", matrix({"gone": {"forward": 1}, "A9": {"forward": 3}, "O96": {}}))
-    kill_book.add(path, "matrix", matrix({"O96": {"forward": 2}, "A1": {}}, date="2026-01-03", jobs=1))
-    book = kill_book.read(path)["matrix"]
-    assert book["kills"] == {"A1": {}, "A9": {"forward": 3}, "O96": {"forward": 2}}
-    assert (book["date"], book["seconds"], book["jobs"], book["pairs"]) == ("2026-01-03", 3.0, 2, 3)
-    assert (book["mutants"], book["killed"], book["survivors"]) == (3, 2, ["A1"])
-    kill_book.add(path, "matrix", matrix({"A9": {"forward": 1}}, seed=1))
-    assert list(kill_book.read(path)["matrix"]["kills"]) == ["A9"]
+    kill_report.add(path, matrix({"gone": {"forward": 1}, "A9": {"forward": 3}, "O96": {}}))
+    kill_report.add(path, matrix({"O96": {"forward": 2}, "A1": {}}, date="2026-01-03", jobs=1))
+    found = kill_report.read(path).matrix
+    assert found.kills == {"A1": {}, "A9": {"forward": 3}, "O96": {"forward": 2}}
+    assert (found.date, found.seconds, found.jobs, found.pairs) == ("2026-01-03", 3.0, 2, 3)
+    assert (found.mutants, found.killed, found.survivors) == (3, 2, ("A1",))
+    kill_report.add(path, matrix({"A9": {"forward": 1}}, seed=1))
+    assert list(kill_report.read(path).matrix.kills) == ["A9"]
+
+
+def test_what_is_published_is_what_would_be_written(tmp_path):
+    """The file that docs/mutants.md is made from: read, and written again, it is the same, and so is the page."""
+    report = kill_report.read(ROOT / "docs/kills.json")
+    again = tmp_path / "kills.json"
+    again.write_bytes((ROOT / "docs/kills.json").read_bytes())
+    kill_report.add(again, report.variants)
+    assert again.read_text(encoding="utf-8") == (ROOT / "docs/kills.json").read_text(encoding="utf-8")
+    assert markdown(report, "docs/kills.json") == (ROOT / "docs/mutants.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +70,17 @@ def report(tmp_path_factory):
 @pytest.mark.nightly
 def test_each_run_adds_its_section(report):
     """First kills with their sizes, pairs that kill, examples without a false alarm."""
-    book = json.loads(report.read_text(encoding="utf-8"))
-    assert list(book) == ["schema", "first", "matrix", "variants"]
-    first, matrix, variants = book["first"], book["matrix"], book["variants"]
-    assert (first["killed"], first["mutants"], first["survivors"]) == (2, 2, [])
-    assert [kill[0] for kill in first["kills"].values()] == ["forward", "reentrancy"]
-    assert first["kills"]["O96"][1] > PROPERTIES["forward"].examples, "those that forward tried in vain count"
-    assert all(kill[3] <= 2 and kill[4] <= 3 for kill in first["kills"].values())
-    assert list(matrix["kills"]["A9"]) == ["forward", "reentrancy"]
-    assert list(matrix["kills"]["O96"]) == ["reentrancy"]
-    assert variants["alarms"] == []
-    assert variants["examples"] >= 12
+    assert list(json.loads(report.read_text(encoding="utf-8"))) == ["schema", "first", "matrix", "variants"]
+    found = kill_report.read(report)
+    first, matrix, variants = found.first, found.matrix, found.variants
+    assert (first.killed, first.mutants, first.survivors) == (2, 2, ())
+    assert [kill.property for kill in first.kills.values()] == ["forward", "reentrancy"]
+    assert first.kills["O96"].examples > PROPERTIES["forward"].examples, "those that forward tried in vain count"
+    assert all(kill.ranks <= 2 and kill.tokens <= 3 for kill in first.kills.values())
+    assert list(matrix.kills["A9"]) == ["forward", "reentrancy"]
+    assert list(matrix.kills["O96"]) == ["reentrancy"]
+    assert variants.alarms == ()
+    assert variants.examples >= 12
 
 
 @pytest.mark.nightly
@@ -125,3 +139,15 @@ def test_a_report_of_something_else_is_not_overwritten(tmp_path, capsys):
     assert main(["mutants", "A9", "--only", "forward", "--json", str(path)]) == 2
     assert "schema 2" in capsys.readouterr().err
     assert path.read_text() == '{"schema": 1}'
+
+
+def test_a_damaged_report_is_refused_with_the_place_of_the_damage(tmp_path, capsys):
+    """Before anything is run."""
+    path = tmp_path / "kills.json"
+    content = json.loads((ROOT / "docs/kills.json").read_text(encoding="utf-8"))
+    content["matrix"]["kills"]["A1"]["forward"] = "7"
+    path.write_text(json.dumps(content))
+    assert main(["mutants", "A9", "--only", "forward", "--json", str(path)]) == 2
+    line = capsys.readouterr().err
+    assert "$.matrix.kills.A1.forward is missing or not what" in line
+    assert line.count("\n") == 1

@@ -234,7 +234,7 @@ def test_what_was_not_learned_raises(right):
     [
         ({"only": "forwad"}, "'forwad'; did you mean 'forward'?"),
         ({"suite": "slow"}, "suite: 'slow': expected one of smoke, quick, full, nightly"),
-        ({"world_sizes": [2, 0]}, "world_sizes: '2,0': expected world sizes of at least 1"),
+        ({"world_sizes": [2, 0]}, "world_sizes: '2,0': expected whole numbers of at least 1"),
         ({"max_examples": 0}, "max_examples: '0': expected a whole number of at least 1"),
         ({"seed": -1}, "seed: '-1'"),
         ({"deadline": 0}, "deadline: '0': expected a positive number of seconds"),
@@ -265,5 +265,5 @@ def test_a_script_that_checks_itself_as_it_is_imported_is_told_so(project):
     assert project.run("python", "guarded.py").out == "conformant\n"
     bare = project.run("python", "bare.py")
     assert bare.code == 1
-    assert "run_conformance is called as bare.py is imported" in bare.err.strip().splitlines()[-1]
+    assert "run_conformance was called while bare.py was being imported" in bare.err.strip().splitlines()[-1]
     assert '__name__ == "__main__"' in bare.err

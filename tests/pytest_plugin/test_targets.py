@@ -79,7 +79,7 @@ def test_the_replay_line_shows_the_same_bits(ran, lasting):
     (command,) = re.findall(r"replay  (ringverify replay \S+)", ran.out)
     replayed = lasting.run(*command.split())
     assert replayed.code == 1
-    assert "the same bits as recorded" in replayed.out
+    assert "exactly the recorded bits" in replayed.out
 
 
 def test_a_skip_says_which_capability_is_not_declared_and_where_to_declare_it(ran, lasting):

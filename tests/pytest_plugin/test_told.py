@@ -150,6 +150,6 @@ def test_a_report_of_nothing_is_not_written_and_no_pass(project):
     project.write(test_own="def test_own():\n    pass\n")
     ran = project.pytest(*REPORT)
     assert ran.code == INCONCLUSIVE
-    assert "no report report.jsonl: no test that ran checks an implementation" in ran.out
+    assert "report report.jsonl was not written: no test checked an implementation" in ran.out
     assert not list(project.folder.glob("report.jsonl*"))
     assert project.pytest(*REPORT, "--collect-only").code == 0

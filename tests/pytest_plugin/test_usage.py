@@ -14,7 +14,7 @@ MISTAKES = {
     "plain function": (["--ringverify", "right.py:attention"], ["is a function", "@ringverify.implementation(...)"]),
     "unknown property": ([*RIGHT, "--ringverify-only", "forwad"], ["'forwad'", "did you mean 'forward'?"]),
     "nothing left": ([*RIGHT, "--ringverify-skip", "lse", "--ringverify-only", "lse"], ["--ringverify-skip leaves"]),
-    "one target twice": ([*RIGHT, *RIGHT], ["'right' is asked for twice"]),
+    "one target twice": ([*RIGHT, *RIGHT], ["'right' is named twice"]),
     "unknown suite": (["--ringverify-suite", "slow"], ["--ringverify-suite 'slow'", "quick, full, nightly"]),
     "unknown world": ([*RIGHT, "--ringverify-world", "mars"], ["--ringverify-world 'mars'", "gloo"]),
     "world size 0": ([*RIGHT, "--ringverify-world-sizes", "2,0"], ["--ringverify-world-sizes '2,0'", "at least 1"]),

@@ -19,7 +19,7 @@ def test_what_was_not_learned_is_an_error_and_the_exit_status_is_3(project):
     ran = project.pytest(*RIGHT, *FEW, "--ringverify-time-budget", "0.000001", "-v", "--junitxml=junit.xml")
     assert ran.code == INCONCLUSIVE, ran.out
     assert ran.counts() == {"passed": 1, "errors": 2}
-    assert "right: forward: inconclusive: the time budget ended first" in ran.out
+    assert "right: forward: inconclusive: the time budget ended before the first example" in ran.out
     assert "right: inconclusive: 2 inconclusive" in ran.out
     assert "Traceback" not in ran.out
     case = project.junit("junit.xml")["ringverify.right.py:attend", "forward"]

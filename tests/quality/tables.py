@@ -1,9 +1,12 @@
-"""The tables of docs/options.md, made from the code that they are about."""
+"""Tables of docs/options.md and of the README, made from the code that they are about."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from ringverify.check.option_table import OPTIONS, Option
 from ringverify.implementation import Capabilities
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.property import Property
 
 
 def options_table(options: tuple[Option, ...] = OPTIONS) -> str:
@@ -34,6 +37,11 @@ def capabilities_table(declared: type = Capabilities) -> str:
     for field in dataclasses.fields(declared):
         rows.append(f"| `{field.name}` | `{written(field.default)}` | {field.metadata['meaning']} |")
     return "\n".join(rows)
+
+
+def properties_table(properties: Iterable[Property] = PROPERTIES.values()) -> str:
+    """What must hold, as `ringverify list properties` says it."""
+    return "\n".join(["| property | |", "|---|---|", *(f"| `{one.id}` | {one.meaning} |" for one in properties)])
 
 
 def written(value: object) -> str:

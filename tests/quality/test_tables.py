@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tables import capabilities_table, options_table, written
+from tables import capabilities_table, options_table, properties_table, written
 
 import ringverify
 from ringverify.check.configuration import KEYS, TARGETS, WRITTEN
@@ -16,6 +16,7 @@ from ringverify.check.options import CheckRequest
 from ringverify.check.run import DEADLINES
 from ringverify.cli.check import add_options
 from ringverify.implementation import Capabilities
+from ringverify.properties.catalogue import PROPERTIES
 from ringverify.worlds.world import LOAD_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,3 +111,21 @@ def test_a_default_that_the_readme_gets_wrong_is_noticed():
     """The proof that the test above can fail."""
     wrong = README.replace('`("cpu",)`, `"both"`', '`("cpu",)`, `"never"`')
     assert readme_defaults(wrong) != readme_defaults(README)
+
+
+def test_the_readme_says_what_the_properties_say():
+    """As `ringverify list properties` does. Whoever changes a meaning pastes the new table."""
+    assert f"{properties_table()}\n\n" in README, f"README.md needs this table:\n{properties_table()}"
+
+
+def test_another_meaning_or_another_property_changes_the_table_of_the_readme():
+    """The proof that the test above can fail: another text, another order, one more and one less."""
+    first, *others = PROPERTIES.values()
+    for changed in (
+        [dataclasses.replace(first, meaning="out is right"), *others],
+        [*others, first],
+        [first, *others, dataclasses.replace(first, id="further")],
+        [first, *others[:-1]],
+        others,
+    ):
+        assert f"{properties_table(changed)}\n\n" not in README

@@ -321,6 +321,9 @@ def test_no_wording_of_a_failure_decides_anything():
         "def f(failure):\n    match failure:\n        case F(message=told):\n            told.removeprefix('rank')",
         "def f(failure):\n    match failure.message:\n        case 'rank 0 died':\n            return 1",
         "class A:\n    def f(self, failure):\n        told = f'{failure.message}.'\n        told.replace('rank', '')",
+        "def f(reasons: Sequence[str]):\n    return [one.split(' is ') for one in reasons]",
+        "def f(sentence: str, earlier):\n    return sentence.startswith(earlier)",
+        "def f(case, capabilities):\n    return 'sharding' in str(why_unsupported(case, capabilities))",
     ],
 )
 def test_wall_6_can_fall(text, tmp_path):
@@ -336,6 +339,8 @@ def test_wall_6_can_fall(text, tmp_path):
         "def f(failure):\n    return failure.detail.strip().splitlines()[:3]",
         "def f(failure):\n    return ' '.join(failure.detail.split())",
         "def f(failure):\n    return failure.kind == 'died' and 'reason' in failure.fields",
+        "def f(reason: tuple[str, ...]):\n    return reason[0] == 'deadline'",
+        "def f(case, capabilities):\n    return why_unsupported(case, capabilities) is None",
         "def f(error: Exception):\n    return isinstance(error, OSError) and error.errno == 12",
     ],
 )

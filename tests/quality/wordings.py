@@ -1,11 +1,13 @@
 """Decisions on the wording of a failure, found in the source.
 
 A text of a failure is what an exception says of itself, or a field of a failure, a violation or an event that holds a
-sentence, and whatever is made of such a text in the same function. It may be shown, cut and joined. It may not be
-compared, searched or taken apart: what code needs to know of a failure is a field.
+sentence, or a sentence that a function is handed, or gets from another; and whatever is made of such a text in the same
+function. It may be shown, cut and joined. It may not be compared, searched or taken apart: what code needs to know of a
+failure is a field.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,12 @@ ATTRIBUTES = {"message", "summary", "detail", "traceback", "said", "diagnosis", 
 
 KEYS = {"message", "summary", "detail", "traceback", "reason", "diagnosis"}
 """The same, of events."""
+
+HANDED = {"summary", "detail", "reason", "sentence", "diagnosis", "why"}
+"""Names of parameters that are sentences, or with an s several, where they are annotated as texts."""
+
+TELLS = {"sentence", "in_words", "why_not", "why_unsupported"}
+"""Functions and methods that return sentences."""
 
 SAYS = {"str", "repr", "text_of", "one_line", "format_exception", "format_exc", "traceback_of_user"}
 """Functions that make a text of an exception."""
@@ -65,6 +73,7 @@ def _in_scope(scope: ast.AST) -> list[tuple[int, str]]:
         if isinstance(one, ast.arg) and one.annotation is not None and "Exception" in ast.unparse(one.annotation):
             errors.add(one.arg)
     texts = _Texts(errors)
+    texts.names |= {one.arg for one in ast.walk(scope) if isinstance(one, ast.arg) and _is_handed(one)}
     before = -1
     while len(texts.names) > before:  # a name may be used above the line that makes a text of it, in a loop
         before = len(texts.names)
@@ -80,6 +89,13 @@ def _in_scope(scope: ast.AST) -> list[tuple[int, str]]:
     return [
         (node.lineno, ast.unparse(node)) for node in ast.walk(scope) if texts.decides(node) and id(node) not in folded
     ]
+
+
+def _is_handed(one: ast.arg) -> bool:
+    """Whether a parameter is a sentence, or several."""
+    annotation = "" if one.annotation is None else ast.unparse(one.annotation)
+    several = re.fullmatch(r"(Sequence|Iterable|Collection|list|set)\[str\]", annotation)
+    return one.arg.removesuffix("s") in HANDED and (several is not None or annotation in ("str", "str | None"))
 
 
 class _Texts:
@@ -128,6 +144,8 @@ class _Texts:
             case ast.Subscript(value=value) | ast.Starred(value=value) | ast.FormattedValue(value=value):
                 return self.is_text(value)
             case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=key), *_]) if key in KEYS:
+                return True
+            case ast.Call(func=ast.Name(id=tells) | ast.Attribute(attr=tells)) if tells in TELLS:
                 return True
             case ast.Call(func=ast.Name(id=says) | ast.Attribute(attr=says), args=[first, *_]) if says in SAYS:
                 return self.is_text(first) or (isinstance(first, ast.Name) and first.id in self._errors)

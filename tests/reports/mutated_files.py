@@ -26,7 +26,7 @@ from ringverify.check.configuration import configured
 from ringverify.cli.check import add_options
 from ringverify.confirm import confirming
 from ringverify.errors import UsageError
-from ringverify.lab import expected, kill_book, published
+from ringverify.lab import expected, kill_report, published
 from ringverify.reports.badge import badges
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.junit import junit
@@ -301,7 +301,7 @@ def kinds() -> dict[str, Kind]:
         ),
         "confirmations": Kind((_json(confirmed),), lambda path: confirming.read(path) and None),
         "verdicts": Kind(((ROOT / "docs/published/verdicts.json").read_bytes(),), _verdicts),
-        "kills": Kind(((ROOT / "docs/kills.json").read_bytes(),), lambda path: kill_book.read(path) and None),
+        "kills": Kind(((ROOT / "docs/kills.json").read_bytes(),), lambda path: kill_report.read(path) and None),
         "expected kills": Kind(
             (_json({"M001": {"property": "forward", "seed": 0, "examples": 1}}),),
             lambda path: expected.read(path, ["M001"]) and None,

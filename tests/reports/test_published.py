@@ -1,12 +1,13 @@
 """The page of published packages: made of verdicts and facts, and of nothing that they do not hold."""
 
-import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sample_events import everything, typed
 
+from ringverify.events import as_json
 from ringverify.lab import publishing
 from ringverify.lab.published import (
     Defect,
@@ -14,6 +15,8 @@ from ringverify.lab.published import (
     Elsewhere,
     Facts,
     Package,
+    SurveyConditions,
+    Verdicts,
     read_facts,
     read_verdicts,
     told_of,
@@ -33,21 +36,27 @@ def _verdicts():
     results = results_of(typed(everything()))
     targets = {}
     for one in results.implementations:
-        seen = {outcome.id: ("shown", [f"wrong: {outcome.id}"]) for outcome in one.failures}
+        seen = {outcome.id: ("shown", (f"wrong: {outcome.id}",)) for outcome in one.failures}
         targets[one.name] = told_of(one, seen)
-    made = {"date": "2026-11-21", "ringverify": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "platform": "Linux"}
-    return {
-        "schema": 1,
-        "made": made | {"suite": "quick", "seed": 0},
-        "targets": targets,
-        "scripts": {"show.py": ["torch: WRONG"]},
+    made = SurveyConditions(
+        date="2026-11-21", ringverify="0.1.0", torch="2.13.0", python="3.11.7", platform="Linux", suite="quick", seed=0
+    )
+    return Verdicts(schema=1, made=made, targets=targets, scripts={"show.py": ("torch: WRONG",)})
+
+
+def with_violations(verdicts, change):
+    """Verdicts with each violation replaced by `change(target, property, violation)`."""
+    targets = {
+        name: replace(one, violations={id: change(name, id, shown) for id, shown in one.violations.items()})
+        for name, one in verdicts.targets.items()
     }
+    return replace(verdicts, targets=targets)
 
 
 @pytest.fixture(name="facts")
 def _facts(verdicts):
     """Facts that fit them."""
-    targets = tuple(verdicts["targets"])
+    targets = tuple(verdicts.targets)
     shown = violations(verdicts, "shown")
     properties = tuple(dict.fromkeys(property for _, property in shown))
     package = Package(
@@ -70,8 +79,7 @@ def test_verdicts_and_facts_that_fit_are_published(verdicts, facts):
     shown = violations(verdicts, "shown")
     assert shown
     for target, property in shown:
-        violation = verdicts["targets"][target]["violations"][property]
-        assert f"](published/cases/{violation['file']})" in text
+        assert f"](published/cases/{verdicts.targets[target].violations[property].file})" in text
     assert "wrong: " in text
     assert "[show.py](published/show.py) says:" in text
     assert "torch: WRONG" in text
@@ -82,33 +90,36 @@ def test_verdicts_and_facts_that_fit_are_published(verdicts, facts):
 def test_what_no_script_shows_is_no_finding(verdicts, facts):
     """It is told apart, and a finding cannot rest on it."""
     target, property = violations(verdicts, "shown")[0]
-    verdicts["targets"][target]["violations"][property] |= {"outcome": "not shown", "said": ["nothing is wrong here"]}
-    text = published_page(verdicts, facts, "published")
+
+    def withheld(name, id, shown):
+        if (name, id) != (target, property):
+            return shown
+        return replace(shown, outcome="not shown", said=("nothing is wrong here",))
+
+    text = published_page(with_violations(verdicts, withheld), facts, "published")
     told = text.split("## Seen by the suite, not by a script")[1].split("\n## ")[0]
     assert f"| `{target}` | `{property}` |" in told
     assert "nothing is wrong here" in told
-    for one in verdicts["targets"].values():
-        for violation in one["violations"].values():
-            violation["outcome"] = "not shown"
-    assert unexplained(verdicts, facts) == ["nothing shows the finding 'something is wrong'"]
+    none = with_violations(verdicts, lambda _name, _id, shown: replace(shown, outcome="not shown"))
+    assert unexplained(none, facts) == ["the finding 'something is wrong' explains no violation that a script shows"]
 
 
 def test_what_does_not_fit_is_named(verdicts, facts):
     """A violation without a finding or with two, a target without a package, a script that was not run."""
     target, property = violations(verdicts, "shown")[0]
     none = Facts(facts.packages, (), facts.scripts)
-    assert f"{target}: {property} is violated, and 0 findings explain it" in unexplained(verdicts, none)
+    expected = "findings in packages.toml explain it, expected exactly 1"
+    assert f"{target} violates {property}; 0 {expected}" in unexplained(verdicts, none)
     twice = Facts(facts.packages, facts.findings * 2, facts.scripts)
-    assert f"{target}: {property} is violated, and 2 findings explain it" in unexplained(verdicts, twice)
-    missing = copy.deepcopy(verdicts)
-    del missing["targets"][next(iter(verdicts["targets"]))]
-    missing["scripts"] = {}
+    assert f"{target} violates {property}; 2 {expected}" in unexplained(verdicts, twice)
+    first, *others = verdicts.targets
+    missing = replace(verdicts, targets={name: verdicts.targets[name] for name in others}, scripts={})
     lines = unexplained(missing, facts)
-    assert f"{next(iter(verdicts['targets']))} is of a package, and has no verdict" in lines
-    assert "show.py was not run" in lines
-    more = copy.deepcopy(verdicts)
-    more["targets"]["peer:new"] = {**verdicts["targets"][target], "violations": {}}
-    assert "peer:new has a verdict, and no package has it" in unexplained(more, facts)
+    assert f"{first} is a target of a [[package]] in packages.toml, but has no verdict: survey it, too" in lines
+    assert "show.py is a [[script]] in packages.toml, but was not run: make the page with the survey's folder" in lines
+    new = {"peer:new": replace(verdicts.targets[target], violations={})}
+    lines = unexplained(replace(verdicts, targets={**verdicts.targets, **new}), facts)
+    assert "peer:new has a verdict, but no [[package]] in packages.toml lists it under targets" in lines
 
 
 @pytest.mark.parametrize(
@@ -143,12 +154,32 @@ def test_verdicts_of_another_schema_are_refused(tmp_path):
         read_verdicts(path)
 
 
+def test_damaged_verdicts_are_refused_with_the_place_of_the_damage(tmp_path):
+    """A field that is missing, and one of another type."""
+    path = tmp_path / "verdicts.json"
+    content = json.loads((ROOT / publishing.VERDICTS).read_text(encoding="utf-8"))
+    content["made"]["seed"] = "0"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ReportError, match=r"\$\.made\.seed is missing or of another type: gather them again"):
+        read_verdicts(path)
+    del content["made"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ReportError, match=r"gather them again"):
+        read_verdicts(path)
+
+
+def test_verdicts_are_written_as_they_were_read():
+    """Nothing of the committed file is lost."""
+    text = (ROOT / publishing.VERDICTS).read_text(encoding="utf-8")
+    assert json.loads(text) == json.loads(json.dumps(as_json(read_verdicts(ROOT / publishing.VERDICTS))))
+
+
 def test_the_published_page_is_what_its_sources_make():
     """Nobody edited it; everything in it fits; every violation has its case file, and no file is left over."""
     verdicts, facts = read_verdicts(ROOT / publishing.VERDICTS), read_facts(ROOT / publishing.FACTS)
     assert unexplained(verdicts, facts) == []
     text = (ROOT / publishing.PAGE).read_text(encoding="utf-8")
     assert text == published_page(verdicts, facts, publishing.FOLDER.name)
-    files = {violation["file"] for one in verdicts["targets"].values() for violation in one["violations"].values()}
+    files = {violation.file for one in verdicts.targets.values() for violation in one.violations.values()}
     assert files == {path.name for path in (ROOT / publishing.CASES).iterdir()}
-    assert set(verdicts["scripts"]) == {path.name for path in (ROOT / publishing.FOLDER).glob("*.py")}
+    assert set(verdicts.scripts) == {path.name for path in (ROOT / publishing.FOLDER).glob("*.py")}

@@ -94,8 +94,8 @@ def test_a_benchmark_looks_as_recorded():
 def test_a_busy_machine_is_named():
     """Its numbers tell as much about others."""
     busy = {**REPORT, "machine": {**REPORT["machine"], "load_before": 7.0}}
-    assert "others are at work on this machine" in shown(busy)
-    assert "others were at work" in page(busy)
+    assert "load average 7.0 on 2 processors: other programs are running" in shown(busy)
+    assert "other programs were running" in page(busy)
 
 
 def test_the_page_of_a_benchmark_looks_as_recorded():

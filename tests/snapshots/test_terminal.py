@@ -119,7 +119,7 @@ DEADLOCK = counterexample(
 KNOWN = {"reason": "dk and dv are unpacked from the wrong pair", "link": "https://example.org/issues/12"}
 SURPRISE = (
     "baseline known.toml: lse of my_package.ring.attend passes, but is listed as violated (log2 for ln); "
-    'take the entry out, or write found = "sometimes" if not every run finds it'
+    'remove the entry, or write found = "sometimes" if not every run finds it'
 )
 
 REFUSED = {
@@ -198,7 +198,7 @@ RUNS = {
     "inconclusive": [
         HEADER,
         row("forward", "pass", examples=57, seconds=3.0, margin=0.5, reason="the time budget ended after 57 of 200"),
-        row("lse", "inconclusive", reason="the time budget ended first"),
+        row("lse", "inconclusive", reason="the time budget ended before the first example: raise --time-budget"),
         row("gradients", "inconclusive", reason="the gloo world could not start: rank 1: no interface [lo]"),
         *end("inconclusive", {"pass": 1, "inconclusive": 2}, examples=57, runs=57, seconds=3.0, seconds_inside=2.0),
     ],

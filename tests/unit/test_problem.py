@@ -50,9 +50,12 @@ DILATION = Dilation(((4, 2),))
         ({"documents": 4}, "documents=4: expected cumulative lengths such as (0, 3, 7)"),
         (
             {"documents": (0, 3, 2)},
-            "documents=(0, 3, 2): cumulative lengths must not decrease nor pass the length 4",
+            "documents=(0, 3, 2): expected non-decreasing cumulative lengths of at most 4, the sequence length",
         ),
-        ({"documents": (0, 5)}, "documents=(0, 5): cumulative lengths must not decrease nor pass the length 4"),
+        (
+            {"documents": (0, 5)},
+            "documents=(0, 5): expected non-decreasing cumulative lengths of at most 4, the sequence length",
+        ),
         ({"documents": (-1, 4)}, "documents entry=-1: expected an integer of at least 0"),
         (
             {"documents": (0, 4), "key_length": 6},
@@ -61,7 +64,7 @@ DILATION = Dilation(((4, 2),))
         ),
         ({"key_lengths": (1, 2)}, "key_lengths=(1, 2): expected one length for each of 1 batch elements"),
         ({"key_lengths": 3}, "key_lengths=3: expected one length for each of 1 batch elements"),
-        ({"key_lengths": (5,)}, "key_lengths=(5,): no length may pass key_length=4"),
+        ({"key_lengths": (5,)}, "key_lengths=(5,): expected lengths of at most key_length=4"),
         ({"key_lengths": (-1,)}, "key_lengths entry=-1: expected an integer of at least 0"),
         ({"dilation": ((4, 2),)}, "dilation=((4, 2),): expected ringref.Dilation(branches=((w, r), ...))"),
         (

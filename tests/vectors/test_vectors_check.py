@@ -48,7 +48,7 @@ def test_whole_vectors_pass(folder, capsys) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     code, out, err = checked(capsys, folder)
     assert (code, err) == (0, "")
-    assert out.startswith(f"4 vectors in {folder}: whole, and the oracle gives what is in them")
+    assert out.startswith(f"4 vectors in {folder}: files complete and unedited, results reproduced by the oracle")
     assert out.count("\n") == 1
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
@@ -222,9 +222,9 @@ DAMAGE = {
     _unnamed: ["index.json does not name V200.safetensors"],
     _not_in_the_index: ["index.json does not name V027.safetensors"],
     _no_index: ["cannot read", "index.json", "ringverify vectors generate"],
-    _no_schema: ["cannot read", "schema.json", "get it again"],
-    _schema_emptied: ["schema.json is not the schema that the index follows"],
-    _schema_not_text: ["schema.json is not the schema that the index follows"],
+    _no_schema: ["cannot read", "schema.json", "restore the folder"],
+    _schema_emptied: ["schema.json differs from the schema of vectors that ringverify"],
+    _schema_not_text: ["schema.json differs from the schema of vectors that ringverify"],
     _index_cut_off: ["index.json is truncated or not JSON"],
     _index_edited: ["index.json was edited"],
     _index_of_the_future: ["index.json has schema 2", "reads schema 1", "upgrade ringverify"],
@@ -233,9 +233,9 @@ DAMAGE = {
     _no_vectors: ["index.json lists no vectors"],
     _twice: ["two vectors are called V003"],
     _impossible: ["vector 1 does not describe a vector: heads=0"],
-    _exchanged: ["V003.safetensors holds another vector"],
-    _positions: ["V048: layouts does not follow from its problem"],
-    _flags: ["V048: flags does not follow from its problem"],
+    _exchanged: ["V003.safetensors holds the vector"],
+    _positions: ["V048: layouts is "],
+    _flags: ["V048: flags is "],
     _no_safetensors: ["V003.safetensors is no vector"],
     _a_tensor_less: ["V048.safetensors has other tensors"],
     _another_answer: ["V048.safetensors: dk is not what the oracle gives"],
@@ -256,7 +256,7 @@ def test_damage_is_told_in_one_line(damage, folder, capsys) -> None:
         assert f"ringverify vectors generate {folder} --force" in err
     for word in DAMAGE[damage]:
         assert word in err
-    assert any(way in err for way in ("get it again", "upgrade", "generate", "vector 1", "called V003"))
+    assert any(way in err for way in ("restore the folder", "upgrade", "generate", "vector 1", "called V003"))
 
 
 @pytest.mark.parametrize("damage", [_truncated, _edited, _missing, _index_of_the_future, _not_in_the_index, _positions])
@@ -303,7 +303,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch) ->
         (["--only", ","], "expected names separated by commas"),
         (["--target", "rung"], "unknown target 'rung'"),
         (["--target", "ring", "--device", "moon"], "unknown device 'moon'"),
-        (["--target", "ring", "--target", "ring"], "'ring' is asked for twice"),
+        (["--target", "ring", "--target", "ring"], "'ring' is named twice"),
         (["--target", "ring", "--world", "nccl", "--device", "cpu"], "each rank has a GPU of its own"),
         (["--force"], "unrecognized arguments: --force"),
     ],

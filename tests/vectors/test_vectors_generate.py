@@ -139,7 +139,7 @@ def generate(folder: Path, stories=SOME, *, force: bool = False) -> str:
 
 def test_a_second_time_nothing_is_written(tmp_path) -> None:
     """And it says so."""
-    assert generate(tmp_path / "v").endswith("3 new, 0 written over")
+    assert generate(tmp_path / "v").endswith("3 new, 0 overwritten")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").iterdir()}
     assert generate(tmp_path / "v").endswith("unchanged, bit for bit")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "v").iterdir()} == before
@@ -149,7 +149,7 @@ def test_new_vectors_join_those_that_are_there(tmp_path) -> None:
     """No force is needed, and the old files stay as they are."""
     folder = tmp_path / "v"
     generate(folder, {"V003": SOME["V003"]})
-    assert generate(folder).endswith("2 new, 0 written over")
+    assert generate(folder).endswith("2 new, 0 overwritten")
     assert contents_of(folder) == generating.contents(SOME)
     assert list(index.read(folder).stories) == list(SOME)
     assert [path.name for path in tmp_path.iterdir()] == ["v"]
@@ -180,10 +180,10 @@ def _no_index(folder: Path) -> None:
 
 
 CHANGES = {
-    _edited: "V003.safetensors differs from what is generated",
-    _another: "V900.safetensors is none of these vectors",
-    _told_otherwise: "index.json describes V003 otherwise",
-    _renumbered: "V027.safetensors differs from what is generated",
+    _edited: "V003.safetensors differs from the vector that is generated for this id",
+    _another: "V900.safetensors: ringverify ",
+    _told_otherwise: "index.json: the entry of V003 differs from the generated one",
+    _renumbered: "V027.safetensors differs from the vector that is generated for this id",
     _no_index: "index.json is truncated or not JSON",
 }
 

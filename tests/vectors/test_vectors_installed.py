@@ -35,7 +35,7 @@ def installed(tmp_path_factory):
 
 
 def test_vectors_are_checked_from_an_installed_package(installed, tmp_path):
-    """In an empty folder: the files are found, whole, and the oracle gives what is in them."""
+    """In an empty folder: the files are found, complete and unedited, and the oracle reproduces their results."""
     ended = subprocess.run(
         [sys.executable, "-m", "ringverify", "vectors", "check", "--only", "V001,V013"],
         cwd=tmp_path,

@@ -85,7 +85,7 @@ def test_an_implementation_has_a_test_a_vector(fixtures, capsys) -> None:
     assert main(["report", "vectors.jsonl", "--html", "page.html", "--markdown", "page.md"]) == 0
     assert main(["confirm", "vectors.jsonl"]) == 1
     assert (
-        "V013: there is no case file to make a script of; this shows it again: ringverify vectors"
+        "V013: this violation has no case file, so no script can be made; to see it again: ringverify vectors"
         in capsys.readouterr().out
     )
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from ringverify.cases.case import Undeclared
 from ringverify.cases.running import Runner
 from ringverify.check import planning
 from ringverify.cli.main import main
 from ringverify.implementation import Implementation
 from ringverify.targets import load
 from ringverify.vectors import checking, index, running
+from ringverify.vectors.story import trial_name
 from ringverify.vectors.trying import Trial, trial, tried
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import WorldUnavailable
@@ -64,7 +66,9 @@ def test_our_rings_return_what_every_vector_says(fixtures) -> None:
             wanted = trial(story, layout, runner.capabilities)
             assert isinstance(wanted, Trial), f"{story.id}: {wanted}"
             judgement = tried(wanted, checking.load(found, story), runner)
-            assert judgement.violation is None, f"{wanted.name}: {judgement.violation.summary}"
+            assert judgement.violation is None, (
+                f"{trial_name(wanted.story, wanted.layout)}: {judgement.violation.summary}"
+            )
 
 
 def test_a_wrong_ring_is_told_with_the_story_of_the_vector(check, fixtures) -> None:
@@ -162,9 +166,9 @@ def test_without_a_gradient_of_lse_the_forward_is_still_asked() -> None:
     assert (less.case.cotangent, less.gradients, less.tensors) == ("out", False, ("out", "lse"))
     least = trial(story, story.layouts[0], dataclasses.replace(ring, lse=False, lse_gradient=False))
     assert least.tensors == ("out",)
-    assert trial(story, story.layouts[1], dataclasses.replace(ring, sharding="striped")) == (
-        "sharding zigzag is not declared"
-    )
+    lacking = trial(story, story.layouts[1], dataclasses.replace(ring, sharding="striped"))
+    assert isinstance(lacking, Undeclared)
+    assert (lacking.keyword, str(lacking)) == ("sharding", "sharding zigzag is not declared")
 
 
 def test_a_world_that_cannot_be_set_up_is_inconclusive(check, monkeypatch) -> None:

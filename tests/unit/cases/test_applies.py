@@ -104,7 +104,7 @@ def test_replay_of_a_case_that_does_not_apply_judges_its_values_alone(tmp_path, 
     path = save(tmp_path, target="ring", property="precision", world="simulated", device="cpu", counterexample=recorded)
     said: list[str] = []
     assert replay(path, say=said.append, show=said.append) == 0
-    assert said[1].startswith("the case does not put precision to the test")
+    assert said[1].startswith("property precision does not apply to this case")
     assert said[-1].startswith("the property holds")
 
 

@@ -97,7 +97,7 @@ def test_what_only_one_rank_refuses_is_heard_by_all():
     """Eight tokens are inferred on rank 0, which is too short for these documents, and ten on rank 1."""
     message = said(lambda rank: ring_attention(*tensors(4 + rank), documents=(0, 9)))
     assert "query_length is 8 on rank 0 and 10 on rank 1" in message
-    assert "rank 0 refuses: documents=(0, 9): cumulative lengths must not decrease" in message
+    assert "rank 0 refuses: documents=(0, 9): expected non-decreasing cumulative lengths" in message
     message = said(lambda rank: ring_attention(*(x[0] if rank else x for x in tensors(4))))
     assert "call: rank 1 refuses: q has shape (4, 2, 4): expected (batch, sequence, heads, head_dim); give" in message
 

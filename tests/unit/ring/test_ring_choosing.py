@@ -152,7 +152,7 @@ def test_what_is_assumed_of_gloo_is_the_median_of_what_was_measured():
     """Of every hop that a published page gives; a page that is measured again adds its hops, and takes none away."""
     with HOPS.open() as file:
         hops = [(float(row["microseconds"]), float(row["gigabytes_per_second"])) for row in csv.DictReader(file)]
-    page = re.findall(r"a hop costs (\d+) µs and ([\d.]+) GB/s", CROSSOVER.read_text())
+    page = re.findall(r"a hop(?: costs|: latency) (\d+) µs(?: and|, bandwidth) ([\d.]+) GB/s", CROSSOVER.read_text())
     assert hops[-len(page) :] == [(float(latency), float(bandwidth)) for latency, bandwidth in page]
     microseconds, gigabytes = (statistics.median(of) for of in zip(*hops, strict=True))
     assumed = ASSUMED["cpu"]

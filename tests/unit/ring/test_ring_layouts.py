@@ -115,7 +115,7 @@ def test_grouped_heads_given_as_positions_are_refused(layout, world_size):
         ({"query_length": 18, "key_length": 18}, "q has shape (2, 4, 9, 6) on rank 0 of 1: expected (2, 18, 9, 6)"),
         ({"query_length": 9, "key_length": 9}, "q has shape (2, 4, 9, 6) on rank 0 of 1: expected (2, 9, 9, 6)"),
         ({"documents": (0, 5, 9)}, "documents=(0, 5, 9)"),
-        ({"key_lengths": (9, 3)}, "no length may pass key_length=4"),
+        ({"key_lengths": (9, 3)}, "expected lengths of at most key_length=4"),
     ],
 )
 def test_what_fits_the_other_layout_is_said(how, words):
