@@ -6,13 +6,15 @@ addition, twice the positions per rank take at most twice the memory, so nothing
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import strategies as st
 
 from ringref.problem import Problem
 from ringverify.cases.case import SEEDS, Case, why_unsupported
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.shapes import fitted
-from ringverify.cases.strategies import declared_world_sizes
+from ringverify.cases.strategies import declared_world_sizes, roots
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, violation_of
 
@@ -72,18 +74,19 @@ def _peak(observation: Observation) -> int:
 
 def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
     dtype = "float32" if "float32" in c.dtypes else c.dtypes[0]
-
     size = max(_sizes(c))
-
-    def build(sharding: str, causal: bool, seed: int) -> Case:
-        problem = Problem(query_length=size * POSITIONS, heads=2, head_dim=WIDTH // 2, dtype=dtype, causal=causal)
-        case = Case(problem=problem, sharding=sharding, world_size=size, seed=seed)
-        return fitted(case, c, worlds=[2 * size])
-
     names = [sharding_name(sharding) for sharding in c.shardings]
     # Under replicated_query each rank holds all queries, and nothing is claimed: used only if nothing else is declared.
     sharded = [name for name in names if name != "replicated_query"] or names
-    return st.builds(build, st.sampled_from(sharded), st.sampled_from(CAUSALS[c.causal]), st.integers(0, SEEDS - 1))
+
+    def build(root: int) -> Case:
+        rng = random.Random(root)
+        sharding, causal = rng.choice(sharded), rng.choice(CAUSALS[c.causal])
+        problem = Problem(query_length=size * POSITIONS, heads=2, head_dim=WIDTH // 2, dtype=dtype, causal=causal)
+        case = Case(problem=problem, sharding=sharding, world_size=size, seed=rng.randint(0, SEEDS - 1))
+        return fitted(case, c, worlds=[2 * size])
+
+    return roots().map(build)
 
 
 def _outweighs(case: Case, c: Capabilities) -> bool:

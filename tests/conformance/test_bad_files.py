@@ -115,10 +115,16 @@ def from_the_future(text):
     return json.dumps({"schema": 2, "something": "new"})
 
 
+def from_the_past(text):
+    """A schema that was never written."""
+    return json.dumps({"schema": 0, "something": "old"})
+
+
 BAD_CASES = {
     "truncated": (cut_short, ["truncated or not JSON", "run check again"]),
     "edited": (with_another_seed, ["was edited", "--edited"]),
     "newer": (from_the_future, ["schema 2", "reads schema 1", "upgrade ringverify"]),
+    "older": (from_the_past, ["schema 0", "reads schema 1", "the version that wrote it"]),
     "not JSON": (lambda text: "dear diary", ["not JSON", "get the whole file"]),
     "other JSON": (lambda text: "[1, 2, 3]", ["not a case file"]),
     "not text": (lambda text: b"\xff\xfe\x00", ["not UTF-8 text"]),

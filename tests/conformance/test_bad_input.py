@@ -67,7 +67,7 @@ WRONG_USAGE = {
     ),
     "unknown property": (["check", "ring", "--only", "forwad"], ["'forwad'", "did you mean 'forward'?"]),
     "unknown property to skip": (["check", "ring", "--skip", "zzz"], ["'zzz'", "known: forward, lse"]),
-    "no property left": (["check", "ring", "--only", "lse", "--skip", "lse"], ["--skip", "--only"]),
+    "no property left": (["check", "ring", "--only", "lse", "--skip", "lse"], ["--skip names all", "remove a name"]),
     "no property named": (["check", "ring", "--only", ","], ["','", "separated by commas"]),
     "world size 0": (["check", "ring", "--world-sizes", "0"], ["'0'", "at least 1"]),
     "world size -1": (["check", "ring", "--world-sizes=2,-1"], ["'2,-1'", "at least 1"]),

@@ -39,8 +39,8 @@ MISBEHAVING = {
     "interrupts itself": ("raise KeyboardInterrupt", USAGE, "it.py:attend does not import: KeyboardInterrupt"),
     "raises what nobody catches": ("raise GeneratorExit('no')", USAGE, "GeneratorExit: no (at it.py:1)"),
     "recurses": ("def f(): f()\nf()", USAGE, "RecursionError: maximum recursion depth exceeded"),
-    "says nothing": ("class E(Exception):\n def __str__(self): raise self\nraise E", USAGE, "import: E (which"),
-    "says a number": ("class E(Exception):\n def __str__(self): return 3\nraise E", USAGE, "import: E (which"),
+    "says nothing": ("class E(Exception):\n def __str__(self): raise self\nraise E", USAGE, "import: E (its text"),
+    "says a number": ("class E(Exception):\n def __str__(self): return 3\nraise E", USAGE, "import: E (its text"),
     "exits when it speaks": (
         "import os\nclass E(Exception):\n def __str__(self): os._exit(0)\nraise E",
         USAGE,

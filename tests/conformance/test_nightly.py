@@ -1,6 +1,7 @@
 """The suites: all but nightly repeat, nightly sees other cases each time; and each tries first what failed before."""
 
 import hashlib
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -44,6 +45,17 @@ def test_the_cases_drawn_are_those_of_the_seed_whatever_profile_is_in_force():
         assert DRAWING.verbosity == Verbosity.quiet
     finally:
         hypothesis.settings.load_profile("as it was")
+
+
+@pytest.mark.parametrize("id", ["forward", "precision", "memory"])
+def test_the_cases_drawn_are_those_of_the_seed_whatever_is_imported(id, tmp_path, monkeypatch):
+    """Hypothesis mixes in numbers from imported source, so that an edit of the code under test gave other cases."""
+    declared = Capabilities(dtypes=("float32", "bfloat16"), memory="sharded")
+    usual = drawn(PROPERTIES[id], declared, 100)
+    (tmp_path / f"numbers_for_{id}.py").write_text(f"NUMBERS = {[*range(101 + len(id), 2**16, 131)]}")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(f"numbers_for_{id}")
+    assert drawn(PROPERTIES[id], declared, 100) == usual
 
 
 def test_a_home_that_a_project_gave_hypothesis_is_given_back(tmp_path):

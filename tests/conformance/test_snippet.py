@@ -56,7 +56,7 @@ def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(target, t
     (case,) = (tmp_path / ".ringverify").glob("*.json")
     assert main(["replay", str(case), "--snippet", "shown.py"]) == 1
     told = capsys.readouterr().out
-    assert "shows it without ringverify" in told
+    assert "shows the violation without ringverify" in told
     assert "exactly the recorded bits" in told
     run = shown(tmp_path / "shown.py", hidden=("ringverify", "ringref"))
     assert run.returncode == 1, run.stderr
@@ -120,7 +120,7 @@ def test_a_snippet_of_what_lives_in_the_tool_says_that_it_needs_it(tmp_path, cap
     assert main(["check", "mutant:A9", "--only", "forward", "--max-examples", "20"]) == 1
     (case,) = (tmp_path / ".ringverify").glob("*.json")
     assert main(["replay", str(case), "--snippet", "shown.py"]) == 1
-    assert "shows it with ringverify installed, where mutant:A9 lives" in capsys.readouterr().out
+    assert "shows the violation with ringverify installed, where mutant:A9 lives" in capsys.readouterr().out
     run = shown(tmp_path / "shown.py", hidden=())
     assert run.returncode == 1, run.stderr
     assert any(line.split()[2] == "out" and "allowed in 0 of" not in line for line in run.stdout.splitlines())

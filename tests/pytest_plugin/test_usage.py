@@ -13,7 +13,7 @@ MISTAKES = {
     "file that is not there": (["--ringverify", "no.py:attend"], ["'no.py'", "the whole path"]),
     "plain function": (["--ringverify", "right.py:attention"], ["is a function", "@ringverify.implementation(...)"]),
     "unknown property": ([*RIGHT, "--ringverify-only", "forwad"], ["'forwad'", "did you mean 'forward'?"]),
-    "nothing left": ([*RIGHT, "--ringverify-skip", "lse", "--ringverify-only", "lse"], ["--ringverify-skip leaves"]),
+    "nothing left": ([*RIGHT, "--ringverify-skip", "lse", "--ringverify-only", "lse"], ["--ringverify-skip names"]),
     "one target twice": ([*RIGHT, *RIGHT], ["'right' is named twice"]),
     "unknown suite": (["--ringverify-suite", "slow"], ["--ringverify-suite 'slow'", "quick, full, nightly"]),
     "unknown world": ([*RIGHT, "--ringverify-world", "mars"], ["--ringverify-world 'mars'", "gloo"]),

@@ -78,7 +78,7 @@ def commands(block):
 
 def steady(text):
     """Without what differs from run to run and from machine to machine."""
-    return re.sub(r" +\d+ examples +[\d.]+ s +margin .*|residual \S+|-[0-9a-f]{8}\.json|shrunk .*", " … ", text)
+    return re.sub(r" +\d+ examples? +[\d.]+ s +margin .*|residual \S+|-[0-9a-f]{8}\.json|shrunk .*", " … ", text)
 
 
 def left_out(command):

@@ -167,7 +167,12 @@ def everything():
                 [
                     row(wrong, "forward", "fail"),
                     counterexample(wrong, "forward"),
-                    row(wrong, "lse", "inconclusive", reason="the time budget ended before the first example: raise --time-budget"),
+                    row(
+                        wrong,
+                        "lse",
+                        "inconclusive",
+                        reason="the time budget ended before the first example: raise --time-budget",
+                    ),
                     row(wrong, "gradients", "fail", known=KNOWN),
                     counterexample(wrong, "gradients", **IN_BLOCKS),
                     row(wrong, "isolation", "fail"),
