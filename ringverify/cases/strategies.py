@@ -51,12 +51,12 @@ LONGEST_NEEDED = 512
 """Larger worlds are left out if `length_multiple` times their size exceeds this many positions."""
 
 ROOTS = 2**24
-"""Number of integers that Hypothesis draws from; in a range of more than 24 bits it would prefer small ones."""
+"""Number of integers that Hypothesis draws from; in a larger range, some of its versions prefer small ones."""
 
 BEYOND = 10**60
 """The smallest integer that Hypothesis draws.
 
-Into the integers it draws it mixes numbers from the source of imported modules, where they fit: a seed would give other
+From 0 on it would prefer small integers, and mix in numbers from the source of imported modules: a seed would give other
 cases after an edit of the code under test. No source holds numbers of this size.
 """
 

@@ -26,7 +26,7 @@ from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.reproducing import MASK, place_of
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.where import Probe, locate, wrong_elements
+from ringverify.diagnosis.where import Probe, locate, wrong_tensors
 from ringverify.events import TensorName, Where
 from ringverify.faults.ring import STEPS
 from ringverify.implementation import Capabilities
@@ -211,15 +211,6 @@ def _seen(observe: Callable[[Case], Observation], case: Case, capabilities: Capa
     return None if observation.failure is not None else Scene(case, capabilities, observation)
 
 
-def wrong_tensors(scene: Scene) -> tuple[TensorName, ...]:
-    """Return the names of the results that are wrong on at least one rank."""
-    return tuple(
-        name
-        for name in scene.tensors
-        if any(bool(wrong_elements(scene, name, rank).any()) for rank in range(scene.size))
-    )
-
-
 def like(smallest: Case, first: Case) -> Iterator[Case]:
     """Yield cases like the smallest and the first: other inputs, one choice changed, or larger, to part hypotheses."""
     yield first.replace(values=smallest.values, seed=first.seed + 1)
@@ -319,7 +310,7 @@ def hop_of(hypothesis: Hypothesis, scene: Scene) -> int | None:
         for hop in range(1 if scene.replicated else scene.size):
             owner = STEPS.owner(here, hop)
             at = here, hop, owner
-            changed = steps.times(*at) != 1 or steps.times_in_part(*at) != (1, 1) or steps.times_in_dq(*at) != 1
+            changed = steps.times_in_part(*at) != (1, 1) or steps.times_in_dq(*at) != 1
             if any(getattr(steps, name) is not getattr(STEPS, name) for name in MASK):
                 changed |= not torch.equal(steps.pattern(steps, *at), scene.counts[rank, owner])
             if changed:

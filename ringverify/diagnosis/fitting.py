@@ -14,11 +14,7 @@ from ringverify.diagnosis.misunderstood import LAYOUT
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_elements
 from ringverify.events import TensorName
-from ringverify.faults.causes_of_numbers import in_pattern
-from ringverify.faults.ring import STEPS, Steps, Times
-
-Deviations = dict[tuple[int, int], int]
-"""How often a rank merges the block of an owner, by `(rank, owner)`, where that is not once."""
+from ringverify.faults.ring import STEPS, Steps
 
 
 def fits(scene: Scene) -> Iterator[Hypothesis]:
@@ -26,7 +22,6 @@ def fits(scene: Scene) -> Iterator[Hypothesis]:
     with np.errstate(all="ignore"):
         yield from _scales(scene)
         yield from _on_some_ranks(scene)
-        yield from _single_blocks(scene)
 
 
 def fitted_scale(scene: Scene) -> float | None:
@@ -102,51 +97,3 @@ def _on_some_ranks(scene: Scene) -> Iterator[Hypothesis]:
                 and hypothesis.steps.returned_gradients is not STEPS.returned_gradients
             ):
                 yield dataclasses.replace(hypothesis, ranks=wrong_backward)
-
-
-def _single_blocks(scene: Scene) -> Iterator[Hypothesis]:
-    """Yield the hypothesis that each wrong rank merges one block never, or twice."""
-    known: dict[object, Deviations | None] = {}
-
-    def deviations(of: Scene) -> Deviations:
-        if of.case not in known:
-            known[of.case] = _deviations(of)
-        return known[of.case] or {}
-
-    def says(of: Scene) -> str:
-        return _told(deviations(of))
-
-    def merged(of: Scene) -> Steps:
-        return replace(STEPS, times=_times(deviations(of)))
-
-    if scene.size > 1 and not scene.replicated and deviations(scene):
-        yield Hypothesis(says, lambda of: in_pattern(_times(deviations(of))))
-        yield Hypothesis(says, merged)
-
-
-def _times(deviations: Deviations) -> Times:
-    return lambda here, hop, owner: deviations.get((here.rank, owner), 1)
-
-
-def _deviations(scene: Scene) -> Deviations | None:
-    """Return the miscounted block of each wrong rank that explains its out and lse; `None` if a rank has none."""
-    found: Deviations = {}
-    if scene.replicated:
-        return None
-    for rank in wrong_forward(scene):
-        for owner, times in [(owner, times) for times in (0, 2) for owner in range(scene.size)]:
-            if _explains_rank(scene, rank, owner, times):
-                found[rank, owner] = times
-                break
-        else:
-            return None
-    return found
-
-
-def _explains_rank(scene: Scene, rank: int, owner: int, times: int) -> bool:
-    return Hypothesis("", replace(STEPS, times=_times({(rank, owner): times}))).explains_rank(scene, rank)
-
-
-def _told(deviations: Deviations) -> str:
-    words = {0: "never merged the block of rank {}", 2: "counted the block of rank {} twice"}
-    return "; ".join(f"rank {rank} " + words[times].format(owner) for (rank, owner), times in deviations.items())

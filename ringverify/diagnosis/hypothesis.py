@@ -21,7 +21,7 @@ from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.reproducing import NoPrediction
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
-from ringverify.diagnosis.where import wrong_elements
+from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.fault import Cause, When
 from ringverify.faults.ring import STEPS, Steps
@@ -120,7 +120,7 @@ class Hypothesis:
             return None
         steps = self.on(scene)
         if not _concerns(scene.problem, steps):
-            return 0.0 if _is_right(scene) else None
+            return None if wrong_tensors(scene) else 0.0
         ranks = range(scene.size) if self.ranks is None else self.ranks(scene)
 
         def steps_of(direction: When) -> reproducing.StepsOfRank:
@@ -161,17 +161,6 @@ class Hypothesis:
                 return None
         return None if more is None else max(left, more)
 
-    def explains_rank(self, scene: Scene, rank: int) -> bool:
-        """Whether the hypothesis explains out and lse of one rank."""
-        steps = self.on(scene)
-        with np.errstate(all="ignore"):
-            try:
-                found = reproducing.forward(scene, lambda rank: steps)
-            except NoPrediction:
-                return False
-            results = [one.results for one in found]
-            return _agree(scene, results, ("out", "lse"), lambda: scene.allowed, (rank,)) is not None
-
     def on(self, scene: Scene) -> Steps:
         """Return the steps for a case."""
         return self.steps if isinstance(self.steps, Steps) else self.steps(scene)
@@ -186,18 +175,13 @@ def _concerns(problem: Problem, steps: Steps) -> bool:
 
 def _shared(scene: Scene, key: Hashable, compute: Callable[[], T | None]) -> T | None:
     """Compute something of a scene once for all hypotheses, by key; `None` if there is no prediction."""
-    if key not in scene.shared:
-        scene.shared[key] = None
+
+    def predicted() -> T | None:
         with contextlib.suppress(NoPrediction):
-            scene.shared[key] = compute()
-    found: T | None = scene.shared[key]
-    return found
+            return compute()
+        return None
 
-
-@functools.lru_cache(maxsize=16)
-def _is_right(scene: Scene) -> bool:
-    ranks = range(scene.size)
-    return not any(wrong_elements(scene, name, rank).any() for name in scene.tensors for rank in ranks)
+    return scene.once(key, predicted)
 
 
 def _right(scene: Scene) -> tuple[list[reproducing.Forward], float] | None:
@@ -246,7 +230,6 @@ def _agree(
     found: list[Results],
     tensors: tuple[TensorName, ...],
     limits: Callable[[], Allowed],
-    ranks: tuple[int, ...] | None = None,
 ) -> float | None:
     """Return the largest difference between prediction and observation, or `None` if one exceeds what is allowed.
 
@@ -254,8 +237,7 @@ def _agree(
     """
     worst = 0.0
     names = [name for name in tensors if name in scene.tensors]
-    where = range(scene.size) if ranks is None else ranks
-    pairs = [(name, rank, found[rank][name], scene.seen(name, rank)) for name in names for rank in where]
+    pairs = [(name, rank, found[rank][name], scene.seen(name, rank)) for name in names for rank in range(scene.size)]
     if any(predicted.shape != seen.shape for _, _, predicted, seen in pairs):
         return None
     if not all(_near(scene, name, rank, predicted) for name, rank, predicted, _ in pairs):
@@ -265,8 +247,7 @@ def _agree(
     for name, rank, predicted, seen in pairs:
         if not seen.size:
             continue
-        wide = name == "lse" and scene.problem.dtype != "float64"
-        dtype: DtypeName = "float32" if wide else scene.problem.dtype
+        dtype = scene.dtype_of(name)
         true, allowed = scene.true(name, rank), scene.limit(name, rank)
         limit = np.maximum(allowed, scene.local(name, getattr(suspected, name), rank))
         relative = relative_rounding(scene, name)
@@ -341,18 +322,15 @@ def _sums_rounding(scene: Scene) -> float:
 
 def relative_rounding(scene: Scene, name: TensorName) -> float:
     """Return the relative error that the largest value of a result may have: the error allowed in predicted values."""
-    if ("rounding", name) not in scene.shared:
-        scene.shared["rounding", name] = _relative_rounding(scene, name)
-    found: float = scene.shared["rounding", name]
-    return found
 
+    def derived() -> float:
+        answer, allowed = getattr(scene.truth, name), getattr(scene.allowed, name)
+        p = scene.problem
+        returned: DtypeName = scene.pipeline.lse_dtype if name == "lse" else p.dtype
+        rounding = _sums_rounding(scene) + witness_bound(returned, 1)
+        finite = np.isfinite(answer) & np.isfinite(allowed)
+        size = np.abs(np.where(finite, answer, 0.0)).max(initial=0.0)
+        tiny = size <= UNDERFLOW[p.dtype] or size >= LARGEST[p.dtype]
+        return rounding if tiny else max(rounding, float(np.where(finite, allowed, 0.0).max(initial=0.0) / size))
 
-def _relative_rounding(scene: Scene, name: TensorName) -> float:
-    answer, allowed = getattr(scene.truth, name), getattr(scene.allowed, name)
-    p = scene.problem
-    returned: DtypeName = scene.pipeline.lse_dtype if name == "lse" else p.dtype
-    rounding = _sums_rounding(scene) + witness_bound(returned, 1)
-    finite = np.isfinite(answer) & np.isfinite(allowed)
-    size = np.abs(np.where(finite, answer, 0.0)).max(initial=0.0)
-    tiny = size <= UNDERFLOW[p.dtype] or size >= LARGEST[p.dtype]
-    return rounding if tiny else max(rounding, float(np.where(finite, allowed, 0.0).max(initial=0.0) / size))
+    return scene.once(("rounding", name), derived)

@@ -16,7 +16,7 @@ from ringref.problem import DtypeName
 from ringref.rounding import UNIT_ROUNDOFF, Pipeline, allowed_error, margins
 from ringverify.cases.inputs import round_to
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_elements
 from ringverify.events import TensorName
 from ringverify.faults.causes_of_gradients import summed_in_input_dtype
@@ -25,26 +25,31 @@ from ringverify.faults.ring import STEPS
 TENSORS: tuple[tuple[TensorName, ...], ...] = (("out", "lse"), ("dq", "dk", "dv"))
 
 
-def _computed_in(narrow: DtypeName, tensors: tuple[TensorName, ...]) -> Callable[[Scene], float | None]:
-    """Judge whether these results were computed in a narrower dtype, and the others are right."""
+def _judge(narrow: DtypeName, tensors: tuple[TensorName, ...], *, computed: bool) -> Callable[[Scene], float | None]:
+    """Judge whether these results were computed in a narrower dtype, or only rounded to it; the others are right."""
+
+    def limits_of(scene: Scene, name: TensorName, rank: int) -> Array:
+        if not computed:
+            limit = scene.limit(name, rank)
+            return limit + UNIT_ROUNDOFF[narrow] * (np.abs(scene.true(name, rank)) + limit)
+        lse_dtype: DtypeName = "float64" if narrow == "float64" else "float32"
+        pipeline = Pipeline(narrow, narrow, lse_dtype=lse_dtype, blocks=scene.size)
+        problem, t, x = scene.problem.replace(dtype=narrow), scene.truth, scene.inputs
+        allowed = scene.once(narrow, lambda: allowed_error(problem, t, x.q, x.k, x.v, x.dout, x.dlse, pipeline))
+        return scene.local(name, getattr(allowed, name), rank)
 
     def judge(scene: Scene) -> float | None:
-        worst = 0.0
-        dtype = narrow if UNIT_ROUNDOFF[narrow] > UNIT_ROUNDOFF[scene.problem.dtype] else scene.problem.dtype
-        pipeline = Pipeline(dtype, dtype, lse_dtype="float64" if dtype == "float64" else "float32", blocks=scene.size)
-        t, x = scene.truth, scene.inputs
-        problem = scene.problem.replace(dtype=dtype)
-        limits = allowed_error(problem, t, x.q, x.k, x.v, x.dout, x.dlse, pipeline)
+        worst, dtype = 0.0, scene.problem.dtype
         for name in scene.tensors:
             for rank in range(scene.size):
-                if name not in tensors or dtype == scene.problem.dtype:
+                if name not in tensors or UNIT_ROUNDOFF[narrow] <= UNIT_ROUNDOFF[dtype]:
                     if wrong_elements(scene, name, rank).any():
                         return None
                     continue
-                seen, true = scene.seen(name, rank), scene.true(name, rank)
-                limit = scene.local(name, getattr(limits, name), rank)
+                seen, true, limit = scene.seen(name, rank), scene.true(name, rank), limits_of(scene, name, rank)
                 with np.errstate(all="ignore"):
-                    if not (round_to(seen, dtype) == seen).all() or (margins(seen, true, limit, dtype) > 1).any():
+                    margin = margins(seen, true, limit, narrow if computed else dtype)
+                    if not (round_to(seen, narrow) == seen).all() or (margin > 1).any():
                         return None
                     worst = max(worst, float(np.abs(np.where(seen == true, 0.0, seen - true)).max(initial=0.0)))
         return worst
@@ -54,35 +59,12 @@ def _computed_in(narrow: DtypeName, tensors: tuple[TensorName, ...]) -> Callable
 
 def _narrowed(narrow: DtypeName, what: str, tensors: tuple[TensorName, ...]) -> Hypothesis:
     says = f"{what} computed in {narrow}: every number that comes back is one of {narrow}, and off by its rounding"
-    return Hypothesis(says, STEPS, judge=_computed_in(narrow, tensors))
-
-
-def _rounded_to(narrow: DtypeName, tensor: TensorName) -> Callable[[Scene], float | None]:
-    """Judge whether one result was rounded to a narrower dtype, and the others are right."""
-
-    def judge(scene: Scene) -> float | None:
-        worst = 0.0
-        dtype = scene.problem.dtype
-        for name in scene.tensors:
-            for rank in range(scene.size):
-                if name != tensor or UNIT_ROUNDOFF[narrow] <= UNIT_ROUNDOFF[dtype]:
-                    if wrong_elements(scene, name, rank).any():
-                        return None
-                    continue
-                seen, true, limit = scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank)
-                limit = limit + UNIT_ROUNDOFF[narrow] * (np.abs(true) + limit)
-                with np.errstate(all="ignore"):
-                    if not (round_to(seen, narrow) == seen).all() or (margins(seen, true, limit, dtype) > 1).any():
-                        return None
-                    worst = max(worst, float(np.abs(np.where(seen == true, 0.0, seen - true)).max(initial=0.0)))
-        return worst
-
-    return judge
+    return Hypothesis(says, STEPS, judge=_judge(narrow, tensors, computed=True))
 
 
 def _rounded(narrow: DtypeName, tensor: TensorName) -> Hypothesis:
     says = f"{tensor} is rounded to {narrow}, whatever dtype it is returned in: all its numbers are of {narrow}"
-    return Hypothesis(says, STEPS, judge=_rounded_to(narrow, tensor))
+    return Hypothesis(says, STEPS, judge=_judge(narrow, (tensor,), computed=False))
 
 
 def _says_summed(scene: Scene) -> str:

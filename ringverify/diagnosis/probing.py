@@ -252,34 +252,45 @@ def _in_dq(scene: Scene) -> Sequence[WrongPair]:
     return _explained_rows(scene, "dq", dq_with)
 
 
-def _in_blocks(scene: Scene, probe: Probe, tensor: TensorName) -> Sequence[WrongPair]:
-    """Return the pairs of ranks where the queries of one add a wrong part to dk or dv of the other's block."""
-    if scene.replicated or scene.size > PROBES:
-        return ()
-    found: dict[tuple[What, int, int], set[int]] = {}
+Part = tuple[Array, Array, Array]
+"""Something added to dk or dv of a block: as it is, as it should be, and the error allowed."""
+
+
+def parts(scene: Scene, probe: Probe, tensor: TensorName, queries: Sequence[Positions]) -> list[list[Part]] | None:
+    """Find what queries at some positions add to dk or dv of every block; `None` if the parts do not add up."""
+    found: list[list[Part]] = []
     totals = [np.zeros_like(scene.seen(tensor, owner)) for owner in range(scene.size)]
     limits = [np.array(scene.limit(tensor, owner)) for owner in range(scene.size)]
     until = time.monotonic() + SECONDS
-    for rank, rows in enumerate(scene.shards[0]):
-        if not len(rows):
-            continue
-        inputs = cotangents_of(scene.inputs, rows)
-        observation = probe(scene.case, inputs)
+    for rows in queries:
+        x = cotangents_of(scene.inputs, rows)
+        observation = probe(scene.case, x)
         if observation.failure is not None or time.monotonic() > until:
-            return ()
-        exact = attention(scene.problem, inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse)
-        allowed = allowed_on(scene.case, inputs, scene.pipeline)
+            return None
+        exact = getattr(attention(scene.problem, x.q, x.k, x.v, x.dout, x.dlse), tensor)
+        allowed = getattr(allowed_on(scene.case, x, scene.pipeline), tensor)
+        found.append([])
         for owner in range(scene.size):
-            seen = getattr(observation.ranks[owner], tensor)
-            true = scene.local(tensor, getattr(exact, tensor), owner)
-            limit = scene.local(tensor, getattr(allowed, tensor), owner)
+            seen, limit = getattr(observation.ranks[owner], tensor), scene.local(tensor, allowed, owner)
             totals[owner] += seen
             limits[owner] += limit + relative_rounding(scene, tensor) * np.abs(seen)
-            if (what := _kind(functools.partial(_agree, scene), seen, true, limit)) is not None:
-                found[what, rank, owner] = set(scene.shards[1][owner].tolist())
+            found[-1].append((seen, scene.local(tensor, exact, owner), limit))
     for owner, total in enumerate(totals):
         if (margins(total, scene.seen(tensor, owner), limits[owner], scene.problem.dtype) > 1).any():
-            return ()  # not linear in the cotangents: the parts say nothing
+            return None  # not linear in the cotangents: the parts say nothing
+    return found
+
+
+def _in_blocks(scene: Scene, probe: Probe, tensor: TensorName) -> Sequence[WrongPair]:
+    """Return the pairs of ranks where the queries of one add a wrong part to dk or dv of the other's block."""
+    held = {rank: rows for rank, rows in enumerate(scene.shards[0]) if len(rows)}
+    if scene.replicated or scene.size > PROBES or (told := parts(scene, probe, tensor, [*held.values()])) is None:
+        return ()
+    found: dict[tuple[What, int, int], set[int]] = {}
+    for rank, of_rank in zip(held, told, strict=True):
+        for owner, part in enumerate(of_rank):
+            if (what := _kind(functools.partial(_agree, scene), *part)) is not None:
+                found[what, rank, owner] = set(scene.shards[1][owner].tolist())
     return _sorted(scene, found)
 
 

@@ -7,23 +7,20 @@ level: the number of powers of ten by which it exceeds what is allowed.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringref.attention import attention
 from ringref.pattern import multiplicity
 from ringref.problem import Problem
 from ringref.rounding import margins
 from ringref.sharding import Positions
 from ringverify import events
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import allowed_on
 from ringverify.cases.running import shards
 from ringverify.diagnosis.hypothesis import relative_rounding
-from ringverify.diagnosis.probing import PROBES, SECONDS, Asked, cotangents_of
+from ringverify.diagnosis.probing import PROBES, Asked, parts
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.events import AXES, TensorName
 from ringverify.implementation import Capabilities
@@ -150,17 +147,11 @@ def _rows(scene: Scene, tensor: TensorName, pieces: tuple[Piece, ...]) -> Levels
     axes = AXES[tensor]
     of_keys, head = tensor in ("dk", "dv"), axes.index("head")
     row = axes.index("key" if of_keys else "query")
-    wide = tensor == "lse" and scene.problem.dtype != "float64"
     heads = np.array_split(np.arange(scene.problem.hk if of_keys else scene.problem.heads), MOST_HEADS)
     heads = [some for some in heads if len(some)]
     found = np.zeros((len(pieces), len(heads)), dtype=np.int64)
     for y, piece in enumerate(pieces):
-        wrong = margins(
-            scene.seen(tensor, piece.rank),
-            scene.true(tensor, piece.rank),
-            scene.limit(tensor, piece.rank),
-            "float32" if wide else scene.problem.dtype,
-        )
+        wrong = scene.margins(tensor, piece.rank)
         by_row_and_head = np.moveaxis(wrong, (row, head), (0, 1))[piece.rows].max(axis=0)
         for x, some in enumerate(heads):
             found[y, x] = _level(by_row_and_head[some])
@@ -187,30 +178,15 @@ def _by_query(scene: Scene, tensor: TensorName, plain: FailureMap, asked: Asked)
     """Return the levels of errors in what queries add to dk or dv, by piece; `None` if the parts do not add up."""
     if scene.replicated or not 0 < len(plain.queries) <= PROBES or not asked.finite(tensor):
         return None
+    told = parts(scene, asked.probe, tensor, [query.positions for query in plain.queries])
+    if told is None:
+        return None
     found = np.zeros((len(plain.queries), len(plain.keys)), dtype=np.int64)
-    totals = [np.zeros_like(scene.seen(tensor, owner)) for owner in range(scene.size)]
-    limits = [np.array(scene.limit(tensor, owner)) for owner in range(scene.size)]
-    until = time.monotonic() + SECONDS
-    for y, query in enumerate(plain.queries):
-        inputs = cotangents_of(scene.inputs, query.positions)
-        observation = asked.probe(scene.case, inputs)
-        if observation.failure is not None or time.monotonic() > until:
-            return None
-        x = inputs
-        exact = getattr(attention(scene.problem, x.q, x.k, x.v, x.dout, x.dlse), tensor)
-        allowed = getattr(allowed_on(scene.case, inputs, scene.pipeline), tensor)
-        for owner in range(scene.size):
-            seen = getattr(observation.ranks[owner], tensor)
-            limit = scene.local(tensor, allowed, owner)
-            totals[owner] += seen
-            limits[owner] += limit + relative_rounding(scene, tensor) * np.abs(seen)
-            wrong = margins(seen, scene.local(tensor, exact, owner), limit, scene.problem.dtype)
-            for column, key in enumerate(plain.keys):
-                if key.rank == owner:
-                    found[y, column] = _level(wrong[:, key.rows])
-    for owner, total in enumerate(totals):
-        if (margins(total, scene.seen(tensor, owner), limits[owner], scene.problem.dtype) > 1).any():
-            return None
+    for y, of_piece in enumerate(told):
+        for x, key in enumerate(plain.keys):
+            seen, true, limit = of_piece[key.rank]
+            limit = limit + relative_rounding(scene, tensor) * np.abs(seen)
+            found[y, x] = _level(margins(seen, true, limit, scene.problem.dtype)[:, key.rows])
     return found
 
 

@@ -55,7 +55,7 @@ WIRE = frozenset({
 WIRE_BACK = WIRE | {"backward", "travel", "arrive_gradients"}
 """`WIRE`, and the steps that return dK and dV to the rank that owns the block."""
 
-AFTER_ATTENDING = frozenset({"merge", "accumulate", "times", "between", "normalise", "returned", "kept", *BACKWARD})
+AFTER_ATTENDING = frozenset({"merge", "accumulate", "between", "normalise", "returned", "kept", *BACKWARD})
 """Steps that do not change the partial result of a block."""
 
 AFTER_GRADIENTS = frozenset({"times_in_dq", "times_in_part", "add_dq", "add_part", "returned_gradients", "narrow"})
@@ -189,9 +189,10 @@ class Forward:
 
 def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64) -> Here:
     """Return a rank of a case, without a process group."""
-    if ("call", rank) not in scene.shared:
+
+    def call() -> AttentionCall:
         queries, keys = (torch.from_numpy(held[rank].copy()) for held in scene.shards)
-        scene.shared["call", rank] = AttentionCall(
+        return AttentionCall(
             group=cast(Any, None),
             rank=rank,
             world_size=scene.size,
@@ -200,32 +201,26 @@ def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64) -> H
             positions=queries,
             key_positions=keys,
         )
-    return Here(scene.shared["call", rank], torch.float64, wide, layout=scene.capabilities.tensor_layout)
+
+    return Here(scene.once(("call", rank), call), torch.float64, wide, layout=scene.capabilities.tensor_layout)
 
 
 def _given(scene: Scene, rank: int) -> dict[str, Tensor]:
     """Return a rank's inputs and cotangents in the memory layout of the case; they must not be written to."""
-    key = "given", rank
-    if key not in scene.shared:
-        scene.shared[key] = _laid_out(scene, rank)
-    found: dict[str, Tensor] = scene.shared[key]
-    return found
-
-
-def _laid_out(scene: Scene, rank: int) -> dict[str, Tensor]:
-    """Make a rank's inputs and cotangents in the memory layout of the case."""
-    queries, keys = (held[rank] for held in scene.shards)
     swapped = scene.capabilities.tensor_layout == "bhsd"
 
     def lying(x: Array) -> Tensor:
         tensor, _ = lay_out(x.swapaxes(1, 2) if swapped else x, torch.float64, scene.case.memory, "cpu")
         return tensor.transpose(1, 2) if swapped else tensor
 
-    x = scene.inputs
-    found = {"q": lying(x.q[:, queries]), "k": lying(x.k[:, keys]), "v": lying(x.v[:, keys])}
-    found["dout"] = lying(x.dout[:, queries])
-    found["dlse"], _ = lay_out(x.dlse[:, :, queries], torch.float64, scene.case.memory, "cpu")
-    return found
+    def laid_out() -> dict[str, Tensor]:
+        (queries, keys), x = (held[rank] for held in scene.shards), scene.inputs
+        found = {"q": lying(x.q[:, queries]), "k": lying(x.k[:, keys]), "v": lying(x.v[:, keys])}
+        found["dout"] = lying(x.dout[:, queries])
+        found["dlse"], _ = lay_out(x.dlse[:, :, queries], torch.float64, scene.case.memory, "cpu")
+        return found
+
+    return scene.once(("given", rank), laid_out)
 
 
 def _in_turn(scene: Scene, program: Callable[[int, _Box], T]) -> list[T]:
@@ -304,10 +299,7 @@ def _blocks(scene: Scene, every: list[Steps]) -> list[Block]:
 
     if any(steps.changed & {"given", "outgoing"} for steps in every):
         return [sent(rank, steps) for rank, steps in enumerate(every)]
-    if "blocks" not in scene.shared:
-        scene.shared["blocks"] = [sent(rank, STEPS) for rank in range(scene.size)]
-    found: list[Block] = scene.shared["blocks"]
-    return found
+    return scene.once("blocks", lambda: [sent(rank, STEPS) for rank in range(scene.size)])
 
 
 Agrees = Callable[[int, Results], bool]
@@ -357,10 +349,7 @@ def forward(
 
 def right(scene: Scene) -> list[Forward]:
     """Return the right forward of every rank."""
-    if "right" not in scene.shared:
-        scene.shared["right"] = forward(scene, lambda rank: STEPS)
-    found: list[Forward] = scene.shared["right"]
-    return found
+    return scene.once("right", lambda: forward(scene, lambda rank: STEPS))
 
 
 def backward(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from ringref.attention import Answer, attention
 from ringref.pattern import multiplicity
-from ringref.problem import Problem
-from ringref.rounding import Allowed, Pipeline, allowed_error
+from ringref.problem import DtypeName, Problem
+from ringref.rounding import Allowed, Pipeline, allowed_error, margins
 from ringref.sharding import Positions
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import pipeline_of
@@ -28,6 +29,7 @@ from ringverify.implementation import Capabilities
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
+T = TypeVar("T")
 Results = dict[TensorName, Array]
 """Results of one rank by name: its own rows, canonical layout."""
 
@@ -64,21 +66,11 @@ class Scene:
         return self.case.sharding == "replicated_query"
 
     @functools.cached_property
-    def patterns(self) -> dict[tuple[int, int], Counts]:
+    def counts(self) -> dict[tuple[int, int], torch.Tensor]:
         """Multiplicities of a rank's queries and a block's keys, `(B, H, S, T)` int64, by rank and owner."""
         queries, keys = self.shards
-        m = multiplicity(self.problem)
-        found = {}
-        for rank, i in enumerate(queries):
-            for owner, j in enumerate(keys):
-                found[rank, owner] = m[:, :, i][..., j]
-                found[rank, owner].setflags(write=False)
-        return found
-
-    @functools.cached_property
-    def counts(self) -> dict[tuple[int, int], torch.Tensor]:
-        """`patterns` as tensors."""
-        return {pair: torch.from_numpy(np.array(m)) for pair, m in self.patterns.items()}
+        m = torch.from_numpy(multiplicity(self.problem))
+        return {(rank, owner): m[:, :, i][..., j] for rank, i in enumerate(queries) for owner, j in enumerate(keys)}
 
     @functools.cached_property
     def inputs(self) -> Inputs:
@@ -121,21 +113,28 @@ class Scene:
         rows = self.shards[1 if name in ("dk", "dv") else 0][rank]
         return whole[:, :, rows] if name == "lse" else whole[:, rows]
 
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return what was computed of the case under this key before, by whichever hypothesis."""
+        if key not in self.shared:
+            self.shared[key] = compute()
+        found: T = self.shared[key]
+        return found
+
     def true(self, name: TensorName, rank: int) -> Array:
         """Return what a rank should have returned."""
-        key = "true", name, rank
-        if key not in self.shared:
-            self.shared[key] = self.local(name, getattr(self.truth, name), rank)
-        found: Array = self.shared[key]
-        return found
+        return self.once(("true", name, rank), lambda: self.local(name, getattr(self.truth, name), rank))
 
     def limit(self, name: TensorName, rank: int) -> Array:
         """Return the error allowed in what a rank returned."""
-        key = "limit", name, rank
-        if key not in self.shared:
-            self.shared[key] = self.local(name, getattr(self.allowed, name), rank)
-        found: Array = self.shared[key]
-        return found
+        return self.once(("limit", name, rank), lambda: self.local(name, getattr(self.allowed, name), rank))
+
+    def dtype_of(self, name: TensorName) -> DtypeName:
+        """Return the dtype whose range bounds a result."""
+        return "float32" if name == "lse" and self.problem.dtype != "float64" else self.problem.dtype
+
+    def margins(self, name: TensorName, rank: int) -> Array:
+        """Return the error over the error allowed, of every element of what a rank returned."""
+        return margins(self.seen(name, rank), self.true(name, rank), self.limit(name, rank), self.dtype_of(name))
 
     def seen(self, name: TensorName, rank: int) -> Array:
         """Return what a rank did return."""

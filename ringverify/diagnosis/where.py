@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ringref.problem import DtypeName
-from ringref.rounding import margins
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation
@@ -28,10 +26,14 @@ SHOWN = 2
 
 def wrong_elements(scene: Scene, name: TensorName, rank: int) -> Mask:
     """Return which elements of a result are wrong on a rank, as a mask of its shape."""
-    wide = name == "lse" and scene.problem.dtype != "float64"
-    dtype: DtypeName = "float32" if wide else scene.problem.dtype
-    found: Mask = margins(scene.seen(name, rank), scene.true(name, rank), scene.limit(name, rank), dtype) > 1
+    found: Mask = scene.margins(name, rank) > 1
     return found
+
+
+def wrong_tensors(scene: Scene) -> tuple[TensorName, ...]:
+    """Return the names of the results that are wrong on at least one rank."""
+    ranks = range(scene.size)
+    return tuple(name for name in scene.tensors if any(wrong_elements(scene, name, rank).any() for rank in ranks))
 
 
 def locate(scene: Scene, tensor: TensorName, pairs: Sequence[WrongPair]) -> Where | None:
@@ -95,15 +97,6 @@ def _pairs_told(tensor: TensorName, pairs: tuple[WrongPair, ...]) -> str:
     if len(here) > SHOWN:
         told.append(f"{len(here)} such pairs of ranks in all")
     return "; ".join(told)
-
-
-def _all_told(tensor: TensorName, what: What) -> str:
-    """Describe an error that every pair of ranks has."""
-    if tensor in ("out", "lse"):
-        said = {"missing": "not attended", "repeated": "counted more than once"}
-        return f"on every rank keys of all ranks are {said.get(what, 'weighed wrongly')}"
-    kind = "keys" if tensor == "dq" else "queries"
-    return f"on every rank the parts of all ranks' {kind} are {'missing' if what == 'missing' else 'wrong'}"
 
 
 def _weight_told(tensor: TensorName, pair: WrongPair) -> str:

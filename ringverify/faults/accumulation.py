@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from ringverify.faults import arithmetic
-from ringverify.faults.arithmetic import weight
+from ringverify.faults.arithmetic import rounded, weight
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps
+from ringverify.faults.ring import STEPS, Steps, whole
 from ringverify.faults.tiles import forgetting, own_and_masked
 
 FAULTS = Faults()
@@ -88,17 +89,19 @@ A3 = FAULTS.add(
 )
 
 
-def _empty_lse(value: float) -> Steps:
-    """Return `value` as the log-sum-exp of a partial over no keys."""
+def lse_of_blocks(change: Callable[[torch.Tensor], torch.Tensor], *, skipped: bool = True) -> Steps:
+    """Another log-sum-exp of each block, by the right one: of blocks that are skipped whole, too, or not."""
 
-    def spoilt(found: Partial) -> Partial:
-        return found._replace(lse=torch.where(found.lse == -math.inf, value, found.lse))
+    def changed(found: Partial) -> Partial:
+        return found._replace(lse=change(found.lse))
 
-    return replace(
-        STEPS,
-        partial=lambda s, m, v: spoilt(arithmetic.partial(s, m, v)),
-        nothing=lambda here, q, dim: spoilt(STEPS.nothing(here, q, dim)),
-    )
+    steps = replace(STEPS, partial=lambda s, m, v: changed(arithmetic.partial(s, m, v)))
+    return replace(steps, nothing=lambda *those: changed(STEPS.nothing(*those))) if skipped else steps
+
+
+def taken(value: float, other: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One value taken for another."""
+    return lambda lse: torch.where(lse == value, other, lse)
 
 
 A4a = FAULTS.add(
@@ -106,7 +109,7 @@ A4a = FAULTS.add(
     "an empty block reports lse +inf",
     story="It takes all the weight, or makes NaN of it. Needs a row that attends nothing in some block.",
     source="flash-attention#978; deepseek-ai/FlashMLA#77",
-    ring=_empty_lse(math.inf),
+    ring=lse_of_blocks(taken(-math.inf, math.inf)),
     cause="a block without visible keys has lse +inf",
 )
 A4b = FAULTS.add(
@@ -114,7 +117,7 @@ A4b = FAULTS.add(
     "an empty block reports lse 0",
     story="As the CPU kernel of torch does: a part without keys weighs as much as a key of score 0.",
     source="aten::_scaled_dot_product_flash_attention_for_cpu (s)",
-    ring=_empty_lse(0.0),
+    ring=lse_of_blocks(taken(-math.inf, 0.0)),
     cause="a block without visible keys has lse 0",
 )
 A4c = FAULTS.add(
@@ -122,14 +125,10 @@ A4c = FAULTS.add(
     "a finite sentinel stands for −inf",
     story="lse of an empty row comes back as −1e8; merging hides it, the returned lse does not.",
     source="microsoft/torchscale dilated_attention.py (s)",
-    ring=_empty_lse(-1e8),
+    ring=lse_of_blocks(taken(-math.inf, -1e8)),
     cause="a block without visible keys has lse -1e+08 instead of -inf",
     overflows=True,
 )
-
-
-def _zero_is_unset(found: Partial) -> Partial:
-    return found._replace(lse=found.lse.masked_fill(found.lse == 0, -1e8))
 
 
 A6 = FAULTS.add(
@@ -137,15 +136,10 @@ A6 = FAULTS.add(
     "lse 0 taken as not computed",
     story="Zero-initialised lse is replaced by −1e8 wherever it is 0. With q = 0 and one visible key it is exactly 0.",
     source="microsoft/torchscale dilated_attention.py (s)",
-    ring=replace(STEPS, partial=lambda s, m, v: _zero_is_unset(arithmetic.partial(s, m, v))),
+    ring=lse_of_blocks(taken(0.0, -1e8)),
     cause="an lse of exactly 0 is taken for one that was not computed",
     overflows=True,
 )
-
-
-def _base2_partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
-    found = arithmetic.partial(s, m, v)
-    return found._replace(lse=found.lse / math.log(2))
 
 
 A8a = FAULTS.add(
@@ -154,7 +148,10 @@ A8a = FAULTS.add(
     story="The kernel's lse is in base 2, the merge takes it for natural, the end converts it. Right for one block and "
     "wherever the parts have equal mass.",
     source="vllm#28840, #47079; sglang#33064",
-    ring=replace(STEPS, partial=_base2_partial, normalise=lambda whole: Partial(whole.out, whole.lse * math.log(2))),
+    ring=replace(
+        lse_of_blocks(lambda lse: lse / math.log(2)),
+        normalise=lambda whole: Partial(whole.out, whole.lse * math.log(2)),
+    ),
     cause="base-2 log-sum-exps of blocks are merged as natural ones",
 )
 A8b = FAULTS.add(
@@ -162,7 +159,7 @@ A8b = FAULTS.add(
     "lse returned in base 2",
     story="Merge and backward are right; only a look at the returned lse shows it.",
     source="attention-gym#200 (r)",
-    ring=replace(STEPS, returned=lambda here, whole: STEPS.returned(here, whole._replace(lse=whole.lse / math.log(2)))),
+    ring=whole(lambda here, found: found._replace(lse=found.lse / math.log(2))),
     cause="lse is in base 2",
 )
 A8c = FAULTS.add(
@@ -211,11 +208,6 @@ A11 = FAULTS.add(
 )
 
 
-def _through(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """Round a tensor to the dtype of the inputs and return it in the wide dtype."""
-    return x.to(here.dtype).to(here.wide)
-
-
 A12a = FAULTS.add(
     "A12a",
     "out kept in the input dtype between hops",
@@ -223,7 +215,7 @@ A12a = FAULTS.add(
     "tolerance never sees it.",
     source="zhuzilin/ring-flash-attention#42, 756f085",
     kind="precision",
-    ring=replace(STEPS, between=lambda here, whole: whole._replace(out=_through(here, whole.out))),
+    ring=replace(STEPS, between=lambda here, whole: whole._replace(out=rounded(here, whole.out))),
 )
 A12b = FAULTS.add(
     "A12b",
@@ -231,16 +223,13 @@ A12b = FAULTS.add(
     story="As A12a, in backward.",
     source="flash-attention#2723; TransformerEngine 24c626dcf",
     kind="precision",
-    ring=replace(STEPS, add_dq=lambda here, hop, total, part: _through(here, total + part)),
+    ring=replace(STEPS, add_dq=lambda here, hop, total, part: rounded(here, total + part)),
 )
 
 
 def _narrow_travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    return STEPS.travel(steps, here, hop, owner, carried, Block(*(_through(here, x) for x in _sum(carried, part))))
-
-
-def _sum(carried: Block | None, part: Block) -> Block:
-    return part if carried is None else Block(carried.k + part.k, carried.v + part.v)
+    total = part if carried is None else STEPS.add_part(hop, carried, part)
+    return STEPS.travel(steps, here, hop, owner, carried, Block(*(rounded(here, x) for x in total)))
 
 
 A12c = FAULTS.add(
@@ -257,5 +246,5 @@ A12d = FAULTS.add(
     story="Weights of the merge come from a log-sum-exp of 8 or 11 bits.",
     source="zhuzilin/ring-flash-attention#42",
     kind="precision",
-    ring=replace(STEPS, between=lambda here, whole: whole._replace(lse=_through(here, whole.lse))),
+    ring=replace(STEPS, between=lambda here, whole: whole._replace(lse=rounded(here, whole.lse))),
 )

@@ -11,10 +11,14 @@ H query heads, S queries, T keys, D head_dim, E value_dim, K key heads.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from ringverify.faults.place import Here, Partial
+
+Shift = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""What is subtracted from the scores of a row, by scores and by which are attended."""
 
 
 def widen(here: Here, x: torch.Tensor) -> torch.Tensor:
@@ -25,6 +29,22 @@ def widen(here: Here, x: torch.Tensor) -> torch.Tensor:
 def narrow(here: Here, x: torch.Tensor) -> torch.Tensor:
     """Turn a result `(B, H, S, D)` into `(B, S, H, D)` in the dtype of the inputs."""
     return x.transpose(1, 2).to(here.dtype).contiguous()
+
+
+def rounded(here: Here, x: torch.Tensor) -> torch.Tensor:
+    """Rounded to the dtype of the inputs, and back to the wide dtype."""
+    return x.to(here.dtype).to(here.wide)
+
+
+def scrambled(x: torch.Tensor) -> torch.Tensor:
+    """`(B, S, H, D)` reshaped to `(B, H, S, D)`: as many elements, each in the wrong place."""
+    b, s, h, d = x.shape
+    return x.contiguous().view(b, h, s, d)
+
+
+def permuted(x: torch.Tensor) -> torch.Tensor:
+    """Tokens and heads exchanged, and reshaped back: each element in the wrong place."""
+    return x.transpose(1, 2).reshape(x.shape)
 
 
 def per_query_head(here: Here, x: torch.Tensor) -> torch.Tensor:
@@ -66,11 +86,16 @@ def weighted_sum(w: torch.Tensor, x: torch.Tensor, attended: torch.Tensor) -> to
     return torch.where(attended[..., None], terms, 0.0).sum(dim=-2)
 
 
-def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
-    """Return attention over the keys of one block."""
+def highest(s: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    """Return the largest score of each row that is attended, `(B, H, S, 1)`."""
+    return s.masked_fill(~attended, -math.inf).amax(dim=-1, keepdim=True)
+
+
+def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor, shift: Shift = highest) -> Partial:
+    """Return attention over the keys of one block, its scores shifted by `shift` before exp."""
     attended = m > 0
+    top = shift(s, attended)
     s = s.masked_fill(~attended, -math.inf)
-    top = s.amax(dim=-1, keepdim=True)
     top = torch.where(top == -math.inf, 0.0, top)  # −inf − (−inf) is NaN
     w = m * torch.exp(s - top)
     total = w.sum(dim=-1, keepdim=True)

@@ -11,7 +11,7 @@ import torch
 
 from ringverify.faults import arithmetic
 from ringverify.faults.fault import Faults
-from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.place import Block, Here, Partial, like
 from ringverify.faults.ring import STEPS, Steps, gradients, multiplicity
 
 FAULTS = Faults()
@@ -68,21 +68,16 @@ F1b = FAULTS.add(
 )
 
 
-def like(block: Block, here: Here, owner: int) -> Block:
-    """Cut a block, or pad it with zeros, to the length of another rank's block."""
-    room = Block(*(x.new_zeros(shape) for x, shape in zip(block, here.block_shapes(owner), strict=True)))
-    for into, x in zip(room, block, strict=True):
-        count = min(into.size(1), x.size(1))
-        into[:, :count] = x[:, :count]
-    return room
+def blocks(change: Callable[[Here, int, int, Block], Block]) -> Steps:
+    """What is worked on in place of the block of a hop."""
 
+    def visit(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+        for hop, owner, arrived in STEPS.visit(steps, here, block):
+            if hop == 0:
+                here.notes["own block"] = arrived
+            yield hop, owner, change(here, hop, owner, arrived)
 
-def _first_block(
-    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
-) -> tuple[torch.Tensor, Block]:
-    if hop == 0:
-        here.notes["first"] = block
-    return gradients(steps, here, hop, owner, rows, like(here.notes["first"], here, owner))
+    return replace(STEPS, visit=visit)
 
 
 F2 = FAULTS.add(
@@ -90,18 +85,15 @@ F2 = FAULTS.add(
     "backward uses the first hop's keys and values",
     story="Saved once; those that came round never reach the backward. Needs two ranks.",
     source="huggingface/diffusers#14265",
-    ring=replace(STEPS, gradients=_first_block),
+    ring=blocks(lambda here, hop, owner, block: like(here.notes["own block"], here, owner)),
     when="backward",
+    also=("always",),
     cause="the rank's own keys and values are used at every hop",
 )
 
 
-def _transposed(
-    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
-) -> tuple[torch.Tensor, Block]:
-    square = block.k.size(1) == block.k.size(2)
-    twice = Block(*(x.transpose(1, 2).contiguous() for x in block)) if square else block
-    return gradients(steps, here, hop, owner, rows, twice)
+def _turned(here: Here, hop: int, owner: int, block: Block) -> Block:
+    return Block(*(x.transpose(1, 2).contiguous() for x in block)) if block.k.size(1) == block.k.size(2) else block
 
 
 F3 = FAULTS.add(
@@ -109,15 +101,32 @@ F3 = FAULTS.add(
     "keys and values transposed twice in backward",
     story="Sequence and heads change places; an error unless they are equal, and silent then.",
     source="huggingface/diffusers f5e56e6720 (#14338)",
-    ring=replace(STEPS, gradients=_transposed),
+    ring=blocks(_turned),
     when="backward",
+    also=("always",),
     cause="keys and values are transposed: tokens for heads",
 )
 
 
-def _own_lse(s: torch.Tensor, m: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    own = arithmetic.partial(s, m, s.new_zeros((*s.shape[:2], s.size(3), 1))).lse
-    return arithmetic.probabilities(s, m, own)
+def own(*, out: bool, lse: bool, dlse: bool = True) -> Steps:
+    """The block's own out and lse in place of the merged ones, in the backward."""
+
+    def of_block(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
+    ) -> tuple[torch.Tensor, Block]:
+        q, dout, delta, merged = rows
+        own = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
+        if out:
+            delta = steps.delta(dout, own.out, here.notes["dlse"] if dlse else torch.zeros_like(own.lse))
+        return gradients(steps, here, hop, owner, (q, dout, delta, own.lse if lse else merged), block)
+
+    def backward(
+        steps: Steps, here: Here, saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        here.notes["dlse"] = dlse.to(here.wide)
+        return STEPS.backward(steps, here, saved, dout, dlse)
+
+    return replace(STEPS, gradients=of_block, backward=backward)
 
 
 F4a = FAULTS.add(
@@ -125,18 +134,9 @@ F4a = FAULTS.add(
     "a block's own lse in its backward",
     story="P is normalised within the block instead of over all. Needs two blocks.",
     source="NATTEN#274, #299",
-    ring=replace(STEPS, probabilities=_own_lse),
+    ring=own(out=False, lse=True),
     cause="gradients use the block's own lse instead of the merged one",
 )
-
-
-def _own_everything(
-    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
-) -> tuple[torch.Tensor, Block]:
-    q, dout, _, _ = rows
-    own = Partial(*steps.attend(steps, here, hop, owner, q, block))
-    delta = steps.delta(dout, own.out, torch.zeros_like(own.lse))
-    return gradients(steps, here, hop, owner, (q, dout, delta, own.lse), block)
 
 
 F4b = FAULTS.add(
@@ -144,7 +144,7 @@ F4b = FAULTS.add(
     "a block's own out and lse in its backward",
     story="Every block is differentiated as if it were alone; merge weights are constants. Needs two blocks.",
     source="NATTEN#274, #299",
-    ring=replace(STEPS, gradients=_own_everything),
+    ring=own(out=True, lse=True, dlse=False),
     cause="gradients use the block's own out and lse, and ignore the cotangent of lse",
 )
 
@@ -168,6 +168,18 @@ F6 = FAULTS.add(
     ring=replace(STEPS, gradients=_full_lse_for_half),
     cause="the half block of zigzag gets the log-sum-exps of the other half of the queries",
 )
+
+
+def multiplied(which: tuple[bool, bool, bool], by: Callable[[Here], float]) -> Steps:
+    """Some of dq, dk and dv multiplied by a number."""
+    return replace(
+        STEPS,
+        returned_gradients=lambda here, *found: tuple(
+            by(here) * x if chosen else x for x, chosen in zip(found, which, strict=True)
+        ),
+    )
+
+
 F7a = FAULTS.add(
     "F7a",
     "replicated queries: dq not summed over ranks",
@@ -188,12 +200,7 @@ F7c = FAULTS.add(
     "replicated queries: the loss counts once a rank",
     story="dk and dv are summed over ranks' equal cotangents: the world's size times too large.",
     source="lucidrains/ring-attention-pytorch 4fc040e; VeOmni#681",
-    ring=replace(
-        STEPS,
-        returned_gradients=lambda here, dq, dk, dv: (
-            (dq, dk * here.size, dv * here.size) if here.replicated else (dq, dk, dv)
-        ),
-    ),
+    ring=multiplied((False, True, True), lambda here: here.size if here.replicated else 1),
 )
 
 

@@ -9,34 +9,17 @@ from dataclasses import replace
 import torch
 
 from ringverify.faults import arithmetic
-from ringverify.faults.autograd import PARTS, counted, like
+from ringverify.faults.arithmetic import permuted
+from ringverify.faults.autograd import PARTS, blocks, counted, multiplied, own
 from ringverify.faults.fault import Faults
-from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, gradients, travel
+from ringverify.faults.operators import if_alike
+from ringverify.faults.place import Block, Here, like
+from ringverify.faults.ring import STEPS, Steps, travel
 from ringverify.faults.strides import Read, as_dense, given
 
 FAULTS = Faults()
 Tensor = torch.Tensor
 # -- the formula -------------------------------------------------------------------------------------------------------
-
-
-def _own(out: bool, lse: bool) -> Steps:
-    """Use the block's own out and lse in the backward in place of the merged ones."""
-
-    def of_block(
-        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
-    ) -> tuple[Tensor, Block]:
-        q, dout, delta, merged = rows
-        own = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
-        if out:
-            delta = steps.delta(dout, own.out, here.notes["dlse"])
-        return gradients(steps, here, hop, owner, (q, dout, delta, own.lse if lse else merged), block)
-
-    def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
-        here.notes["dlse"] = dlse.to(here.wide)
-        return STEPS.backward(steps, here, saved, dout, dlse)
-
-    return replace(STEPS, gradients=of_block, backward=backward)
 
 
 def _lse_taken_for(of: Callable[[Tensor], Tensor]) -> Steps:
@@ -53,8 +36,8 @@ def _scaled(of_q: int, of_k: int) -> Steps:
 
 
 FORMULA: dict[str, Steps] = {
-    "gradients use the block's own out and lse instead of the merged ones": _own(True, True),
-    "gradients use the block's own out": _own(True, False),
+    "gradients use the block's own out and lse instead of the merged ones": own(out=True, lse=True),
+    "gradients use the block's own out": own(out=True, lse=False),
     "the cotangent of lse is counted twice": given("dlse", lambda here, x: 2 * x),
     "delta is missing from ds, the cotangent of lse is there": replace(STEPS, delta=lambda dout, out, dlse: -dlse),
     "ds lacks the factor p": replace(STEPS, ds=lambda p, dp, delta: dp - delta[..., None]),
@@ -81,24 +64,15 @@ def _returned(change: Callable[[Tensor, Tensor, Tensor], Gradients]) -> Steps:
     return replace(STEPS, returned_gradients=lambda here, dq, dk, dv: change(dq, dk, dv))
 
 
-def _if_alike(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Steps:
-    """Change the returned dk and dv where both have the same shape."""
-    return _returned(lambda dq, dk, dv: (dq, *(change(dk, dv) if dk.shape == dv.shape else (dk, dv))))
-
-
-def _permuted(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).reshape(x.shape)
-
-
 for says, steps in {
-    "the returned dv holds the sum of the right dk and the right dv": _if_alike(lambda dk, dv: (dk, dk + dv)),
-    "the returned dk is the right dv": _if_alike(lambda dk, dv: (dv, dv)),
-    "the returned dv is the right dk": _if_alike(lambda dk, dv: (dk, dk)),
+    "the returned dv holds the sum of the right dk and the right dv": if_alike(lambda dk, dv: (dk, dk + dv)),
+    "the returned dk is the right dv": if_alike(lambda dk, dv: (dv, dv)),
+    "the returned dv is the right dk": if_alike(lambda dk, dv: (dk, dk)),
     "the rows of dk and dv are shifted by one backwards": _returned(
         lambda dq, dk, dv: (dq, dk.roll(-1, dims=1), dv.roll(-1, dims=1))
     ),
     "dk's and dv's elements are permuted: heads and tokens are exchanged by a reshape": _returned(
-        lambda dq, dk, dv: (dq, _permuted(dk), _permuted(dv))
+        lambda dq, dk, dv: (dq, permuted(dk), permuted(dv))
     ),
 }.items():
     FAULTS.cause(says, steps)
@@ -126,13 +100,8 @@ TOGETHER: dict[str, tuple[bool, bool, bool]] = {
 }
 
 
-def _multiplied(which: tuple[bool, bool, bool], by: Callable[[Here], float], *, replicated: bool) -> Steps:
-    def changed(here: Here, *found: Tensor) -> tuple[Tensor, ...]:
-        if replicated and not here.replicated:
-            return found
-        return tuple(by(here) * x if chosen else x for x, chosen in zip(found, which, strict=True))
-
-    return replace(STEPS, returned_gradients=changed)
+def _where_replicated(by: Callable[[Here], float]) -> Callable[[Here], float]:
+    return lambda here: by(here) if here.replicated else 1
 
 
 # -- what travels ------------------------------------------------------------------------------------------------------
@@ -212,7 +181,7 @@ for says in PARTS:
     FAULTS.cause(f"dk and dv {says}", counted(says, "dk", "dv"))
 for says in PARTS:
     FAULTS.cause(f"dq: its parts {says}", counted(says, "dq"))
-for says in PARTS:
+for says in ("are those of the last hop alone: nothing is added up", "lack the parts of rank 0"):
     FAULTS.cause(f"dq, dk and dv {says}", counted(says, "dq", "dk", "dv"))
 for says in PARTS:
     FAULTS.cause(f"dk: its parts {says}", counted(says, "dk"))
@@ -228,30 +197,10 @@ for says, steps in {
     FAULTS.cause(says, steps)
 for what, by in FACTORS.items():
     for which, names in TOGETHER.items():
-        FAULTS.cause(f"{which} {what}", _multiplied(names, by, replicated=False))
-        FAULTS.cause(f"replicated queries: {which} {what}", _multiplied(names, by, replicated=True))
+        FAULTS.cause(f"{which} {what}", multiplied(names, by))
+        FAULTS.cause(f"replicated queries: {which} {what}", multiplied(names, _where_replicated(by)))
 
 # -- blocks that arrive ------------------------------------------------------------------------------------------------
-
-
-def _blocks(change: Callable[[Here, int, int, Block], Block]) -> Steps:
-    """Change the block that is worked on at each hop."""
-
-    def visit(steps: Steps, here: Here, block: Block):  # type: ignore[no-untyped-def]  # as `ring.visit`
-        for hop, owner, arrived in STEPS.visit(steps, here, block):
-            if hop == 0:
-                here.notes["own block"] = arrived
-            yield hop, owner, change(here, hop, owner, arrived)
-
-    return replace(STEPS, visit=visit)
-
-
-def _own_block(here: Here, hop: int, owner: int, block: Block) -> Block:
-    return like(here.notes["own block"], here, owner)
-
-
-def _turned(here: Here, hop: int, owner: int, block: Block) -> Block:
-    return Block(*(x.transpose(1, 2).contiguous() for x in block)) if block.k.size(1) == block.k.size(2) else block
 
 
 def _keys_are_zeros(here: Here, hop: int, owner: int, block: Block) -> Block:
@@ -259,11 +208,8 @@ def _keys_are_zeros(here: Here, hop: int, owner: int, block: Block) -> Block:
 
 
 FAULTS.cause(
-    "keys of other ranks are zeros: they are read before they arrive", _blocks(_keys_are_zeros), "always", "backward"
+    "keys of other ranks are zeros: they are read before they arrive", blocks(_keys_are_zeros), "always", "backward"
 )
-FAULTS.cause("the rank's own keys and values are used at every hop", _blocks(_own_block), "always", "backward")
-FAULTS.cause("keys and values are transposed: tokens for heads", _blocks(_turned), "always", "backward")
-
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +218,6 @@ def _rounded(dtype: torch.dtype) -> Read:
 
 
 for says, steps in {
-    "strides of k and v ignored: their elements are read as they lie in memory": given("k v", as_dense),
     "strides of k ignored: its elements are read as they lie in memory": given("k", as_dense),
     "strides of v ignored: its elements are read as they lie in memory": given("v", as_dense),
     "strides of q, k and v ignored: elements are read as they lie in memory": given("q k v", as_dense),

@@ -11,15 +11,16 @@ import torch
 
 from ringref.problem import Problem
 from ringverify.faults import arithmetic
-from ringverify.faults.arithmetic import weight
+from ringverify.faults.accumulation import lse_of_blocks, taken
+from ringverify.faults.arithmetic import permuted, weight
 from ringverify.faults.fault import WHENS, Faults
-from ringverify.faults.operators import merging
-from ringverify.faults.operators_of_index import BLOCKS, merged
+from ringverify.faults.masking import lowest_fill
+from ringverify.faults.operators import merging, shifted
+from ringverify.faults.operators_of_index import MISCOUNTED
 from ringverify.faults.place import Here, Partial
-from ringverify.faults.ring import STEPS, Steps, Times, multiplicity, together
+from ringverify.faults.ring import STEPS, Steps, returning, together, whole
 from ringverify.faults.tiles import (
     TILES,
-    always,
     chunked,
     first_dimensions,
     forgetting,
@@ -34,16 +35,8 @@ Tensor = torch.Tensor
 # -- what is returned --------------------------------------------------------------------------------------------------
 
 
-def _returned(change: Callable[[Here, Partial], Partial]) -> Steps:
-    return replace(STEPS, returned=lambda here, whole: STEPS.returned(here, change(here, whole)))
-
-
 def _lse(change: Callable[[Tensor], Tensor]) -> Steps:
-    return _returned(lambda here, whole: whole._replace(lse=change(whole.lse)))
-
-
-def _empty(value: float) -> Steps:
-    return _lse(lambda lse: torch.where(lse == -math.inf, value, lse))
+    return whole(lambda here, found: found._replace(lse=change(found.lse)))
 
 
 def _nan_rows(here: Here, whole: Partial) -> Partial:
@@ -55,24 +48,21 @@ def _nan_rows_and_lse(here: Here, whole: Partial) -> Partial:
     return Partial(_nan_rows(here, whole).out, lse)
 
 
-def _out_permuted(here: Here, whole: Partial) -> tuple[Tensor, Tensor]:
-    out, lse = STEPS.returned(here, whole)
-    return out.transpose(1, 2).reshape(out.shape), lse
-
-
 for says, steps in {
-    "lse is 0 on rows without keys": _empty(0.0),
-    "lse is +inf on rows without keys": _empty(math.inf),
-    "lse is -1e8 on rows without keys": _empty(-1e8),
-    "lse is NaN on rows without keys": _empty(math.nan),
+    "lse is 0 on rows without keys": _lse(taken(-math.inf, 0.0)),
+    "lse is +inf on rows without keys": _lse(taken(-math.inf, math.inf)),
+    "lse is -1e8 on rows without keys": _lse(taken(-math.inf, -1e8)),
+    "lse is NaN on rows without keys": _lse(taken(-math.inf, math.nan)),
     "lse is not written: it is 0": _lse(torch.zeros_like),
     "lse has the wrong sign": _lse(lambda lse: -lse),
-    "out is NaN on rows without keys": _returned(_nan_rows),
-    "out is 0": _returned(lambda here, whole: whole._replace(out=torch.zeros_like(whole.out))),
-    "elements of out permuted: heads and tokens are exchanged by a reshape": replace(STEPS, returned=_out_permuted),
+    "out is NaN on rows without keys": whole(_nan_rows),
+    "out is 0": whole(lambda here, found: found._replace(out=torch.zeros_like(found.out))),
+    "elements of out permuted: heads and tokens are exchanged by a reshape": returning(
+        lambda here, out, lse: (permuted(out), lse)
+    ),
 }.items():
     FAULTS.cause(says, steps)
-FAULTS.cause("out is NaN on rows without keys", _returned(_nan_rows_and_lse), more=", and so is lse")
+FAULTS.cause("out is NaN on rows without keys", whole(_nan_rows_and_lse), more=", and so is lse")
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
@@ -158,7 +148,6 @@ for limit in TILES[1:]:
     FAULTS.cause(f"dimensions past the first {limit} are left out of the scores", first_dimensions(limit), *WHENS)
 for tile in TILES:
     says = f"a block of more than {tile} keys is attended in tiles of {tile}, and only its last tile counts"
-    FAULTS.cause(says, forgetting(tile, always))
     FAULTS.cause(says, last_tile(tile), *WHENS)
 for tile in TILES:
     FAULTS.cause(
@@ -231,29 +220,6 @@ FAULTS.cause(
 # -- log-sum-exps of blocks --------------------------------------------------------------------------------------------
 
 
-def _lse_of_block(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Steps:
-    """Change the lse of each block; `change` gets scores, multiplicities and the right lse."""
-
-    def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
-        found = arithmetic.partial(s, m, v)
-        return found._replace(lse=change(s, m, found.lse))
-
-    return replace(STEPS, partial=partial)
-
-
-def _value(where: float, value: float) -> Steps:
-    """Replace one value of a block's lse by another, also where the block is skipped."""
-
-    def spoilt(found: Any) -> Partial:
-        return Partial(found.out, torch.where(found.lse == where, value, found.lse))
-
-    return replace(
-        STEPS,
-        partial=lambda s, m, v: spoilt(arithmetic.partial(s, m, v)),
-        nothing=lambda here, q, dim: spoilt(STEPS.nothing(here, q, dim)),
-    )
-
-
 def _narrow_lse(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """Round each block's lse as `lse.to(q.dtype)` does, and merge in that dtype with sigmoids."""
     dtype = getattr(torch, here.problem.dtype)
@@ -277,28 +243,6 @@ def _narrow_lse(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Pa
     return STEPS.forward(replace(steps, partial=partial, merge=merge), here, q, k, v)
 
 
-def _average_of_all(s: Tensor, m: Tensor, v: Tensor) -> Partial:
-    if bool((m > 0).any()) or not s.numel():
-        return _filled(s, m, v)
-    mean = v.mean(dim=2, keepdim=True).expand(*s.shape[:3], v.size(3))
-    return Partial(mean, s.new_full(s.shape[:3], torch.finfo(torch.float32).min))
-
-
-def _filled(s: Tensor, m: Tensor, v: Tensor) -> Partial:
-    s = torch.where(m > 0, s, torch.finfo(torch.float32).min)
-    top = s.amax(dim=-1, keepdim=True)
-    w = torch.where(m > 0, m, 1) * torch.exp(s - top)
-    total = w.sum(dim=-1, keepdim=True)
-    return Partial(w @ v / total, (top + total.log()).squeeze(-1))
-
-
-def _unstabilised(s: Tensor, m: Tensor, v: Tensor) -> Partial:
-    w = torch.where(m > 0, m * torch.exp(s), 0.0)
-    total = w.sum(dim=-1, keepdim=True)
-    out = arithmetic.weighted_sum(w, v, m > 0) / torch.where(total == 0, 1.0, total)
-    return Partial(out, total.log().squeeze(-1))
-
-
 SENTINELS = (-1e9, -1e10, -1e30, torch.finfo(torch.float32).min)
 """What has been used for minus infinity, beside -1e8."""
 
@@ -308,59 +252,60 @@ FAULTS.cause(
 )
 for says, steps in {
     "natural log-sum-exps of blocks are merged as base-2 ones": replace(
-        _lse_of_block(lambda s, m, lse: lse * math.log(2)),
+        lse_of_blocks(lambda lse: lse * math.log(2)),
         normalise=lambda whole: Partial(whole.out, whole.lse / math.log(2)),
     ),
-    "the lse of every block is 0: blocks are merged with equal weights, whatever they attend": _lse_of_block(
-        lambda s, m, lse: torch.where(lse == -math.inf, lse, 0.0)
+    "the lse of every block is 0: blocks are merged with equal weights, whatever they attend": lse_of_blocks(
+        lambda lse: torch.where(lse == -math.inf, lse, 0.0)
     ),
 }.items():
     FAULTS.cause(says, steps)
-for says, more, lse_of_block in (
+for says, more, steps in (
     (
         "base-2 log-sum-exps of blocks are merged as natural ones",
         ", and returned",
-        lambda s, m, lse: lse / math.log(2),
+        lse_of_blocks(lambda lse: lse / math.log(2)),
     ),
     (
         "a block without visible keys has lse 0",
         ", unless it is skipped whole",
-        lambda s, m, lse: torch.where(lse == -math.inf, 0.0, lse),
+        lse_of_blocks(taken(-math.inf, 0.0), skipped=False),
     ),
     (
         "a block without visible keys has lse +inf",
         ", unless it is skipped whole",
-        lambda s, m, lse: torch.where(lse == -math.inf, math.inf, lse),
+        lse_of_blocks(taken(-math.inf, math.inf), skipped=False),
     ),
 ):
-    FAULTS.cause(says, _lse_of_block(lse_of_block), more=more)
-FAULTS.cause("an lse of exactly 0 is taken for one that was not computed", _value(0.0, -math.inf))
+    FAULTS.cause(says, steps, more=more)
+FAULTS.cause("an lse of exactly 0 is taken for one that was not computed", lse_of_blocks(taken(0.0, -math.inf)))
 for value in SENTINELS:
-    FAULTS.cause("an lse of exactly 0 is taken for one that was not computed", _value(0.0, value), overflows=True)
     FAULTS.cause(
-        f"a block without visible keys has lse {value:.3g} instead of -inf", _value(-math.inf, value), overflows=True
+        "an lse of exactly 0 is taken for one that was not computed",
+        lse_of_blocks(taken(0.0, value)),
+        overflows=True,
+    )
+    FAULTS.cause(
+        f"a block without visible keys has lse {value:.3g} instead of -inf",
+        lse_of_blocks(taken(-math.inf, value)),
+        overflows=True,
     )
 FAULTS.cause(
     "a finite number stands for -inf: a row without keys becomes the average of all",
-    replace(STEPS, partial=_average_of_all, skip=lambda here, hop, owner, m: not m.numel()),
+    replace(STEPS, partial=lowest_fill, skip=lambda here, hop, owner, m: not m.numel()),
     overflows=True,
 )
-FAULTS.cause("scores are not stabilised: exp overflows", replace(STEPS, partial=_unstabilised), overflows=True)
+FAULTS.cause(
+    "scores are not stabilised: exp overflows",
+    shifted(lambda s, attended: torch.zeros_like(s[..., :1])),
+    overflows=True,
+)
 
 # -- blocks that are left out or counted twice -------------------------------------------------------------------------
 
 
-def in_pattern(times: Times) -> Steps:
-    """Multiply the multiplicities of blocks, in forward and backward alike."""
-    return replace(
-        STEPS,
-        pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner) * times(here, hop, owner),
-    )
-
-
-for says, times in BLOCKS.items():
-    FAULTS.cause(says, in_pattern(times), *WHENS)
-    FAULTS.cause(says, merged(says))
+for says, steps in MISCOUNTED.items():
+    FAULTS.cause(says, steps, *WHENS)
 FAULTS.cause(
     "replicated queries: the partial result of the last rank is left out",
     replace(STEPS, together=lambda steps, here, own: together(steps, here, own, slice(None, -1))),

@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from ringref.sharding import SHARDINGS
 from ringverify.faults.fault import Faults
-from ringverify.faults.masking import fitted
-from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.masking import keys_of
+from ringverify.faults.place import Block, Here, Partial, like
 from ringverify.faults.ring import EVERYTHING, STEPS, Steps, forward, multiplicity, travel
+from ringverify.faults.strides import as_dense, given
 from ringverify.faults.wire import Posted
 
 if TYPE_CHECKING:
@@ -160,11 +161,7 @@ def _last_hop_missing(steps: Steps, here: Here, hop: int, owner: int, carried: B
     if hop + 1 < here.size or here.size == 1 or here.replicated:
         return travel(steps, here, hop, owner, carried, part)
     total = part if carried is None else steps.add_part(hop, carried, part)
-    room = STEPS.buffers(here, total, here.rank)
-    for into, x in zip(room, total, strict=True):  # shards may differ in length; gradients of a stranger's block
-        count = min(into.size(1), x.size(1))
-        into[:, :count] = x[:, :count]
-    return room
+    return like(total, here, here.rank)  # shards may differ in length; gradients of a stranger's block
 
 
 D5b = FAULTS.add(
@@ -243,23 +240,13 @@ D9a = FAULTS.add(
 )
 
 
-def _as_dense(x: torch.Tensor) -> torch.Tensor:
-    """Read as many elements as the tensor has from where its first one lies in memory, strides ignored."""
-    x = x.detach()
-    dense = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    memory = x.as_strided((x.untyped_storage().nbytes() // x.element_size() - x.storage_offset(),), (1,))
-    read = memory[: dense.numel()]
-    dense.view(-1)[: len(read)] = read
-    dense.view(-1)[len(read) :] = 0
-    return dense
-
-
 D9b = FAULTS.add(
     "D9b",
     "strided tensors sent as if dense",
     story="The backend moves the elements that lie next in memory. Needs keys that are a view, and data that varies.",
     source="pytorch#192920, #24836",
-    ring=replace(STEPS, outgoing=lambda k, v: Block(_as_dense(k), _as_dense(v))),
+    ring=given("k v", as_dense),
+    cause="strides of k and v ignored: their elements are read as they lie in memory",
 )
 
 
@@ -279,17 +266,12 @@ D10 = FAULTS.add(
 )
 
 
-def _last_forward_hop(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    last = here.shards[here.rank if here.replicated else (here.rank + 1) % here.size]
-    return multiplicity(replace(steps, keys=lambda here, hop, owner: fitted(last, here, owner)), here, hop, owner)
-
-
 D11 = FAULTS.add(
     "D11",
     "backward uses the last forward hop's positions",
     story="Metadata kept from the forward is that of its last hop, for every hop of the backward. Needs a mask.",
     source="pytorch#185493",
-    ring=replace(STEPS, pattern=_last_forward_hop),
+    ring=keys_of(lambda here, hop, owner: here.rank if here.replicated else here.rank + 1),
     when="backward",
     cause="every block is masked as that of the last hop",
     also=("always", "forward"),

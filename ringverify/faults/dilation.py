@@ -9,9 +9,10 @@ import torch
 from ringref.problem import Problem
 from ringverify.faults import pattern
 from ringverify.faults.fault import Faults
+from ringverify.faults.operators_of_index import branched
 from ringverify.faults.pattern import Branch
 from ringverify.faults.place import Here, Partial
-from ringverify.faults.ring import STEPS, Steps, multiplicity
+from ringverify.faults.ring import STEPS, Steps, multiplicity, whole
 
 FAULTS = Faults()
 COVERS_NOTHING: Branch = (1, 2, 1)
@@ -43,10 +44,9 @@ H1 = FAULTS.add(
 )
 
 
-def _over_positions(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    if here.problem.dilation is not None:
-        whole = whole._replace(out=whole.out / whole.out.sum(dim=2, keepdim=True))
-    return STEPS.returned(here, whole)
+def _over_positions(here: Here, found: Partial) -> Partial:
+    sums = found.out.sum(dim=2, keepdim=True)
+    return found if here.problem.dilation is None else found._replace(out=found.out / sums)
 
 
 H2 = FAULTS.add(
@@ -54,7 +54,7 @@ H2 = FAULTS.add(
     "divided by the sum of the output over positions",
     story="x / x.sum over positions stands for the softmax mass: blows up near 0, and does not scale with V.",
     source="fkodom/dilated-attention-pytorch HEAD (s)",
-    ring=replace(STEPS, returned=_over_positions),
+    ring=whole(_over_positions),
     cause="out is divided by its sum over positions (dilation)",
 )
 
@@ -93,12 +93,11 @@ H5 = FAULTS.add(
 )
 
 
+RATE_IGNORED = branched(lambda problem, head, branch: (branch[0], 1, 0))
+
+
 def _undilated(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    if here.size > 1:
-        steps = replace(
-            steps, branches=lambda problem: [[(w, 1, 0) for w, _, _ in run] for run in pattern.branches(problem)]
-        )
-    return multiplicity(steps, here, hop, owner)
+    return multiplicity(RATE_IGNORED if here.size > 1 else steps, here, hop, owner)
 
 
 R3 = FAULTS.add(

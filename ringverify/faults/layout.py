@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from ringverify.faults.arithmetic import scrambled
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import STEPS, Steps, multiplicity
@@ -61,23 +62,13 @@ C1b = FAULTS.add(
 )
 
 
-def _scrambled(x: torch.Tensor) -> torch.Tensor:
-    """Reshape `(B, S, H, D)` to `(B, H, S, D)` in place of transposing it."""
-    b, s, h, d = x.shape
-    return x.contiguous().view(b, h, s, d)
-
-
-def _scrambled_queries(here: Here, x: torch.Tensor) -> torch.Tensor:
-    return _scrambled(x.to(here.wide))
-
-
 C4a = FAULTS.add(
     "C4a",
     "reshape without permute on the way in",
     story="Sequence and heads exchanged by a view. Invisible with one head or one token a rank; forward and backward "
     "agree with one another.",
     source="DeepSpeed#5664, #8317",
-    ring=replace(STEPS, widen=_scrambled_queries),
+    ring=replace(STEPS, widen=lambda here, x: scrambled(x.to(here.wide))),
     cause="elements permuted: heads and tokens of the inputs are exchanged by a reshape",
     also=("backward", "forward"),
 )
@@ -86,10 +77,7 @@ C4b = FAULTS.add(
     "reshape without permute on dq",
     story="The forward is right; dq has the right shape and its elements in the wrong places.",
     source="DeepSpeed#8317",
-    ring=replace(
-        STEPS,
-        narrow=lambda here, x: x.to(here.dtype).contiguous().view(x.size(0), x.size(2), x.size(1), x.size(3)),
-    ),
+    ring=replace(STEPS, narrow=lambda here, x: scrambled(x.to(here.dtype))),
     cause="dq's elements are permuted: heads and tokens are exchanged by a reshape",
 )
 

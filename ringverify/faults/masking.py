@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,25 +17,29 @@ from ringverify.faults.ring import STEPS, Steps, multiplicity
 FAULTS = Faults()
 
 
-def fitted(positions: torch.Tensor, here: Here, owner: int) -> torch.Tensor:
-    """Fit the positions of another block to the number of keys of `owner`, to mask its block with them."""
-    count = len(here.shards[owner])
-    if not len(positions):
-        return here.shards[owner]
-    return positions[torch.arange(count).clamp(max=len(positions) - 1)]
+def cut(positions: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Cut positions, or repeat the last one, to the number of those that are masked as if they had them."""
+    return positions[torch.arange(len(like)).clamp(max=len(positions) - 1)] if len(positions) else like
 
 
-def _inverted(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    if not here.problem.causal or owner == here.rank:
+def keys_of(rank: Callable[[Here, int, int], int]) -> Steps:
+    """Mask keys as if they had the positions of another rank's keys."""
+    return replace(
+        STEPS,
+        keys=lambda here, hop, owner: cut(here.shards[rank(here, hop, owner) % here.size], here.shards[owner]),
+    )
+
+
+def by_block(attends: Callable[[int, int], bool | None]) -> Steps:
+    """Decide the causal mask by whole blocks, from the ranks of owner and queries; `None` leaves a block as it is."""
+
+    def masked(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+        whole = attends(owner, here.rank)
+        if whole is not None:
+            steps = replace(steps, causal=lambda problem, i, j: torch.full_like(i - j, whole, dtype=torch.bool))
         return multiplicity(steps, here, hop, owner)
-    every = multiplicity(steps, _with(here, causal=False), hop, owner)
-    return every if owner > here.rank else torch.zeros_like(every)
 
-
-def _with(here: Here, **changes: object) -> Here:
-    """Return the same rank, given another problem to solve."""
-    problem = here.problem.replace(**changes)
-    return replace(here, call=replace(here.call, problem=problem))
+    return replace(STEPS, pattern=masked)
 
 
 B1 = FAULTS.add(
@@ -43,7 +48,7 @@ B1 = FAULTS.add(
     story="Causal: later ranks' blocks are attended whole and earlier ones skipped. Any causal world of two, if every "
     "rank is looked at.",
     source="zhuzilin/ring-flash-attention 63b1c31",
-    ring=replace(STEPS, pattern=_inverted),
+    ring=by_block(lambda owner, rank: None if owner == rank else owner > rank),
     cause="causal mask inverted between blocks: later ranks are attended, earlier are not",
     masks=True,
 )
@@ -53,10 +58,7 @@ B2 = FAULTS.add(
     story="Blocks move right while the mask takes them to come from rank + hop. Left is right in a world of two, and "
     "without a mask the order does not matter: needs three ranks and causality.",
     source="lucidrains/ring-attention-pytorch 51ec491, e974570",
-    ring=replace(
-        STEPS,
-        keys=lambda here, hop, owner: fitted(here.shards[(here.rank + hop) % here.size], here, owner),
-    ),
+    ring=keys_of(lambda here, hop, owner: here.rank + hop),
     cause="the block of hop h is masked as that of rank + h: the ring turns the other way",
     also=("backward", "forward"),
 )
@@ -65,17 +67,16 @@ B3 = FAULTS.add(
     "mask chunk picked by the hop",
     story="The chunk of the mask belongs to rank hop instead of rank − hop.",
     source="TransformerEngine b3e64d19f",
-    ring=replace(STEPS, keys=lambda here, hop, owner: fitted(here.shards[hop % here.size], here, owner)),
+    ring=keys_of(lambda here, hop, owner: hop),
     cause="the block of hop h is masked as that of rank h",
     also=("backward", "forward"),
 )
 
 
 def _own_padding(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    if here.problem.key_lengths is None:
-        return multiplicity(steps, here, hop, owner)
-    m = multiplicity(steps, _with(here, key_lengths=None), hop, owner)
-    return m * pattern.key_lengths(here.problem, fitted(here.shards[here.rank], here, owner)[None, :])
+    own = cut(here.shards[here.rank], here.shards[owner])[None, :]
+    padded = replace(steps, key_lengths=lambda problem, j: pattern.key_lengths(problem, own))
+    return multiplicity(padded, here, hop, owner)
 
 
 B4 = FAULTS.add(
@@ -107,13 +108,14 @@ B8b = FAULTS.add(
 )
 
 
-def _local_window(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    if here.problem.window is None:
-        return multiplicity(steps, here, hop, owner)
-    m = multiplicity(steps, _with(here, window=None), hop, owner)
-    i = torch.arange(m.size(2), device=m.device)[:, None]
-    j = torch.arange(m.size(3), device=m.device)[None, :]
-    return m * pattern.window(here.problem, i, j)
+def local_window(*, moved: bool) -> Steps:
+    """Take the window on places in the shards, moved by the difference of the whole lengths or not."""
+
+    def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(i.size(0))[:, None], torch.arange(j.size(1))[None, :]
+        return pattern.window(problem, places[0] - (0 if moved else problem.diagonal), places[1])
+
+    return replace(STEPS, window=window)
 
 
 B9a = FAULTS.add(
@@ -121,26 +123,31 @@ B9a = FAULTS.add(
     "window on local indices",
     story="Indices within the shards instead of positions. Needs a window and two ranks.",
     source="TransformerEngine#1046; lm-engine#447 (r)",
-    ring=replace(STEPS, pattern=_local_window),
+    ring=local_window(moved=True),
     cause="window uses local indices, moved by the whole lengths",
     masks=True,
 )
 
 
-def _window_with(problem: Problem, i: torch.Tensor, j: torch.Tensor, left: int, right: int) -> torch.Tensor:
-    """Move the ends of the window outward by so many positions."""
-    assert problem.window is not None
-    ends = [None if side is None else side + more for side, more in zip(problem.window, (left, right), strict=True)]
-    distance = j - (i + problem.diagonal)
-    near = torch.ones_like(distance, dtype=torch.bool)
-    if ends[0] is not None:
-        near &= -ends[0] <= distance
-    if ends[1] is not None:
-        near &= distance <= ends[1]
-    return near
+Window = tuple[int | None, int | None]
 
 
-LEFT_END_EXCLUSIVE = replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, -1, 0))
+def window_of(change: Callable[[int | None, int | None], Window]) -> Steps:
+    """Mask with another window, made of the ends of the one that was asked for."""
+
+    def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        assert problem.window is not None
+        return pattern.near(problem, change(*problem.window), i, j)
+
+    return replace(STEPS, window=window)
+
+
+def wider(left: int, right: int) -> Steps:
+    """Mask with the window's ends moved outward by so many."""
+    return window_of(lambda a, b: (None if a is None else a + left, None if b is None else b + right))
+
+
+LEFT_END_EXCLUSIVE = wider(-1, 0)
 
 B9b = FAULTS.add(
     "B9b",
@@ -181,7 +188,7 @@ B9e = FAULTS.add(
     "left end of the window one too far",
     story="One key too many on the left.",
     source="lm-engine#447 (r)",
-    ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 1, 0)),
+    ring=wider(1, 0),
     cause="window off by one: one key too many on the left",
     masks=True,
 )
@@ -222,7 +229,8 @@ B12 = FAULTS.add(
 )
 
 
-def _lowest_fill(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
+def lowest_fill(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
+    """Attention over one block whose masked scores are the smallest finite number."""
     s = torch.where(m > 0, s, torch.finfo(s.dtype).min)
     top = s.amax(dim=-1, keepdim=True)
     w = torch.where(m > 0, m, 1) * torch.exp(s - top)
@@ -235,7 +243,7 @@ B13 = FAULTS.add(
     "finfo.min in place of −inf",
     story="A row that attends nothing in a block becomes the average of that block, with a finite lse.",
     source="pytorch#110213, #103963",
-    ring=replace(STEPS, partial=_lowest_fill),
+    ring=replace(STEPS, partial=lowest_fill),
     cause="a finite number stands for -inf: a row without keys in a block becomes the block's average",
     overflows=True,
 )

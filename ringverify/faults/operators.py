@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from ringverify.faults import arithmetic
-from ringverify.faults.arithmetic import weight
+from ringverify.faults.arithmetic import Shift, weight
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Partial
 from ringverify.faults.ring import STEPS, Steps
@@ -91,6 +91,11 @@ O07 = FAULTS.add(
 )
 
 
+def shifted(shift: Shift) -> Steps:
+    """Scores stabilised by another number than the largest that is attended."""
+    return replace(STEPS, partial=lambda s, m, v: arithmetic.partial(s, m, v, shift))
+
+
 def _partial(change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Partial], Partial]) -> Steps:
     return replace(STEPS, partial=lambda s, m, v: change(s, m, v, arithmetic.partial(s, m, v)))
 
@@ -117,20 +122,11 @@ O09 = FAULTS.add(
 )
 
 
-def _unmasked_top(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
-    attended = m > 0
-    top = s.amax(dim=-1, keepdim=True)
-    w = torch.where(attended, m * torch.exp(s - top), 0.0)
-    total = w.sum(dim=-1, keepdim=True)
-    out = arithmetic.weighted_sum(w, v, attended) / torch.where(total == 0, 1.0, total)
-    return Partial(out, (top + total.log()).squeeze(-1))
-
-
 O10 = FAULTS.add(
     "O10",
     "stabiliser from masked keys too",
     story="The maximum is taken before the mask: a key that is not attended but scores 100 more makes the row vanish.",
-    ring=replace(STEPS, partial=_unmasked_top),
+    ring=shifted(lambda s, attended: s.amax(dim=-1, keepdim=True)),
     cause="the stabiliser is taken over masked keys too: the row vanishes",
     overflows=True,
 )
@@ -299,23 +295,27 @@ O30 = FAULTS.add(
     ring=replace(STEPS, per_key_head=lambda here, x: x[:, :: here.problem.group_size].contiguous()),
     cause="grouped heads: dk and dv come from the first query head of a group alone",
 )
+
+
+def if_alike(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Steps:
+    """dk and dv changed where they have one shape."""
+    return replace(
+        STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, *(change(dk, dv) if dk.shape == dv.shape else (dk, dv)))
+    )
+
+
 O31 = FAULTS.add(
     "O31",
     "dk and dv exchanged",
     story="Silent where value_dim is head_dim, an error elsewhere.",
-    ring=replace(
-        STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, dv, dk) if dk.shape == dv.shape else (dq, dk, dv)
-    ),
+    ring=if_alike(lambda dk, dv: (dv, dk)),
     cause="dk and dv swapped",
 )
 O32 = FAULTS.add(
     "O32",
     "dk with dv added",
     story="One buffer for both, where they have one shape.",
-    ring=replace(
-        STEPS,
-        returned_gradients=lambda here, dq, dk, dv: (dq, dk + dv, dv) if dk.shape == dv.shape else (dq, dk, dv),
-    ),
+    ring=if_alike(lambda dk, dv: (dk + dv, dv)),
     cause="the returned dk holds the sum of the right dk and the right dv",
 )
 

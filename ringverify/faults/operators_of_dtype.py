@@ -8,20 +8,17 @@ from dataclasses import replace
 import torch
 
 from ringverify.faults import arithmetic
+from ringverify.faults.arithmetic import rounded
 from ringverify.faults.communication import TRAVELLING
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, gradients, travel
+from ringverify.faults.ring import STEPS, Steps, gradients, returning, travel
 
 FAULTS = Faults()
 
 
-def _through(here: Here, x: torch.Tensor) -> torch.Tensor:
-    return x.to(here.dtype).to(here.wide)
-
-
 def _rounded_scores(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return _through(here, STEPS.capped(steps, here, q, k))
+    return rounded(here, STEPS.capped(steps, here, q, k))
 
 
 O75 = FAULTS.add(
@@ -34,7 +31,7 @@ O75 = FAULTS.add(
 
 
 def _scaled_before_the_cast(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return STEPS.capped(replace(steps, scale=lambda here: 1.0), here, _through(here, q * steps.scale(here)), k)
+    return STEPS.capped(replace(steps, scale=lambda here: 1.0), here, rounded(here, q * steps.scale(here)), k)
 
 
 O76 = FAULTS.add(
@@ -46,18 +43,18 @@ O76 = FAULTS.add(
 )
 
 
-def _rounded_weights(steps: Steps, here: Here, q: torch.Tensor) -> Steps:
+def _rounded_weights(steps: Steps, here: Here) -> Steps:
     """Round P to the input dtype before it is multiplied with V, forward and backward."""
 
     def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
         found = arithmetic.partial(s, m, v)
-        p = _through(here, arithmetic.probabilities(s, m, found.lse))
+        p = rounded(here, arithmetic.probabilities(s, m, found.lse))
         return found._replace(out=arithmetic.weighted_sum(p, v, m > 0))
 
     return replace(
         steps,
         partial=partial,
-        dv=lambda p, dout, attended: arithmetic.dv(_through(here, p), dout, attended),
+        dv=lambda p, dout, attended: arithmetic.dv(rounded(here, p), dout, attended),
     )
 
 
@@ -69,15 +66,10 @@ O77 = FAULTS.add(
     ring=replace(
         STEPS,
         attend=lambda steps, here, hop, owner, q, block: STEPS.attend(
-            _rounded_weights(steps, here, q), here, hop, owner, q, block
+            _rounded_weights(steps, here), here, hop, owner, q, block
         ),
     ),
 )
-
-
-def _rounded_lse(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = STEPS.returned(here, whole)
-    return out, _through(here, lse)
 
 
 O78 = FAULTS.add(
@@ -85,21 +77,21 @@ O78 = FAULTS.add(
     "lse rounded to the input dtype",
     story="Returned in float32 with the digits of the input. Out and gradients are right.",
     kind="precision",
-    ring=replace(STEPS, returned=_rounded_lse),
+    ring=returning(lambda here, out, lse: (out, rounded(here, lse))),
 )
 O79 = FAULTS.add(
     "O79",
     "backward from an lse of the input dtype",
     story="What is saved is rounded; P is off by |lse| ulps of half precision.",
     kind="precision",
-    ring=replace(STEPS, kept=lambda here, saved: (*saved[:-1], _through(here, saved[-1]))),
+    ring=replace(STEPS, kept=lambda here, saved: (*saved[:-1], rounded(here, saved[-1]))),
 )
 
 
 def _rounded_ds(
     steps: Steps, here: Here, hop: int, owner: int, rows: tuple[torch.Tensor, ...], block: Block
 ) -> tuple[torch.Tensor, Block]:
-    rounding = replace(steps, ds=lambda p, dp, delta: _through(here, arithmetic.ds(p, dp, delta)))
+    rounding = replace(steps, ds=lambda p, dp, delta: rounded(here, arithmetic.ds(p, dp, delta)))
     return gradients(rounding, here, hop, owner, rows, block)
 
 
@@ -145,7 +137,7 @@ O83 = FAULTS.add(
     ring=replace(
         STEPS,
         gradients=lambda steps, here, hop, owner, rows, block: gradients(
-            steps, here, hop, owner, (*rows[:2], _through(here, rows[2]), rows[3]), block
+            steps, here, hop, owner, (*rows[:2], rounded(here, rows[2]), rows[3]), block
         ),
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,9 +11,9 @@ from ringref.problem import Problem
 from ringverify.faults import pattern
 from ringverify.faults.autograd import counted
 from ringverify.faults.fault import Faults, on_blocks
-from ringverify.faults.masking import _window_with, fitted
+from ringverify.faults.masking import keys_of, wider, window_of
 from ringverify.faults.pattern import Branch
-from ringverify.faults.ring import STEPS, Steps, Times, together
+from ringverify.faults.ring import STEPS, Steps, Times, multiplicity, together
 
 FAULTS = Faults()
 
@@ -54,7 +53,7 @@ O44 = FAULTS.add(
     "O44",
     "right end of the window exclusive",
     story="One key too few on the right.",
-    ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 0, -1)),
+    ring=wider(0, -1),
     cause="window off by one: one key too few on the right",
     masks=True,
 )
@@ -62,7 +61,7 @@ O45 = FAULTS.add(
     "O45",
     "right end of the window one too far",
     story="One key too many on the right.",
-    ring=replace(STEPS, window=lambda problem, i, j: _window_with(problem, i, j, 0, 1)),
+    ring=wider(0, 1),
     cause="window off by one: one key too many on the right",
     masks=True,
 )
@@ -70,43 +69,44 @@ O46 = FAULTS.add(
     "O46",
     "window's sides exchanged",
     story="(right, left). Needs sides that differ.",
-    ring=replace(
-        STEPS,
-        window=lambda problem, i, j: pattern.window(problem.replace(window=(problem.window or ())[::-1]), i, j),
-    ),
+    ring=window_of(lambda left, right: (right, left)),
     cause="left and right of the window exchanged",
     masks=True,
 )
 
 
-def _by_offsets(problem: Problem, i: torch.Tensor, j: torch.Tensor, *, right: bool) -> torch.Tensor:
-    """Number documents by the offsets before a position, with or without the one at the position."""
-    offsets = torch.tensor(problem.documents, device=i.device)
-    of_i, of_j = (torch.bucketize(p, offsets, right=right) for p in (i, j))
-    inside = (of_i > 0) & (of_i < len(offsets))
-    return inside & (of_i == of_j)
+def documents_by(first: int, *, right: bool = True, inside: bool = False) -> Steps:
+    """Tell documents by how many offsets lie before a position, those before `first` left out.
+
+    Args:
+        first: the first offset that counts.
+        right: whether a position's own offset counts.
+        inside: whether what lies in no document attends nothing.
+    """
+
+    def together(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        offsets = torch.tensor((problem.documents or ())[first:], device=i.device)
+        of_i, of_j = (torch.bucketize(p, offsets, right=right) for p in (i, j))
+        return (of_i == of_j) & ((of_i > 0) & (of_i < len(offsets)) if inside else True)
+
+    return replace(STEPS, documents=together)
 
 
 O47 = FAULTS.add(
     "O47",
     "documents begin one token late",
     story="The first token of a document belongs to the one before it.",
-    ring=replace(STEPS, documents=lambda problem, i, j: _by_offsets(problem, i, j, right=False)),
+    ring=documents_by(0, right=False, inside=True),
     cause="documents begin one token late",
     masks=True,
 )
-
-
-def _counted(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    offsets = torch.tensor(problem.documents, device=i.device)
-    return torch.bucketize(i, offsets, right=True) == torch.bucketize(j, offsets, right=True)
 
 
 O48 = FAULTS.add(
     "O48",
     "what lies in no document attends itself",
     story="Positions before the first offset, and after the last, are documents of their own.",
-    ring=replace(STEPS, documents=_counted),
+    ring=documents_by(0),
     cause="what lies in no document attends itself",
     masks=True,
 )
@@ -144,7 +144,7 @@ O51 = FAULTS.add(
 )
 
 
-def _branches(change: Callable[[Problem, int, Branch], Branch]) -> Steps:
+def branched(change: Callable[[Problem, int, Branch], Branch]) -> Steps:
     """Change the branches of every head."""
 
     def changed(problem: Problem) -> list[list[Branch]]:
@@ -158,7 +158,7 @@ O52 = FAULTS.add(
     "O52",
     "dilation offset one too large",
     story="(offset + 1) % r. Needs a rate above 1.",
-    ring=_branches(lambda problem, head, branch: (branch[0], branch[1], (branch[2] + 1) % branch[1])),
+    ring=branched(lambda problem, head, branch: (branch[0], branch[1], (branch[2] + 1) % branch[1])),
     cause="dilation offset one too large",
     also=("backward", "forward"),
 )
@@ -166,7 +166,7 @@ O53 = FAULTS.add(
     "O53",
     "dilation offset 0 in every head",
     story="Heads do not take turns. Needs a rate above 1 and two heads or branches.",
-    ring=_branches(lambda problem, head, branch: (branch[0], branch[1], 0)),
+    ring=branched(lambda problem, head, branch: (branch[0], branch[1], 0)),
     cause="dilation offset ignored: every head starts at 0",
     also=("backward", "forward"),
 )
@@ -174,7 +174,7 @@ O54 = FAULTS.add(
     "O54",
     "dilation rate one too small",
     story="r − 1.",
-    ring=_branches(lambda problem, head, branch: (branch[0], max(1, branch[1] - 1), branch[2])),
+    ring=branched(lambda problem, head, branch: (branch[0], max(1, branch[1] - 1), branch[2])),
     cause="dilation rate one too small",
     also=("backward", "forward"),
 )
@@ -182,7 +182,7 @@ O55 = FAULTS.add(
     "O55",
     "segments of one token more",
     story="w + 1.",
-    ring=_branches(lambda problem, head, branch: (branch[0] + 1, *branch[1:])),
+    ring=branched(lambda problem, head, branch: (branch[0] + 1, *branch[1:])),
     cause="segments one token too long",
     also=("backward", "forward"),
 )
@@ -212,66 +212,65 @@ O58 = FAULTS.add(
 )
 
 
-def _split_by_head(problem: Problem, head: int, branch: Branch) -> Branch:
-    split = problem.dilation is not None and problem.dilation.heads == "split"
-    return (branch[0], branch[1], head % branch[1]) if split else branch
+def _offset_where(field: str, value: str, offset: Callable[[int, int, int], int]) -> Steps:
+    """Another offset, by head, number of heads and rate, where the dilation is of that kind."""
+
+    def changed(problem: Problem, head: int, branch: Branch) -> Branch:
+        w, r, _ = branch
+        return (w, r, offset(head, problem.heads, r)) if getattr(problem.dilation, field) == value else branch
+
+    return branched(changed)
 
 
 O59 = FAULTS.add(
     "O59",
     "split heads: offset from the head",
     story="h % r for b % r. Needs branches of several heads.",
-    ring=_branches(_split_by_head),
+    ring=_offset_where("heads", "split", lambda head, heads, r: head % r),
     cause="split heads: dilation offset taken from the head instead of the branch",
     also=("backward", "forward"),
 )
-
-
-def _block_down(problem: Problem, head: int, branch: Branch) -> Branch:
-    block = problem.dilation is not None and problem.dilation.head_offset == "block"
-    return (branch[0], branch[1], head // max(1, problem.heads // branch[1])) if block else branch
 
 
 O60 = FAULTS.add(
     "O60",
     "block offset rounded down",
     story="h // floor(H / r) for h // ceil(H / r). Needs a rate that does not divide the heads.",
-    ring=_branches(_block_down),
+    ring=_offset_where("head_offset", "block", lambda head, heads, r: head // max(1, heads // r)),
     cause="shared heads: block offset h // floor(H / r) instead of h // ceil(H / r)",
     also=("backward", "forward"),
 )
-
-
-def _cyclic(problem: Problem, head: int, branch: Branch) -> Branch:
-    shared = problem.dilation is not None and problem.dilation.heads == "shared"
-    return (branch[0], branch[1], head % branch[1]) if shared else branch
 
 
 O61 = FAULTS.add(
     "O61",
     "block offset taken for cyclic",
     story="h % r whatever was asked for.",
-    ring=_branches(_cyclic),
+    ring=_offset_where("heads", "shared", lambda head, heads, r: head % r),
     cause="shared heads: block offset taken for cyclic",
     also=("backward", "forward"),
 )
 
 
-def _smaller_first(problem: Problem) -> list[list[Branch]]:
-    dilation = problem.dilation
-    assert dilation is not None
-    if dilation.heads != "split":
-        return pattern.branches(problem)
-    count = len(dilation.branches)
-    of = [head * count // problem.heads for head in range(problem.heads)]
-    return [[(*dilation.branches[b], b % dilation.branches[b][1])] for b in of]
+def dealt(branch_of: Callable[[int, int, int], int]) -> Steps:
+    """Split heads dealt out otherwise, by head, number of heads and number of branches."""
+
+    def runs(problem: Problem) -> list[list[Branch]]:
+        dilation = problem.dilation
+        assert dilation is not None
+        if dilation.heads != "split":
+            return pattern.branches(problem)
+        of = [branch_of(head, problem.heads, len(dilation.branches)) for head in range(problem.heads)]
+        return [[(*dilation.branches[b], b % dilation.branches[b][1])] for b in of]
+
+    return replace(STEPS, branches=runs)
 
 
 O62 = FAULTS.add(
     "O62",
     "split heads: groups cut in proportion",
     story="h · G // H for larger groups first. The same up to three branches: needs four.",
-    ring=replace(STEPS, branches=_smaller_first),
+    ring=dealt(lambda head, heads, count: head * count // heads),
     cause="split heads: groups cut in proportion, h · G // H",
     also=("backward", "forward"),
 )
@@ -279,7 +278,7 @@ O63 = FAULTS.add(
     "O63",
     "source off by one hop",
     story="The block of hop h is masked as that of hop h + 1. Needs a mask.",
-    ring=replace(STEPS, keys=lambda here, hop, owner: fitted(here.shards[(owner - 1) % here.size], here, owner)),
+    ring=keys_of(lambda here, hop, owner: owner - 1),
     cause="every block is masked as that of the next hop",
     also=("backward", "forward"),
 )
@@ -321,41 +320,51 @@ BLOCKS: dict[str, Times] = {
 }
 
 
-@functools.cache
-def merged(says: str) -> Steps:
-    """Merge blocks as often as `BLOCKS[says]` says, in the forward only."""
-    return replace(STEPS, times=BLOCKS[says])
+def in_pattern(times: Times) -> Steps:
+    """Multiply the multiplicities of blocks, in forward and backward alike."""
+    return replace(
+        STEPS,
+        pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner) * times(here, hop, owner),
+    )
+
+
+MISCOUNTED: dict[str, Steps] = {says: in_pattern(times) for says, times in BLOCKS.items()}
 
 
 O65 = FAULTS.add(
     "O65",
     "last hop left out",
     story="range(world − 1): the block of the right neighbour is never attended. The backward is complete.",
-    ring=merged("the block of the last hop is never merged"),
+    ring=MISCOUNTED["the block of the last hop is never merged"],
+    when="forward",
 )
 O66 = FAULTS.add(
     "O66",
     "own block counted twice",
     story="It is merged before the loop and in its first turn.",
-    ring=merged("every rank's own block is counted twice"),
+    ring=MISCOUNTED["every rank's own block is counted twice"],
+    when="forward",
 )
 O67 = FAULTS.add(
     "O67",
     "own block left out",
     story="The loop starts at hop 1.",
-    ring=merged("every rank leaves its own block out"),
+    ring=MISCOUNTED["every rank leaves its own block out"],
+    when="forward",
 )
 O68 = FAULTS.add(
     "O68",
     "last block merged twice",
     story="Once in the loop and once behind it. Needs two ranks.",
-    ring=merged("the block of the last hop is counted twice"),
+    ring=MISCOUNTED["the block of the last hop is counted twice"],
+    when="forward",
 )
 O69 = FAULTS.add(
     "O69",
     "block of rank 0 counted twice",
     story="By every rank but its owner.",
-    ring=merged("the block of rank 0 is counted twice on every other rank"),
+    ring=MISCOUNTED["the block of rank 0 is counted twice on every other rank"],
+    when="forward",
 )
 
 

@@ -20,10 +20,9 @@ def causal(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
     return j <= i + problem.diagonal
 
 
-def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """Whether each key lies in the query's window, `(S, T)`."""
-    assert problem.window is not None
-    left, right = problem.window
+def near(problem: Problem, window: tuple[int | None, int | None], i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """Whether each key is no farther from the query than a window's ends, `(S, T)`."""
+    left, right = window
     distance = j - (i + problem.diagonal)
     near = torch.ones_like(distance, dtype=torch.bool)
     if left is not None:
@@ -31,6 +30,12 @@ def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
     if right is not None:
         near &= distance <= right
     return near
+
+
+def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """Whether each key lies in the query's window, `(S, T)`."""
+    assert problem.window is not None
+    return near(problem, problem.window, i, j)
 
 
 def documents(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:

@@ -84,3 +84,12 @@ class Here:
         """Shapes of a rank's keys and values."""
         p, count = self.problem, len(self.shards[rank])
         return (p.batch, count, p.hk, p.head_dim), (p.batch, count, p.hk, p.dv)
+
+
+def like(block: Block, here: Here, owner: int) -> Block:
+    """A block cut, or continued with zeros, to the length of another rank's."""
+    room = Block(*(x.new_zeros(shape) for x, shape in zip(block, here.block_shapes(owner), strict=True)))
+    for into, x in zip(room, block, strict=True):
+        count = min(into.size(1), x.size(1))
+        into[:, :count] = x[:, :count]
+    return room

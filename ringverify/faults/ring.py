@@ -150,9 +150,7 @@ def forward(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partia
     running: Any = None
     for hop, owner, block in steps.visit(steps, here, steps.outgoing(k, v)):
         new = steps.attend(steps, here, hop, owner, wide_q, block)
-        for _ in range(steps.times(here, hop, owner)):
-            running = steps.accumulate(steps, here, hop, running, new)
-            running = steps.between(here, running)
+        running = steps.between(here, steps.accumulate(steps, here, hop, running, new))
     if running is None:
         running = steps.nothing(here, wide_q, v.size(-1))
     return steps.together(steps, here, steps.normalise(running))
@@ -232,7 +230,6 @@ class Steps:
     accumulate: Callable[[Steps, Here, int, Any, Any], Any] = lambda steps, here, hop, running, new: (
         new if running is None else steps.merge(running, new)
     )
-    times: Times = lambda here, hop, owner: 1
     between: Callable[[Here, Any], Any] = lambda here, running: running
     normalise: Callable[[Any], Partial] = lambda running: running
 
@@ -282,7 +279,17 @@ class Steps:
 
 
 STEPS = Steps()
-"""As it should be."""
+"""The right ring: every step as it should be."""
+
+
+def returning(change: Callable[[Here, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Steps:
+    """What is returned changed, `(B, S, H, E)` and `(B, H, S)`, in the forward alone."""
+    return dataclasses.replace(STEPS, returned=lambda here, whole: change(here, *STEPS.returned(here, whole)))
+
+
+def whole(change: Callable[[Here, Partial], Partial]) -> Steps:
+    """What is returned changed before it is narrowed."""
+    return dataclasses.replace(STEPS, returned=lambda here, found: STEPS.returned(here, change(here, found)))
 
 
 class _RingOfSteps(torch.autograd.Function):

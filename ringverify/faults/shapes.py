@@ -9,8 +9,8 @@ import torch
 from ringverify.faults import arithmetic
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Here, Partial
-from ringverify.faults.ring import STEPS, Steps, forward
-from ringverify.faults.tiles import always, chunked, first_dimensions, forgetting
+from ringverify.faults.ring import STEPS, Steps, forward, returning, whole
+from ringverify.faults.tiles import chunked, first_dimensions, last_tile
 
 FAULTS = Faults()
 
@@ -31,10 +31,9 @@ G1 = FAULTS.add(
 )
 
 
-def _dead_rank(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    if whole.lse.numel() and bool((whole.lse == -torch.inf).all()):
-        whole = whole._replace(out=whole.out / 0.0)
-    return STEPS.returned(here, whole)
+def _dead_rank(here: Here, found: Partial) -> Partial:
+    dead = found.lse.numel() and bool((found.lse == -torch.inf).all())
+    return found._replace(out=found.out / 0.0) if dead else found
 
 
 G2 = FAULTS.add(
@@ -42,7 +41,7 @@ G2 = FAULTS.add(
     "a rank whose tokens are all masked",
     story="0 / 0 on that rank alone. Needs padding longer than a shard.",
     source="Megatron-LM#1764",
-    ring=replace(STEPS, returned=_dead_rank),
+    ring=whole(_dead_rank),
     cause="out is NaN on a rank on which no query attends a key",
 )
 G3a = FAULTS.add(
@@ -71,17 +70,12 @@ G3b = FAULTS.add(
 )
 
 
-def _one_row(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = STEPS.returned(here, whole)
-    return out, torch.zeros_like(lse) if lse.size(-1) == 1 else lse
-
-
 G5a = FAULTS.add(
     "G5a",
     "one query: lse not written",
     story="The special case for one row forgets lse. The output is right; a shard of one token shows it.",
     source="xformers 41646dbb",
-    ring=replace(STEPS, returned=_one_row),
+    ring=returning(lambda here, out, lse: (out, torch.zeros_like(lse) if lse.size(-1) == 1 else lse)),
     cause="lse of a rank with one query is not written: it is 0",
 )
 
@@ -129,7 +123,8 @@ O92 = FAULTS.add(
     "only the last tile of 32 keys counts",
     story="Right for blocks of one tile, whatever their shape; real kernels have tiles of 16 to 128 keys. Needs a "
     "shard longer than a tile.",
-    ring=forgetting(32, always),
+    ring=last_tile(32),
+    when="forward",
 )
 O93 = FAULTS.add(
     "O93",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, travel
+from ringverify.faults.ring import STEPS, Steps, returning, travel
 
 FAULTS = Faults()
 
@@ -103,11 +104,9 @@ O90 = FAULTS.add(
 _ROOM: dict[tuple[object, ...], torch.Tensor] = {}
 
 
-def _reused(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = STEPS.returned(here, whole)
-    room = _ROOM.setdefault((here.rank, tuple(lse.shape), lse.dtype), torch.empty_like(lse))
-    room.copy_(lse)
-    return out, room.detach()
+def _in_room(rooms: dict[tuple[object, ...], torch.Tensor], here: Here, x: torch.Tensor) -> torch.Tensor:
+    """What is returned in a buffer that is kept, one a rank and shape."""
+    return rooms.setdefault((here.rank, tuple(x.shape), x.dtype), torch.empty_like(x)).copy_(x).detach()
 
 
 def _from_room(here: Here, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -122,7 +121,10 @@ O91 = FAULTS.add(
     "backward reads the lse of the call before",
     story="One buffer a shape, saved before it is written: the first call of a shape is right. Needs a shape twice.",
     kind="state",
-    ring=replace(STEPS, kept=lambda here, saved: tuple(x.clone() for x in _from_room(here, saved)), returned=_reused),
+    ring=replace(
+        returning(lambda here, out, lse: (out, _in_room(_ROOM, here, lse))),
+        kept=lambda here, saved: tuple(x.clone() for x in _from_room(here, saved)),
+    ),
 )
 
 _SAVED: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -167,26 +169,24 @@ O95 = FAULTS.add(
 _OUT: dict[tuple[object, ...], torch.Tensor] = {}
 
 
-def _same_memory(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = STEPS.returned(here, whole)
-    room = _OUT.setdefault((here.rank, tuple(out.shape), out.dtype), torch.empty_like(out))
-    room.copy_(out)
-    return room.detach(), lse
-
-
 O96 = FAULTS.add(
     "O96",
     "out is overwritten by the next call",
     story="One output buffer a shape: right until the same shape is asked for again. Needs an output that is looked at "
     "after a second call.",
     kind="state",
-    ring=replace(STEPS, returned=_same_memory),
+    ring=returning(lambda here, out, lse: (_in_room(_OUT, here, out), lse)),
 )
 
 
-def _with_other_dtype(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.set_default_dtype(torch.float64)
-    return STEPS.returned(here, whole)
+def _doing(action: Callable[[Here], object]) -> Steps:
+    """Right values, and something done before they are returned."""
+
+    def returned(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+        action(here)
+        return STEPS.returned(here, whole)
+
+    return replace(STEPS, returned=returned)
 
 
 O125 = FAULTS.add(
@@ -194,13 +194,8 @@ O125 = FAULTS.add(
     "torch's default dtype left changed",
     story="float64 for a sum, and not put back: whatever makes tensors afterwards makes others. Values are right.",
     kind="state",
-    ring=replace(STEPS, returned=_with_other_dtype),
+    ring=_doing(lambda here: torch.set_default_dtype(torch.float64)),
 )
-
-
-def _with_another_group(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    dist.new_group(dist.get_process_group_ranks(here.group), use_local_synchronization=True)
-    return STEPS.returned(here, whole)
 
 
 O126 = FAULTS.add(
@@ -208,13 +203,8 @@ O126 = FAULTS.add(
     "a process group more with each call",
     story="Made for the call and never destroyed: connections and memory run out after hours. Values are right.",
     kind="state",
-    ring=replace(STEPS, returned=_with_another_group),
+    ring=_doing(lambda here: dist.new_group(dist.get_process_group_ranks(here.group), use_local_synchronization=True)),
 )
-
-
-def _with_scratch_positions(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    here.call.key_positions.neg_()
-    return STEPS.returned(here, whole)
 
 
 O127 = FAULTS.add(
@@ -222,11 +212,11 @@ O127 = FAULTS.add(
     "the call's key positions taken for scratch",
     story="Negated in place once they are not needed any more: the next layer is given them. Values are right.",
     kind="state",
-    ring=replace(STEPS, returned=_with_scratch_positions),
+    ring=_doing(lambda here: here.call.key_positions.neg_()),
 )
 
 
-def _with_a_late_message(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
+def _send_late(here: Here) -> None:
     to = STEPS.peer(here, STEPS.right(here))
 
     def send() -> None:
@@ -236,7 +226,6 @@ def _with_a_late_message(here: Here, whole: Partial) -> tuple[torch.Tensor, torc
 
     if here.size > 1:
         threading.Thread(target=send, name="late message").start()
-    return STEPS.returned(here, whole)
 
 
 O128 = FAULTS.add(
@@ -244,5 +233,5 @@ O128 = FAULTS.add(
     "a thread sends after the call has returned",
     story="Its message is taken for one of the next call's. Needs a look at threads that a call leaves behind.",
     kind="state",
-    ring=replace(STEPS, returned=_with_a_late_message),
+    ring=_doing(_send_late),
 )

@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 
 from ringverify.faults import arithmetic
-from ringverify.faults.communication import _as_dense
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Here, Partial
-from ringverify.faults.ring import STEPS, Steps
+from ringverify.faults.ring import STEPS, Steps, returning, whole
 
 FAULTS = Faults()
 Read = Callable[[Here, torch.Tensor], torch.Tensor]
@@ -19,10 +18,15 @@ Read = Callable[[Here, torch.Tensor], torch.Tensor]
 
 
 def as_dense(here: Here, x: torch.Tensor) -> torch.Tensor:
-    """Read a tensor's memory from its first element on as if it were contiguous."""
+    """What lies in memory from the tensor's first element on, as far as the memory goes, in the order of its axes."""
     swapped = here.layout == "bhsd" and x.ndim == 4
-    read = _as_dense(x.transpose(1, 2) if swapped else x)
-    return read.transpose(1, 2) if swapped else read
+    x = (x.transpose(1, 2) if swapped else x).detach()
+    dense = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    memory = x.as_strided((x.untyped_storage().nbytes() // x.element_size() - x.storage_offset(),), (1,))
+    read = memory[: dense.numel()]
+    dense.view(-1)[: len(read)] = read
+    dense.view(-1)[len(read) :] = 0
+    return dense.transpose(1, 2) if swapped else dense
 
 
 def from_start(here: Here, x: torch.Tensor) -> torch.Tensor:
@@ -105,24 +109,21 @@ I2a = FAULTS.add(
 )
 
 
-def _turned(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = STEPS.returned(here, whole)
-    return out, lse.transpose(1, 2).contiguous() if lse.size(1) == lse.size(2) else lse
-
-
 I2b = FAULTS.add(
     "I2b",
     "lse returned as (tokens, heads)",
     story="Has the right shape where tokens on a rank equal heads.",
     source="vllm#57012",
-    ring=replace(STEPS, returned=_turned),
+    ring=returning(
+        lambda here, out, lse: (out, lse.transpose(1, 2).contiguous() if lse.size(1) == lse.size(2) else lse)
+    ),
     cause="lse is returned as (tokens, heads)",
 )
 
 
-def _not_written(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    seen = (whole.lse != -torch.inf)[..., None]
-    return STEPS.returned(here, whole._replace(out=torch.where(seen, whole.out, torch.empty_like(whole.out))))
+def _not_written(here: Here, found: Partial) -> Partial:
+    seen = (found.lse != -torch.inf)[..., None]
+    return found._replace(out=torch.where(seen, found.out, torch.empty_like(found.out)))
 
 
 I3a = FAULTS.add(
@@ -131,7 +132,7 @@ I3a = FAULTS.add(
     story="out of a padded row is whatever was in memory. Often zero, until it is not.",
     source="TransformerEngine db44fc2b9, eb7653dd3",
     kind="state",
-    ring=replace(STEPS, returned=_not_written),
+    ring=whole(_not_written),
 )
 
 

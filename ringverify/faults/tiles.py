@@ -73,11 +73,6 @@ def never(here: Here, owner: int, m: Tensor) -> bool:
     return False
 
 
-def always(here: Here, owner: int, m: Tensor) -> bool:
-    """Reset at every tile."""
-    return True
-
-
 def masked(here: Here, owner: int, m: Tensor) -> bool:
     """Reset at a tile that is masked in part."""
     return bool((m == 0).any())

@@ -9,10 +9,14 @@ import torch
 
 from ringref.problem import Problem
 from ringverify.faults import arithmetic, pattern, ring
+from ringverify.faults.arithmetic import highest
 from ringverify.faults.fault import Faults, on_blocks
 from ringverify.faults.masking import COUNTED_ONCE, LEFT_END_EXCLUSIVE
+from ringverify.faults.operators import shifted
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.ring import STEPS, Steps
+from ringverify.faults.strides import given
+from ringverify.faults.varlen import documents_of
 
 Tensor = torch.Tensor
 FAULTS = Faults()
@@ -36,17 +40,11 @@ O100 = FAULTS.add(
 )
 
 
-def _no_dlse_if_causal(
-    steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor
-) -> tuple[Tensor, ...]:
-    return STEPS.backward(steps, here, saved, dout, torch.zeros_like(dlse) if here.problem.causal else dlse)
-
-
 O102 = FAULTS.add(
     "O102",
     "cotangent of lse dropped under a causal mask",
     story="The causal kernel has no argument for it. Needs a gradient through lse and causality.",
-    ring=replace(STEPS, backward=_no_dlse_if_causal),
+    ring=given("dlse", lambda here, x: torch.zeros_like(x) if here.problem.causal else x),
 )
 O103 = FAULTS.add(
     "O103",
@@ -93,16 +91,11 @@ O106 = FAULTS.add(
 )
 
 
-def _from_zero(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
-    offsets = problem.documents or (0,)
-    return pattern.documents(problem.replace(documents=tuple(one - offsets[0] for one in offsets)), i, j)
-
-
 O107 = FAULTS.add(
     "O107",
     "document offsets counted from the first",
     story="cu − cu[0] is right for lengths, not for places. Needs a first offset above 0.",
-    ring=replace(STEPS, documents=_from_zero),
+    ring=documents_of(lambda problem, offsets: tuple(one - offsets[0] for one in offsets)),
 )
 
 
@@ -170,22 +163,12 @@ O113 = FAULTS.add(
 )
 
 
-def _maximum_of_zero(s: Tensor, m: Tensor, v: Tensor) -> Partial:
-    attended = m > 0
-    s = s.masked_fill(~attended, -torch.inf)
-    top = s.amax(dim=-1, keepdim=True).clamp(min=0.0)
-    w = m * torch.exp(s - top)
-    total = w.sum(dim=-1, keepdim=True)
-    out = arithmetic.weighted_sum(w, v, attended) / torch.where(total == 0, 1.0, total)
-    return Partial(out, (top + total.log()).squeeze(-1))
-
-
 O114 = FAULTS.add(
     "O114",
     "the running maximum begins at 0",
     story="Where all scores of a row are far below 0 its weights underflow, and the row is empty. Needs scores "
     "below −88.",
-    ring=replace(STEPS, partial=_maximum_of_zero),
+    ring=shifted(lambda s, attended: highest(s, attended).clamp(min=0.0)),
 )
 
 
@@ -218,12 +201,7 @@ O117 = FAULTS.add(
     "O117",
     "replicated queries: cotangent of lse shared out",
     story="Each rank takes its part of it, though each rank's keys have it whole. Needs a gradient through lse.",
-    ring=replace(
-        STEPS,
-        backward=lambda steps, here, saved, dout, dlse: STEPS.backward(
-            steps, here, saved, dout, dlse / here.size if here.replicated else dlse
-        ),
-    ),
+    ring=given("dlse", lambda here, x: x / here.size if here.replicated else x),
 )
 
 
@@ -246,19 +224,14 @@ O118 = FAULTS.add(
 )
 
 
-def _attend_by_products(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> object:
-    def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
-        if steps.scale(here) >= 0:
-            return arithmetic.partial(s, m, v)
-        attended = m > 0
-        low = s.masked_fill(~attended, torch.inf).amin(dim=-1, keepdim=True)
-        low = torch.where(low == torch.inf, 0.0, low)
-        w = m * torch.exp(s.masked_fill(~attended, -torch.inf) - low)
-        total = w.sum(dim=-1, keepdim=True)
-        out = arithmetic.weighted_sum(w, v, attended) / torch.where(total == 0, 1.0, total)
-        return Partial(out, (low + total.log()).squeeze(-1))
+def _lowest(s: Tensor, attended: Tensor) -> Tensor:
+    low = s.masked_fill(~attended, torch.inf).amin(dim=-1, keepdim=True)
+    return torch.where(low == torch.inf, 0.0, low)
 
-    return ring.attend(replace(steps, partial=partial), here, hop, owner, q, block)
+
+def _attend_by_products(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> object:
+    lowest = replace(steps, partial=lambda s, m, v: arithmetic.partial(s, m, v, _lowest))
+    return ring.attend(lowest if steps.scale(here) < 0 else steps, here, hop, owner, q, block)
 
 
 O119 = FAULTS.add(
@@ -320,15 +293,9 @@ O122 = FAULTS.add(
 def _uncapped_abroad(
     steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
 ) -> tuple[Tensor, Block]:
-    forgets = here.problem.causal and owner != here.rank
-    return ring.gradients(
-        replace(steps, cap_slope=lambda s, softcap: torch.ones_like(s)) if forgets else steps,
-        here,
-        hop,
-        owner,
-        rows,
-        block,
-    )
+    if here.problem.causal and owner != here.rank:
+        steps = replace(steps, cap_slope=lambda s, softcap: torch.ones_like(s))
+    return ring.gradients(steps, here, hop, owner, rows, block)
 
 
 O123 = FAULTS.add(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from ringref.problem import Problem
 from ringverify.faults import pattern
 from ringverify.faults.fault import Faults
-from ringverify.faults.place import Here, Partial
-from ringverify.faults.ring import STEPS
+from ringverify.faults.place import Here
+from ringverify.faults.ring import STEPS, Steps, returning
 
 FAULTS = Faults()
 
@@ -49,19 +51,25 @@ K1b = FAULTS.add(
 )
 
 
-def _shaped_from_values(here: Here, whole: Partial) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = STEPS.returned(here, whole)
-    return (out[:, :, : here.problem.hk] if here.problem.dv != here.problem.head_dim else out), lse
-
-
 K1c = FAULTS.add(
     "K1c",
     "out shaped from the values",
     story="The heads of v in place of those of q. Needs grouped queries and another value_dim.",
     source="TransformerEngine#2868",
     kind="failure",
-    ring=replace(STEPS, returned=_shaped_from_values),
+    ring=returning(
+        lambda here, out, lse: (out[:, :, : here.problem.hk] if here.problem.dv != here.problem.head_dim else out, lse)
+    ),
 )
+
+
+def documents_of(change: Callable[[Problem, tuple[int, ...]], tuple[int, ...]]) -> Steps:
+    """Mask with other offsets of documents."""
+
+    def documents(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return pattern.documents(problem.replace(documents=change(problem, problem.documents or ())), i, j)
+
+    return replace(STEPS, documents=documents)
 
 
 K2a = FAULTS.add(
@@ -69,12 +77,7 @@ K2a = FAULTS.add(
     "cu_seqlens taken to start at 0",
     story="What lies before the first document is its part. Needs a first offset above 0.",
     source="TransformerEngine b4db9eb7e",
-    ring=replace(
-        STEPS,
-        documents=lambda problem, i, j: pattern.documents(
-            problem.replace(documents=(0, *(problem.documents or ())[1:])), i, j
-        ),
-    ),
+    ring=documents_of(lambda problem, offsets: (0, *offsets[1:])),
     cause="the first document is taken to start at 0",
     masks=True,
 )
@@ -83,12 +86,7 @@ K2b = FAULTS.add(
     "the last document taken to end with the sequence",
     story="What lies after the last document is its part. Needs padding at the end.",
     source="TransformerEngine#1396",
-    ring=replace(
-        STEPS,
-        documents=lambda problem, i, j: pattern.documents(
-            problem.replace(documents=(*(problem.documents or ())[:-1], problem.nk)), i, j
-        ),
-    ),
+    ring=documents_of(lambda problem, offsets: (*offsets[:-1], problem.nk)),
     cause="the last document is taken to end with the sequence",
     masks=True,
 )

@@ -73,7 +73,7 @@ ENDS = {
     "ends_the_process": ((), "rank 1 called os._exit(0)"),
     "ends_it_unseen": ((), "the process of the simulated ranks ended with exit code 0"),
     "crashes": ((), "the process of the simulated ranks was ended by signal SIGSEGV"),
-    "hangs": (("--deadline", "0.5"), "rank 1 had not returned"),
+    "hangs": (("--deadline", "0.5"), "after 0.5 s rank 1 had not returned"),
 }
 
 

@@ -51,7 +51,7 @@ def hunted(target: str, property: str, examples: int, world: World | None = None
 @pytest.mark.parametrize("target", [*TORCH, *DIFFUSERS])
 def test_the_forward_pass_is_right(target: str) -> None:
     """Out and, where it is returned, the log-sum-exp, of any scale and any number of ranks that is declared."""
-    found = hunted(target, "lse" if load_lse(target) else "forward", 12)
+    found = hunted(target, "lse" if load_lse(target) else "forward", 24)
     wrong = None if found.counterexample is None else found.counterexample.case.problem
     assert (wrong is None) == (target != SHIFTED_MASK)
     if wrong is not None:
