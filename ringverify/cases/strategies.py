@@ -56,8 +56,8 @@ ROOTS = 2**24
 BEYOND = 10**60
 """The smallest integer that Hypothesis draws.
 
-From 0 on it would prefer small integers, and mix in numbers from the source of imported modules: a seed would give other
-cases after an edit of the code under test. No source holds numbers of this size.
+From 0 on it would prefer small integers and mix in numbers from the source of imported modules: a seed would give
+other cases after an edit of the code under test. No source holds numbers of this size.
 """
 
 TURNS = 32

@@ -38,7 +38,7 @@ SECONDS = 4.0
 ALTERNATIVES = 2
 """Hypotheses that are named, at most, if no case tells them apart."""
 
-NO_DIGIT = "sums in {sums} over as many terms keep no digit by which to tell causes apart"
+NO_DIGIT = "cause unknown: sums in {sums} over so many terms have a rounding error as large as the result"
 """Message for a case whose sums, in the declared dtype, may have a rounding error as large as the sums themselves."""
 
 
@@ -161,7 +161,7 @@ def _without_digits(scene: Scene) -> str:
     """Return the message that rounding hides the cause, and which dtype to declare so that it can be named."""
     text, declared = NO_DIGIT.format(sums=scene.pipeline.sums), scene.capabilities.dtypes
     wider = [dtype for dtype in ("float32", "float64") if dtype not in declared]
-    return f"{text}: with {wider[0]} among dtypes the cause could be named" if len(wider) == 2 else text
+    return f"{text}. Add {wider[0]} to dtypes to get a cause" if len(wider) == 2 else text
 
 
 def _possible(case: Case, capabilities: Capabilities) -> bool:

@@ -66,7 +66,7 @@ def _scales(scene: Scene) -> Iterator[Hypothesis]:
         found = scale if of is scene else fitted_scale(of)
         return STEPS if found is None else replace(STEPS, scale=lambda here: found)
 
-    yield Hypothesis(f"scale is {scale:.6g} where {asked:.6g} was asked for", fitted)
+    yield Hypothesis(f"scores are scaled by {scale:.6g} instead of {asked:.6g}, which is call.scale", fitted)
 
 
 def wrong_forward(scene: Scene) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ ARGUMENTS: list[Hypothesis] = [
     Hypothesis(
         f"{what} are exchanged: {order[0]} is used as q, {order[1]} as k and {order[2]} as v",
         _reordered(order),
-        advice="Compare the order of the arguments with attend(q, k, v, call)",
+        advice="Check the argument order: attend is called as attend(q, k, v, call)",
     )
     for order, what in ORDERS.items()
 ]
@@ -116,7 +116,7 @@ def _layouts(scene: Scene) -> tuple[str, str]:
 
 def _says_other_layout(scene: Scene) -> str:
     declared, other = _layouts(scene)
-    return f'heads are taken for tokens: tensors are read as "{other}", and tensor_layout="{declared}" is declared'
+    return f'heads are taken for tokens: tensors are read as "{other}", but tensor_layout="{declared}" is declared'
 
 
 def _turned(here: Here, x: Tensor) -> Tensor:
@@ -133,10 +133,10 @@ LAYOUT: list[Hypothesis] = [
     Hypothesis(
         _says_other_layout,
         OTHER_LAYOUT,
-        advice=lambda scene: f'Declare tensor_layout="{_layouts(scene)[1]}", or transpose(1, 2) q, k, v and out',
+        advice=lambda scene: f'Declare tensor_layout="{_layouts(scene)[1]}", or call transpose(1, 2) on each tensor',
     ),
     Hypothesis(
-        lambda scene: 'out is returned as "{1}", and tensor_layout="{0}" is declared'.format(*_layouts(scene)),
+        lambda scene: 'out is returned as "{1}", but tensor_layout="{0}" is declared'.format(*_layouts(scene)),
         replace(
             STEPS,
             returned=_returned_turned,

@@ -58,7 +58,7 @@ def _judge(narrow: DtypeName, tensors: tuple[TensorName, ...], *, computed: bool
 
 
 def _narrowed(narrow: DtypeName, what: str, tensors: tuple[TensorName, ...]) -> Hypothesis:
-    says = f"{what} computed in {narrow}: every number that comes back is one of {narrow}, and off by its rounding"
+    says = f"{what} computed in {narrow}: every returned value is one of {narrow}, with errors of its rounding"
     return Hypothesis(says, STEPS, judge=_judge(narrow, tensors, computed=True))
 
 
@@ -78,8 +78,8 @@ NARROWED: list[Hypothesis] = [
     found
     for narrow in ("float32", "float16", "bfloat16")
     for found in (
-        _narrowed(narrow, "wider inputs are", (*TENSORS[0], *TENSORS[1])),
-        _narrowed(narrow, "gradients of wider inputs are", TENSORS[1]),
+        _narrowed(narrow, "inputs of a wider dtype are", (*TENSORS[0], *TENSORS[1])),
+        _narrowed(narrow, "gradients of inputs of a wider dtype are", TENSORS[1]),
     )
 ]
 NARROWED += [_rounded(narrow, tensor) for narrow in ("bfloat16", "float16") for tensor in ("out", "dq", "dk", "dv")]

@@ -90,12 +90,12 @@ def _pairs_told(tensor: TensorName, pairs: tuple[WrongPair, ...]) -> str:
     what = next(kind for kind in kinds if any(pair.what == kind for pair in pairs))
     here = [pair for pair in pairs if pair.what == what]
     if what == "scaled":
-        return "its keys are the right ones: all weights of a row are multiplied by one number"
+        return "each row attends the right keys, but all of its weights are off by one factor"
     told = [
         _weight_told(tensor, pair) if tensor in ("out", "lse") else _part_told(tensor, pair) for pair in here[:SHOWN]
     ]
     if len(here) > SHOWN:
-        told.append(f"{len(here)} such pairs of ranks in all")
+        told.append(f"{len(here)} pairs of ranks in all")
     return "; ".join(told)
 
 
@@ -106,13 +106,17 @@ def _weight_told(tensor: TensorName, pair: WrongPair) -> str:
         keys = f"its own key{'s'[: len(pair.keys) > 1]} {ranges(pair.keys)}"
     match pair.what:
         case "missing":
-            return f"rank {pair.rank} does not {'count' if tensor == 'lse' else 'attend'} {keys}"
+            return (
+                f"rank {pair.rank} leaves {keys} out of lse"
+                if tensor == "lse"
+                else f"rank {pair.rank} does not attend {keys}"
+            )
         case "forbidden":
-            return f"rank {pair.rank} attends {keys}, which the mask excludes"
+            return f"rank {pair.rank} attends {keys}, though the mask excludes {'them' if len(pair.keys) > 1 else 'it'}"
         case "repeated":
             return f"rank {pair.rank} counts {keys} more than once"
         case _:
-            return f"rank {pair.rank} weighs {keys} wrongly"
+            return f"rank {pair.rank} gives {keys} a wrong weight"
 
 
 def _part_told(tensor: TensorName, pair: WrongPair) -> str:

@@ -63,7 +63,7 @@ FORWARD = {
     "G6": (case_of(causal=True, query_length=15), "the mask is cut in 2 chunks, the keys in tiles of 2"),
     "O02": (case_of(), "the merge drops the new block's term of out"),
     "O53": (case_of(dilation=Dilation(branches=((4, 2),), heads="shared")), "dilation offset ignored"),
-    "O81": (case_of(dtype="float64"), "every number that comes back is one of float32"),
+    "O81": (case_of(dtype="float64"), "every returned value is one of float32"),
     "O93": (case_of(head_dim=40), "dimensions past the first 32 are left out of the scores"),
     "H3": (case_of(dilation=Dilation(branches=((4, 2),))), "depends on the segment"),
 }
@@ -346,8 +346,8 @@ MISUNDERSTOOD = {
     "k and v are exchanged": (case_of(), {}, lambda q, k, v, call: _attention(q, v, k, call)),
     "q and k are exchanged": (case_of(), {}, lambda q, k, v, call: _attention(k, q, v, call)),
     "q and v are exchanged": (case_of(), {}, lambda q, k, v, call: _attention(v, k, q, call)),
-    'tensors are read as "bhsd", and tensor_layout="bshd" is declared': (case_of(), {"causal": "never"}, _turned),
-    'tensors are read as "bshd", and tensor_layout="bhsd" is declared': (
+    'tensors are read as "bhsd", but tensor_layout="bshd" is declared': (case_of(), {"causal": "never"}, _turned),
+    'tensors are read as "bshd", but tensor_layout="bhsd" is declared': (
         case_of(),
         {"tensor_layout": "bhsd", "causal": "never"},
         lambda q, k, v, call: _attention(q, k, v, call, causal=False),

@@ -95,7 +95,7 @@ def test_what_lse_leaves_out_is_named():
         assert {(pair.rank, pair.hop, pair.what) for pair in found.pairs} == {
             (rank, hop, "missing") for rank in range(size) for hop in range(1, size)
         }
-        assert found.text[1].startswith("rank 0 does not count keys")
+        assert found.text[1].startswith("rank 0 leaves keys")
 
 
 def test_a_block_that_a_row_does_not_attend_is_not_missing_from_it():
