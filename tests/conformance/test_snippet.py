@@ -61,7 +61,7 @@ def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(target, t
     run = shown(tmp_path / "shown.py", hidden=("ringverify", "ringref"))
     assert run.returncode == 1, run.stderr
     *lines, last, _ = run.stdout.splitlines()
-    off = {line.split()[2] for line in lines if "allowed in 0 of" not in line}
+    off = {line.split()[2] for line in lines if "; 0 of " not in line}
     assert off
     assert off <= WRONG[target]
     assert {told.split()[0] for told in last.removeprefix("wrong: ").split(", ")} == off
@@ -123,4 +123,4 @@ def test_a_snippet_of_what_lives_in_the_tool_says_that_it_needs_it(tmp_path, cap
     assert "shows the violation with ringverify installed, where mutant:A9 lives" in capsys.readouterr().out
     run = shown(tmp_path / "shown.py", hidden=())
     assert run.returncode == 1, run.stderr
-    assert any(line.split()[2] == "out" and "allowed in 0 of" not in line for line in run.stdout.splitlines())
+    assert any(line.split()[2] == "out" and "; 0 of " not in line for line in run.stdout.splitlines())
