@@ -94,7 +94,7 @@ MATRIX = {
     "starts_a_collective_that_nobody_joins": harmless(),
     "other_collective": waits("collective mismatch", "rank 1 at faults.py"),
     "gathers_another_shape": raises("ranks bring tensors of different sizes or dtypes", "signal SIGABRT"),
-    "sends_another_shape": raises("rank 2 receives into [4] float32 (16 bytes), tag 0, but rank 1 sent [9]", "signal SIGABRT"),
+    "sends_another_shape": raises("into [4] float32 (16 bytes), tag 0, but rank 1 sent [9] float32", "signal SIGABRT"),
     "sends_another_dtype": raises("out is wrong on rank 2"),
     "sends_with_another_tag": waits("rank 2 waits for a receive from rank 1, tag 0", "rank 2 at faults.py"),
     "sends_to_another_peer": waits("rank 2 waits for a receive from rank 1, tag 0", "rank 2 at faults.py"),
