@@ -321,8 +321,8 @@ def _smallest(
     in_time = time.monotonic() <= share.late
     diagnosis, declaration = Diagnosis(), None
     if steady and in_time:
-        cause = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
-        diagnosis = cause or diagnosis
+        explanation = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
+        diagnosis = explanation or diagnosis
         declaration = attempt(
             mishaps,
             "looking for a declaration",
