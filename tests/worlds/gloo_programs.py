@@ -189,6 +189,19 @@ def die_later(_: Any) -> int:
     return dist.get_rank()
 
 
+def die_slowly(_: Any) -> None:
+    """Rank 1 ends at once, but what it has started takes a second to end: a stopped tracker of shared memory."""
+    from multiprocessing import resource_tracker
+
+    dist.barrier()
+    if dist.get_rank() == 1:
+        resource_tracker.ensure_running()
+        tracker: Any = resource_tracker._resource_tracker
+        os.kill(tracker._pid, signal.SIGSTOP)
+        os._exit(3)
+    dist.barrier()
+
+
 def unpicklable(_: Any) -> Any:
     """A result that no process can send."""
     return lambda: None

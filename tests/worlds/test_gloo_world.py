@@ -398,6 +398,12 @@ def test_the_first_cause_is_told_from_its_consequences() -> None:
     assert first_cause({0: lost}, ["", ""]).message == "rank 0 raised RuntimeError: Connection closed by peer"
 
 
+def test_a_rank_whose_end_takes_long_is_the_cause_all_the_same(world: GlooWorld) -> None:
+    """The others have lost their connections to it long before its keeper can say how it ended."""
+    failed = failure(world, programs.die_slowly)
+    assert (failed.kind, failed.rank, failed.exit_code) == ("died", 1, 3)
+
+
 def residue(*, groups: int = 1, collectives: int = 5, messages: Any = None) -> Residue:
     """What a rank leaves behind: by default, nothing."""
     return Residue(True, groups, {"0": collectives}, messages or {})

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ringverify.worlds.limits import limit_of, too_many
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.simulated.baton import Baton
 from ringverify.worlds.world import (
     LOAD_SECONDS,
     Load,
@@ -74,6 +76,19 @@ def test_a_process_that_ends_in_our_code_says_nothing_of_the_implementation(worl
     """What ended it may have been the implementation, and it may not."""
     with pytest.raises(OurError, match="SIGSEGV"):
         ran(world, programs.ends_in_ours, where)
+
+
+def test_an_error_of_ours_while_a_simulated_rank_passes_the_baton_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other rank could go on; nobody waits for the deadline, and nothing is said of the implementation."""
+
+    def broken(*_: Any) -> None:
+        raise KeyError("baton")
+
+    monkeypatch.setattr(Baton, "leave", broken)
+    began = time.monotonic()
+    with pytest.raises(OurError, match="not of your code, on a rank: KeyError"):
+        SimulatedWorld().run(programs.raises_in_ours, "nowhere", world_size=2, seed=0, deadline=PLENTY)
+    assert time.monotonic() - began < PLENTY / 2
 
 
 def test_a_process_that_ends_in_the_implementation_is_its_failure(world: World) -> None:

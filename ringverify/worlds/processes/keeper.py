@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -72,9 +73,13 @@ def keep(seat: Seat, directory: str, jobs: Connection, output: Connection, lifel
         lifeline.close()
         _forget_helpers()
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == keeper:  # the keeper has not ended meanwhile
-            serve(seat, directory, jobs, output)
-        os._exit(0)
+        try:
+            if os.getppid() == keeper:  # the keeper has not ended meanwhile
+                serve(seat, directory, jobs, output)
+        except BaseException:  # also what a program did to the interpreter that `serve` runs in
+            traceback.print_exc()
+        finally:
+            os._exit(1)  # at once: threads of the program may never end
     signal.signal(signal.SIGUSR1, lambda *_: _signal(rank, signal.SIGUSR1))  # the tool asks where the rank is
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the keeper ends with the tool, and not before the rank

@@ -34,7 +34,7 @@ from ringverify.worlds.simulated.exchange import Event, Exchange
 from ringverify.worlds.simulated.process_group import SimulatedGroup
 from ringverify.worlds.simulated.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watch.watching import Watch
-from ringverify.worlds.world import Conditions, Failure, Load, Run, TooEarly, WorldUnavailable, check_run
+from ringverify.worlds.world import Conditions, Failure, Load, OurError, Run, TooEarly, WorldUnavailable, check_run
 
 _GRACE = 0.5
 """Seconds that ranks are given to unwind before their threads are abandoned."""
@@ -166,6 +166,7 @@ class _Ranks:
         self.exchange.observe = observe
         self._store = make_store()
         self._unavailable: WorldUnavailable | None = None
+        self._broken: BaseException | None = None
         self.results: list[Any] = [None] * world_size
         self._bookkeeping: dict[int, RankBookkeeping] = {}
         self._threads = [
@@ -211,6 +212,8 @@ class _Ranks:
                 os._exit = _OUTER["exit"]
         if self._unavailable is not None:
             raise self._unavailable
+        if self._broken is not None and self._baton.failure is None:
+            raise OurError.of(self._broken, limit_of(self._broken))
         return self._baton.failure
 
     # -- the thread of a rank ------------------------------------------------------------------------------------------
@@ -222,6 +225,9 @@ class _Ranks:
             self._baton.leave(rank)
         except Unwound:
             pass  # sent to a thread that was late, and has arrived after all
+        except BaseException as error:  # an error of ours, or what the program has made of Python
+            self._broken = error
+            self._baton.stop(None)
 
     def _turn(self, rank: int) -> None:
         def make_group(name: str, ranks: tuple[int, ...], description: str) -> SimulatedGroup:
