@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import hypothesis
+import pytest
 import torch
 from jaxtyping import install_import_hook
 
@@ -28,6 +29,20 @@ collect_ignore = ["somebody_elses_project"]
 """Its tests are its owners'; `tests/pytest_plugin/test_somebody_else.py` runs them as they would."""
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leaves to the night what a test marked `by_day` does not do by day: the same cases each time."""
+    cases = {}
+    for item in items:
+        if (mark := item.get_closest_marker("by_day")) is not None:
+            cases.setdefault((item.parent, item.originalname, *mark.args), []).append(item)
+    for (*_, count), those in cases.items():
+        by_day = {number * len(those) // count for number in range(count)}
+        for number, item in enumerate(those):
+            if number not in by_day:
+                item.add_marker(pytest.mark.nightly)
 
 
 def pytest_terminal_summary(terminalreporter):

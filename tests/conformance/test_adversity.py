@@ -46,12 +46,14 @@ HAZARDOUS = {
 
 
 @pytest.mark.parametrize("name", HAZARDOUS)
+@pytest.mark.by_day(2)
 def test_a_ring_that_is_right_by_luck_passes_forward(name):
     """On an ordinary transport nothing shows."""
     assert hunted(getattr(hazardous, name), "forward").counterexample is None
 
 
 @pytest.mark.parametrize("name", HAZARDOUS)
+@pytest.mark.by_day(2)
 def test_a_ring_that_is_right_by_luck_is_named_with_rank_operation_and_line(name):
     """On the smallest ring that shows it, two ranks."""
     property, operation, line = HAZARDOUS[name]
@@ -78,6 +80,7 @@ def test_an_orphan_message_is_no_progress_either():
 
 @pytest.mark.parametrize("property", ["hazards", "progress"])
 @pytest.mark.parametrize("attend", [hazardous.safe, ring, allgather], ids=lambda one: one.name)
+@pytest.mark.by_day(2)
 def test_a_ring_that_waits_for_what_it_posts_passes_under_every_transport(attend, property):
     """No false alarm, for a plain ring and for ours, forward and backward, on groups and under delays."""
     for seed in range(2):

@@ -61,6 +61,7 @@ def test_of_two_worlds_the_one_that_is_wrong_is_shown(ringverify):
     assert "1" not in worlds or len(worlds) == 2
 
 
+@pytest.mark.nightly
 def test_an_exception_is_shown_if_it_is_the_same(ringverify):
     """What is raised in the suite is raised in the script."""
     report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)

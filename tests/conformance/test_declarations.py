@@ -45,6 +45,7 @@ RIGHT = [
 @pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16",)], ids=["with float32", "alone"])
 @pytest.mark.parametrize(("attend", "declaration"), RIGHT, ids=lambda one: getattr(one, "name", ""))
 @pytest.mark.parametrize("property", ["dtypes", "precision"])
+@pytest.mark.by_day(3)
 def test_what_would_pass_under_another_declaration_is_told_so(attend, declaration, property, dtypes):
     """The least permissive one; and with it, the property passes."""
     shown = found(attend, property, dtypes=dtypes)
@@ -73,6 +74,7 @@ def test_what_would_pass_under_another_declaration_is_told_so(attend, declaratio
     ids=lambda one: one.name,
 )
 @pytest.mark.parametrize("property", ["dtypes", "overflow", "precision"])
+@pytest.mark.by_day(3)
 def test_no_declaration_excuses_a_fault(attend, property, dtypes):
     """Not even that of sums in bfloat16, whose bound may exceed the values."""
     shown = found(attend, property, dtypes=dtypes)
@@ -83,6 +85,7 @@ def test_no_declaration_excuses_a_fault(attend, property, dtypes):
 @pytest.mark.parametrize(
     "mutant", ["A9", "E3b", *(pytest.param(id, marks=pytest.mark.nightly) for id in ("A2a", "B9a", "D3a", "O10"))]
 )
+@pytest.mark.by_day(1)
 def test_no_declaration_excuses_a_mutant_in_bfloat16_alone(mutant):
     """A merge, a mask, a layout, a scale, a formula: none is a matter of rounding."""
     attend = MUTANTS[mutant].implementation
@@ -129,6 +132,7 @@ NIGHTLY = [
 
 
 @pytest.mark.parametrize(("mutant", "dtype"), [*QUICK, *NIGHTLY])
+@pytest.mark.nightly
 def test_a_fault_declared_in_sixteen_bits_alone_never_breaks_the_diagnosis(mutant, dtype, monkeypatch):
     """Under every declaration of sums and probabilities, whatever the case was shrunk to."""
     monkeypatch.setattr("ringverify.diagnosis.diagnose.SECONDS", 1.0)

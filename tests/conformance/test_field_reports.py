@@ -69,6 +69,7 @@ def test_float16_works_past_its_range_and_past_1024_tokens():
 
 @pytest.mark.parametrize("heads", ["split", "shared"])
 @pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.nightly) for size in (3, 4))])
+@pytest.mark.by_day(1)
 def test_every_rate_and_segment_is_right_on_several_ranks(world_size, heads):
     """R3, R5: every length, segment and rate of a dense sweep, whether or not anything lines up, and gradients too."""
     sweep = itertools.product((1, 2, 3, 5, 8, 9), (1, 2, 3, 4, 7, 16), (1, 2, 3, 5))
@@ -80,6 +81,7 @@ def test_every_rate_and_segment_is_right_on_several_ranks(world_size, heads):
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.by_day(1)
 def test_no_length_has_to_be_divisible_by_anything(sharding):
     """R4: primes and fewer tokens than ranks, on prime worlds; causal, with a window, and with segments."""
     patterns = ({"causal": True}, {"window": (3, 2)}, {"dilation": Dilation(((4, 2), (6, 3)))})

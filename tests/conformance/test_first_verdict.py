@@ -58,6 +58,7 @@ def test_what_is_not_declared_is_unsupported_and_listed(ringverify):
 @pytest.mark.parametrize(
     "fault", ["wrong_scale", "swapped_gradients", pytest.param("dropped_key", marks=pytest.mark.nightly)]
 )
+@pytest.mark.by_day(1)
 def test_a_simple_fault_shrinks_to_two_ranks_and_four_tokens(fault, seed, ringverify):
     """In every property that compares with the oracle; those that compare wrong answers have other small cases."""
     outcome = ringverify.check(
@@ -121,6 +122,7 @@ def test_the_same_seed_tells_the_same_twice(ringverify):
     assert first == second
 
 
+@pytest.mark.nightly
 def test_another_seed_tries_other_cases(ringverify):
     """The first case that fails is mostly another one."""
     target = miniature("faulty_rings:wrong_scale")
@@ -302,6 +304,7 @@ EVERY_KIND_OF_RUN = {
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND_OF_RUN)
+@pytest.mark.by_day(3)
 def test_every_event_fits_the_published_schema(kind, ringverify):
     """A header first, a footer last, each line valid JSON without NaN or infinity."""
     outcome = ringverify.check(*EVERY_KIND_OF_RUN[kind])
@@ -362,6 +365,7 @@ def test_doctor_says_in_three_lines_what_this_machine_can_run(ringverify):
     assert "ringverify doctor -v" in summary
 
 
+@pytest.mark.nightly
 def test_doctor_verbose_says_it_of_every_world_kernel_and_implementation(ringverify):
     """Behind the three lines."""
     lines = ringverify("doctor", "-v").out.splitlines()

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.by_day(1)
 def test_what_is_written_gets_a_verdict_as_it_is(kind, ringverify):
     """By the command that is printed: the adapter is right, so that a failure is that of what is put into it."""
     written = ringverify("init", "theirs.py", "--kind", kind)

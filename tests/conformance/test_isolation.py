@@ -26,6 +26,7 @@ def hunted(attend: Implementation, property: str, examples: int) -> Hunt:
 
 
 @pytest.mark.parametrize("property", ["forward", "masked_rows", "isolation", "chunk_boundaries"])
+@pytest.mark.by_day(1)
 def test_a_dilated_ring_that_multiplies_by_0_what_it_skips_is_right(property):
     """Positions that a dilation or a window skips hold ordinary numbers; its padding is cleared."""
     found = hunted(skipping.times_zero, property, 60)
@@ -58,6 +59,7 @@ def test_a_claim_of_poison_safety_is_held_to_it():
 
 
 @pytest.mark.parametrize("attend", [ring, allgather], ids=lambda one: one.name)
+@pytest.mark.by_day(1)
 def test_our_own_declare_that_they_are_safe_and_are(attend):
     """Both keep their words under every constraint."""
     assert attend.capabilities.poison_safe

@@ -56,6 +56,7 @@ def test_what_padding_holds_is_the_business_of_isolation_alone():
 
 @pytest.mark.parametrize("property", ["exact_selection", "isolation", "invariants"])
 @pytest.mark.parametrize("attend", [right.attend, lenses.padding_cleared, lenses.in_float16], ids=lambda one: one.name)
+@pytest.mark.by_day(3)
 def test_what_is_right_passes_every_lens(attend, property):
     """No false alarm on a plain gathered attention."""
     assert hunted(attend, property).counterexample is None

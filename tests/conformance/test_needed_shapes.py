@@ -26,6 +26,7 @@ def hunted(attend: Implementation, property: str, examples: int) -> Hunt:
 
 
 @pytest.mark.parametrize("attend", DECLARED, ids=lambda one: one.name)
+@pytest.mark.by_day(1)
 def test_who_declares_what_it_needs_is_conformant(attend):
     """Every property that applies is put to the test, and no case is drawn that it refuses: it would raise."""
     examples = 3 if attend is needs.declared_blocks else 8
@@ -76,6 +77,7 @@ class Recorder(Runner):
 
 
 @pytest.mark.parametrize("property", ["forward", "gradients", "subgroups", "world_size_invariance"])
+@pytest.mark.by_day(1)
 def test_no_case_that_is_refused_is_tried_on_the_way_to_a_cause(property):
     """Drawing, shrinking and the diagnosis keep to the shapes: a run on any other would raise."""
     runner = Recorder(needs.declared_wrong, SimulatedWorld())

@@ -80,6 +80,7 @@ def test_a_thread_that_sends_when_its_call_has_returned_is_found(world):
 
 @pytest.mark.parametrize("property", ["inputs_untouched", "reentrancy"])
 @pytest.mark.parametrize("attend", neighbours.RIGHT, ids=lambda one: one.name)
+@pytest.mark.by_day(6)
 def test_what_puts_back_keeps_or_only_waits_is_accused_of_nothing(attend, property, world):
     """Also where ranks take turns in the middle of it."""
     found = hunted(attend, property, world)

@@ -88,6 +88,7 @@ def test_a_nightly_run_says_its_seed_and_is_repeated_by_it(ringverify):
 
 
 @pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.by_day(1)
 def test_every_suite_begins_with_what_failed_before(suite, ringverify):
     """And says so; the cases that the seed draws come after it."""
     (first,) = ringverify.check(*WRONG, "--max-examples", 4).told("counterexample")

@@ -24,6 +24,7 @@ def checked(ringverify, name, world, *arguments):
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.by_day(1)
 def test_a_ring_that_sends_to_itself_alone_gets_the_same_verdict_in_both_worlds(ringverify, world):
     """Its violation is that message, in the same words, smallest on one rank."""
     outcome = checked(ringverify, "attend", world, "--only", "forward", "--max-examples", "12")
@@ -56,6 +57,7 @@ def test_looking_for_what_else_is_wrong_ends(ringverify):
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.by_day(1)
 def test_a_failure_whose_message_is_never_the_same_is_repeatable(ringverify, world):
     """A port, a process and an address differ each time; that it raises, and what, does not."""
     outcome = checked(ringverify, "says_a_port", world, "--only", "forward", "--max-examples", "12")

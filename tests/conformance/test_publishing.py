@@ -31,6 +31,7 @@ text = "On the way home."
 """
 
 
+@pytest.mark.nightly
 def test_a_survey_becomes_a_page(ringverify, capsys):
     """A package's violation is found, shown by its script, explained, and published with its case file."""
     pytest.importorskip("ring_attention_pytorch")

@@ -40,6 +40,7 @@ def hunted(attend: Implementation, property: str, examples: int = 20) -> Hunt:
     ],
     ids=lambda one: one.name if isinstance(one, Implementation) else "",
 )
+@pytest.mark.by_day(2)
 def test_calls_that_meet_are_found_where_plain_calls_are_right(attend, reason, summary):
     """On one rank and two tokens at most, in words that say what was unusual."""
     assert hunted(attend, "gradients" if attend.capabilities.gradients else "forward").counterexample is None
@@ -63,6 +64,7 @@ def test_calls_that_meet_are_found_where_plain_calls_are_right(attend, reason, s
     ids=lambda one: one.name,
 )
 @pytest.mark.parametrize("property", ["reentrancy", "uninitialised"])
+@pytest.mark.by_day(3)
 def test_what_is_right_is_let_through(attend, property):
     """A second backward that is refused in words included."""
     assert hunted(attend, property).counterexample is None

@@ -68,6 +68,7 @@ def test_a_snippet_shows_the_failure_where_ringverify_is_not_installed(target, t
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.nightly
 def test_a_snippet_shows_a_mean_that_is_off(tmp_path, capsys, monkeypatch):
     """`precision` is about all elements together: each alone is within what is allowed."""
     monkeypatch.chdir(tmp_path)

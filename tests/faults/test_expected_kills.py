@@ -27,6 +27,7 @@ def test_every_mutant_is_killed_as_expected(batch):
 
 
 @pytest.mark.parametrize("family", sorted({one.mutant[0] for one in expected.read(FILE)}))
+@pytest.mark.by_day(4)
 def test_one_mutant_of_each_family_is_killed_as_expected(family):
     """The one that takes the fewest examples; a night tries all."""
     entry = min((one for one in expected.read(FILE) if one.mutant[0] == family), key=lambda one: one.examples)

@@ -427,7 +427,8 @@ for _name, _code in (
         VIOLATIONS,
         after=True,
         properties=("forward", "gradients"),
-        blames=(0, 1, None),  # where rank 1 has no graph, rank 0 waits for it in its backward
+        hangs=_name in ("returns-a-leaf", "returns-its-input"),  # rank 0 waits in its backward, which rank 1 has not
+        blames=(0, 1, None),
         top="""
 class Raising(torch.Tensor):
     @classmethod
@@ -532,7 +533,16 @@ for _name, _code in (
     ("input-needs-no-gradient", "v.requires_grad_(False)"),
     ("hooks-its-input", "k.requires_grad and k.register_hook(lambda gradient: gradient * 2)"),
 ):  # fmt: skip
-    _way("forward", f"neighbours-{_name}", _code, VIOLATIONS, after=True, properties=NEIGHBOURLY, blames=(0, 1, None))
+    _way(
+        "forward",
+        f"neighbours-{_name}",
+        _code,
+        VIOLATIONS,
+        after=True,
+        properties=NEIGHBOURLY,
+        blames=(0, 1, None),
+        hangs=_name == "input-needs-no-gradient",
+    )  # over gloo, as above
 
 # -- in backward -------------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ BACKWARD = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("mutant", FORWARD)
+@pytest.mark.by_day(6)
 def test_a_fault_of_the_forward_is_named(mutant):
     """Told from everything else in the library by out and lse alone."""
     case, words = FORWARD[mutant]
@@ -92,6 +93,7 @@ def test_a_fault_of_the_forward_is_named(mutant):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("mutant", BACKWARD)
+@pytest.mark.by_day(2)
 def test_a_fault_of_the_backward_is_named(mutant):
     """The forward is right, and has to stay right under the hypothesis."""
     case, words = BACKWARD[mutant]
@@ -151,6 +153,7 @@ NAMELESS = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("fault", NAMELESS)
+@pytest.mark.by_day(1)
 def test_what_nothing_reproduces_is_not_named(fault):
     """Faults that are in no library, among them two that are, together. Where they are wrong is told all the same."""
     case = case_of(causal=True, heads=4, key_heads=2)
@@ -261,6 +264,7 @@ class RoundsGradient(torch.autograd.Function):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("tensor", ["dq", "dv"])
+@pytest.mark.by_day(1)
 def test_a_gradient_that_is_rounded_to_another_dtype_is_named(dtype, tensor):
     """`dq.to(torch.bfloat16)` at the end of a backward, whatever q is: right in bfloat16, too coarse in float16."""
 
@@ -366,6 +370,7 @@ MISUNDERSTOOD = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", MISUNDERSTOOD)
+@pytest.mark.by_day(3)
 def test_a_misunderstanding_is_named_first(words):
     """Code that is right in itself, and is given or declares something else than its author meant."""
     case, declared, attend = MISUNDERSTOOD[words]

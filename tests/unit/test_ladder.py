@@ -73,6 +73,7 @@ def test_online_softmax_agrees_with_blockwise(
 
 @settings(max_examples=200)
 @given(problem=problems(), seed=seeds, size=sizes, sharding=shardings, world_size=st.integers(1, 8))
+@pytest.mark.nightly
 def test_the_sequential_ring_agrees_with_online_softmax(
     problem: Problem, seed: int, size: float, sharding: Any, world_size: int
 ) -> None:

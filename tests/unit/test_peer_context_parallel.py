@@ -49,6 +49,7 @@ def hunted(target: str, property: str, examples: int, world: World | None = None
 
 
 @pytest.mark.parametrize("target", [*TORCH, *DIFFUSERS])
+@pytest.mark.by_day(2)
 def test_the_forward_pass_is_right(target: str) -> None:
     """Out and, where it is returned, the log-sum-exp, of any scale and any number of ranks that is declared."""
     found = hunted(target, "lse" if load_lse(target) else "forward", 24)
@@ -67,6 +68,7 @@ def load_lse(target: str) -> bool:
 
 
 @pytest.mark.parametrize("target", [name for name in (*TORCH, *DIFFUSERS) if not name.endswith("anything")])
+@pytest.mark.by_day(2)
 def test_gradients_are_right_but_for_one(target: str) -> None:
     """The ring of diffusers loses dk and dv from three ranks on; its two ranks within `unified` are right."""
     found = hunted(target, "gradients", 12).counterexample

@@ -39,6 +39,7 @@ def hunted(target: str, property: str, examples: int) -> Hunt:
 
 
 @pytest.mark.parametrize("target", VARIANTS)
+@pytest.mark.by_day(2)
 def test_values_and_gradients_are_right(target: str) -> None:
     """Out, log-sum-exp and gradients, of grouped heads, any scale and any number of ranks."""
     for property, examples in (("lse", 10), ("gradients", 15)):
@@ -46,6 +47,7 @@ def test_values_and_gradients_are_right(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", VARIANTS)
+@pytest.mark.by_day(1)
 def test_dq_of_float16_is_rounded_to_bfloat16_by_two_of_them(target: str) -> None:
     """A known fault of the package, which the others show to be none of the stand-in."""
     found = hunted(target, "precision", 8).counterexample

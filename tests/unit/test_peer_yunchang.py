@@ -41,6 +41,7 @@ def hunted(target: str, property: str, examples: int) -> Hunt:
 
 
 @pytest.mark.parametrize("target", ON_FLASH_ATTN)
+@pytest.mark.by_day(2)
 def test_values_and_gradients_are_right_on_flash_attn(target: str) -> None:
     """Of grouped heads, any scale, softcap and any number of ranks that is declared."""
     for property, examples in (("forward", 8), ("gradients", 12)):
@@ -48,6 +49,7 @@ def test_values_and_gradients_are_right_on_flash_attn(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", [*ROUNDS_DQ, "peer:yunchang-zigzag", "peer:yunchang-ulysses"])
+@pytest.mark.by_day(1)
 def test_dq_of_float16_is_rounded_to_bfloat16_by_the_plain_ring(target: str) -> None:
     """A known fault of the package, which the others show to be none of the stand-in."""
     found = hunted(target, "precision", 8).counterexample
@@ -55,6 +57,7 @@ def test_dq_of_float16_is_rounded_to_bfloat16_by_the_plain_ring(target: str) -> 
 
 
 @pytest.mark.parametrize("target", ON_TORCH)
+@pytest.mark.by_day(2)
 def test_out_is_wrong_on_torch(target: str) -> None:
     """Known faults of the package: log-sum-exps of 0 or in the input dtype, and a ring within Ulysses."""
     found = hunted(target, "forward", 20).counterexample

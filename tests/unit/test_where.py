@@ -69,6 +69,7 @@ def test_keys_that_the_mask_excludes_are_named_one_by_one():
     assert found.rows == {0: (2,), 1: (5,)}
 
 
+@pytest.mark.nightly
 def test_the_rank_whose_queries_add_nothing_to_dk_is_named():
     """dk and dv come from the own queries only."""
     for tensor in ("dk", "dv"):

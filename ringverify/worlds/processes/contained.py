@@ -21,7 +21,7 @@ from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.wire import how_it_ended
 from ringverify.worlds.world import Conditions, Failure, Load, OurError, Run, WorldUnavailable
 
-UNWINDING = 5.0
+UNWINDING = 3.0
 """Seconds that the simulated world is given, past a run's deadline, to end the run and report that."""
 
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")

@@ -73,6 +73,7 @@ WRONG = Implementation(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("property", ["precision", "overflow", "masked_rows", "strided_inputs", "subgroups"])
+@pytest.mark.by_day(2)
 def test_the_counterexample_of_a_property_is_one_of_it(property):
     """What is wrong everywhere fails in full precision, on plain memory and on the whole world too: not in its name."""
     runner = Runner(WRONG, SimulatedWorld())

@@ -61,6 +61,7 @@ def taken(kernel, setting, tile):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", [FusedCPU(), STREAMING], ids=lambda kernel: kernel.name)
+@pytest.mark.by_day(3)
 def test_a_kernel_says_what_a_tile_costs_it(kernel, dtype):
     """At least what the meter sees, and less than twice that: few heads and many, long tiles, unequal dimensions."""
     tiles = [
@@ -114,6 +115,7 @@ def beside(kind, budget, heads=8):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.by_day(3)
 def test_what_is_worked_on_at_a_time_fits_the_budget(kind):
     """Scores, masks, results: of all that a rank has at once, beside what the call is made of."""
     for budget in (1_000_000, 400_000):
@@ -122,12 +124,14 @@ def test_what_is_worked_on_at_a_time_fits_the_budget(kind):
 
 
 @pytest.mark.parametrize("kind", ["streaming", "softcap", "a wide window"])
+@pytest.mark.by_day(1)
 def test_a_budget_is_made_use_of(kind):
     """A smaller one makes smaller tiles, and a call takes a good part of the one that it has."""
     assert beside(kind, 400_000)[0] < beside(kind, 1_000_000)[0] < beside(kind, None)[0]
     assert beside(kind, 1_000_000)[0] > 1_000_000 / 3
 
 
+@pytest.mark.nightly
 def test_a_budget_that_is_too_small_has_the_smallest_tiles():
     """It is exceeded by what those need, and no further however small it is."""
     for kind in ("softcap", "a wide window"):

@@ -68,6 +68,7 @@ def test_messages_in_flight_are_left_alone_and_no_schedule_changes_a_bit(world_s
 
 @pytest.mark.parametrize("method", ["ring", "allgather"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.by_day(1)
 def test_no_address_changes_a_bit_where_products_depend_on_addresses(dtype, method):
     """Shards and cotangents at odd addresses, another one in every run and on every rank, and another schedule."""
     offsets, how = itertools.cycle(OFFSETS), {"products": ByAddress, "method": method}
@@ -88,6 +89,7 @@ def test_gathering_gives_attention_too():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.by_day(1)
 def test_other_dtypes_travel_as_well(dtype):
     """Gradients in the dtype of sums; small tiles, so that many are added to a gradient on its way."""
     for problem, sharding in itertools.product(PROBLEMS[:4], SHARDINGS):
@@ -210,6 +212,7 @@ LONG_WINDOW = Problem(query_length=64, heads=2, head_dim=4, causal=True, window=
 
 
 @pytest.mark.parametrize("sharding", ["contiguous", "zigzag", "striped"])
+@pytest.mark.by_day(1)
 def test_traffic_is_what_ranks_need_counted_pair_by_pair(sharding):
     """At every hop the rows that a rank ahead still needs, and gradients of those that ranks behind have added to.
 

@@ -74,6 +74,7 @@ def wrong(count):
     return found
 
 
+@pytest.mark.nightly
 def test_every_row_travels_as_far_as_the_pattern_says():
     """All shardings, and a function that is regular or not; windows, segments, documents, key lengths, head groups."""
     assert wrong(1200) == []

@@ -155,6 +155,7 @@ def exponent(kind, ranks, short, long):
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind == "masks by position")) for kind in MASKED]
 )
+@pytest.mark.by_day(1)
 def test_masks_are_a_small_part_of_the_peak(kind):
     """Their peak has the same bound as that of the dense problem, and grows no faster."""
     for ranks in (2, 4):

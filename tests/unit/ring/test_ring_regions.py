@@ -75,6 +75,7 @@ def small_problems():
             yield Problem(query_length=n, causal=causal, window=window, **fields)
 
 
+@pytest.mark.nightly
 def test_every_pair_meets_as_often_as_the_pattern_says():
     """Every small problem under all named shardings and a function, world sizes and buckets in turn."""
     turns = itertools.cycle(itertools.product((1, 2, 3, 4), BUCKETS))
@@ -87,6 +88,7 @@ def test_every_pair_meets_as_often_as_the_pattern_says():
 
 
 @pytest.mark.parametrize("sharding", [*SHARDINGS, *FUNCTIONS])
+@pytest.mark.by_day(3)
 def test_larger_problems_meet_alike(sharding):
     """Random ones, where windows are wider than the narrowest bucket and buckets end within every kind of region."""
     rng = random.Random(1)
