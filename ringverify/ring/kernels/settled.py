@@ -1,0 +1,64 @@
+"""Rows for which the fused CPU op returns (0, lse 0), told apart and computed anew; the rule is that of `kernel.py`.
+
+Shape letters: see `ringverify.ring.kernels.kernel`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ringverify.ring.kernels.kernel import Setting, TileMask
+from ringverify.ring.kernels.streaming import Streaming
+
+STREAMING = Streaming()
+PIECE = 1 << 18
+"""Scores that are formed at a time."""
+
+
+def settle_(
+    setting: Setting,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: TileMask,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Compute in place the rows whose out and lse are 0, which the op returns in three cases.
+
+    1. All scores are −inf.
+    2. All scores are −inf or NaN, and the NaN are among the last keys, fewer than a vector has elements: the op's
+       largest score of these is `std::max(−inf, NaN)`, which is −inf.
+    3. lse is 0 and all values that count are 0.
+
+    The streaming kernel knows which. That there are no such rows takes one pass over lse to see.
+
+    Args:
+        setting: of the call.
+        q: as the kernel was given it; so are k, v and mask.
+        k: likewise.
+        v: likewise.
+        mask: likewise.
+        out: `(B, H, S, E)`, written to.
+        lse: `(B, H, S)`, written to.
+    """
+    if int(torch.count_nonzero(lse)) == lse.numel():
+        return
+    doubtful = (lse == 0) & ~(out != 0).any(dim=-1)
+    which = doubtful.any(dim=1).any(dim=0).nonzero().squeeze(1)
+    batch, heads, keys = *lse.shape[:2], k.size(2)
+    at_a_time = max(1, PIECE // (batch * heads * keys))
+    for start in range(0, len(which), at_a_time):
+        rows = which[start : start + at_a_time]
+        out_s, lse_s = STREAMING.forward(setting, q[:, :, rows], k, v, _of_rows(mask, rows, keys, setting))
+        anew = doubtful[:, :, rows]
+        out[:, :, rows] = torch.where(anew[..., None], out_s.to(out.dtype), out[:, :, rows])
+        lse[:, :, rows] = torch.where(anew, lse_s, lse[:, :, rows])
+
+
+def _of_rows(mask: TileMask, rows: torch.Tensor, keys: int, setting: Setting) -> torch.Tensor | None:
+    """The mask of some rows of a tile, as a bias."""
+    if not isinstance(mask, str):
+        return None if mask is None else mask[..., rows, :]
+    later = torch.arange(keys, device=rows.device) > rows[:, None]
+    return torch.zeros(later.shape, dtype=setting.accumulates, device=rows.device).masked_fill_(later, -torch.inf)
