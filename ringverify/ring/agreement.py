@@ -38,6 +38,12 @@ def name_of(sharding: Sharding) -> str:
     return sharding if isinstance(sharding, str) else getattr(sharding, "__qualname__", "a callable")
 
 
+def refusal_of(error: Exception) -> str:
+    """The term of what keeps a rank from its call, in one line; what is no plain ValueError is shown with its type."""
+    text = " ".join(str(error).split())
+    return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
+
+
 def check_agreement(ring: Ring, terms: Terms, device: torch.device) -> None:
     """Return if the call of every rank has the same terms. All ranks of the group call this together.
 

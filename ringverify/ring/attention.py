@@ -17,7 +17,7 @@ from jaxtyping import Float
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
 from ringverify.ring import allgather, passes, replicated
-from ringverify.ring.agreement import REFUSED, check_agreement, name_of, terms_of
+from ringverify.ring.agreement import REFUSED, check_agreement, name_of, refusal_of, terms_of
 from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
@@ -151,8 +151,9 @@ def ring_attention(
         "sharding": sharding, "ring": ring, "method": method, "transport": transport, "kernel": kernel,
         "memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency,
     }  # fmt: skip
+    device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     terms: dict[str, str] = {}
-    call: Call | ValueError
+    call: Call | Exception
     try:
         check_dropout(dropout_p)
         inputs = inputs_of(q, k, v, layout)
@@ -170,24 +171,27 @@ def ring_attention(
             call = prepared(inputs, terms)
         except ValueError as error:
             raise hinted(error, inputs, layout, lambda exchanged: prepared(exchanged, {})) from None
-    except ValueError as error:  # what one rank refuses another may not: they have to hear of it
+        if ring.rank == 0:
+            warn_of_positions_without_a_document(call.job.plan.problem)
+    except Exception as error:  # whatever keeps one rank from its call, the others have to hear of it
         call = error
-        terms[REFUSED] = str(error)
+        terms[REFUSED] = refusal_of(error)
     if check_shards is None:
-        check_shards = q.is_cpu and (query_length is None or key_length is None or method == "auto")
+        check_shards = device.type == "cpu" and (query_length is None or key_length is None or method == "auto")
     if check_shards and ring.world_size > 1:
         settings: dict[str, object] = {
             "sharding": name_of(sharding),
             "method": method,
-            "autocast": autocast_dtype(q) or "off",
+            "autocast": autocast_dtype(device.type) or "off",
         }
         if method == "auto":
             settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency}
-        check_agreement(ring, terms | {name: str(value) for name, value in settings.items()}, q.device)
-    if isinstance(call, ValueError):
+        try:
+            check_agreement(ring, terms | {name: str(value) for name, value in settings.items()}, device)
+        except ValueError as error:
+            raise error from (call if isinstance(call, Exception) else None)
+    if isinstance(call, Exception):
         raise call
-    if ring.rank == 0:
-        warn_of_positions_without_a_document(call.job.plan.problem)
     out, lse = _compute(call, explain=explain)
     out = relaid(out, layout)
     return (out, lse) if return_lse else out

@@ -53,15 +53,19 @@ def inputs_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TensorL
     """q, k and v of a layout as the ring computes with them: in "bshd", and cast where autocast is on.
 
     Raises:
-        ValueError: the layout is unknown, or a tensor has other than four axes or a dtype that is not supported.
+        ValueError: the layout is unknown, or one of them is no dense tensor of four axes and a supported dtype.
     """
     check_layout(layout)
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name} is of type {type(x).__name__}: expected a tensor")
+        if x.layout != torch.strided:
+            raise ValueError(f"{name} is {x.layout}: expected a dense tensor")
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {tuple(x.shape)}: expected ({AXES[layout]})")
         if x.dtype not in ACCUMULATES:
             raise ValueError(f"{name} is {x.dtype}: expected one of {', '.join(DTYPES)}")
-    lower = autocast_dtype(q)
+    lower = autocast_dtype(q.device.type)
 
     def cast(x: torch.Tensor) -> torch.Tensor:
         # As autocast does for scaled_dot_product_attention: all floating-point arguments but float64.
@@ -70,11 +74,10 @@ def inputs_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TensorL
     return cast(q), cast(k), cast(v)
 
 
-def autocast_dtype(q: torch.Tensor) -> torch.dtype | None:
-    """The dtype of autocast on the device of q; `None` if it is off there."""
-    kind = q.device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if on else None
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of autocast on devices of a type; `None` if it is off there."""
+    on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if on else None
 
 
 def lengths_of(

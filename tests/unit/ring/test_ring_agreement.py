@@ -102,6 +102,52 @@ def test_what_only_one_rank_refuses_is_heard_by_all():
     assert "call: rank 1 refuses: q has shape (4, 2, 4): expected (batch, sequence, heads, head_dim); give" in message
 
 
+def no_such_shard(length, world_size):
+    """A sharding function with a fault of its own."""
+    raise IndexError(f"no shard\nof {length}")
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "words"),
+    [
+        (lambda q, k, v: (q, k, v[:, 1:]), {}, "v has shape (1, 3, 2, 4) on rank 1 of 2: expected (1, 4, 2, 4)"),
+        (lambda q, k, v: (q, k, v.double()), {}, "v is torch.float64 on rank 1: expected float32"),
+        (lambda q, k, v: (q, k, v.repeat(2, 1, 1, 1)), {}, "v has shape (2, 4, 2, 4) on rank 1 of 2"),
+        (lambda q, k, v: (None, k, v), {}, "q is of type NoneType: expected a tensor"),
+        (lambda q, k, v: (q, [1.0], v), {}, "k is of type list: expected a tensor"),
+        (lambda q, k, v: (q, k.to_sparse(), v), {}, "k is torch.sparse_coo: expected a dense tensor"),
+        (None, {"kernel": "flash"}, "kernel='flash': expected auto, fused_cpu,"),
+        (None, {"kernel": "flash_cuda"}, "kernel='flash_cuda' runs on cuda, not on cpu"),
+        (None, {"memory_budget": -1}, "memory_budget=-1: expected a positive number of bytes"),
+        (None, {"memory_budget": "1"}, "memory_budget='1': expected a positive number of bytes"),
+        (None, {"transport": "mpi"}, "transport='mpi': expected p2p or blocking"),
+        (None, {"bandwidth": -1.0}, "bandwidth=-1.0: expected a positive number of bytes a second"),
+        (None, {"dropout_p": 0.5}, "dropout_p=0.5: ring attention has no dropout"),
+        (None, {"layout": "sbhd"}, "layout='sbhd': expected bshd or bhsd"),
+        (None, {"sharding": no_such_shard}, "IndexError: no shard of 8"),
+    ],
+)
+def test_whatever_one_rank_refuses_all_do(change, how, words):
+    """Its tensors, its settings, and errors of code that it calls: nobody is left waiting for it."""
+
+    def call(rank):
+        q, k, v = tensors(4)
+        odd = rank == 1
+        if odd and change is not None:
+            q, k, v = change(q, k, v)
+        given = {"query_length": 8, "key_length": 8, "check_shards": True}
+        return ring_attention(q, k, v, **given, **(how if odd else {}))
+
+    assert f"rank 1 refuses: {words}" in said(call)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_error_is_raised_on_all():
+    """Rank 0 alone warns of positions outside all documents, before the ranks are compared."""
+    message = said(lambda _: ring_attention(*tensors(4), documents=(0, 4)))
+    assert "rank 0 refuses: UserWarning: documents end at 4 and the sequence at 8" in message
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
