@@ -8,6 +8,7 @@ only if these differ do the ranks exchange what they were made of, so that every
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ringref.problem import Problem
-from ringref.sharding import Sharding
+from ringref.sharding import Sharding, key_positions
 from ringverify.ring.group import Ring
 
 Terms = Mapping[str, str]
@@ -26,6 +27,8 @@ REFUSED = "refused"
 LENGTHS = ("query_length", "key_length")
 LONGEST = 60
 """Characters of a value that are shown."""
+DIGEST = 8
+"""Bytes of a digest: it travels as an int64."""
 
 
 def terms_of(problem: Problem) -> dict[str, str]:
@@ -33,9 +36,23 @@ def terms_of(problem: Problem) -> dict[str, str]:
     return {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
 
 
-def name_of(sharding: Sharding) -> str:
-    """The term of a sharding. No text of an object of the user's: it may be another one in each process."""
-    return sharding if isinstance(sharding, str) else getattr(sharding, "__qualname__", "a callable")
+@functools.lru_cache(maxsize=128)
+def sharding_term(sharding: Sharding, query_length: int, key_length: int, world_size: int) -> str:
+    """The term of a sharding that can be hashed: its name, or a digest of the positions that a function deals out.
+
+    Neither the function's name nor its text says what it does: two lambdas are called alike, and the text of an object
+    may be another one in each process.
+
+    Raises:
+        ValueError: it returns no partition of the positions.
+    """
+    if isinstance(sharding, str):
+        return sharding
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    for length in (query_length, key_length):
+        for positions in key_positions(sharding, length, world_size):
+            digest.update(positions.size.to_bytes(8, "little") + positions.astype("<i8").tobytes())
+    return f"a function whose positions have the digest {digest.hexdigest()}"
 
 
 def refusal_of(error: Exception) -> str:
@@ -56,7 +73,7 @@ def check_agreement(ring: Ring, terms: Terms, device: torch.device) -> None:
         ValueError: they differ; the same on every rank.
     """
     text = json.dumps(terms).encode()
-    digest = hashlib.blake2b(text, digest_size=8).digest()  # Python's own hash differs from process to process
+    digest = hashlib.blake2b(text, digest_size=DIGEST).digest()  # Python's own hash differs from process to process
     mine = torch.tensor([int.from_bytes(digest, "big", signed=True), len(text)], dtype=torch.int64, device=device)
     found = _gathered(ring, mine)
     if all(one == found[0] for one in found):

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
 from ringverify.ring import allgather, passes, replicated
-from ringverify.ring.agreement import REFUSED, check_agreement, name_of, refusal_of, terms_of
+from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of
 from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
@@ -25,6 +25,7 @@ from ringverify.ring.calls import (
     Inputs,
     autocast_dtype,
     check_dropout,
+    check_sharding,
     inputs_of,
     lengths_of,
     prepare,
@@ -152,6 +153,9 @@ def ring_attention(
         "memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency,
     }  # fmt: skip
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+    if check_shards is None:
+        check_shards = device.type == "cpu" and (query_length is None or key_length is None or method == "auto")
+    compared = check_shards and ring.world_size > 1
     terms: dict[str, str] = {}
     call: Call | Exception
     try:
@@ -165,6 +169,9 @@ def ring_attention(
                 check_not_mixed_up(inputs[0], inputs[1], layout)
             problem = problem_of(inputs, lengths, pattern)
             terms |= terms_of(problem)
+            check_sharding(sharding)
+            if compared:
+                terms["sharding"] = sharding_term(sharding, problem.nq, problem.nk, ring.world_size)
             return prepare(inputs, problem=problem, layout=layout, **engine)
 
         try:
@@ -176,14 +183,8 @@ def ring_attention(
     except Exception as error:  # whatever keeps one rank from its call, the others have to hear of it
         call = error
         terms[REFUSED] = refusal_of(error)
-    if check_shards is None:
-        check_shards = device.type == "cpu" and (query_length is None or key_length is None or method == "auto")
-    if check_shards and ring.world_size > 1:
-        settings: dict[str, object] = {
-            "sharding": name_of(sharding),
-            "method": method,
-            "autocast": autocast_dtype(device.type) or "off",
-        }
+    if compared:
+        settings: dict[str, object] = {"method": method, "autocast": autocast_dtype(device.type) or "off"}
         if method == "auto":
             settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency}
         try:

@@ -184,7 +184,9 @@ def prepare(
         raise ValueError(f"transport={transport!r}: expected {' or '.join(TRANSPORTS)}")
     if method not in METHODS:
         raise ValueError(f"method={method!r}: expected {', '.join(METHODS)}")
-    _check_settings(sharding, memory_budget)
+    check_sharding(sharding)
+    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral)):
+        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
     plan = make_plan(problem, sharding, ring.world_size, ring.rank)
     q, k, v = inputs
     _check(q, k, v, plan, layout)
@@ -212,8 +214,12 @@ def prepare(
     return Call(inputs, job, chosen_method, why)
 
 
-def _check_settings(sharding: object, memory_budget: object) -> None:
-    """Refuse what would be a bare TypeError from within."""
+def check_sharding(sharding: object) -> None:
+    """Refuse a sharding that cannot be hashed.
+
+    Raises:
+        ValueError: plans could not be kept by it.
+    """
     try:
         hash(sharding)
     except TypeError:
@@ -221,8 +227,6 @@ def _check_settings(sharding: object, memory_budget: object) -> None:
             f"sharding of type {type(sharding).__name__}: expected {', '.join(SHARDINGS)}, or a function, and one that "
             "can be hashed, because plans are kept by it"
         ) from None
-    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral)):
-        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, layout: TensorLayout) -> None:

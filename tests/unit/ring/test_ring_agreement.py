@@ -197,18 +197,39 @@ def test_a_rank_alone_has_nobody_to_ask(gathers):
     assert ring_attention(*tensors(4), check_shards=True).shape == (1, 4, 2, 4)
 
 
-def test_callables_of_other_processes_agree_by_their_name():
-    """Their text holds an address, which is another one in each process; here, another one for each rank."""
+def every(step):
+    """A sharding function, each time another object: blocks of so many positions, dealt out in turn."""
+    return lambda length, world_size: [
+        [p for p in range(length) if p // step % world_size == rank] for rank in range(world_size)
+    ]
+
+
+def test_functions_are_compared_by_the_positions_they_deal_out():
+    """Their text holds an address, another one in each process, and two lambdas of one name may differ."""
 
     class Cut:
         def __call__(self, length, world_size):
-            return [range(rank, length, world_size) for rank in range(world_size)]
+            return every(1)(length, world_size)
 
     def program(_):
-        return ring_attention(*tensors(4), sharding=Cut()).shape
+        alike = (Cut(), every(1))[dist.get_rank()]
+        return ring_attention(*tensors(4), sharding=alike).shape
 
     run = WORLD.run(program, None, world_size=2, seed=0, deadline=20)
     assert run.failure is None, run.failure.detail
+    message = said(lambda rank: ring_attention(*tensors(4), sharding=every(1 + rank), causal=True))
+    assert "sharding is a function whose positions have the digest " in message
+    assert " on rank 0 and a function whose positions have the digest " in message
+
+
+def test_functions_that_differ_for_keys_alone_are_refused():
+    """Queries are dealt out alike, and keys, of which there are more, are not."""
+
+    def dealt(rank):
+        return lambda length, world_size: every(1 + rank * (length == 16))(length, world_size)
+
+    message = said(lambda rank: ring_attention(*tensors(4, 8), sharding=dealt(rank)))
+    assert "the ranks do not make the same call: sharding is a function" in message
 
 
 def test_groups_within_a_world_compare_among_themselves():
