@@ -3,6 +3,7 @@
 A rank that works out another length than its neighbour expects messages of another size, and a transport need not
 notice: what arrives is garbage, or the process dies. Gathered is one digest a rank, of all that ranks have to agree on;
 only if these differ do the ranks exchange what they were made of, so that every rank can name what differs, and where.
+With it travels whether a rank wants gradients, because then all ranks take part in the backward pass.
 """
 
 from __future__ import annotations
@@ -61,24 +62,25 @@ def refusal_of(error: Exception) -> str:
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
-def check_agreement(ring: Ring, terms: Terms, device: torch.device) -> None:
-    """Return if the call of every rank has the same terms. All ranks of the group call this together.
+def check_agreement(ring: Ring, terms: Terms, device: torch.device, *, gradient: bool = False) -> bool:
+    """Whether any rank wants gradients, if the call of every rank has the same terms. All ranks call this together.
 
     Args:
         ring: the group.
         terms: of this rank's call.
         device: of the group's messages; on a CUDA device this waits for the device.
+        gradient: whether this rank wants gradients, in which ranks may differ.
 
     Raises:
-        ValueError: they differ; the same on every rank.
+        ValueError: terms differ; the same on every rank.
     """
     text = json.dumps(terms).encode()
     digest = hashlib.blake2b(text, digest_size=DIGEST).digest()  # Python's own hash differs from process to process
-    mine = torch.tensor([int.from_bytes(digest, "big", signed=True), len(text)], dtype=torch.int64, device=device)
-    found = _gathered(ring, mine)
-    if all(one == found[0] for one in found):
-        return
-    padded = text.ljust(max(length for _, length in found))
+    numbers = [int.from_bytes(digest, "big", signed=True), len(text), int(gradient)]
+    found = _gathered(ring, torch.tensor(numbers, dtype=torch.int64, device=device))
+    if all(one[:2] == found[0][:2] for one in found):
+        return any(wanted for *_, wanted in found)
+    padded = text.ljust(max(length for _, length, _ in found))
     texts = _gathered(ring, torch.tensor(list(padded), dtype=torch.uint8, device=device))
     raise ValueError(disagreement([json.loads(bytes(one)) for one in texts]))
 

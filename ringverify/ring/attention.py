@@ -122,12 +122,14 @@ def ring_attention(
             gradients on their way come on top. Tiles have at least 32 rows and keys, even where that takes more.
         bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks; `None` assumes it.
         latency: seconds of a hop that carries next to nothing, likewise.
-        check_shards: compare the ranks' calls before anything else is sent, by gathering two integers a rank, and raise
-            on all of them if they differ in a length, a dtype, the pattern, the sharding, autocast or what
+        check_shards: compare the ranks' calls before anything else is sent, by gathering three integers of each rank,
+            and raise on all of them if they differ in a length, a dtype, the pattern, the sharding, autocast or what
             `method="auto"` depends on, or if one of them refuses its call, for the shape of its shard say. `None`
             compares on CPU where a length is not given or the method is auto; not on CUDA, where reading the answer
             would stall the device: there, ask for it with True, at least while you set things up, or else ranks that
-            differ exchange garbage, hang or die. False never compares. The same on all ranks.
+            differ exchange garbage, hang or die. False never compares. The same on all ranks. If an input of some rank
+            requires a gradient, out then requires one on every rank that was compared (not under `torch.no_grad`), so
+            that every rank runs its part of backward; without the comparison some input of every rank has to.
         explain: say on standard error, on rank 0, which method and kernel were chosen and why.
 
     Returns:
@@ -156,6 +158,8 @@ def ring_attention(
     if check_shards is None:
         check_shards = device.type == "cpu" and (query_length is None or key_length is None or method == "auto")
     compared = check_shards and ring.world_size > 1
+    gradient = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v))
+    elsewhere = False
     terms: dict[str, str] = {}
     call: Call | Exception
     try:
@@ -188,12 +192,13 @@ def ring_attention(
         if method == "auto":
             settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency}
         try:
-            check_agreement(ring, terms | {name: str(value) for name, value in settings.items()}, device)
+            terms |= {name: str(value) for name, value in settings.items()}
+            elsewhere = check_agreement(ring, terms, device, gradient=gradient)
         except ValueError as error:
             raise error from (call if isinstance(call, Exception) else None)
     if isinstance(call, Exception):
         raise call
-    out, lse = _compute(call, explain=explain)
+    out, lse = _compute(call, explain=explain, takes_part=elsewhere and not gradient)
     out = relaid(out, layout)
     return (out, lse) if return_lse else out
 
@@ -238,8 +243,8 @@ def attend(
     return _compute(call, explain=explain)
 
 
-def _compute(call: Call, *, explain: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of a call that has been checked."""
+def _compute(call: Call, *, explain: bool, takes_part: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of a call that has been checked; with `takes_part` they require a gradient although no input does."""
     job = call.job
     if explain and job.plan.rank == 0:
         print(f"ring_attention: method {call.method.method}: {call.method.reason}", file=sys.stderr)
@@ -249,5 +254,7 @@ def _compute(call: Call, *, explain: bool) -> tuple[torch.Tensor, torch.Tensor]:
         module = allgather
     q, k, v = call.inputs
     # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
-    out, lse = Attention.apply(aligned(q), aligned(k), aligned(v), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+    inputs = aligned(q), aligned(k), aligned(v)
+    for_others = torch.zeros((), requires_grad=True) if takes_part else None
+    out, lse = Attention.apply(*inputs, for_others, job, module)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out, lse

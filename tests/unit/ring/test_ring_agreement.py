@@ -1,4 +1,7 @@
-"""Ranks that would not compute one attention say so, all in the same words, before a key has been sent."""
+"""Ranks that would not compute one attention say so, all in the same words, before a key has been sent.
+
+And they hear of one another whether gradients are wanted.
+"""
 
 from __future__ import annotations
 
@@ -255,3 +258,59 @@ def test_a_long_value_is_cut_short():
     assert "documents is (0, 1, 2," in message
     assert "… on rank 0 and None on rank 1" in message
     assert len(message) < 200
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def gradients(wanting, world_size, sharding, method, **how):
+    """Of each rank, whether its out requires a gradient, and the gradients of what it gave; `wanting` ranks want some.
+
+    Every rank that can runs backward.
+    """
+
+    def program(_):
+        rank = dist.get_rank()
+        generator = torch.Generator().manual_seed(0)
+        drawn = [torch.randn(1, 5, heads, 4, generator=generator) for heads in (4, 2, 2)]
+        whole = zip(drawn, ("queries", "keys", "keys"), strict=True)
+        inputs = [shard(x, sharding=sharding, of=of).requires_grad_(rank in wanting) for x, of in whole]
+        how_long = {"query_length": 5, "key_length": 5, "check_shards": True}
+        out = ring_attention(*inputs, sharding=sharding, method=method, causal=True, **how_long, **how)
+        if out.requires_grad:
+            out.square().sum().backward()
+        return out.requires_grad, [x.grad for x in inputs]
+
+    run = WORLD.run(program, None, world_size=world_size, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+    assert run.unreceived == ()
+    return run.results
+
+
+@pytest.mark.parametrize("method", ["ring", "allgather"])
+@pytest.mark.parametrize("sharding", ["contiguous", "zigzag", "replicated_query"])
+@pytest.mark.parametrize("world_size", [2, 3, 6])
+def test_a_rank_that_wants_no_gradient_takes_part_where_another_does(world_size, sharding, method):
+    """The gradients of those that want some are what they are where all want some; with six ranks one holds nothing."""
+    everyone = gradients(range(world_size), world_size, sharding, method)
+    for wanting in ({0}, {world_size - 1}):
+        found = gradients(wanting, world_size, sharding, method)
+        assert all(required for required, _ in found)
+        for rank, (_, mine) in enumerate(found):
+            if rank in wanting:
+                assert all(torch.equal(a, b) for a, b in zip(mine, everyone[rank][1], strict=True))
+            else:
+                assert mine == [None, None, None]
+
+
+def test_where_no_rank_wants_a_gradient_none_is_required():
+    """Nor under `no_grad`, whatever the inputs are."""
+    assert [required for required, _ in gradients((), 2, "contiguous", "ring")] == [False, False]
+
+    def program(_):
+        with torch.no_grad():
+            return ring_attention(*(x.requires_grad_() for x in tensors(4))).requires_grad
+
+    run = WORLD.run(program, None, world_size=2, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+    assert run.results == (False, False)
