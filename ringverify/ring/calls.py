@@ -245,7 +245,10 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, layout
             )
         # Checked against the problem, which all ranks share: were two ranks to differ, messages would not fit.
         if str(tensor.dtype) != f"torch.{problem.dtype}":
-            raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, as the problem says")
+            reason = "as the problem says" if name == "q" else "the dtype of q"
+            if autocast_dtype(q.device.type) is not None:
+                reason += "; autocast casts all but float64"
+            raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, {reason}")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
 
