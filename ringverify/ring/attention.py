@@ -134,10 +134,12 @@ def ring_attention(
 
     Returns:
         out `(B, S, H, E)`, or as `layout` says, in the dtype of q, and with `return_lse` lse `(B, H, S)`, natural
-        logarithm, float64 for float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf
-        and gradients 0. Under `torch.autocast` q, k and v are cast as for `scaled_dot_product_attention`: all but
-        float64, to its dtype, in which out is; gradients are in the dtypes of what was given. The same inputs give the
-        same bits on any schedule; gradients on CUDA, where torch's fused backwards add up in any order, only under
+        logarithm, float64 for float64 inputs and float32 otherwise. For bfloat16 inputs on CPU it is exact to 1e-4,
+        because the fused op's exp is; `kernel="streaming"` computes it to float32's rounding. A query that attends
+        nothing has out 0, lse −inf and gradients 0; one that only attends keys of score −inf, that out and lse. Under
+        `torch.autocast` q, k and v are cast as for `scaled_dot_product_attention`: all but float64, to its dtype, in
+        which out is; gradients are in the dtypes of what was given. The same inputs give the same bits on any schedule;
+        gradients on CUDA, where torch's fused backwards add up in any order, only under
         `torch.use_deterministic_algorithms(True)`.
 
     Raises:

@@ -1,6 +1,6 @@
 """torch's fused attention on CPU: blocked, no score matrix, matrix products in the input dtype, sums in float32.
 
-`aten::_scaled_dot_product_flash_attention_for_cpu` differs from the interface in six ways, mended here:
+`aten::_scaled_dot_product_flash_attention_for_cpu` differs from the interface in seven ways, six of them mended here:
 1. A row whose keys all weigh 0 gets lse 0, not −inf; so does one of NaN, in a tile of fewer keys than a vector: see
    `settled.py`. A row that a mask empties is NaN where its query is.
 2. It wants head_dim and value_dim equal; the shorter is padded with zeros, which changes no score and no output.
@@ -13,6 +13,7 @@
    for one head, 1.8 u for eight): each of them gets a call of its own, and their results are added in float32. It sums
    over its inner blocks like that too, so that tiles here are no larger than those. Its forward has wide sums. Keys and
    values it packs itself, for the hardware's sake.
+7. In bfloat16 its exp has a relative error of up to 2^-14, and so lse an absolute one: that is what users are promised.
 """
 
 from __future__ import annotations
