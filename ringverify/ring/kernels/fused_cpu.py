@@ -1,8 +1,8 @@
 """torch's fused attention on CPU: blocked, no score matrix, matrix products in the input dtype, sums in float32.
 
 `aten::_scaled_dot_product_flash_attention_for_cpu` differs from the interface in seven ways, six of them mended here:
-1. A row whose keys all weigh 0 gets lse 0, not −inf; so does one of NaN, in a tile of fewer keys than a vector: see
-   `settled.py`. A row that a mask empties is NaN where its query is.
+1. A row whose keys all weigh 0 gets lse 0, not −inf; so does one of NaN, in a tile of fewer keys than a vector; and one
+   with a score of +inf may get lse +inf: see `settled.py`. A row that a mask empties is NaN where its query is.
 2. It wants head_dim and value_dim equal; the shorter is padded with zeros, which changes no score and no output.
 3. It knows no cotangent of lse; further columns of dout and out bring it in.
 4. Under causality it multiplies −inf with the scale, so that a negative one lets masked keys win and 0 gives NaN. Only

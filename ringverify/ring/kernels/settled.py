@@ -1,4 +1,4 @@
-"""Rows for which the fused CPU op returns (0, lse 0), told apart and computed anew; the rule is that of `kernel.py`.
+"""Rows for which the fused CPU op returns an lse of 0 or +inf, and what they are worth by the rule of `kernel.py`.
 
 Shape letters: see `ringverify.ring.kernels.kernel`.
 """
@@ -24,14 +24,17 @@ def settle_(
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
-    """Compute in place the rows whose out and lse are 0, which the op returns in three cases.
+    """Mend in place what the op says of rows that are empty or NaN.
+
+    Where the largest score is +inf, among the first keys of its last block, the op returns lse +inf, and in bfloat16 an
+    out that is finite: such a row is NaN. Out 0 and lse 0 it returns in three cases:
 
     1. All scores are −inf.
     2. All scores are −inf or NaN, and the NaN are among the last keys, fewer than a vector has elements: the op's
        largest score of these is `std::max(−inf, NaN)`, which is −inf.
     3. lse is 0 and all values that count are 0.
 
-    The streaming kernel knows which. That there are no such rows takes one pass over lse to see.
+    Which of them, the streaming kernel says. To see that there are no such rows takes two passes over lse.
 
     Args:
         setting: of the call.
@@ -42,6 +45,10 @@ def settle_(
         out: `(B, H, S, E)`, written to.
         lse: `(B, H, S)`, written to.
     """
+    if not bool(lse.amax() < torch.inf):  # or NaN, which is larger than all
+        infinite = lse == torch.inf
+        lse.masked_fill_(infinite, torch.nan)
+        out.masked_fill_(infinite[..., None], torch.nan)
     if int(torch.count_nonzero(lse)) == lse.numel():
         return
     doubtful = (lse == 0) & ~(out != 0).any(dim=-1)

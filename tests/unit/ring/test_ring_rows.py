@@ -98,20 +98,25 @@ def test_products_that_overflow_weigh_nothing_forward_and_backward(kernel, dtype
 @BY_KERNEL
 @BY_DTYPE
 @pytest.mark.parametrize("keys", LENGTHS)
-@pytest.mark.parametrize("kind", ["all", "last", "last, others −inf", "first, others −inf", "queries"])
-def test_a_nan_that_a_row_attends_is_seen(kernel, dtype, keys, kind):
+@pytest.mark.parametrize("strange", [NAN, INF])
+@pytest.mark.parametrize("kind", ["all", "first", "last", "last, others −inf", "first, others −inf", "queries"])
+def test_a_score_that_is_nan_or_infinite_is_seen_by_those_who_attend_it(kernel, dtype, keys, kind, strange):
     """However few keys a tile has, and in a tile of its own too: out and lse are NaN, as the oracle's."""
     problem = Problem(query_length=5, key_length=keys + 2, heads=2, head_dim=3, dtype=dtype)
     given = inputs_of(problem)
     if kind == "queries":
-        given.q[:, 2] = NAN
+        given = with_keys(given, lambda _: 1.0)
+        given.q[:, 2] = strange
     else:
-        strange = {"all": range(keys), "first, others −inf": (0,)}.get(kind, (keys - 1,))
+        at = range(keys) if kind == "all" else (0,) if kind.startswith("first") else (keys - 1,)
         other = -INF if "others" in kind else 1.0
-        given = with_keys(given, lambda j: NAN if j in strange else other if j < keys else 1.0)
+        given = with_keys(given, lambda j: strange if j in at else other if j < keys else 1.0)
     for cuts in (((), ()), ((), (keys,)), ((), (keys, keys + 1))):
         results, _ = computed(kernel, problem, given, cuts)
         assert bool(results[0][:, 2].isnan().all())
+        answer = attention(problem, *given.arrays())
+        for name, result in zip(NAMES, results, strict=True):
+            assert np.array_equal(np.isnan(result.double().numpy()), np.isnan(getattr(answer, name))), (name, cuts)
         assert seen_alike(results, by_oracle(problem, given)), cuts
 
 
