@@ -65,7 +65,9 @@ def settle_(
 
 def _of_rows(mask: TileMask, rows: torch.Tensor, keys: int, setting: Setting) -> torch.Tensor | None:
     """The mask of some rows of a tile, as a bias."""
-    if not isinstance(mask, str):
-        return None if mask is None else mask[..., rows, :]
+    if mask is None:
+        return None
+    if isinstance(mask, torch.Tensor):
+        return mask if mask.size(-2) == 1 else mask[..., rows, :]
     later = torch.arange(keys, device=rows.device) > rows[:, None]
     return torch.zeros(later.shape, dtype=setting.accumulates, device=rows.device).masked_fill_(later, -torch.inf)

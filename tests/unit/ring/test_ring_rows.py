@@ -148,6 +148,22 @@ def test_a_row_that_a_mask_empties_is_empty_whatever_its_query_holds(kernel, dty
         assert seen_alike(results, by_oracle(problem, given)), cuts
 
 
+@BY_KERNEL
+@pytest.mark.parametrize("by_row", [False, True])
+def test_rows_under_a_bias_are_computed_anew_whatever_it_is_broadcast_over(kernel, by_row):
+    """Key lengths alone make a bias of one row for all queries; keys that it lets through score −inf."""
+    problem = Problem(batch=2, query_length=3, key_length=8, heads=2, head_dim=3, key_lengths=(5, 8), scale=1.0)
+    given = overflowing(problem, 5)
+    bias = torch.zeros(2, 1, 1, 8)
+    bias[0, ..., 5:] = -INF
+    q, k, v = (x.transpose(1, 2) for x in given[:3])
+    mask = bias.expand(2, 1, 3, 8) if by_row else bias
+    out, lse = kernel.forward(setting_of(problem), q, k, v, mask)
+    assert not bool(out[0].any())
+    assert bool((lse[0] == -INF).all())
+    assert bool(lse[1].isfinite().all())
+
+
 def test_what_an_op_says_of_a_row_of_zeros_is_right(monkeypatch):
     """A true lse of 0 with out 0 stays; only such rows are computed anew, and none where values are not 0."""
     asked = []
