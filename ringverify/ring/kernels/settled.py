@@ -45,7 +45,7 @@ def settle_(
         out: `(B, H, S, E)`, written to.
         lse: `(B, H, S)`, written to.
     """
-    if not bool(lse.amax() < torch.inf):  # or NaN, which is larger than all
+    if not float(lse.amax()) < torch.inf:  # or NaN, which is larger than all
         infinite = lse == torch.inf
         lse.masked_fill_(infinite, torch.nan)
         out.masked_fill_(infinite[..., None], torch.nan)
