@@ -78,9 +78,6 @@ class FusedCPU:
         out, lse = cpu_forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
         out = out[..., : setting.value_dim]
         lse = lse.contiguous()  # its heads lie together, and merging would be several times as slow
-        if bias is not None and bool((emptied := (bias == -torch.inf).all(dim=-1)).any()):
-            lse.masked_fill_(emptied, -torch.inf)
-            out.masked_fill_(emptied[..., None], 0.0)
         settle_(setting, *given, mask, out, lse)
         return out, lse
 

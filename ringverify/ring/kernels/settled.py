@@ -1,4 +1,4 @@
-"""Rows for which the fused CPU op returns an lse of 0 or +inf, and what they are worth by the rule of `kernel.py`.
+"""Rows for which the fused CPU op returns an lse of 0, +inf or NaN, and what they are worth by the rule of `kernel.py`.
 
 Shape letters: see `ringverify.ring.kernels.kernel`.
 """
@@ -26,15 +26,16 @@ def settle_(
 ) -> None:
     """Mend in place what the op says of rows that are empty or NaN.
 
-    Where the largest score is +inf, among the first keys of its last block, the op returns lse +inf, and in bfloat16 an
-    out that is finite: such a row is NaN. Out 0 and lse 0 it returns in three cases:
+    A row that the mask empties has lse 0, or NaN of its query. Where the largest score is +inf, among the first keys of
+    the last block, lse is +inf, and in bfloat16 out is finite: such a row is NaN. Of other rows, out 0 and lse 0 are
+    said in three cases, and which of them it is, the streaming kernel says:
 
     1. All scores are −inf.
     2. All scores are −inf or NaN, and the NaN are among the last keys, fewer than a vector has elements: the op's
        largest score of these is `std::max(−inf, NaN)`, which is −inf.
     3. lse is 0 and all values that count are 0.
 
-    Which of them, the streaming kernel says. To see that there are no such rows takes two passes over lse.
+    To see that there are no such rows takes two passes over lse.
 
     Args:
         setting: of the call.
@@ -45,11 +46,19 @@ def settle_(
         out: `(B, H, S, E)`, written to.
         lse: `(B, H, S)`, written to.
     """
-    if not float(lse.amax()) < torch.inf:  # or NaN, which is larger than all
+    finite = float(lse.amax()) < torch.inf  # NaN is larger than all numbers, and less than none
+    if finite and not _has_zeros(lse):
+        return
+    if isinstance(mask, torch.Tensor):
+        emptied = (mask == -torch.inf).all(dim=-1)
+        lse.masked_fill_(emptied, -torch.inf)
+        if not finite:
+            out.masked_fill_(emptied[..., None], 0.0)
+    if not finite:
         infinite = lse == torch.inf
         lse.masked_fill_(infinite, torch.nan)
         out.masked_fill_(infinite[..., None], torch.nan)
-    if int(torch.count_nonzero(lse)) == lse.numel():
+    if not _has_zeros(lse):
         return
     doubtful = (lse == 0) & ~(out != 0).any(dim=-1)
     which = doubtful.any(dim=1).any(dim=0).nonzero().squeeze(1)
@@ -61,6 +70,10 @@ def settle_(
         anew = doubtful[:, :, rows]
         out[:, :, rows] = torch.where(anew[..., None], out_s.to(out.dtype), out[:, :, rows])
         lse[:, :, rows] = torch.where(anew, lse_s, lse[:, :, rows])
+
+
+def _has_zeros(x: torch.Tensor) -> bool:
+    return int(torch.count_nonzero(x)) < x.numel()
 
 
 def _of_rows(mask: TileMask, rows: torch.Tensor, keys: int, setting: Setting) -> torch.Tensor | None:
