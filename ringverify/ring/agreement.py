@@ -3,11 +3,13 @@
 A rank that works out another length than its neighbour expects messages of another size, and a transport need not
 notice: what arrives is garbage, or the process dies. Gathered is one digest a rank, of all that ranks have to agree on;
 only if these differ do the ranks exchange what they were made of, so that every rank can name what differs, and where.
+With it travels whether a rank wants gradients, because then all ranks take part in the backward pass.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ringref.problem import Problem
-from ringref.sharding import Sharding
+from ringref.sharding import Sharding, key_positions
 from ringverify.ring.group import Ring
 
 Terms = Mapping[str, str]
@@ -26,6 +28,8 @@ REFUSED = "refused"
 LENGTHS = ("query_length", "key_length")
 LONGEST = 60
 """Characters of a value that are shown."""
+DIGEST = 8
+"""Bytes of a digest: it travels as an int64."""
 
 
 def terms_of(problem: Problem) -> dict[str, str]:
@@ -33,29 +37,50 @@ def terms_of(problem: Problem) -> dict[str, str]:
     return {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
 
 
-def name_of(sharding: Sharding) -> str:
-    """The term of a sharding. No text of an object of the user's: it may be another one in each process."""
-    return sharding if isinstance(sharding, str) else getattr(sharding, "__qualname__", "a callable")
+@functools.lru_cache(maxsize=128)
+def sharding_term(sharding: Sharding, query_length: int, key_length: int, world_size: int) -> str:
+    """The term of a sharding that can be hashed: its name, or a digest of the positions that a function deals out.
+
+    Neither the function's name nor its text says what it does: two lambdas are called alike, and the text of an object
+    may be another one in each process.
+
+    Raises:
+        ValueError: it returns no partition of the positions.
+    """
+    if isinstance(sharding, str):
+        return sharding
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    for length in (query_length, key_length):
+        for positions in key_positions(sharding, length, world_size):
+            digest.update(positions.size.to_bytes(8, "little") + positions.astype("<i8").tobytes())
+    return f"a function whose positions have the digest {digest.hexdigest()}"
 
 
-def check_agreement(ring: Ring, terms: Terms, device: torch.device) -> None:
-    """Return if the call of every rank has the same terms. All ranks of the group call this together.
+def refusal_of(error: Exception) -> str:
+    """The term of what keeps a rank from its call, in one line; what is no plain ValueError is shown with its type."""
+    text = " ".join(str(error).split())
+    return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
+
+
+def check_agreement(ring: Ring, terms: Terms, device: torch.device, *, gradient: bool = False) -> bool:
+    """Whether any rank wants gradients, if the call of every rank has the same terms. All ranks call this together.
 
     Args:
         ring: the group.
         terms: of this rank's call.
         device: of the group's messages; on a CUDA device this waits for the device.
+        gradient: whether this rank wants gradients, in which ranks may differ.
 
     Raises:
-        ValueError: they differ; the same on every rank.
+        ValueError: terms differ; the same on every rank.
     """
     text = json.dumps(terms).encode()
-    digest = hashlib.blake2b(text, digest_size=8).digest()  # Python's own hash differs from process to process
-    mine = torch.tensor([int.from_bytes(digest, "big", signed=True), len(text)], dtype=torch.int64, device=device)
-    found = _gathered(ring, mine)
-    if all(one == found[0] for one in found):
-        return
-    padded = text.ljust(max(length for _, length in found))
+    digest = hashlib.blake2b(text, digest_size=DIGEST).digest()  # Python's own hash differs from process to process
+    numbers = [int.from_bytes(digest, "big", signed=True), len(text), int(gradient)]
+    found = _gathered(ring, torch.tensor(numbers, dtype=torch.int64, device=device))
+    if all(one[:2] == found[0][:2] for one in found):
+        return any(wanted for *_, wanted in found)
+    padded = text.ljust(max(length for _, length, _ in found))
     texts = _gathered(ring, torch.tensor(list(padded), dtype=torch.uint8, device=device))
     raise ValueError(disagreement([json.loads(bytes(one)) for one in texts]))
 

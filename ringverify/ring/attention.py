@@ -17,7 +17,7 @@ from jaxtyping import Float
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
 from ringverify.ring import allgather, passes, replicated
-from ringverify.ring.agreement import REFUSED, check_agreement, name_of, terms_of
+from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of
 from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
@@ -25,6 +25,7 @@ from ringverify.ring.calls import (
     Inputs,
     autocast_dtype,
     check_dropout,
+    check_sharding,
     inputs_of,
     lengths_of,
     prepare,
@@ -121,20 +122,24 @@ def ring_attention(
             gradients on their way come on top. Tiles have at least 32 rows and keys, even where that takes more.
         bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks; `None` assumes it.
         latency: seconds of a hop that carries next to nothing, likewise.
-        check_shards: compare the ranks' calls before anything else is sent, by gathering two integers a rank, and raise
-            on all of them if they differ in a length, a dtype, the pattern, the sharding, autocast or what
+        check_shards: compare the ranks' calls before anything else is sent, by gathering three integers of each rank,
+            and raise on all of them if they differ in a length, a dtype, the pattern, the sharding, autocast or what
             `method="auto"` depends on, or if one of them refuses its call, for the shape of its shard say. `None`
             compares on CPU where a length is not given or the method is auto; not on CUDA, where reading the answer
             would stall the device: there, ask for it with True, at least while you set things up, or else ranks that
-            differ exchange garbage, hang or die. False never compares. The same on all ranks.
+            differ exchange garbage, hang or die. False never compares. The same on all ranks. If an input of some rank
+            requires a gradient, out then requires one on every rank that was compared (not under `torch.no_grad`), so
+            that every rank runs its part of backward; without the comparison some input of every rank has to.
         explain: say on standard error, on rank 0, which method and kernel were chosen and why.
 
     Returns:
         out `(B, S, H, E)`, or as `layout` says, in the dtype of q, and with `return_lse` lse `(B, H, S)`, natural
-        logarithm, float64 for float64 inputs and float32 otherwise. A query that attends nothing has out 0, lse −inf
-        and gradients 0. Under `torch.autocast` q, k and v are cast as for `scaled_dot_product_attention`: all but
-        float64, to its dtype, in which out is; gradients are in the dtypes of what was given. The same inputs give the
-        same bits on any schedule; gradients on CUDA, where torch's fused backwards add up in any order, only under
+        logarithm, float64 for float64 inputs and float32 otherwise. For bfloat16 inputs on CPU it is exact to 1e-4,
+        because the fused op's exp is; `kernel="streaming"` computes it to float32's rounding. A query that attends
+        nothing has out 0, lse −inf and gradients 0; one that only attends keys of score −inf, that out and lse. Under
+        `torch.autocast` q, k and v are cast as for `scaled_dot_product_attention`: all but float64, to its dtype, in
+        which out is; gradients are in the dtypes of what was given. The same inputs give the same bits on any schedule;
+        gradients on CUDA, where torch's fused backwards add up in any order, only under
         `torch.use_deterministic_algorithms(True)`.
 
     Raises:
@@ -151,8 +156,14 @@ def ring_attention(
         "sharding": sharding, "ring": ring, "method": method, "transport": transport, "kernel": kernel,
         "memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency,
     }  # fmt: skip
+    device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+    if check_shards is None:
+        check_shards = device.type == "cpu" and (query_length is None or key_length is None or method == "auto")
+    compared = check_shards and ring.world_size > 1
+    gradient = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v))
+    elsewhere = False
     terms: dict[str, str] = {}
-    call: Call | ValueError
+    call: Call | Exception
     try:
         check_dropout(dropout_p)
         inputs = inputs_of(q, k, v, layout)
@@ -164,31 +175,32 @@ def ring_attention(
                 check_not_mixed_up(inputs[0], inputs[1], layout)
             problem = problem_of(inputs, lengths, pattern)
             terms |= terms_of(problem)
+            check_sharding(sharding)
+            if compared:
+                terms["sharding"] = sharding_term(sharding, problem.nq, problem.nk, ring.world_size)
             return prepare(inputs, problem=problem, layout=layout, **engine)
 
         try:
             call = prepared(inputs, terms)
         except ValueError as error:
             raise hinted(error, inputs, layout, lambda exchanged: prepared(exchanged, {})) from None
-    except ValueError as error:  # what one rank refuses another may not: they have to hear of it
+        if ring.rank == 0:
+            warn_of_positions_without_a_document(call.job.plan.problem)
+    except Exception as error:  # whatever keeps one rank from its call, the others have to hear of it
         call = error
-        terms[REFUSED] = str(error)
-    if check_shards is None:
-        check_shards = q.is_cpu and (query_length is None or key_length is None or method == "auto")
-    if check_shards and ring.world_size > 1:
-        settings: dict[str, object] = {
-            "sharding": name_of(sharding),
-            "method": method,
-            "autocast": autocast_dtype(q) or "off",
-        }
+        terms[REFUSED] = refusal_of(error)
+    if compared:
+        settings: dict[str, object] = {"method": method, "autocast": autocast_dtype(device.type) or "off"}
         if method == "auto":
             settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency}
-        check_agreement(ring, terms | {name: str(value) for name, value in settings.items()}, q.device)
-    if isinstance(call, ValueError):
+        try:
+            terms |= {name: str(value) for name, value in settings.items()}
+            elsewhere = check_agreement(ring, terms, device, gradient=gradient)
+        except ValueError as error:
+            raise error from (call if isinstance(call, Exception) else None)
+    if isinstance(call, Exception):
         raise call
-    if ring.rank == 0:
-        warn_of_positions_without_a_document(call.job.plan.problem)
-    out, lse = _compute(call, explain=explain)
+    out, lse = _compute(call, explain=explain, takes_part=elsewhere and not gradient)
     out = relaid(out, layout)
     return (out, lse) if return_lse else out
 
@@ -233,8 +245,8 @@ def attend(
     return _compute(call, explain=explain)
 
 
-def _compute(call: Call, *, explain: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of a call that has been checked."""
+def _compute(call: Call, *, explain: bool, takes_part: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of a call that has been checked; with `takes_part` they require a gradient although no input does."""
     job = call.job
     if explain and job.plan.rank == 0:
         print(f"ring_attention: method {call.method.method}: {call.method.reason}", file=sys.stderr)
@@ -244,5 +256,7 @@ def _compute(call: Call, *, explain: bool) -> tuple[torch.Tensor, torch.Tensor]:
         module = allgather
     q, k, v = call.inputs
     # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
-    out, lse = Attention.apply(aligned(q), aligned(k), aligned(v), job, module)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+    inputs = aligned(q), aligned(k), aligned(v)
+    for_others = torch.zeros((), requires_grad=True) if takes_part else None
+    out, lse = Attention.apply(*inputs, for_others, job, module)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out, lse

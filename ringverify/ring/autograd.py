@@ -4,8 +4,9 @@ Autograd could not follow a block round the ring, and what it would save, the ri
 Saved instead are the inputs, out and lse; backward sends the blocks round once more.
 
 All ranks of the group call together, forward and backward. A backward runs the whole pass whichever inputs require a
-gradient, so that ranks need not agree on k or v; but each rank has to run one, so every rank needs some input that
-requires one, a rank that holds no tokens included.
+gradient, so that ranks need not agree on k or v; but each rank has to run one, a rank that holds no tokens included.
+Where no input of a rank requires a gradient and another rank's do, `for_others` does, so that autograd runs its
+backward; it gets no gradient.
 """
 
 from __future__ import annotations
@@ -26,9 +27,16 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: Job, method: ModuleType
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        for_others: torch.Tensor | None,
+        job: Job,
+        method: ModuleType,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns out `(B, S, H, E)` in the dtype of q, and lse `(B, H, S)`."""
+        """Returns out `(B, S, H, E)` in the dtype of q, and lse `(B, H, S)`; `for_others` is as the module says."""
+        del for_others
         with _no_autocast(q.device.type):
             mask = job.whole(k, v, backward=False)
             if mask is not False:  # one call
@@ -58,7 +66,7 @@ class Attention(torch.autograd.Function):
         if again:  # with create_graph=True these gradients may be differentiated
             inputs = [x for x in (dout, dlse, q, k, v) if x is not None and x.requires_grad]
             wanted = [None if g is None else _Once.apply(g, *inputs) for g in wanted]  # type: ignore[no-untyped-call]
-        return *wanted, None, None
+        return *wanted, None, None, None
 
 
 def _gradients(job: Job, method: ModuleType, k: torch.Tensor, v: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, ...]:

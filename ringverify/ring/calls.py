@@ -53,15 +53,19 @@ def inputs_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TensorL
     """q, k and v of a layout as the ring computes with them: in "bshd", and cast where autocast is on.
 
     Raises:
-        ValueError: the layout is unknown, or a tensor has other than four axes or a dtype that is not supported.
+        ValueError: the layout is unknown, or one of them is no dense tensor of four axes and a supported dtype.
     """
     check_layout(layout)
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name} is of type {type(x).__name__}: expected a tensor")
+        if x.layout != torch.strided:
+            raise ValueError(f"{name} is {x.layout}: expected a dense tensor")
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {tuple(x.shape)}: expected ({AXES[layout]})")
         if x.dtype not in ACCUMULATES:
             raise ValueError(f"{name} is {x.dtype}: expected one of {', '.join(DTYPES)}")
-    lower = autocast_dtype(q)
+    lower = autocast_dtype(q.device.type)
 
     def cast(x: torch.Tensor) -> torch.Tensor:
         # As autocast does for scaled_dot_product_attention: all floating-point arguments but float64.
@@ -70,11 +74,10 @@ def inputs_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TensorL
     return cast(q), cast(k), cast(v)
 
 
-def autocast_dtype(q: torch.Tensor) -> torch.dtype | None:
-    """The dtype of autocast on the device of q; `None` if it is off there."""
-    kind = q.device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if on else None
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of autocast on devices of a type; `None` if it is off there."""
+    on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if on else None
 
 
 def lengths_of(
@@ -181,7 +184,9 @@ def prepare(
         raise ValueError(f"transport={transport!r}: expected {' or '.join(TRANSPORTS)}")
     if method not in METHODS:
         raise ValueError(f"method={method!r}: expected {', '.join(METHODS)}")
-    _check_settings(sharding, memory_budget)
+    check_sharding(sharding)
+    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral)):
+        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
     plan = make_plan(problem, sharding, ring.world_size, ring.rank)
     q, k, v = inputs
     _check(q, k, v, plan, layout)
@@ -209,8 +214,12 @@ def prepare(
     return Call(inputs, job, chosen_method, why)
 
 
-def _check_settings(sharding: object, memory_budget: object) -> None:
-    """Refuse what would be a bare TypeError from within."""
+def check_sharding(sharding: object) -> None:
+    """Refuse a sharding that cannot be hashed.
+
+    Raises:
+        ValueError: plans could not be kept by it.
+    """
     try:
         hash(sharding)
     except TypeError:
@@ -218,8 +227,6 @@ def _check_settings(sharding: object, memory_budget: object) -> None:
             f"sharding of type {type(sharding).__name__}: expected {', '.join(SHARDINGS)}, or a function, and one that "
             "can be hashed, because plans are kept by it"
         ) from None
-    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral)):
-        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, layout: TensorLayout) -> None:
@@ -238,7 +245,10 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, layout
             )
         # Checked against the problem, which all ranks share: were two ranks to differ, messages would not fit.
         if str(tensor.dtype) != f"torch.{problem.dtype}":
-            raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, as the problem says")
+            reason = "as the problem says" if name == "q" else "the dtype of q"
+            if autocast_dtype(q.device.type) is not None:
+                reason += "; autocast casts all but float64"
+            raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, {reason}")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
 

@@ -1,7 +1,8 @@
 """torch's fused attention on CPU: blocked, no score matrix, matrix products in the input dtype, sums in float32.
 
-`aten::_scaled_dot_product_flash_attention_for_cpu` differs from the interface in six ways, mended here:
-1. A row whose tile is fully masked gets lse 0, not −inf.
+`aten::_scaled_dot_product_flash_attention_for_cpu` differs from the interface in seven ways, six of them mended here:
+1. A row whose keys all weigh 0 gets lse 0, not −inf; so does one of NaN, in a tile of fewer keys than a vector; and one
+   with a score of +inf may get lse +inf: see `settled.py`. A row that a mask empties is NaN where its query is.
 2. It wants head_dim and value_dim equal; the shorter is padded with zeros, which changes no score and no output.
 3. It knows no cotangent of lse; further columns of dout and out bring it in.
 4. Under causality it multiplies −inf with the scale, so that a negative one lets masked keys win and 0 gives NaN. Only
@@ -12,6 +13,7 @@
    for one head, 1.8 u for eight): each of them gets a call of its own, and their results are added in float32. It sums
    over its inner blocks like that too, so that tiles here are no larger than those. Its forward has wide sums. Keys and
    values it packs itself, for the hardware's sake.
+7. In bfloat16 its exp has a relative error of up to 2^-14, and so lse an absolute one: that is what users are promised.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 from ringverify.ring.accumulate import widened_at_once
 from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
+from ringverify.ring.kernels.settled import settle_
 from ringverify.ring.torch_private import cpu_backward, cpu_forward
 
 
@@ -68,14 +71,15 @@ class FusedCPU:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel.forward`."""
         causal, bias = _flags(mask)
+        given = q, k, v
         q, k, v = _fast(q, k, v)
         q, scale, _ = positive(q, setting.scale)
         q, k, v = _widened(q, k, v, max(setting.head_dim, setting.value_dim))
         out, lse = cpu_forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+        out = out[..., : setting.value_dim]
         lse = lse.contiguous()  # its heads lie together, and merging would be several times as slow
-        if bias is not None:
-            lse = lse.masked_fill_((bias == -torch.inf).all(dim=-1), -torch.inf)
-        return out[..., : setting.value_dim], lse
+        settle_(setting, *given, mask, out, lse)
+        return out, lse
 
     def backward(
         self,

@@ -10,6 +10,8 @@ Both ops take `(B, H, S, D)`, keep float32 sums and return a natural lse in floa
    them as of a dense `(B, S, H, E)` (torch's kernel_backward.h, `o_strideM`). The other inputs may lie as they like.
 5. Both backwards add to gradients in any order, unless torch's deterministic mode is on, which `_in_order` sees to.
 6. A causal mask is aligned to the bottom right by one and to the top left by another version: causal tiles are square.
+7. Of a row that weighs nothing and of one that is NaN flash says alike that lse is +inf (torch's softmax.h).
+   Memory-efficient says of a row that a mask empties what its query makes of it.
 """
 
 from __future__ import annotations
@@ -77,8 +79,10 @@ class FlashCUDA:
         q, scale, _ = positive(q, setting.scale)
         width = _multiple_of_8(max(setting.head_dim, setting.value_dim))
         q, k, v = (to_width(x, width) for x in (q, k, v))
-        found = cuda_flash_forward(q, k, v, 0.0, mask is not None, False, scale=scale)
-        return found[0][..., : setting.value_dim], found[1]
+        out, lse, *_ = cuda_flash_forward(q, k, v, 0.0, mask is not None, False, scale=scale)
+        strange = lse == torch.inf  # see 7. of the module
+        lse = lse.masked_fill(strange, -torch.inf).masked_fill(strange & out[..., 0].isnan(), torch.nan)
+        return out[..., : setting.value_dim], lse
 
     def backward(
         self,
@@ -150,7 +154,8 @@ class EfficientCUDA:
         out, lse, _, _ = cuda_efficient_forward(q, k, v, bias, True, 0.0, isinstance(mask, str), scale=scale)
         lse = lse[..., : q.size(2)]
         if isinstance(mask, torch.Tensor):
-            lse = lse.masked_fill((mask == -torch.inf).all(dim=-1), -torch.inf)
+            emptied = (mask == -torch.inf).all(dim=-1)
+            out, lse = out.masked_fill(emptied[..., None], 0.0), lse.masked_fill(emptied, -torch.inf)
         return out[..., : setting.value_dim], lse
 
     def backward(

@@ -6,6 +6,15 @@
 In backward `out` and `lse` are the merged ones of the whole row, never the tile's own: with them p is the tile's part
 of the whole softmax and the parts of all tiles add up to the gradient (Dao 2023, arXiv:2307.08691, algorithm 2).
 
+What a row is worth in a tile is one rule for all kernels and all tiles, with a mask and without. A key whose score is
+−inf weighs `exp(−inf) = 0`, whether a mask excludes it or the score is −inf by itself, as of a product that overflows:
+
+- A row whose keys all weigh 0 is the empty partial, out 0 and lse −inf: it leaves what it is merged with as it is.
+- A row that attends a score of NaN or +inf is NaN, in out and lse.
+- A row that the mask empties is the empty partial whatever its query holds, NaN included.
+
+So answers the oracle in float64. Where a fused op says otherwise, its kernel mends that.
+
 Shape letters: B batch, S queries, T keys, H query heads, K key heads, D head_dim, E value_dim.
 """
 

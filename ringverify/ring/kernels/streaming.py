@@ -60,8 +60,7 @@ class Streaming:
         if bias is not None and excluded is not None:
             s_BHST.add_(bias).masked_fill_(excluded, -math.inf)
         largest = s_BHST.amax(dim=-1, keepdim=True)
-        if bias is not None:  # −inf − (−inf) is NaN
-            largest = largest.masked_fill(largest == -math.inf, 0.0)
+        largest.masked_fill_(largest == -math.inf, 0.0)  # −inf − (−inf) is NaN
         w_BHST = s_BHST.sub_(largest).exp_()
         total = w_BHST.sum(dim=-1, keepdim=True)
         # At least 1, because the largest score contributes exp(0), or 0 where nothing is attended.

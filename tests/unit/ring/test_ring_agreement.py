@@ -1,4 +1,7 @@
-"""Ranks that would not compute one attention say so, all in the same words, before a key has been sent."""
+"""Ranks that would not compute one attention say so, all in the same words, before a key has been sent.
+
+And they hear of one another whether gradients are wanted.
+"""
 
 from __future__ import annotations
 
@@ -102,6 +105,52 @@ def test_what_only_one_rank_refuses_is_heard_by_all():
     assert "call: rank 1 refuses: q has shape (4, 2, 4): expected (batch, sequence, heads, head_dim); give" in message
 
 
+def no_such_shard(length, world_size):
+    """A sharding function with a fault of its own."""
+    raise IndexError(f"no shard\nof {length}")
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "words"),
+    [
+        (lambda q, k, v: (q, k, v[:, 1:]), {}, "v has shape (1, 3, 2, 4) on rank 1 of 2: expected (1, 4, 2, 4)"),
+        (lambda q, k, v: (q, k, v.double()), {}, "v is torch.float64 on rank 1: expected float32"),
+        (lambda q, k, v: (q, k, v.repeat(2, 1, 1, 1)), {}, "v has shape (2, 4, 2, 4) on rank 1 of 2"),
+        (lambda q, k, v: (None, k, v), {}, "q is of type NoneType: expected a tensor"),
+        (lambda q, k, v: (q, [1.0], v), {}, "k is of type list: expected a tensor"),
+        (lambda q, k, v: (q, k.to_sparse(), v), {}, "k is torch.sparse_coo: expected a dense tensor"),
+        (None, {"kernel": "flash"}, "kernel='flash': expected auto, fused_cpu,"),
+        (None, {"kernel": "flash_cuda"}, "kernel='flash_cuda' runs on cuda, not on cpu"),
+        (None, {"memory_budget": -1}, "memory_budget=-1: expected a positive number of bytes"),
+        (None, {"memory_budget": "1"}, "memory_budget='1': expected a positive number of bytes"),
+        (None, {"transport": "mpi"}, "transport='mpi': expected p2p or blocking"),
+        (None, {"bandwidth": -1.0}, "bandwidth=-1.0: expected a positive number of bytes a second"),
+        (None, {"dropout_p": 0.5}, "dropout_p=0.5: ring attention has no dropout"),
+        (None, {"layout": "sbhd"}, "layout='sbhd': expected bshd or bhsd"),
+        (None, {"sharding": no_such_shard}, "IndexError: no shard of 8"),
+    ],
+)
+def test_whatever_one_rank_refuses_all_do(change, how, words):
+    """Its tensors, its settings, and errors of code that it calls: nobody is left waiting for it."""
+
+    def call(rank):
+        q, k, v = tensors(4)
+        odd = rank == 1
+        if odd and change is not None:
+            q, k, v = change(q, k, v)
+        given = {"query_length": 8, "key_length": 8, "check_shards": True}
+        return ring_attention(q, k, v, **given, **(how if odd else {}))
+
+    assert f"rank 1 refuses: {words}" in said(call)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_error_is_raised_on_all():
+    """Rank 0 alone warns of positions outside all documents, before the ranks are compared."""
+    message = said(lambda _: ring_attention(*tensors(4), documents=(0, 4)))
+    assert "rank 0 refuses: UserWarning: documents end at 4 and the sequence at 8" in message
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -151,18 +200,39 @@ def test_a_rank_alone_has_nobody_to_ask(gathers):
     assert ring_attention(*tensors(4), check_shards=True).shape == (1, 4, 2, 4)
 
 
-def test_callables_of_other_processes_agree_by_their_name():
-    """Their text holds an address, which is another one in each process; here, another one for each rank."""
+def every(step):
+    """A sharding function, each time another object: blocks of so many positions, dealt out in turn."""
+    return lambda length, world_size: [
+        [p for p in range(length) if p // step % world_size == rank] for rank in range(world_size)
+    ]
+
+
+def test_functions_are_compared_by_the_positions_they_deal_out():
+    """Their text holds an address, another one in each process, and two lambdas of one name may differ."""
 
     class Cut:
         def __call__(self, length, world_size):
-            return [range(rank, length, world_size) for rank in range(world_size)]
+            return every(1)(length, world_size)
 
     def program(_):
-        return ring_attention(*tensors(4), sharding=Cut()).shape
+        alike = (Cut(), every(1))[dist.get_rank()]
+        return ring_attention(*tensors(4), sharding=alike).shape
 
     run = WORLD.run(program, None, world_size=2, seed=0, deadline=20)
     assert run.failure is None, run.failure.detail
+    message = said(lambda rank: ring_attention(*tensors(4), sharding=every(1 + rank), causal=True))
+    assert "sharding is a function whose positions have the digest " in message
+    assert " on rank 0 and a function whose positions have the digest " in message
+
+
+def test_functions_that_differ_for_keys_alone_are_refused():
+    """Queries are dealt out alike, and keys, of which there are more, are not."""
+
+    def dealt(rank):
+        return lambda length, world_size: every(1 + rank * (length == 16))(length, world_size)
+
+    message = said(lambda rank: ring_attention(*tensors(4, 8), sharding=dealt(rank)))
+    assert "the ranks do not make the same call: sharding is a function" in message
 
 
 def test_groups_within_a_world_compare_among_themselves():
@@ -188,3 +258,59 @@ def test_a_long_value_is_cut_short():
     assert "documents is (0, 1, 2," in message
     assert "… on rank 0 and None on rank 1" in message
     assert len(message) < 200
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def gradients(wanting, world_size, sharding, method, **how):
+    """Of each rank, whether its out requires a gradient, and the gradients of what it gave; `wanting` ranks want some.
+
+    Every rank that can runs backward.
+    """
+
+    def program(_):
+        rank = dist.get_rank()
+        generator = torch.Generator().manual_seed(0)
+        drawn = [torch.randn(1, 5, heads, 4, generator=generator) for heads in (4, 2, 2)]
+        whole = zip(drawn, ("queries", "keys", "keys"), strict=True)
+        inputs = [shard(x, sharding=sharding, of=of).requires_grad_(rank in wanting) for x, of in whole]
+        how_long = {"query_length": 5, "key_length": 5, "check_shards": True}
+        out = ring_attention(*inputs, sharding=sharding, method=method, causal=True, **how_long, **how)
+        if out.requires_grad:
+            out.square().sum().backward()
+        return out.requires_grad, [x.grad for x in inputs]
+
+    run = WORLD.run(program, None, world_size=world_size, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+    assert run.unreceived == ()
+    return run.results
+
+
+@pytest.mark.parametrize("method", ["ring", "allgather"])
+@pytest.mark.parametrize("sharding", ["contiguous", "zigzag", "replicated_query"])
+@pytest.mark.parametrize("world_size", [2, 3, 6])
+def test_a_rank_that_wants_no_gradient_takes_part_where_another_does(world_size, sharding, method):
+    """The gradients of those that want some are what they are where all want some; with six ranks one holds nothing."""
+    everyone = gradients(range(world_size), world_size, sharding, method)
+    for wanting in ({0}, {world_size - 1}):
+        found = gradients(wanting, world_size, sharding, method)
+        assert all(required for required, _ in found)
+        for rank, (_, mine) in enumerate(found):
+            if rank in wanting:
+                assert all(torch.equal(a, b) for a, b in zip(mine, everyone[rank][1], strict=True))
+            else:
+                assert mine == [None, None, None]
+
+
+def test_where_no_rank_wants_a_gradient_none_is_required():
+    """Nor under `no_grad`, whatever the inputs are."""
+    assert [required for required, _ in gradients((), 2, "contiguous", "ring")] == [False, False]
+
+    def program(_):
+        with torch.no_grad():
+            return ring_attention(*(x.requires_grad_() for x in tensors(4))).requires_grad
+
+    run = WORLD.run(program, None, world_size=2, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+    assert run.results == (False, False)

@@ -52,7 +52,8 @@ def test_dtypes_are_those_of_scaled_dot_product_attention(ours, lower):
         try:
             expected = [x.dtype for x in attended(by_torch, inputs, lower)]
         except RuntimeError:
-            with pytest.raises(ValueError, match=r"torch\.\w+ on rank 0: expected"):
+            words = r"torch\.\w+ on rank 0: expected \w+, the dtype of q; autocast casts all but float64"
+            with pytest.raises(ValueError, match=words):
                 attended(ours, inputs, lower)
             continue
         assert [x.dtype for x in attended(ours, inputs, lower)] == expected, dtypes
@@ -95,9 +96,10 @@ def test_autocast_that_is_off_or_of_another_device_does_nothing():
 
 
 @pytest.mark.parametrize("method", ["ring", "allgather"])
-def test_ranks_under_autocast_compute_together(method):
-    """As they would on inputs cast before; autocast is of each rank's own thread."""
-    inputs = tensors(torch.float32, torch.float32, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranks_under_autocast_compute_together(method, dtype):
+    """As they would on inputs cast before, also where q alone is narrow; autocast is of each rank's own thread."""
+    inputs = tensors(dtype, torch.float32, torch.float32)
 
     def program(_):
         shards = [shard(x) for x in inputs]

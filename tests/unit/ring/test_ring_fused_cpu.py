@@ -4,6 +4,7 @@ Each test shows the raw op first. Where one fails because torch has mended it, t
 """
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from by_tile import computed, inputs_of, worst_margin
 from ringref.attention import attention
 from ringref.problem import Problem
 from ringref.rounding import UNDERFLOW, rms_error, witness_bound
+from ringverify.ring.attention import ring_attention
 from ringverify.ring.kernels.columns import in_columns, positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.fused_cpu import FusedCPU
 
@@ -117,6 +119,25 @@ def test_bfloat16_is_summed_over_query_heads_in_bfloat16_and_the_kernel_sums_in_
     for name, a, r, o in list(zip(("dq", "dk", "dv"), alone, raw, ours, strict=True))[1:]:
         assert r > math.sqrt(2) * a, (name, alone, raw, ours)
         assert o < r / math.sqrt(2), (name, alone, raw, ours)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [0.3, 1.0, 3.0])
+def test_lse_of_bfloat16_is_as_exact_as_is_promised(size, causal):
+    """The op's exp is not to float32's rounding, which streaming is; what users are promised, it keeps."""
+    problem = Problem(query_length=600, heads=2, head_dim=16, dtype="bfloat16", causal=causal)
+    given = inputs_of(problem, size=size)
+    q, k, v, _ = by_head(given)
+    exact = attention(problem, *given.arrays()).lse
+    promised = re.search(r"bfloat16 inputs on CPU it is exact to (\S+),", ring_attention.__doc__).group(1)
+    _, raw = forward(q, k, v, 0.0, causal, scale=problem.scale_value)
+    _, ours = ring_attention(*given[:3], causal=causal, return_lse=True)
+    _, wide = ring_attention(*given[:3], causal=causal, return_lse=True, kernel="streaming")
+    errors = {name: np.abs(x.double().numpy() - exact) for name, x in (("raw", raw), ("ours", ours), ("wide", wide))}
+    rounding = witness_bound("float32", problem.head_dim) * (1 + np.abs(exact))
+    assert errors["raw"].max() > 4 * errors["wide"].max()
+    assert errors["ours"].max() <= float(promised)
+    assert bool((errors["wide"] <= rounding).all())
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

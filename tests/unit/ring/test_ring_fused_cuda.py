@@ -46,16 +46,16 @@ def scores(q, k, bias, causal, scale):
 
 
 def forward_by_definition(q, k, v, bias, causal, scale):
-    """out and lse; 0 and 0 for a row of nothing, as the memory-efficient op has it."""
+    """out and lse; 0 and −inf for a row of nothing."""
     for x in (q, k, v):
         assert x.size(-1) % ALIGNMENT == 0
         assert all(stride % ALIGNMENT == 0 for stride in x.stride()[:-1])
         assert x.stride(-1) == 1
     s = scores(q, k, bias, causal, scale)
     lse = s.logsumexp(dim=-1)
-    p = (s - lse[..., None]).nan_to_num(nan=-torch.inf).exp()
+    p = (s - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
     out = p @ v.float().repeat_interleave(q.size(1) // v.size(1), dim=1)
-    return out.to(q.dtype), lse.masked_fill(lse == -torch.inf, 0.0)
+    return out.to(q.dtype), lse
 
 
 def backward_by_definition(dout, q, k, v, out, lse, bias, causal, scale):
@@ -85,6 +85,7 @@ def ops(monkeypatch):
         assert not dropout
         assert q.size(1) == k.size(1)
         out, lse = forward_by_definition(q, k, v, bias, causal, scale)
+        lse = lse.masked_fill(lse == -torch.inf, 0.0)
         return out, torch.nn.functional.pad(lse, (0, -lse.size(-1) % LSE_ALIGNMENT)), None, None
 
     def efficient_backward(dout, q, k, v, bias, out, lse, seed, offset, dropout, wanted, causal, *, scale):
@@ -102,7 +103,8 @@ def ops(monkeypatch):
     def flash(q, k, v, dropout, causal, debug, *, scale):
         calls["flash"] += 1
         assert q.size(-1) == v.size(-1)
-        return forward_by_definition(q, k, v, None, causal, scale)
+        out, lse = forward_by_definition(q, k, v, None, causal, scale)
+        return out, lse.masked_fill((lse == -torch.inf) | lse.isnan(), torch.inf)  # softmax.h, normalize_softmax_lse
 
     def flash_backward(dout, q, k, v, out, lse, _, __, rows, keys, dropout, causal, seed, offset, *, scale):
         calls["flash_backward"] += 1
@@ -145,6 +147,30 @@ def test_tiles_are_attention_by_what_the_op_reads(ops, kernel, mask, dtype):
         assert worst_margin(problem, given, computed(kernel, problem, given, cuts)[0]) <= 1, (shape, dlse)
     forwards, backwards = (ops[kernel.name.removesuffix("_cuda") + suffix] for suffix in ("", "_backward"))
     assert forwards == backwards > 0
+
+
+def test_flash_rows_that_weigh_nothing_are_told_from_those_that_are_nan(ops):
+    """Of both the op says that lse is +inf, by which such a row would be all that counts in a merge."""
+    problem = Problem(query_length=3, key_length=6, heads=2, head_dim=8, dtype="bfloat16")
+    given = inputs_of(problem)
+    given.q[:, 0], given.k[:, :4], given.q[:, 1] = 1.0, -torch.inf, torch.nan
+    (out, lse, *_), _ = computed(FlashCUDA(), problem, given, ((), (4,)))
+    alone = computed(FlashCUDA(), problem.replace(key_length=2), given._replace(k=given.k[:, 4:], v=given.v[:, 4:]))[0]
+    assert torch.equal(out[:, 0], alone[0][:, 0])
+    assert torch.equal(lse[:, :, 0], alone[1][:, :, 0])
+    assert bool(out[:, 1].isnan().all())
+    assert bool(lse[:, :, 1].isnan().all())
+
+
+def test_efficient_rows_that_a_mask_empties_are_empty_whatever_their_query_holds(ops):
+    """Its out is 0, and not NaN times 0."""
+    problem = Problem(query_length=6, heads=2, head_dim=8, documents=(2, 6), causal=True)
+    given = inputs_of(problem)
+    given.q[:, 0] = torch.nan
+    out, lse, *_ = computed(EfficientCUDA(), problem, given)[0]
+    assert not bool(out[:, 0].any())
+    assert bool((lse[:, :, 0] == -torch.inf).all())
+    assert bool(out[:, 1:].isfinite().all())
 
 
 @pytest.mark.parametrize("part", [(slice(None), slice(0, None, 2)), (slice(0, None, 2), slice(None))])

@@ -91,7 +91,7 @@ def test_arguments_that_make_no_sense_are_refused(how, message):
         (lambda q, k, v: (q, k, v[..., 0]), "v has shape (1, 6, 2): expected (batch, sequence, heads, head_dim)"),
         (lambda q, k, v: (q.long(), k, v), "q is torch.int64: expected one of float64, float32, bfloat16, float16"),
         (lambda q, k, v: (q, k.cfloat(), v), "k is torch.complex64: expected one of"),
-        (lambda q, k, v: (q, k.double(), v), "k is torch.float64 on rank 0: expected float32"),
+        (lambda q, k, v: (q, k.double(), v), "k is torch.float64 on rank 0: expected float32, the dtype of q"),
         (lambda q, k, v: (q.half(), k, v), "k is torch.float32 on rank 0: expected float16"),
         (lambda q, k, v: (q, k[..., :3], v), "k has shape (1, 6, 2, 3) on rank 0 of 1: expected (1, 6, 2, 4)"),
         (lambda q, k, v: (q, k, v[:, :5]), "v has shape (1, 5, 2, 4) on rank 0 of 1: expected (1, 6, 2, 4)"),
