@@ -7,12 +7,12 @@ timing reads a buffer too early, overwrites one in flight, or waits for ever.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from ringverify.cases.case import TRANSPORTS, Case, Delayed, Group
-from ringverify.cases.comparing import worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest
 from ringverify.events import TensorName
@@ -23,9 +23,9 @@ from ringverify.properties.property import (
     Violation,
     all_tensors,
     always,
+    judge_observation,
     needs,
     violation_of,
-    where,
 )
 from ringverify.worlds.watch.hazards import Hazard
 
@@ -55,14 +55,7 @@ def _judge_hazards(case: Case, runner: Runner) -> Judgement:
     hazards = () if observation.watched is None else observation.watched.hazards
     if hazards:
         return Judgement(0.0, _hazard(hazards, case), observation.digest, delayed=delayed)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest, delayed=delayed)
-    margin, finding = worst(case, c, observation, all_tensors(c))
-    violation = None
-    if finding is not None:
-        also = tuple(("value", tensor) for tensor in finding.tensors)
-        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding, also)
-    return Judgement(margin, violation, observation.digest, delayed=delayed)
+    return dataclasses.replace(judge_observation(case, c, observation, all_tensors(c)), delayed=delayed)
 
 
 def _hazard(hazards: Sequence[Hazard], case: Case) -> Violation:
