@@ -72,7 +72,7 @@ def attention(
     dout: Float64[np.ndarray, "B N H E"] | None = None,
     dlse: Float64[np.ndarray, "B H N"] | None = None,
 ) -> Answer:
-    """Compute out and lse, and with `dout` dq, dk and dv too; the intermediates are computed once.
+    """Compute out and lse, and with `dout` dq, dk and dv too. An empty row has out 0 and lse −inf.
 
     Args:
         problem: what to compute; its dtype is ignored, the oracle is always float64.
@@ -87,67 +87,20 @@ def attention(
     """
     if dout is None and dlse is not None:
         raise ValueError("dlse without dout: give a dout of zeros for the gradient of lse alone")
-    known = intermediates(problem, q, k)
-    out, lse = forward(problem, q, k, v, known=known)
-    if dout is None:
-        return Answer(out, lse, None, None, None, known)
-    dq, dk, dv = backward(problem, q, k, v, dout, dlse, known=known)
-    return Answer(out, lse, dq, dk, dv, known)
-
-
-def forward(
-    problem: Problem,
-    q: Float64[np.ndarray, "B N H D"],
-    k: Float64[np.ndarray, "B M K D"],
-    v: Float64[np.ndarray, "B M K E"],
-    *,
-    known: Intermediates | None = None,
-) -> tuple[Float64[np.ndarray, "B N H E"], Float64[np.ndarray, "B H N"]]:
-    """Compute `(out, lse)`. An empty row has out 0 and lse −inf.
-
-    Args:
-        problem: what to compute.
-        q: queries.
-        k: keys.
-        v: values.
-        known: `intermediates(problem, q, k)` where the caller has them already.
-
-    Raises:
-        ValueError: an array is not float64 or has another shape than the problem says.
-    """
-    known = intermediates(problem, q, k) if known is None else known
+    known = _intermediates(problem, q, k)
     _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
     with np.errstate(all="ignore"):
         out_BHNE = _sum_attended(known.probabilities, _per_query_head(problem, v), known.m)
-    return np.ascontiguousarray(out_BHNE.swapaxes(1, 2)), known.lse
+    out = np.ascontiguousarray(out_BHNE.swapaxes(1, 2))
+    if dout is None:
+        return Answer(out, known.lse, None, None, None, known)
+    return Answer(out, known.lse, *_backward(problem, q, k, v, dout, dlse, known), known)
 
 
-def backward(
-    problem: Problem,
-    q: Float64[np.ndarray, "B N H D"],
-    k: Float64[np.ndarray, "B M K D"],
-    v: Float64[np.ndarray, "B M K E"],
-    dout: Float64[np.ndarray, "B N H E"],
-    dlse: Float64[np.ndarray, "B H N"] | None = None,
-    *,
-    known: Intermediates | None = None,
-) -> tuple[Float64[np.ndarray, "B N H D"], Float64[np.ndarray, "B M K D"], Float64[np.ndarray, "B M K E"]]:
-    """Compute `(dq, dk, dv)` from the cotangents dout of out and dlse of lse. An empty row contributes nothing.
-
-    Args:
-        problem: what to compute.
-        q: queries.
-        k: keys.
-        v: values.
-        dout: cotangent of out.
-        dlse: cotangent of lse; `None` means zero.
-        known: `intermediates(problem, q, k)` where the caller has them already.
-
-    Raises:
-        ValueError: an array is not float64 or has another shape than the problem says.
-    """
-    known = intermediates(problem, q, k) if known is None else known
-    _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
+def _backward(
+    problem: Problem, q: Float, k: Float, v: Float, dout: Float, dlse: Float | None, known: Intermediates
+) -> tuple[Float, Float, Float]:
+    """Compute `(dq, dk, dv)` from the cotangents dout of out and dlse of lse. An empty row contributes nothing."""
     _check("dout", dout, (problem.batch, problem.nq, problem.heads, problem.dv))
     m, p = known.m, known.probabilities
     m_transposed, p_transposed = m.swapaxes(2, 3), p.swapaxes(2, 3)
@@ -178,16 +131,8 @@ def backward(
     )
 
 
-def intermediates(
-    problem: Problem,
-    q: Float64[np.ndarray, "B N H D"],
-    k: Float64[np.ndarray, "B M K D"],
-) -> Intermediates:
-    """Compute multiplicities, scores, probabilities and lse.
-
-    Raises:
-        ValueError: q or k is not float64 or has another shape than the problem says.
-    """
+def _intermediates(problem: Problem, q: Float, k: Float) -> Intermediates:
+    """Compute multiplicities, scores, probabilities and lse."""
     _check("q", q, (problem.batch, problem.nq, problem.heads, problem.head_dim))
     _check("k", k, (problem.batch, problem.nk, problem.hk, problem.head_dim))
     m = multiplicity(problem)
