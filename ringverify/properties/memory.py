@@ -6,6 +6,7 @@ addition, twice the positions per rank take at most twice the memory, so nothing
 
 from __future__ import annotations
 
+import math
 import random
 
 from hypothesis import strategies as st
@@ -52,12 +53,14 @@ def _judge(case: Case, runner: Runner) -> Judgement:
         if seen.failure is not None:
             return Judgement(0.0, violation_of(seen), seen.digest)
         before, after = _peak(observed), _peak(seen)
-        margin = max(margin, after / (before * times * BESIDE) if before else 0.0)
-        if after > before * times * BESIDE:
+        allowed = before * times * BESIDE
+        margin = max(margin, after / allowed if allowed else math.inf if after else 0.0)
+        if after > allowed:
             rank = max(range(other.world_size), key=lambda one: _peaks(seen)[one])
+            grown = f"{after / before:.4g} times the largest peak {there}" if before else f"and 0 bytes {there}"
             summary = (
-                f"the peak memory of rank {rank} {here} is {after} bytes, {after / before:.4g} times the largest peak "
-                f"{there}; at most {times * BESIDE:g} times is allowed"
+                f"the peak memory of rank {rank} {here} is {after} bytes, {grown}; at most {times * BESIDE:g} times is "
+                "allowed"
             )
             detail = "" if seen.watched is None else "\n".join(seen.watched.memory[rank].describe())
             return Judgement(margin, Violation(("grows",), rank, summary, detail), observed.digest)
