@@ -21,7 +21,7 @@ from ringverify.confirm.script import snippet
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import Event, Hint
-from ringverify.files import write_whole
+from ringverify.files import refusing, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
 from ringverify.words import legible_lines
@@ -143,12 +143,8 @@ def replay(
     try:
         if written is not None:
             alone = dataclasses.replace(recorded, case=_wrong_alone(property, recorded.case, runner))
-            try:
+            with refusing(f"write {written}", "name another file with --snippet"):
                 write_whole(written, snippet(alone, implementation.capabilities).text)
-            except OSError as error:
-                raise UsageError(
-                    f"cannot write {written}: {error.strerror}; name another file with --snippet"
-                ) from None
             without = (
                 f"with ringverify installed, where {name} lives" if targets.is_built_in(name) else "without ringverify"
             )
