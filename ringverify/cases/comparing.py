@@ -143,7 +143,7 @@ def worst(
     sizes: dict[TensorName, int] = {}
     for name in tensors:
         # lse is returned in float32 or wider even for 16-bit inputs, so the range of float32 applies to it.
-        dtype = "float32" if name == "lse" and case.problem.dtype != "float64" else case.problem.dtype
+        dtype = case.problem.lse_dtype if name == "lse" else case.problem.dtype
         for rank, result in enumerate(observation.ranks):
             actual = getattr(result, name)
             if actual is None or not actual.size:

@@ -104,9 +104,8 @@ def make_inputs(case: Case) -> Inputs:
     if case.memory == "expanded":
         q, k, v, dout = (np.broadcast_to(x[:1, :, :1], x.shape) for x in (q, k, v, dout))
         dlse = np.broadcast_to(dlse[:1, :1], dlse.shape)
-    lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
     q, k, v, dout = (round_to(x, p.dtype) for x in (q, k, v, dout))
-    return Inputs(q, k, v, dout, round_to(dlse, lse_dtype))
+    return Inputs(q, k, v, dout, round_to(dlse, p.lse_dtype))
 
 
 def padding(problem: Problem) -> NDArray[np.bool_]:

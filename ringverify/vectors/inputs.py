@@ -61,7 +61,6 @@ def _whole(seed: int, shape: tuple[int, ...], largest: int) -> Array:
 def make(story: Story) -> Inputs:
     """Return the inputs of a vector as read-only arrays."""
     p, bits = story.problem, SIGNIFICANT[story.problem.dtype]
-    lse_bits = SIGNIFICANT["float64" if p.dtype == "float64" else "float32"]
     seeds = {name: 8 * story.number + place for place, name in enumerate(TENSORS)}
     shapes = {
         "q": (p.batch, p.nq, p.heads, p.head_dim),
@@ -71,7 +70,7 @@ def make(story: Story) -> Inputs:
         "dlse": (p.batch, p.heads, p.nq),
     }
     q, k, v, dout, dlse = (
-        bell(seeds[name], shape, lse_bits if name == "dlse" else bits) for name, shape in shapes.items()
+        bell(seeds[name], shape, SIGNIFICANT[p.lse_dtype] if name == "dlse" else bits) for name, shape in shapes.items()
     )
     quarter = np.arange(p.nk) * 4 // max(p.nk, 1)
     match story.values:
