@@ -19,14 +19,14 @@ from ringverify.cases.shapes import fitted, length_unit
 from ringverify.cases.strategies import WORLD_SIZES, Scope, affordable_world_sizes, cases
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import Judgement, Property, Violation, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, failed
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
     observation = runner.run(case, gradients=c.gradients)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
+    if (judgement := failed(observation)) is not None:
+        return judgement
     tensors: tuple[TensorName, ...] = ("out", "dv") if c.gradients else ("out",)
     # One exponential of a row is exactly 1 and all others are exactly 0, so the oracle's own answer is the integer.
     exact = {name: np.round(getattr(answer(case), name)) for name in tensors}

@@ -22,7 +22,7 @@ from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, always, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, always, failed
 
 Array = NDArray[np.float64]
 
@@ -37,9 +37,8 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     step = np.full(case.problem.head_dim, 0.5)
     moved = dataclasses.replace(inputs, k=round_to(inputs.k + step, case.problem.dtype))
     shifted = runner.run(case, gradients=False, inputs=moved)
-    for seen in (plain, scaled, shifted):
-        if seen.failure is not None:
-            return Judgement(0.0, violation_of(seen), seen.digest)
+    if (judgement := failed(plain, scaled, shifted)) is not None:
+        return judgement
     violation = _not_linear(plain, scaled, factor)
     margin = 0.0
     if violation is None and c.gradients:

@@ -23,7 +23,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, judge_everything, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, failed, judge_everything
 
 Array = NDArray[np.float64]
 
@@ -52,9 +52,8 @@ def _judge_past(case: Case, runner: Runner) -> Judgement:
     last = (p.nq - 1) // 2
     before = runner.run(case, gradients=False)
     after = runner.run(case, gradients=False, inputs=_with_another_future(case, last))
-    for seen in (before, after):
-        if seen.failure is not None:
-            return Judgement(0.0, violation_of(seen), seen.digest)
+    if (judgement := failed(before, after)) is not None:
+        return judgement
     bound = allowed(case, pipeline_of(case, c, before))
     later = np.where(np.arange(p.nq) > last, np.inf, 0.0)  # may be anything
     limit = dataclasses.replace(bound, out=2 * bound.out + later[:, None, None], lse=2 * bound.lse + later)

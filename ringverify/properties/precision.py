@@ -26,7 +26,7 @@ from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import affordable_world_sizes, declared_world_sizes, roots
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, violation_of
+from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, failed
 
 Array = NDArray[np.float64]
 
@@ -39,8 +39,8 @@ FEWEST = 100
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
     observation = runner.run(case, gradients=c.gradients)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
+    if (judgement := failed(observation)) is not None:
+        return judgement
     truth, pipeline = answer(case), pipeline_of(case, c, observation)
     bounds, limits = allowed(case, pipeline), rms_limits(case, c, pipeline)
     largest, violation = 0.0, None

@@ -138,14 +138,14 @@ def judge_observation(
     right: Right | None = None,
 ) -> Judgement:
     """Compare the named results of a run with the oracle's, or with `right`, within the error allowed."""
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
+    if (judgement := failed(observation)) is not None:
+        return judgement
     margin, finding = worst(case, capabilities, observation, tensors, right)
     if finding is None:
-        return Judgement(margin, None, observation.digest)
+        return Judgement(margin, None, observation.digest, delayed=observation.delayed)
     also = tuple(("value", tensor) for tensor in finding.tensors)
     violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding, also)
-    return Judgement(margin, violation, observation.digest)
+    return Judgement(margin, violation, observation.digest, delayed=observation.delayed)
 
 
 def judge_everything(case: Case, runner: Runner) -> Judgement:
@@ -153,11 +153,13 @@ def judge_everything(case: Case, runner: Runner) -> Judgement:
     return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
 
 
-def violation_of(observation: Observation) -> Violation:
-    """Return the violation of a run that ended without results; it must have a failure."""
-    failure = observation.failure
-    assert failure is not None
-    return Violation(failure.manner, failure.rank, failure.message, failure.detail, failure=failure)
+def failed(*observations: Observation) -> Judgement | None:
+    """Return the judgement of the first run that ended without results; `None` if there is none."""
+    for observation in observations:
+        if (failure := observation.failure) is not None:
+            violation = Violation(failure.manner, failure.rank, failure.message, failure.detail, failure=failure)
+            return Judgement(0.0, violation, observation.digest, delayed=observation.delayed)
+    return None
 
 
 def where(finding: Finding) -> str:

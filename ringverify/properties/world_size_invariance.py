@@ -14,7 +14,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import WORLD_SIZES, Scope, affordable_world_sizes, cases, widest
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, all_tensors, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, failed
 from ringverify.words import plural
 
 
@@ -32,9 +32,8 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     other = other_world(case, c)
     assert other is not None  # or the case does not apply
     here, there = (runner.run(x, gradients=c.gradients) for x in (case, other))
-    for observation in (here, there):
-        if observation.failure is not None:
-            return Judgement(0.0, violation_of(observation), here.digest)
+    if (judgement := failed(here, there)) is not None:
+        return judgement
     bounds = [allowed(x, pipeline_of(x, c, seen)) for x, seen in ((case, here), (other, there))]
     names = all_tensors(c)
     right = Right(allowed_between(*bounds), **{name: gathered(other, c, there, name) for name in names})
