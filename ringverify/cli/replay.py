@@ -14,7 +14,7 @@ from ringverify import targets
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile, trusting
-from ringverify.check.hunting import Counterexample, judged
+from ringverify.check.hunting import as_found, judged
 from ringverify.check.planning import WorldName, find_device, open_world
 from ringverify.check.run import DEADLINES, counterexample_event
 from ringverify.confirm.script import snippet
@@ -163,16 +163,8 @@ def replay(
     if judgement.violation is None:
         say(f"the property holds now: the recorded violation ({recorded.summary}) did not occur")
         return 0
-    again = Counterexample(
-        recorded.case,
-        judgement.violation,
-        judgement.digest,
-        recorded.case,
-        tried=0,
-        smallest=False,
-        repeats=True,
-        hints=tuple(Hint(note) for note in runner.log.notes),
-    )
+    hints = tuple(Hint(note) for note in runner.log.notes)
+    again = dataclasses.replace(as_found(recorded.case, judgement), hints=hints)
     show(counterexample_event(again, implementation=name, property=property.id))
     if judgement.digest == recorded.digest:
         say("still violated, with exactly the recorded bits")
