@@ -20,9 +20,8 @@ from ringverify.cases.comparing import Right, allowed, allowed_between, allowed_
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
-from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, always, failed
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, always, failed
 
 Array = NDArray[np.float64]
 
@@ -80,7 +79,7 @@ def _not_shifted(
     """Check that with keys moved by `step` out does not change and lse moves by scale * q.step."""
     c, p = runner.capabilities, case.problem
     pipeline = pipeline_of(case, c, plain)
-    names: tuple[TensorName, ...] = ("out", "lse") if c.lse else ("out",)
+    names = all_tensors(c, gradients=False)
     expected = {name: gathered(case, c, plain, name) for name in names}
     if c.lse:
         expected["lse"] += p.scale_value * (moved.q @ step).transpose(0, 2, 1)

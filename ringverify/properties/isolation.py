@@ -21,9 +21,8 @@ from ringverify.cases.comparing import Right, allowed, gathered, pipeline_of, wo
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
-from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, failed, judge_everything
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, failed, judge_everything
 
 Array = NDArray[np.float64]
 
@@ -57,7 +56,7 @@ def _judge_past(case: Case, runner: Runner) -> Judgement:
     bound = allowed(case, pipeline_of(case, c, before))
     later = np.where(np.arange(p.nq) > last, np.inf, 0.0)  # may be anything
     limit = dataclasses.replace(bound, out=2 * bound.out + later[:, None, None], lse=2 * bound.lse + later)
-    names: tuple[TensorName, ...] = ("out", "lse") if c.lse else ("out",)
+    names = all_tensors(c, gradients=False)
     right = Right(limit, **{name: gathered(case, c, before, name) for name in names})
     margin, finding = worst(case, c, after, names, right)
     if finding is None:

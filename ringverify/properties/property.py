@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis.strategies import SearchStrategy
 
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import Finding, Right, worst
+from ringverify.cases.comparing import GRADIENTS, Finding, Right, worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
@@ -172,10 +172,10 @@ def where(finding: Finding) -> str:
     )
 
 
-def all_tensors(capabilities: Capabilities) -> tuple[TensorName, ...]:
-    """Return the names of all results that an implementation declares."""
+def all_tensors(capabilities: Capabilities, *, gradients: bool = True) -> tuple[TensorName, ...]:
+    """Return the names of all results that an implementation declares, with or without the gradients."""
     tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
-    return (*tensors, "dq", "dk", "dv") if capabilities.gradients else tensors
+    return (*tensors, *GRADIENTS) if gradients and capabilities.gradients else tensors
 
 
 def judged_where(case: Case, runner: Runner, observation: Observation, *, when: str) -> Judgement:

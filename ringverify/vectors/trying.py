@@ -13,7 +13,7 @@ from ringverify.cases.comparing import Right, allowed_on, pipeline_of
 from ringverify.cases.running import Runner
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, judge_observation
+from ringverify.properties.property import Judgement, all_tensors, judge_observation
 from ringverify.vectors.making import EXACT, RESULTS, given_in
 from ringverify.vectors.story import Layout, Story
 from ringverify.vectors.tensorfile import Tensor
@@ -49,8 +49,7 @@ def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | U
         case, gradients = case.replace(cotangent="out"), False
     if (lacking := why_unsupported(case, capabilities)) is not None:
         return lacking
-    tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
-    return Trial(story, layout, case, gradients, (*tensors, "dq", "dk", "dv") if gradients else tensors)
+    return Trial(story, layout, case, gradients, all_tensors(capabilities, gradients=gradients))
 
 
 def tried(wanted: Trial, tensors: Mapping[str, Tensor], runner: Runner) -> Judgement:
