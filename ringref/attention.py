@@ -22,6 +22,7 @@ Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_di
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -72,7 +73,7 @@ def attention(
     dout: Float64[np.ndarray, "B N H E"] | None = None,
     dlse: Float64[np.ndarray, "B H N"] | None = None,
 ) -> Answer:
-    """Compute out and lse, and with `dout` dq, dk and dv too; the intermediates are computed once.
+    """Compute out and lse, and with `dout` dq, dk and dv too. An empty row has out 0 and lse −inf.
 
     Args:
         problem: what to compute; its dtype is ignored, the oracle is always float64.
@@ -87,72 +88,25 @@ def attention(
     """
     if dout is None and dlse is not None:
         raise ValueError("dlse without dout: give a dout of zeros for the gradient of lse alone")
-    known = intermediates(problem, q, k)
-    out, lse = forward(problem, q, k, v, known=known)
-    if dout is None:
-        return Answer(out, lse, None, None, None, known)
-    dq, dk, dv = backward(problem, q, k, v, dout, dlse, known=known)
-    return Answer(out, lse, dq, dk, dv, known)
-
-
-def forward(
-    problem: Problem,
-    q: Float64[np.ndarray, "B N H D"],
-    k: Float64[np.ndarray, "B M K D"],
-    v: Float64[np.ndarray, "B M K E"],
-    *,
-    known: Intermediates | None = None,
-) -> tuple[Float64[np.ndarray, "B N H E"], Float64[np.ndarray, "B H N"]]:
-    """Compute `(out, lse)`. An empty row has out 0 and lse −inf.
-
-    Args:
-        problem: what to compute.
-        q: queries.
-        k: keys.
-        v: values.
-        known: `intermediates(problem, q, k)` where the caller has them already.
-
-    Raises:
-        ValueError: an array is not float64 or has another shape than the problem says.
-    """
-    known = intermediates(problem, q, k) if known is None else known
+    known = _intermediates(problem, q, k)
     _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
     with np.errstate(all="ignore"):
-        out_BHNE = _sum_attended(known.probabilities, _per_query_head(problem, v), known.m)
-    return np.ascontiguousarray(out_BHNE.swapaxes(1, 2)), known.lse
+        out_BHNE = _sum_attended(known.probabilities, per_query_head(v, problem.group_size), known.m)
+    out = np.ascontiguousarray(out_BHNE.swapaxes(1, 2))
+    if dout is None:
+        return Answer(out, known.lse, None, None, None, known)
+    return Answer(out, known.lse, *_backward(problem, q, k, v, dout, dlse, known), known)
 
 
-def backward(
-    problem: Problem,
-    q: Float64[np.ndarray, "B N H D"],
-    k: Float64[np.ndarray, "B M K D"],
-    v: Float64[np.ndarray, "B M K E"],
-    dout: Float64[np.ndarray, "B N H E"],
-    dlse: Float64[np.ndarray, "B H N"] | None = None,
-    *,
-    known: Intermediates | None = None,
-) -> tuple[Float64[np.ndarray, "B N H D"], Float64[np.ndarray, "B M K D"], Float64[np.ndarray, "B M K E"]]:
-    """Compute `(dq, dk, dv)` from the cotangents dout of out and dlse of lse. An empty row contributes nothing.
-
-    Args:
-        problem: what to compute.
-        q: queries.
-        k: keys.
-        v: values.
-        dout: cotangent of out.
-        dlse: cotangent of lse; `None` means zero.
-        known: `intermediates(problem, q, k)` where the caller has them already.
-
-    Raises:
-        ValueError: an array is not float64 or has another shape than the problem says.
-    """
-    known = intermediates(problem, q, k) if known is None else known
-    _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
+def _backward(
+    problem: Problem, q: Float, k: Float, v: Float, dout: Float, dlse: Float | None, known: Intermediates
+) -> tuple[Float, Float, Float]:
+    """Compute `(dq, dk, dv)` from the cotangents dout of out and dlse of lse. An empty row contributes nothing."""
     _check("dout", dout, (problem.batch, problem.nq, problem.heads, problem.dv))
     m, p = known.m, known.probabilities
     m_transposed, p_transposed = m.swapaxes(2, 3), p.swapaxes(2, 3)
     q_BHND, dout_BHNE = q.swapaxes(1, 2), dout.swapaxes(1, 2)
-    k_BHMD, v_BHME = _per_query_head(problem, k), _per_query_head(problem, v)
+    k_BHMD, v_BHME = per_query_head(k, problem.group_size), per_query_head(v, problem.group_size)
 
     with np.errstate(all="ignore"):
         dv_BHME = _sum_attended(p_transposed, dout_BHNE, m_transposed)
@@ -173,27 +127,19 @@ def backward(
         dk_BHMD = _sum_attended(ds.swapaxes(2, 3), q_BHND, m_transposed)
     return (
         np.ascontiguousarray(dq_BHND.swapaxes(1, 2)),
-        _per_key_head(problem, dk_BHMD),
-        _per_key_head(problem, dv_BHME),
+        per_key_head(dk_BHMD, problem.group_size),
+        per_key_head(dv_BHME, problem.group_size),
     )
 
 
-def intermediates(
-    problem: Problem,
-    q: Float64[np.ndarray, "B N H D"],
-    k: Float64[np.ndarray, "B M K D"],
-) -> Intermediates:
-    """Compute multiplicities, scores, probabilities and lse.
-
-    Raises:
-        ValueError: q or k is not float64 or has another shape than the problem says.
-    """
+def _intermediates(problem: Problem, q: Float, k: Float) -> Intermediates:
+    """Compute multiplicities, scores, probabilities and lse."""
     _check("q", q, (problem.batch, problem.nq, problem.heads, problem.head_dim))
     _check("k", k, (problem.batch, problem.nk, problem.hk, problem.head_dim))
     m = multiplicity(problem)
     attended = m > 0
     with np.errstate(all="ignore"):
-        products = q.swapaxes(1, 2) @ _per_query_head(problem, k).swapaxes(2, 3)
+        products = q.swapaxes(1, 2) @ per_query_head(k, problem.group_size).swapaxes(2, 3)
         raw_scores = np.where(attended, products * problem.scale_value, 0.0)
         scores = raw_scores
         if problem.softcap is not None:
@@ -222,16 +168,16 @@ def _sum_attended(weights: Float, values: Float, m: NDArray[np.int64]) -> Float:
     return total
 
 
-def _per_query_head(problem: Problem, x: Float) -> Float:
-    """`(B, M, K, D)` to `(B, H, M, D)`: query head h reads key head h // (H // K)."""
+def per_query_head(x: Float, group_size: int = 1) -> Float:
+    """`(B, M, K, D)` to `(B, H, M, D)`: query head h reads key head h // `group_size`."""
     by_head = x.swapaxes(1, 2)
-    return by_head if problem.group_size == 1 else np.repeat(by_head, problem.group_size, axis=1)
+    return by_head if group_size == 1 else np.repeat(by_head, group_size, axis=1)
 
 
-def _per_key_head(problem: Problem, dx: Float) -> Float:
-    """The transpose of `_per_query_head`: `(B, H, M, D)` to `(B, M, K, D)`, summed over each group of heads."""
-    batch, _, length, width = dx.shape
-    by_group = dx.reshape(batch, problem.hk, problem.group_size, length, width)
+def per_key_head(dx: NDArray[Any], group_size: int = 1) -> NDArray[Any]:
+    """The transpose of `per_query_head`: `(B, H, M, D)` to `(B, M, K, D)`, summed over each group of query heads."""
+    batch, heads, length, width = dx.shape
+    by_group = dx.reshape(batch, heads // group_size, group_size, length, width)
     return np.ascontiguousarray(by_group.sum(axis=2).swapaxes(1, 2))
 
 

@@ -188,6 +188,11 @@ class Problem:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
+    def lse_dtype(self) -> Literal["float64", "float32"]:
+        """The dtype of lse and its cotangent, at the least: float64 for float64 inputs, else float32."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
     def diagonal(self) -> int:
         """Nk - Nq: query i is aligned with key `i + diagonal` (bottom-right alignment)."""
         return self.nk - self.nq

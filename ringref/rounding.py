@@ -74,8 +74,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ringref.attention import Answer, per_key_head, per_query_head
+
 if TYPE_CHECKING:
-    from ringref.attention import Answer
     from ringref.problem import DtypeName, Problem
 
 Array = NDArray[np.float64]
@@ -216,8 +217,8 @@ def allowed_error(
 
     # Keys and values that no query attends may be NaN and have no effect: they count as 0.
     columns = attended.max(axis=2, initial=False)[..., None]
-    q_size, k_size = np.abs(_by_head(q)), np.where(columns, np.abs(_by_head(k, group)), 0.0)
-    v_BHKD = np.where(columns, _by_head(v, group), 0.0)
+    q_size, k_size = np.abs(per_query_head(q)), np.where(columns, np.abs(per_query_head(k, group)), 0.0)
+    v_BHKD = np.where(columns, per_query_head(v, group), 0.0)
     v_size = np.abs(v_BHKD)
     weights = _weight_errors(problem, answer, q_size @ k_size.swapaxes(2, 3), merges, pipeline)
 
@@ -245,7 +246,7 @@ def allowed_error(
     if dout is None or answer.dq is None or answer.dk is None or answer.dv is None:
         return Allowed(out_allowed, lse_allowed, None, None, None)
 
-    dout_BHQD, out_size = _by_head(dout), np.abs(_by_head(answer.out))
+    dout_BHQD, out_size = per_query_head(dout), np.abs(per_query_head(answer.out))
     dout_size = np.abs(dout_BHQD)
     g, product = dout_BHQD @ v_BHKD.swapaxes(2, 3), dout_size @ v_size.swapaxes(2, 3)
     change = np.where(some, 0.0 if dlse is None else dlse[..., None], 0.0)
@@ -435,23 +436,10 @@ def _returned(
     UNDERFLOW is added because a smaller result may become 0. Elements that are not `reached`, such as those of an empty
     row, have to be exact: their bound is 0. Where `unsaid` is true the bound is infinite.
     """
-    error_BNHD, reached, unsaid = (_from_head(np.broadcast_to(x, error.shape), group) for x in (error, reached, unsaid))
+    whole = (np.broadcast_to(x, error.shape) for x in (error, reached, unsaid))
+    error_BNHD, reached, unsaid = (per_key_head(x, group) for x in whole)
     rounded = error_BNHD + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error_BNHD) + UNDERFLOW[dtype]
     return np.where(unsaid > 0, np.inf, np.where(reached > 0, rounded, 0.0))
-
-
-def _by_head(tensor_BNHD: Array, group_size: int = 1) -> Array:
-    """(B, N, H, D) to (B, H * group_size, N, D): repeat each key head once for every query head that reads it."""
-    tensor: Array = tensor_BNHD.transpose(0, 2, 1, 3)
-    return tensor if group_size == 1 else np.repeat(tensor, group_size, axis=1)
-
-
-def _from_head(tensor_BHND: NDArray[Any], group_size: int = 1) -> NDArray[Any]:
-    """The adjoint of `_by_head`: back to (B, N, H, D), summed over the query heads that read a key head."""
-    if group_size > 1:
-        b, h, n, d = tensor_BHND.shape
-        tensor_BHND = tensor_BHND.reshape(b, h // group_size, group_size, n, d).sum(axis=2)
-    return tensor_BHND.transpose(0, 2, 1, 3)
 
 
 CANCELLED = 4.0

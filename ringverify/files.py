@@ -18,7 +18,7 @@ import select
 import socket
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,19 @@ _KINDS = {
 
 class Taken(OSError):
     """Another process is writing the file."""
+
+
+@contextlib.contextmanager
+def refusing(what: str, way_out: str) -> Iterator[None]:
+    """Turn an `OSError` into a `UsageError` that says what cannot be done, why, and what to do instead.
+
+    Raises:
+        UsageError: an `OSError` was raised inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot {what}: {error.strerror}; {way_out}") from None
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -301,10 +314,8 @@ def write_named(path: Path, content: str | bytes) -> None:
     Raises:
         UsageError: it cannot be written; a regular file that was there is unchanged.
     """
-    try:
+    with refusing(f"write {path}", "name another file"):
         write_whole(path, content)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def laid_out(value: Any, indent: int = 0) -> str:

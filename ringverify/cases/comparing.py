@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,52 +89,39 @@ def pipeline_of(case: Case, capabilities: Capabilities, observation: Observation
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class RankComparison:
-    """One result of one rank, the expected values and the errors allowed, all of one shape; `positions` of its rows."""
-
-    tensor: TensorName
-    rank: int
-    positions: NDArray[np.int64]
-    actual: Array
-    expected: Array
-    allowed: Array
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Right:
-    """Expected global results of a run on other inputs than the case's own, and the errors allowed for them."""
+    """Global results that those of a run are compared with, and the errors allowed; `None` for what is not compared."""
 
-    out: Array
-    lse: Array
-    dq: Array
-    dk: Array
-    dv: Array
     allowed: Allowed
+    out: Array | None = None
+    lse: Array | None = None
+    dq: Array | None = None
+    dk: Array | None = None
+    dv: Array | None = None
 
 
-def side_by_side(
-    case: Case,
-    capabilities: Capabilities,
-    observation: Observation,
-    tensors: tuple[TensorName, ...],
-    right: Right | None = None,
-) -> Iterator[RankComparison]:
-    """Yield each of `tensors` on every rank that returned it, with the expected values and the errors allowed.
+def gathered(case: Case, capabilities: Capabilities, observation: Observation, name: TensorName) -> Array:
+    """Assemble one result of all ranks into a tensor over all positions, in canonical layout.
 
-    Expected values come from `right`, or by default from the oracle on the case's own inputs.
+    Under `replicated_query` each rank returns out, lse and dq of all queries; those of the last rank are taken.
     """
-    truth = answer(case) if right is None else right
-    bound = allowed(case, pipeline_of(case, capabilities, observation)) if right is None else right.allowed
     queries, keys = shards(case, capabilities)
-    for name in tensors:
-        exact, limit = getattr(truth, name), getattr(bound, name)
-        for rank, result in enumerate(observation.ranks):
-            if (actual := getattr(result, name)) is None:
-                continue
-            rows = keys[rank] if name in ("dk", "dv") else queries[rank]
-            where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
-            yield RankComparison(name, rank, rows, actual, exact[where], limit[where])
+    rows, length = (keys, case.problem.nk) if name in ("dk", "dv") else (queries, case.problem.nq)
+    axis = 2 if name == "lse" else 1
+    shape = list(getattr(observation.ranks[0], name).shape)
+    shape[axis] = length
+    whole = np.zeros(shape)
+    for rank, result in enumerate(observation.ranks):
+        whole[(slice(None),) * axis + (rows[rank],)] = getattr(result, name)
+    return whole
+
+
+def allowed_between(one: Allowed, other: Allowed) -> Allowed:
+    """Return the largest difference allowed between two results, each with its own error allowed: the sums of both."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in GRADIENTS]
+    gradients = (None if a is None or b is None else a + b for a, b in pairs)
+    return Allowed(one.out + other.out, one.lse + other.lse, *gradients)
 
 
 def worst(
@@ -145,48 +131,51 @@ def worst(
     tensors: tuple[TensorName, ...],
     right: Right | None = None,
 ) -> tuple[float, Finding | None]:
-    """Return the largest margin of a run, and its element if the margin is above 1; `right` as in `side_by_side`."""
-    largest, finding = 0.0, None
+    """Return the largest margin of a run, and its element if the margin is above 1.
+
+    The results are compared with `right`, by default with the oracle's answer on the case's own inputs.
+    """
+    truth = answer(case) if right is None else right
+    bound = allowed(case, pipeline_of(case, capabilities, observation)) if right is None else right.allowed
+    queries, keys = shards(case, capabilities)
+    largest, found = 0.0, None
     wrong: dict[TensorName, dict[int, int]] = {}
     sizes: dict[TensorName, int] = {}
-    for pair in side_by_side(case, capabilities, observation, tensors, right):
-        if not pair.actual.size:
-            continue
-        sizes[pair.tensor] = sizes.get(pair.tensor, 0) + pair.actual.size
+    for name in tensors:
         # lse is returned in float32 or wider even for 16-bit inputs, so the range of float32 applies to it.
-        dtype = "float32" if pair.tensor == "lse" and case.problem.dtype != "float64" else case.problem.dtype
-        margin = margins(pair.actual, pair.expected, pair.allowed, dtype)
-        top = float(margin.max())
-        if top > 1:
-            wrong.setdefault(pair.tensor, {})[pair.rank] = int((margin > 1).sum())
-        if top > largest:
-            largest = top
+        dtype = case.problem.lse_dtype if name == "lse" else case.problem.dtype
+        for rank, result in enumerate(observation.ranks):
+            actual = getattr(result, name)
+            if actual is None or not actual.size:
+                continue
+            rows = keys[rank] if name in ("dk", "dv") else queries[rank]
+            where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
+            expected, limit = getattr(truth, name)[where], getattr(bound, name)[where]
+            margin = margins(actual, expected, limit, dtype)
+            top = float(margin.max())
+            sizes[name] = sizes.get(name, 0) + actual.size
             if top > 1:
-                finding = finding_at(pair, margin)
-    if finding is not None:
-        finding = dataclasses.replace(
-            finding, wrong=wrong[finding.tensor], of=sizes[finding.tensor], tensors=tuple(wrong)
-        )
-    return largest, finding
-
-
-def finding_at(pair: RankComparison, margin: Array) -> Finding:
-    """Return the element of one rank's tensor with the largest margin; `wrong` and `of` count that tensor only."""
+                wrong.setdefault(name, {})[rank] = int((margin > 1).sum())
+            if top > largest:
+                largest, found = top, (name, rank, rows, actual, expected, limit, margin)
+    if found is None or largest <= 1:
+        return largest, None
+    name, rank, rows, actual, expected, limit, margin = found
     index = tuple(int(i) for i in np.unravel_index(int(margin.argmax()), margin.shape))
-    row = index[AXES[pair.tensor].index("key" if pair.tensor in ("dk", "dv") else "query")]
     with np.errstate(invalid="ignore"):
-        error = float(np.abs(pair.actual[index] - pair.expected[index]))
-    return Finding(
-        tensor=pair.tensor,
-        rank=pair.rank,
+        error = float(np.abs(actual[index] - expected[index]))
+    finding = Finding(
+        tensor=name,
+        rank=rank,
         index=index,
-        position=int(pair.positions[row]),
-        actual=float(pair.actual[index]),
-        expected=float(pair.expected[index]),
+        position=int(rows[index[AXES[name].index("key" if name in ("dk", "dv") else "query")]]),
+        actual=float(actual[index]),
+        expected=float(expected[index]),
         error=error,
-        allowed=float(pair.allowed[index]),
-        margin=float(margin[index]),
-        wrong={pair.rank: int((margin > 1).sum())},
-        of=pair.actual.size,
-        tensors=(pair.tensor,),
+        allowed=float(limit[index]),
+        margin=largest,
+        wrong=wrong[name],
+        of=sizes[name],
+        tensors=tuple(wrong),
     )
+    return largest, finding

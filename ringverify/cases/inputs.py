@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,10 +95,13 @@ def make_inputs(case: Case) -> Inputs:
             unused = padding(p)
             k[unused], v[unused] = np.nan, np.nan
         case "poisoned_skips":
-            unused = ~_reachable(case)
+            unused = ~attended_keys(p)
             k[unused], v[unused] = np.nan, np.nan
         case "selectors":
-            q, k, v, dout = _selectors(case, rng)
+            order = rng.random((p.batch, p.heads, p.nq, p.nk)).argsort(axis=-1)
+            q, k = selectors(p, order, lambda row, allowed: rng.choice(allowed), called=case.describe())
+            v = rng.integers(-9, 10, size=v.shape).astype(np.float64)
+            dout = rng.integers(-1, 2, size=dout.shape).astype(np.float64)
     if case.cotangent == "lse":
         dout = np.zeros_like(dout)
     if case.cotangent == "out":
@@ -104,9 +109,8 @@ def make_inputs(case: Case) -> Inputs:
     if case.memory == "expanded":
         q, k, v, dout = (np.broadcast_to(x[:1, :, :1], x.shape) for x in (q, k, v, dout))
         dlse = np.broadcast_to(dlse[:1, :1], dlse.shape)
-    lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
     q, k, v, dout = (round_to(x, p.dtype) for x in (q, k, v, dout))
-    return Inputs(q, k, v, dout, round_to(dlse, lse_dtype))
+    return Inputs(q, k, v, dout, round_to(dlse, p.lse_dtype))
 
 
 def padding(problem: Problem) -> NDArray[np.bool_]:
@@ -124,12 +128,12 @@ def padding(problem: Problem) -> NDArray[np.bool_]:
     return found
 
 
-def _reachable(case: Case) -> NDArray[np.bool_]:
+def attended_keys(problem: Problem) -> NDArray[np.bool_]:
     """Return whether any query attends a key, in any query head that reads its key head: `(B, Nk, Hk)`."""
-    p = case.problem
+    p = problem
     by_head = (multiplicity(p) > 0).max(axis=2, initial=False).reshape(p.batch, p.hk, p.group_size, p.nk)
-    reached: NDArray[np.bool_] = by_head.max(axis=2, initial=False).transpose(0, 2, 1)
-    return reached
+    attended: NDArray[np.bool_] = by_head.max(axis=2, initial=False).transpose(0, 2, 1)
+    return attended
 
 
 SELECTOR = 128.0
@@ -142,46 +146,52 @@ MOST_KEYS = 400
 
 def selectable(case: Case) -> bool:
     """Return whether selectors can be built: a dimension for each key, no scale, softcap or shared dilation."""
-    p = case.problem
+    return _selectable(case.problem)
+
+
+def _selectable(p: Problem) -> bool:
     plain = p.scale is None and p.softcap is None and (p.dilation is None or p.dilation.heads == "split")
     return plain and p.nk <= p.head_dim <= MOST_KEYS
 
 
-def _selectors(case: Case, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
-    """Make inputs whose answer is exact in every dtype: each query selects one key, and a forbidden key scores higher.
+def selectors(
+    problem: Problem, order: NDArray[Any], chosen: Callable[[tuple[int, ...], NDArray[np.int64]], int], *, called: str
+) -> tuple[Array, Array]:
+    """Make q and k whose answer is exact in every dtype: each query selects one key, and a forbidden key scores higher.
 
     Keys are multiples of unit vectors. A query scores 0 on its target, and on each other key a different score, far
     below 0 and far from one another. So lse is exactly 0, whatever the base of the exponential and the order of merges,
-    and out, like every partial result, is the value of one key, an integer. One key that the pattern forbids, the first
-    after the query if there is one, scores far above 0: if the mask leaks, out is that key's value.
+    and out, like every partial result, is the value of one key: an integer, if all values are. One key that the pattern
+    forbids, the first after the query if there is one, scores far above 0: if the mask leaks, out is that key's value.
+
+    Args:
+        problem: what to compute.
+        order: for each query of each head, the keys in an order, `(B, Hq, Nq, Nk)`: it decides how low they score.
+        chosen: returns a query's target, given its batch entry, head and position, and the keys that it attends.
+        called: what the problem is called in messages.
 
     Returns:
-        q, k, v and dout, shaped as in `Inputs`.
+        q and k, shaped as in `Inputs`.
 
     Raises:
-        ValueError: the case has too few dimensions, or a problem for which the answer would not be exact.
+        ValueError: the problem has too few dimensions, or is one for which the answer would not be exact.
     """
-    if not selectable(case):
-        raise ValueError(
-            f"selectors need head_dim >= key_length, no scale, softcap or shared dilation: {case.describe()}"
-        )
-    p = case.problem
+    p = problem
+    if not _selectable(p):
+        raise ValueError(f"{called}: selectors need head_dim >= key_length, no scale, softcap or shared dilation")
     attended = multiplicity(p) > 0  # (B, Hq, Nq, Nk)
     q = np.zeros((p.batch, p.heads, p.nq, p.head_dim))
-    q[..., : p.nk] = -SELECTOR * (1 + rng.random((*q.shape[:-1], p.nk)).argsort(axis=-1))
+    q[..., : p.nk] = -SELECTOR * (1 + order)
     for row in np.ndindex(p.batch, p.heads, p.nq):
-        allowed = np.flatnonzero(attended[row])
-        forbidden = np.flatnonzero(~attended[row])
+        allowed, forbidden = np.flatnonzero(attended[row]), np.flatnonzero(~attended[row])
         if allowed.size:
-            q[(*row, rng.choice(allowed))] = 0.0
+            q[(*row, chosen(row, allowed))] = 0.0
         if forbidden.size:
             later = forbidden[forbidden > row[2]]
             q[(*row, later[0] if later.size else forbidden[0])] = SELECTOR
     k = np.zeros((p.batch, p.nk, p.hk, p.head_dim))
     k[:, np.arange(p.nk), :, np.arange(p.nk)] = SELECTOR
-    v = rng.integers(-9, 10, size=(p.batch, p.nk, p.hk, p.dv)).astype(np.float64)
-    dout = rng.integers(-1, 2, size=(p.batch, p.nq, p.heads, p.dv)).astype(np.float64)
-    return q.transpose(0, 2, 1, 3), k, v, dout
+    return np.ascontiguousarray(q.swapaxes(1, 2)), k
 
 
 def round_to(values: Array, dtype: DtypeName) -> Array:

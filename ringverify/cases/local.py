@@ -96,7 +96,6 @@ def local_part(
 ) -> Local:
     """Make one rank's shards in the memory layout of the case; `rows` are the positions of its queries and its keys."""
     dtype = DTYPE[case.problem.dtype]
-    lse_dtype = torch.float64 if dtype is torch.float64 else torch.float32
     queries, keys = rows
 
     def local(values: Array, rows: Positions) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +106,7 @@ def local_part(
     k, k_buffer = local(inputs.k, keys)
     v, v_buffer = local(inputs.v, keys)
     dout, dout_buffer = local(inputs.dout, queries)
-    dlse, dlse_buffer = lay_out(inputs.dlse[:, :, queries], lse_dtype, case.memory, device)
+    dlse, dlse_buffer = lay_out(inputs.dlse[:, :, queries], DTYPE[case.problem.lse_dtype], case.memory, device)
     buffers = {"q": q_buffer, "k": k_buffer, "v": v_buffer, "dout": dout_buffer, "dlse": dlse_buffer}
     views = {name: _view(tensor) for name, tensor in zip(buffers, (q, k, v, dout, dlse), strict=True)}
     before = {name: buffer.clone() for name, buffer in buffers.items()}

@@ -79,6 +79,11 @@ class Observation:
                 digest.update(b"-" if tensor is None else np.ascontiguousarray(tensor).tobytes())
         return digest.hexdigest()
 
+    @property
+    def delayed(self) -> tuple[int, ...]:
+        """Numbers of the messages that the simulated world held back in this run."""
+        return () if self.watched is None else self.watched.delayed
+
 
 LONGER = 4
 """Factor on the deadline of a second attempt, made if the first one passed in our own code: the machine was busy."""

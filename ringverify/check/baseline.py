@@ -9,7 +9,7 @@ from typing import Any
 
 from ringverify.errors import UsageError, instead
 from ringverify.events import Known
-from ringverify.files import read_toml
+from ringverify.files import read_toml, refusing
 from ringverify.properties.catalogue import PROPERTIES
 
 TABLE = "violation"
@@ -75,9 +75,8 @@ def read_baseline(path: Path) -> Baseline:
         UsageError: the file cannot be read, is not TOML, or has an entry that is unknown, incomplete or a duplicate.
     """
     try:
-        content = read_toml(path)
-    except OSError as error:
-        raise UsageError(f"cannot read baseline {path}: {error.strerror}; name another file") from None
+        with refusing(f"read baseline {path}", "name another file"):
+            content = read_toml(path)
     except UnicodeDecodeError:
         raise UsageError(f"baseline {path} is not TOML: it is not UTF-8") from None
     except ValueError as error:

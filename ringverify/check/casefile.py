@@ -24,7 +24,7 @@ from ringverify.check import trusting
 from ringverify.check.hunting import Counterexample
 from ringverify.errors import UsageError
 from ringverify.events import as_json
-from ringverify.files import parsed, read_text, write_whole
+from ringverify.files import parsed, read_text, refusing, write_whole
 from ringverify.words import cut
 
 SCHEMA = 1
@@ -110,11 +110,9 @@ def save(folder: Path, *, target: str, property: str, world: str, device: str, c
         content["signature"] = signed
     content["seal"] = _seal(content)
     path = folder / f"{_stem(target, property)}-{counterexample.case.identity}.json"
-    try:
+    with refusing(f"write case {path}", "name another folder with --cases"):
         trusting.make_folder(folder)
         write_whole(path, json.dumps(content, indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(f"cannot write case {path}: {error.strerror}; name another folder with --cases") from None
     return path
 
 
@@ -129,9 +127,8 @@ def read(path: Path, *, edited: bool = False) -> CaseFile:
         UsageError: the file cannot be read, is truncated, edited, of another schema or not a case.
     """
     try:
-        text = read_text(path, MOST)
-    except OSError as error:
-        raise UsageError(f"cannot read case {path}: {error.strerror}; name a file that check wrote") from None
+        with refusing(f"read case {path}", "name a file that check wrote"):
+            text = read_text(path, MOST)
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a case file: it is not UTF-8 text") from None
     try:

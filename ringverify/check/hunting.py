@@ -187,7 +187,7 @@ def hunt(
     hunt.mishaps += [Mishap.of(error, "trying further cases") for error in ended]
     if found or refused:
         case, judgement = (found or refused)[0]
-        shown = _as_found(case, judgement)
+        shown = as_found(case, judgement)
         if shrinking:
             shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share, watched, hunt.mishaps)
         hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
@@ -230,7 +230,8 @@ def judged(property: Property, case: Case, runner: Runner) -> Judgement:
     return property.judge(case, runner)
 
 
-def _as_found(case: Case, judgement: Judgement) -> Counterexample:
+def as_found(case: Case, judgement: Judgement) -> Counterexample:
+    """Return the counterexample that a failing case is before anything else is known of it."""
     assert judgement.violation is not None
     return Counterexample(
         case, judgement.violation, judgement.digest, first=case, tried=0, smallest=False, repeats=True

@@ -11,6 +11,7 @@ import torch
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.worlds.processes import nccl, torchrun
+from ringverify.worlds.processes.rank import too_few_gpus
 from ringverify.worlds.world import World
 
 WorldName = Literal["simulated", "gloo", "nccl"]
@@ -78,7 +79,7 @@ def planned(
             f"{','.join(map(str, world_sizes))}: ask for one of them"
         )
     if most is not None and max(sizes) > most:
-        raise Inconclusive((nccl if crew is None else torchrun).too_few(max(sizes), most))
+        raise Inconclusive((too_few_gpus if crew is None else torchrun.too_few)(max(sizes), most))
     capabilities = dataclasses.replace(implementation.capabilities, world_sizes=sizes)
     restricted = dataclasses.replace(implementation, capabilities=capabilities)
     watched = None
@@ -112,7 +113,7 @@ def open_world(name: WorldName, heard: Callable[[int, bytes], None] | None = Non
 
             return GlooWorld(heard=heard)
         case "nccl":
-            return nccl.NcclWorld(heard=heard)
+            return nccl.nccl_world(heard=heard)
 
 
 def find_device(device: str) -> None:

@@ -60,6 +60,7 @@ from ringverify.reports.jsonl import ReportError
 from ringverify.reports.progress import Progress
 from ringverify.reports.story import replay_line
 from ringverify.words import PRINTED
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
 
@@ -114,7 +115,7 @@ def check(
         if isinstance(plan, Unavailable):
             outcomes.append(_unavailable(plan, tell))
             continue
-        world = open_world(plan.world) if crew is None else crew.world()
+        world = open_world(plan.world) if crew is None else GlooWorld(crew)
         run = ImplementationRun(plan, world, options, budget, tell, progress)
         try:
             outcomes.append(run.outcome(properties))

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ringverify.errors import UsageError
-from ringverify.files import write_whole
+from ringverify.files import write_named
 from ringverify.words import say_on
 
 FOLDER = Path(__file__).parent / "adapters"
@@ -51,12 +51,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"{file} does not end in .py: name FILE.py")
     text = (FOLDER / f"{options.kind}.py").read_text(encoding="utf-8")
     target = shlex.quote(f"{file}:attend")
-    try:
-        if os.path.lexists(file):
-            raise UsageError(f"{file} exists and was not changed: name another file")
-        write_whole(file, text.replace(f"{WRITTEN}:attend", target))
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}; name another file") from None
+    if os.path.lexists(file):
+        raise UsageError(f"{file} exists and was not changed: name another file")
+    write_named(file, text.replace(f"{WRITTEN}:attend", target))
     say = say_on(console.file)
     say(f"wrote {file}, which passes as it is. Put a call of your own into attend, then run:")
     say(f"  ringverify check {target} --suite smoke")

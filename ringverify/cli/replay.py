@@ -14,14 +14,14 @@ from ringverify import targets
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile, trusting
-from ringverify.check.hunting import Counterexample, judged
+from ringverify.check.hunting import as_found, judged
 from ringverify.check.planning import WorldName, find_device, open_world
 from ringverify.check.run import DEADLINES, counterexample_event
 from ringverify.confirm.script import snippet
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import Event, Hint
-from ringverify.files import write_whole
+from ringverify.files import refusing, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
 from ringverify.words import legible_lines
@@ -143,12 +143,8 @@ def replay(
     try:
         if written is not None:
             alone = dataclasses.replace(recorded, case=_wrong_alone(property, recorded.case, runner))
-            try:
+            with refusing(f"write {written}", "name another file with --snippet"):
                 write_whole(written, snippet(alone, implementation.capabilities).text)
-            except OSError as error:
-                raise UsageError(
-                    f"cannot write {written}: {error.strerror}; name another file with --snippet"
-                ) from None
             without = (
                 f"with ringverify installed, where {name} lives" if targets.is_built_in(name) else "without ringverify"
             )
@@ -167,16 +163,8 @@ def replay(
     if judgement.violation is None:
         say(f"the property holds now: the recorded violation ({recorded.summary}) did not occur")
         return 0
-    again = Counterexample(
-        recorded.case,
-        judgement.violation,
-        judgement.digest,
-        recorded.case,
-        tried=0,
-        smallest=False,
-        repeats=True,
-        hints=tuple(Hint(note) for note in runner.log.notes),
-    )
+    hints = tuple(Hint(note) for note in runner.log.notes)
+    again = dataclasses.replace(as_found(recorded.case, judgement), hints=hints)
     show(counterexample_event(again, implementation=name, property=property.id))
     if judgement.digest == recorded.digest:
         say("still violated, with exactly the recorded bits")

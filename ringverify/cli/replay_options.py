@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ringverify.option_types import seconds
 from ringverify.reports.terminal import Terminal
-from ringverify.words import legible
+from ringverify.words import say_on
 
 
 def add_parser(commands: Any) -> None:
@@ -60,6 +60,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
         deadline=options.deadline,
         load_deadline=options.load_deadline or LOAD_SECONDS,
         in_process=options.in_process,
-        say=lambda text: console.print(legible(text), highlight=False, markup=False, emoji=False, soft_wrap=True),
+        say=say_on(console.file),
         show=Terminal(console, verbose=options.verbose, printed=True).tell,
     )

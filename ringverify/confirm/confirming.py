@@ -31,7 +31,7 @@ from ringverify.confirm.script import Script, snippet
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import CounterexampleEvent, as_json, from_json
-from ringverify.files import read_json, write_whole
+from ringverify.files import read_json, refusing, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.reports.command import look_at_file
 from ringverify.reports.jsonl import read_report
@@ -109,12 +109,8 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     seen: list[Confirmation] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if options.scripts is None else options.scripts
-        try:
+        with refusing(f"write scripts to {folder}", "name another folder with --scripts"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write scripts to {folder}: {error.strerror}; name another folder with --scripts"
-            ) from None
         scripts = Scripts(folder, options.deadline, names_of(event.file or "" for event in found))
         with ThreadPoolExecutor(options.jobs) as pool:
             for one in pool.map(scripts.confirmed, found, recorded):
@@ -124,10 +120,8 @@ def confirm(options: argparse.Namespace, say: Callable[[str], None]) -> int:
                 say(f"{one.outcome:<10}  {one.implementation}  {one.property}: {one.said[0] if one.said else ''}")
     if options.json is not None:
         content = as_json({"schema": SCHEMA, "confirmations": seen})
-        try:
+        with refusing(f"write {options.json}", "name another file with --json"):
             write_whole(options.json, json.dumps(content, indent=1) + "\n")
-        except OSError as error:
-            raise UsageError(f"cannot write {options.json}: {error.strerror}; name another file with --json") from None
     shown = sum(one.outcome == "shown" for one in seen)
     say(f"{shown} of {len(seen)} violations are shown without ringverify")
     return 0 if shown == len(seen) else 1
@@ -223,10 +217,8 @@ class Scripts:
         with self._lock:
             mine = script.program not in self._ran
             future = self._ran.setdefault(script.program, Future())
-        try:
+        with refusing(f"write {path}", "name another folder with --scripts"):
             write_whole(path, script.text)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}; name another folder with --scripts") from None
         if mine:
             try:
                 future.set_result(_ran(path, self._deadline))

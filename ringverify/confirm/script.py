@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref.pattern import multiplicity
-from ringref.problem import DtypeName, Problem
+from ringref.problem import Problem
 from ringref.rounding import UNIT_ROUNDOFF, rows_of_rms
 from ringverify import targets
 from ringverify.cases.comparing import allowed, answer, pipeline_of
@@ -58,8 +58,7 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
     case = recorded.case
     p, x = case.problem, make_inputs(case)
     queries, keys = shards(case, capabilities)
-    lse_dtype: DtypeName = "float64" if p.dtype == "float64" else "float32"
-    pipeline = dataclasses.replace(pipeline_of(case, capabilities, Observation((), None)), lse_dtype=lse_dtype)
+    pipeline = dataclasses.replace(pipeline_of(case, capabilities, Observation((), None)), lse_dtype=p.lse_dtype)
     bound = allowed(case, pipeline)
     arrays = {name: getattr(x, name) for name in ("q", "k", "v", "dout", "dlse")}
     limits = {name: getattr(bound, name) for name in ("out", "lse", "dq", "dk", "dv")}

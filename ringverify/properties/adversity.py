@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringverify.cases.case import TRANSPORTS, Case, Delayed, Group
-from ringverify.cases.comparing import worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest
 from ringverify.events import TensorName
@@ -23,9 +22,9 @@ from ringverify.properties.property import (
     Violation,
     all_tensors,
     always,
+    failed,
+    judge_observation,
     needs,
-    violation_of,
-    where,
 )
 from ringverify.worlds.watch.hazards import Hazard
 
@@ -51,18 +50,10 @@ def _judge_hazards(case: Case, runner: Runner) -> Judgement:
     """Check that the watched run reports no hazard and that all results are right."""
     c = runner.capabilities
     observation = runner.run(case, gradients=c.gradients, watch=True)
-    delayed = _delayed(observation)
     hazards = () if observation.watched is None else observation.watched.hazards
     if hazards:
-        return Judgement(0.0, _hazard(hazards, case), observation.digest, delayed=delayed)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest, delayed=delayed)
-    margin, finding = worst(case, c, observation, all_tensors(c))
-    violation = None
-    if finding is not None:
-        also = tuple(("value", tensor) for tensor in finding.tensors)
-        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding, also)
-    return Judgement(margin, violation, observation.digest, delayed=delayed)
+        return Judgement(0.0, _hazard(hazards, case), observation.digest, delayed=observation.delayed)
+    return judge_observation(case, c, observation, all_tensors(c))
 
 
 def _hazard(hazards: Sequence[Hazard], case: Case) -> Violation:
@@ -76,15 +67,14 @@ def _hazard(hazards: Sequence[Hazard], case: Case) -> Violation:
 def _judge_progress(case: Case, runner: Runner) -> Judgement:
     """Check that the run ends by itself and leaves no message unreceived."""
     observation = runner.run(case, gradients=runner.capabilities.gradients)
-    delayed = _delayed(observation)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest, delayed=delayed)
+    if (judgement := failed(observation)) is not None:
+        return judgement
     left = () if observation.watched is None else observation.watched.unreceived
     violation = None
     if left:
         rest = "\n".join(one.describe() for one in left[1:])
         violation = Violation(("orphan", left[0].kind), None, left[0].describe(), rest)
-    return Judgement(0.0, violation, observation.digest, delayed=delayed)
+    return Judgement(0.0, violation, observation.digest, delayed=observation.delayed)
 
 
 def _judge_determinism(case: Case, runner: Runner) -> Judgement:
@@ -98,9 +88,8 @@ def _judge_determinism(case: Case, runner: Runner) -> Judgement:
                 schedule=case.schedule + turn, delayed="some" if turn % 2 else (), transport=TRANSPORTS[turn // 2]
             )
         again = runner.run(other, gradients=gradients)
-        for seen in (first, again):
-            if seen.failure is not None:
-                return Judgement(0.0, violation_of(seen), seen.digest)
+        if (judgement := failed(first, again)) is not None:
+            return judgement
         if again.digest != first.digest:
             rank, tensor, numbers = _first_difference(first, again, all_tensors(runner.capabilities))
             summary = f"{tensor} on rank {rank} has other bits when the same case is run again"
@@ -128,10 +117,6 @@ def _first_difference(
             if was.tobytes() != now.tobytes():
                 other_bits.append((rank, name))
     return *other_bits[0], False
-
-
-def _delayed(observation: Observation) -> tuple[int, ...]:
-    return () if observation.watched is None else observation.watched.delayed
 
 
 HAZARDS = Property(

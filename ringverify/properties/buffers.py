@@ -11,15 +11,15 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, always, judge_everything, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, always, failed, judge_everything
 
 
 def _judge_untouched(case: Case, runner: Runner) -> Judgement:
     """Run without gradients first: autograd refuses some in-place changes of tensors it tracks, which hides others."""
     for gradients in (False, True) if runner.capabilities.gradients else (False,):
         observation = runner.run(case, gradients=gradients)
-        if observation.failure is not None:
-            return Judgement(0.0, violation_of(observation), observation.digest)
+        if (judgement := failed(observation)) is not None:
+            return judgement
         during = "forward and backward" if gradients else "forward"
         for rank, result in enumerate(observation.ranks):
             if result.left:

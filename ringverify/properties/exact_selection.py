@@ -12,34 +12,32 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import finding_at, side_by_side
+from ringverify.cases.comparing import Right, allowed, answer, pipeline_of, worst
 from ringverify.cases.inputs import MOST_KEYS, selectable
 from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted, length_unit
 from ringverify.cases.strategies import WORLD_SIZES, Scope, affordable_world_sizes, cases
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import Judgement, Property, Violation, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, failed
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
     observation = runner.run(case, gradients=c.gradients)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
+    if (judgement := failed(observation)) is not None:
+        return judgement
     tensors: tuple[TensorName, ...] = ("out", "dv") if c.gradients else ("out",)
-    for pair in side_by_side(case, c, observation, tensors):
-        # One exponential of a row is exactly 1 and all others are exactly 0, so the oracle's own answer is the integer.
-        exact = np.round(pair.expected)
-        wrong = pair.actual != exact
-        if wrong.any():
-            integers = dataclasses.replace(pair, expected=exact, allowed=np.zeros_like(exact))
-            found = finding_at(integers, np.where(wrong, np.inf, 0.0))
-            summary = f"{pair.tensor} on rank {pair.rank} is not exactly the integers that the selected keys give"
-            return Judgement(
-                np.inf, Violation(("inexact", pair.tensor), pair.rank, summary, "", found), observation.digest
-            )
-    return Judgement(0.0, None, observation.digest)
+    # One exponential of a row is exactly 1 and all others are exactly 0, so the oracle's own answer is the integer.
+    exact = {name: np.round(getattr(answer(case), name)) for name in tensors}
+    bound = allowed(case, pipeline_of(case, c, observation))
+    bound = dataclasses.replace(bound, **{name: np.zeros_like(integers) for name, integers in exact.items()})
+    margin, finding = worst(case, c, observation, tensors, Right(bound, **exact))
+    if finding is None:
+        return Judgement(margin, None, observation.digest)
+    summary = f"{finding.tensor} on rank {finding.rank} is not exactly the integers that the selected keys give"
+    violation = Violation(("inexact", finding.tensor), finding.rank, summary, "", finding)
+    return Judgement(margin, violation, observation.digest)
 
 
 def _selects(case: Case, c: Capabilities) -> bool:

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from ringref.rounding import margins
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import RankComparison, allowed, allowed_on, finding_at, pipeline_of
+from ringverify.cases.comparing import Right, allowed, allowed_between, allowed_on, gathered, pipeline_of, worst
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
-from ringverify.cases.running import Observation, Runner, shards
+from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
-from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, always, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, always, failed
 
 Array = NDArray[np.float64]
 
@@ -37,9 +36,8 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     step = np.full(case.problem.head_dim, 0.5)
     moved = dataclasses.replace(inputs, k=round_to(inputs.k + step, case.problem.dtype))
     shifted = runner.run(case, gradients=False, inputs=moved)
-    for seen in (plain, scaled, shifted):
-        if seen.failure is not None:
-            return Judgement(0.0, violation_of(seen), seen.digest)
+    if (judgement := failed(plain, scaled, shifted)) is not None:
+        return judgement
     violation = _not_linear(plain, scaled, factor)
     margin = 0.0
     if violation is None and c.gradients:
@@ -65,10 +63,8 @@ def _not_adjoint(case: Case, runner: Runner, plain: Observation) -> tuple[float,
     c, inputs = runner.capabilities, make_inputs(case)
     bound = allowed(case, pipeline_of(case, c, plain))
     assert bound.dv is not None
-    queries, keys = shards(case, c)
-    once = 1 if case.sharding == "replicated_query" else len(plain.ranks)
-    left = sum(float((inputs.dout[:, queries[r]] * plain.ranks[r].out).sum()) for r in range(once))
-    right = sum(float((inputs.v[:, keys[r]] * _given(plain.ranks[r].dv)).sum()) for r in range(len(plain.ranks)))
+    left = float((inputs.dout * gathered(case, c, plain, "out")).sum())
+    right = float((inputs.v * gathered(case, c, plain, "dv")).sum())
     limit = float((np.abs(inputs.dout) * bound.out).sum() + (np.abs(inputs.v) * bound.dv).sum())
     margin = float(margins(np.array(left), np.array(right), np.array(limit), "float64"))
     if margin <= 1:
@@ -77,38 +73,23 @@ def _not_adjoint(case: Case, runner: Runner, plain: Observation) -> tuple[float,
     return margin, Violation(("adjoint",), None, summary)
 
 
-def _given(gradient: Array | None) -> Array:
-    assert gradient is not None
-    return gradient
-
-
 def _not_shifted(
     case: Case, runner: Runner, plain: Observation, shifted: Observation, moved: Inputs, step: Array
 ) -> tuple[float, Violation | None]:
     """Check that with keys moved by `step` out does not change and lse moves by scale * q.step."""
     c, p = runner.capabilities, case.problem
     pipeline = pipeline_of(case, c, plain)
-    bounds = (allowed(case, pipeline), allowed_on(case, moved, pipeline))
-    queries, _ = shards(case, c)
-    largest, violation = 0.0, None
-    names: tuple[TensorName, ...] = ("out", "lse") if c.lse else ("out",)
-    for rank, rows in enumerate(queries):
-        for name in names:
-            was, now = getattr(plain.ranks[rank], name), getattr(shifted.ranks[rank], name)
-            where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
-            if name == "lse":
-                was = was + p.scale_value * (moved.q[:, rows] @ step).transpose(0, 2, 1)
-            limit = getattr(bounds[0], name)[where] + getattr(bounds[1], name)[where]
-            margin = margins(now, was, limit, p.dtype)
-            top = float(margin.max(initial=0.0))
-            if top > largest:
-                largest = top
-                if top > 1:
-                    found = finding_at(RankComparison(name, rank, rows, now, was, limit), margin)
-                    should = "move by scale * 0.5 * sum(q)" if name == "lse" else "stay the same"
-                    summary = f"{name} on rank {rank} does not {should} when 0.5 is added to all elements of k"
-                    violation = Violation(("shift", name), rank, summary, "", found)
-    return largest, violation
+    names = all_tensors(c, gradients=False)
+    expected = {name: gathered(case, c, plain, name) for name in names}
+    if c.lse:
+        expected["lse"] += p.scale_value * (moved.q @ step).transpose(0, 2, 1)
+    bound = allowed_between(allowed(case, pipeline), allowed_on(case, moved, pipeline))
+    margin, finding = worst(case, c, shifted, names, Right(bound, **expected))
+    if finding is None:
+        return margin, None
+    should = "move by scale * 0.5 * sum(q)" if finding.tensor == "lse" else "stay the same"
+    summary = f"{finding.tensor} on rank {finding.rank} does not {should} when 0.5 is added to all elements of k"
+    return margin, Violation(("shift", finding.tensor), finding.rank, summary, "", finding)
 
 
 def _scope(c: Capabilities) -> Scope:

@@ -16,14 +16,13 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from ringref.rounding import margins
 from ringverify.cases.case import POISONED, Case, Values
-from ringverify.cases.comparing import RankComparison, allowed, finding_at, pipeline_of
+from ringverify.cases.comparing import Right, allowed, gathered, pipeline_of, worst
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
-from ringverify.cases.running import Runner, shards
+from ringverify.cases.running import Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, judge_everything, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, failed, judge_everything
 
 Array = NDArray[np.float64]
 
@@ -52,28 +51,19 @@ def _judge_past(case: Case, runner: Runner) -> Judgement:
     last = (p.nq - 1) // 2
     before = runner.run(case, gradients=False)
     after = runner.run(case, gradients=False, inputs=_with_another_future(case, last))
-    for seen in (before, after):
-        if seen.failure is not None:
-            return Judgement(0.0, violation_of(seen), seen.digest)
+    if (judgement := failed(before, after)) is not None:
+        return judgement
     bound = allowed(case, pipeline_of(case, c, before))
-    queries, _ = shards(case, c)
-    largest, violation = 0.0, None
-    for name in ("out", "lse") if c.lse else ("out",):
-        for rank, rows in enumerate(queries):
-            kept = np.flatnonzero(rows <= last)
-            local = (slice(None), slice(None), kept) if name == "lse" else (slice(None), kept)
-            whole = (slice(None), slice(None), rows[kept]) if name == "lse" else (slice(None), rows[kept])
-            was, now = (getattr(seen.ranks[rank], name)[local] for seen in (before, after))
-            limit = 2 * getattr(bound, name)[whole]
-            margin = margins(now, was, limit, p.dtype)
-            top = float(margin.max(initial=0.0))
-            if top > largest:
-                largest = top
-                if top > 1:
-                    finding = finding_at(RankComparison(name, rank, rows[kept], now, was, limit), margin)
-                    summary = f"{name} at position {finding.position} moves when only positions after {last} change"
-                    violation = Violation(("moves", name), rank, summary, "", finding)
-    return Judgement(largest, violation, after.digest)
+    later = np.where(np.arange(p.nq) > last, np.inf, 0.0)  # may be anything
+    limit = dataclasses.replace(bound, out=2 * bound.out + later[:, None, None], lse=2 * bound.lse + later)
+    names = all_tensors(c, gradients=False)
+    right = Right(limit, **{name: gathered(case, c, before, name) for name in names})
+    margin, finding = worst(case, c, after, names, right)
+    if finding is None:
+        return Judgement(margin, None, after.digest)
+    summary = f"{finding.tensor} at position {finding.position} moves when only positions after {last} change"
+    violation = Violation(("moves", finding.tensor), finding.rank, summary, "", finding)
+    return Judgement(margin, violation, after.digest)
 
 
 def _with_another_future(case: Case, last: int) -> Inputs:

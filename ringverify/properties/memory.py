@@ -6,6 +6,7 @@ addition, twice the positions per rank take at most twice the memory, so nothing
 
 from __future__ import annotations
 
+import math
 import random
 
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from ringverify.cases.running import Observation, Runner
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import declared_world_sizes, roots
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, violation_of
+from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, failed
 
 POSITIONS = 64
 """Positions per rank; enough for the tensors of a shard to outweigh everything else that is held."""
@@ -42,22 +43,24 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     if c.memory == "streaming":
         compared.append((longer, 2.0, f"at {2 * each} positions per rank", f"at {each}"))
     observed = runner.run(case, gradients=c.gradients, watch="memory")
-    if observed.failure is not None:
-        return Judgement(0.0, violation_of(observed), observed.digest)
+    if (judgement := failed(observed)) is not None:
+        return judgement
     margin = 0.0
     for other, times, here, there in compared:
         if why_unsupported(other, c) is not None:
             continue
         seen = runner.run(other, gradients=c.gradients, watch="memory")
-        if seen.failure is not None:
-            return Judgement(0.0, violation_of(seen), seen.digest)
+        if (judgement := failed(seen)) is not None:
+            return judgement
         before, after = _peak(observed), _peak(seen)
-        margin = max(margin, after / (before * times * BESIDE) if before else 0.0)
-        if after > before * times * BESIDE:
+        allowed = before * times * BESIDE
+        margin = max(margin, after / allowed if allowed else math.inf if after else 0.0)
+        if after > allowed:
             rank = max(range(other.world_size), key=lambda one: _peaks(seen)[one])
+            grown = f"{after / before:.4g} times the largest peak {there}" if before else f"and 0 bytes {there}"
             summary = (
-                f"the peak memory of rank {rank} {here} is {after} bytes, {after / before:.4g} times the largest peak "
-                f"{there}; at most {times * BESIDE:g} times is allowed"
+                f"the peak memory of rank {rank} {here} is {after} bytes, {grown}; at most {times * BESIDE:g} times is "
+                "allowed"
             )
             detail = "" if seen.watched is None else "\n".join(seen.watched.memory[rank].describe())
             return Judgement(margin, Violation(("grows",), rank, summary, detail), observed.digest)

@@ -19,14 +19,14 @@ from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import Pipeline, precision_allowed, rms_error, unit_in_words
 from ringverify.cases.case import SEEDS, Case
-from ringverify.cases.comparing import allowed, answer, pipeline_of
+from ringverify.cases.comparing import allowed, answer, gathered, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import affordable_world_sizes, declared_world_sizes, roots
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, sharding_name
-from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, violation_of
+from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, failed
 
 Array = NDArray[np.float64]
 
@@ -39,13 +39,13 @@ FEWEST = 100
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
     observation = runner.run(case, gradients=c.gradients)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
+    if (judgement := failed(observation)) is not None:
+        return judgement
     truth, pipeline = answer(case), pipeline_of(case, c, observation)
     bounds, limits = allowed(case, pipeline), rms_limits(case, c, pipeline)
     largest, violation = 0.0, None
     for name, limit in limits.items():
-        actual = _gathered(case, c, observation, name)
+        actual = gathered(case, c, observation, name)
         rho, _ = rms_error(actual, getattr(truth, name), case.problem.dtype, getattr(bounds, name))
         margin = rho / limit if np.isfinite(rho) else np.inf
         if margin > largest:
@@ -96,7 +96,7 @@ def errs_as_declared(seen: Sequence[tuple[Case, Observation]], c: Capabilities) 
             bound = getattr(allowed(case, pipeline), name)
             there = bound > 0
             with np.errstate(all="ignore"):  # an infinity or a NaN is no rounding error, and fails below
-                found.append(((_gathered(case, c, observation, name) - exact)[there] / bound[there]) ** 2)
+                found.append(((gathered(case, c, observation, name) - exact)[there] / bound[there]) ** 2)
                 declared.append(((getattr(emulated, name) - exact)[there] / bound[there]) ** 2)
             rows += int(there.any(axis=-1).sum())
         means = [float(np.sqrt(np.concatenate(errors).mean())) if rows else 0.0 for errors in (found, declared)]
@@ -104,15 +104,6 @@ def errs_as_declared(seen: Sequence[tuple[Case, Observation]], c: Capabilities) 
         if not means[0] <= precision_allowed(means[1], rows, "input"):
             return False
     return True
-
-
-def _gathered(case: Case, c: Capabilities, observation: Observation, name: TensorName) -> Array:
-    queries, keys = shards(case, c)
-    rows_of = keys if name in ("dk", "dv") else queries
-    whole: Array = np.zeros_like(getattr(answer(case), name))
-    for rank, result in enumerate(observation.ranks):
-        whole[:, rows_of[rank]] = getattr(result, name)
-    return whole
 
 
 def _sizes(c: Capabilities) -> list[int]:

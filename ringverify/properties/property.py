@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis.strategies import SearchStrategy
 
 from ringverify.cases.case import Case
-from ringverify.cases.comparing import Finding, worst
+from ringverify.cases.comparing import GRADIENTS, Finding, Right, worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
@@ -127,15 +127,25 @@ def needs(capability: str, value: object = True) -> Callable[[Capabilities], str
 
 def judge_values(case: Case, runner: Runner, tensors: tuple[TensorName, ...], *, gradients: bool) -> Judgement:
     """Run a case and compare the named results, on every rank, with the oracle's, within the error allowed."""
-    observation = runner.run(case, gradients=gradients)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
-    margin, finding = worst(case, runner.capabilities, observation, tensors)
-    violation = None
-    if finding is not None:
-        also = tuple(("value", tensor) for tensor in finding.tensors)
-        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding, also)
-    return Judgement(margin, violation, observation.digest)
+    return judge_observation(case, runner.capabilities, runner.run(case, gradients=gradients), tensors)
+
+
+def judge_observation(
+    case: Case,
+    capabilities: Capabilities,
+    observation: Observation,
+    tensors: tuple[TensorName, ...],
+    right: Right | None = None,
+) -> Judgement:
+    """Compare the named results of a run with the oracle's, or with `right`, within the error allowed."""
+    if (judgement := failed(observation)) is not None:
+        return judgement
+    margin, finding = worst(case, capabilities, observation, tensors, right)
+    if finding is None:
+        return Judgement(margin, None, observation.digest, delayed=observation.delayed)
+    also = tuple(("value", tensor) for tensor in finding.tensors)
+    violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding, also)
+    return Judgement(margin, violation, observation.digest, delayed=observation.delayed)
 
 
 def judge_everything(case: Case, runner: Runner) -> Judgement:
@@ -143,11 +153,13 @@ def judge_everything(case: Case, runner: Runner) -> Judgement:
     return judge_values(case, runner, all_tensors(runner.capabilities), gradients=runner.capabilities.gradients)
 
 
-def violation_of(observation: Observation) -> Violation:
-    """Return the violation of a run that ended without results; it must have a failure."""
-    failure = observation.failure
-    assert failure is not None
-    return Violation(failure.manner, failure.rank, failure.message, failure.detail, failure=failure)
+def failed(*observations: Observation) -> Judgement | None:
+    """Return the judgement of the first run that ended without results; `None` if there is none."""
+    for observation in observations:
+        if (failure := observation.failure) is not None:
+            violation = Violation(failure.manner, failure.rank, failure.message, failure.detail, failure=failure)
+            return Judgement(0.0, violation, observation.digest, delayed=observation.delayed)
+    return None
 
 
 def where(finding: Finding) -> str:
@@ -160,10 +172,10 @@ def where(finding: Finding) -> str:
     )
 
 
-def all_tensors(capabilities: Capabilities) -> tuple[TensorName, ...]:
-    """Return the names of all results that an implementation declares."""
+def all_tensors(capabilities: Capabilities, *, gradients: bool = True) -> tuple[TensorName, ...]:
+    """Return the names of all results that an implementation declares, with or without the gradients."""
     tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
-    return (*tensors, "dq", "dk", "dv") if capabilities.gradients else tensors
+    return (*tensors, *GRADIENTS) if gradients and capabilities.gradients else tensors
 
 
 def judged_where(case: Case, runner: Runner, observation: Observation, *, when: str) -> Judgement:
@@ -178,13 +190,9 @@ def judged_where(case: Case, runner: Runner, observation: Observation, *, when: 
         observation: what the run under the condition returned.
         when: the condition, for "dk is wrong on rank 0, when …".
     """
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
-    margin, finding = worst(case, runner.capabilities, observation, all_tensors(runner.capabilities))
-    if finding is None:
-        return Judgement(margin, None, observation.digest)
-    usual = judge_everything(case, runner).violation
-    summary = f"{where(finding)}, when {when}" if usual is None else where(finding)
-    also = tuple(("value", tensor) for tensor in finding.tensors)
-    violation = Violation(("value", finding.tensor), finding.rank, summary, "", finding, also)
-    return Judgement(margin, violation, observation.digest)
+    judgement = judge_observation(case, runner.capabilities, observation, all_tensors(runner.capabilities))
+    violation = judgement.violation
+    if violation is None or violation.finding is None or judge_everything(case, runner).violation is not None:
+        return judgement
+    told = dataclasses.replace(violation, summary=f"{violation.summary}, when {when}")
+    return dataclasses.replace(judgement, violation=told)

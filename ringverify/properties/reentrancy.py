@@ -28,7 +28,7 @@ from ringverify.cases.reentering import Reentered, Step, reenter, second_of
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, always, judged_where, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, always, failed, judged_where
 
 _WHEN: dict[Step, str] = {
     "first": "a second call came between its forward and its backward",
@@ -44,8 +44,8 @@ _WHEN: dict[Step, str] = {
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
     steps, ended, seen = reenter(runner, case, gradients=c.gradients)
-    if ended.failure is not None:
-        return Judgement(0.0, violation_of(ended), ended.digest)
+    if (judgement := failed(ended)) is not None:
+        return judgement
     largest = 0.0
     if (violation := _goes_on(seen)) is not None:
         return Judgement(0.0, violation, ended.digest)

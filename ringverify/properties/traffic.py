@@ -7,14 +7,14 @@ from ringverify.cases.inputs import DTYPE
 from ringverify.cases.running import Runner, shards
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, needs, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, failed, needs
 from ringverify.worlds.watch.traffic import Traffic
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     observation = runner.run(case, gradients=runner.capabilities.gradients, watch=True)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
+    if (judgement := failed(observation)) is not None:
+        return judgement
     traffic = None if observation.watched is None else observation.watched.traffic
     if traffic is None:
         return Judgement(0.0, None, observation.digest, applies=False)

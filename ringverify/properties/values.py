@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from ringverify.cases.case import Case
+from functools import partial
+
 from ringverify.cases.comparing import GRADIENTS
-from ringverify.cases.running import Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, always, judge_values, needs
-
-
-def _judge_out(case: Case, runner: Runner) -> Judgement:
-    return judge_values(case, runner, ("out",), gradients=False)
-
-
-def _judge_lse(case: Case, runner: Runner) -> Judgement:
-    return judge_values(case, runner, ("lse",), gradients=False)
-
-
-def _judge_gradients(case: Case, runner: Runner) -> Judgement:
-    return judge_values(case, runner, GRADIENTS, gradients=True)
+from ringverify.properties.property import Property, always, judge_values, needs
 
 
 def _of_lse(c: Capabilities) -> Scope:
@@ -35,7 +23,7 @@ FORWARD = Property(
     meaning="out equals the oracle's on every rank",
     examples=120,
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
-    judge=_judge_out,
+    judge=partial(judge_values, tensors=("out",), gradients=False),
     unsupported=always,
 )
 LSE = Property(
@@ -43,7 +31,7 @@ LSE = Property(
     meaning="lse is the natural log-sum-exp over all attended keys on every rank, and -inf for a query without keys",
     examples=80,
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
-    judge=_judge_lse,
+    judge=partial(judge_values, tensors=("lse",), gradients=False),
     unsupported=needs("lse"),
 )
 GRADIENTS_OF_OUT = Property(
@@ -51,7 +39,7 @@ GRADIENTS_OF_OUT = Property(
     meaning="dq, dk and dv equal the oracle's on every rank, for a random cotangent of out",
     examples=250,
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
-    judge=_judge_gradients,
+    judge=partial(judge_values, tensors=GRADIENTS, gradients=True),
     unsupported=_without_gradients,
 )
 GRADIENTS_OF_LSE = Property(
@@ -59,7 +47,7 @@ GRADIENTS_OF_LSE = Property(
     meaning="dq, dk and dv equal the oracle's for a random cotangent of lse, alone and with one of out",
     examples=160,
     cases=lambda c: cases(c, _of_lse(c)),
-    judge=_judge_gradients,
+    judge=partial(judge_values, tensors=GRADIENTS, gradients=True),
     unsupported=needs("lse_gradient"),
     applies=lambda case, c: within(case, c, _of_lse(c)),
 )

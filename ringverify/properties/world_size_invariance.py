@@ -6,22 +6,16 @@ hide a wrong result here.
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from ringref.rounding import margins
 from ringverify.cases.case import Case, why_unsupported
-from ringverify.cases.comparing import RankComparison, allowed, finding_at, pipeline_of
-from ringverify.cases.running import Observation, Runner, shards
+from ringverify.cases.comparing import Right, allowed, allowed_between, gathered, pipeline_of, worst
+from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import WORLD_SIZES, Scope, affordable_world_sizes, cases, widest
-from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, all_tensors, violation_of
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, failed
 from ringverify.words import plural
-
-Array = NDArray[np.float64]
 
 
 def other_world(case: Case, c: Capabilities) -> Case | None:
@@ -38,48 +32,18 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     other = other_world(case, c)
     assert other is not None  # or the case does not apply
     here, there = (runner.run(x, gradients=c.gradients) for x in (case, other))
-    for observation in (here, there):
-        if observation.failure is not None:
-            return Judgement(0.0, violation_of(observation), here.digest)
+    if (judgement := failed(here, there)) is not None:
+        return judgement
     bounds = [allowed(x, pipeline_of(x, c, seen)) for x, seen in ((case, here), (other, there))]
-    queries, keys = shards(case, c)
-    largest, finding = 0.0, None
-    for name in all_tensors(c):
-        whole = _gathered(other, c, there, name)
-        limit = getattr(bounds[0], name) + getattr(bounds[1], name)
-        for rank, result in enumerate(here.ranks):
-            actual = getattr(result, name)
-            rows = keys[rank] if name in ("dk", "dv") else queries[rank]
-            where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
-            margin = margins(actual, whole[where], limit[where], case.problem.dtype)
-            top = float(margin.max(initial=0.0))
-            if top > largest:
-                largest = top
-                pair = RankComparison(name, rank, rows, actual, whole[where], limit[where])
-                found = finding_at(pair, margin)
-                finding = found if top > 1 else None
+    names = all_tensors(c)
+    right = Right(allowed_between(*bounds), **{name: gathered(other, c, there, name) for name in names})
+    margin, finding = worst(case, c, here, names, right)
     violation = None
     if finding is not None:
         on = [f"{finding.tensor} on {size} {plural('rank', size)}" for size in (case.world_size, other.world_size)]
         summary = f"{on[0]} differs from {on[1]}, which is shown as the expected value"
         violation = Violation(("differs", finding.tensor), finding.rank, summary, "", finding)
-    return Judgement(largest, violation, here.digest)
-
-
-def _gathered(case: Case, c: Capabilities, observation: Observation, name: TensorName) -> Array:
-    """Assemble one result of all ranks into a tensor over all positions, in canonical layout."""
-    queries, keys = shards(case, c)
-    rows_of = keys if name in ("dk", "dv") else queries
-    p = case.problem
-    length = p.nk if name in ("dk", "dv") else p.nq
-    axis = 2 if name == "lse" else 1
-    first = getattr(observation.ranks[0], name)
-    shape = list(first.shape)
-    shape[axis] = length
-    whole = np.zeros(shape)
-    for rank, result in enumerate(observation.ranks):
-        whole[(slice(None),) * axis + (rows_of[rank],)] = getattr(result, name)
-    return whole
+    return Judgement(margin, violation, here.digest)
 
 
 def _one_world(c: Capabilities) -> str | None:

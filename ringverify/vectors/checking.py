@@ -19,7 +19,7 @@ from ringverify.cases.inputs import Inputs
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.errors import UsageError
 from ringverify.events import PropertyOutcome, Verdict
-from ringverify.files import read_bytes, read_text
+from ringverify.files import read_bytes, read_text, refusing
 from ringverify.properties.property import Violation
 from ringverify.vectors import index, making, tensorfile
 from ringverify.vectors.index import Index
@@ -45,9 +45,8 @@ def look_at_files(found: Index) -> None:
         raise UsageError(f"{found.folder / index.NAME} does not name {unnamed[0]}, which lies beside it: {again}")
     schema = found.folder / index.SCHEMA_NAME
     try:
-        whole = read_text(schema) == index.SCHEMA_FILE.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {schema}: {error.strerror}; {again}") from None
+        with refusing(f"read {schema}", again):
+            whole = read_text(schema) == index.SCHEMA_FILE.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         whole = False
     if not whole:
@@ -64,10 +63,8 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
     """
     path, described = found.folder / index.file_name(story.id), found.entries[story.id]
     again = index.again(found.folder)
-    try:
+    with refusing(f"read {path}", again):
         data = read_bytes(path)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; {again}") from None
     if isinstance(described.get("bytes"), int) and len(data) < described["bytes"]:
         raise UsageError(f"{path} is truncated: {len(data)} of {described['bytes']} bytes; {again}")
     if hashlib.sha256(data).hexdigest() != described["sha256"]:

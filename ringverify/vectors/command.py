@@ -14,7 +14,7 @@ from ringverify.errors import UsageError
 from ringverify.option_types import names
 from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.terminal import Terminal
-from ringverify.words import legible
+from ringverify.words import say_on
 
 FOLDER = Path("fixtures")
 """Default folder, in which vectors are made and first looked for."""
@@ -145,10 +145,9 @@ def _look(options: argparse.Namespace, console: Console) -> int:
         checking.look_into(found, stories, record, all_of_them=bool(options.report or outputs.named))
     finally:
         code = with_missing(code, record.close())
-    _say(
-        console,
+    say_on(console.file)(
         f"{len(stories)} vectors in {found.folder}: files complete and unedited, results reproduced by the oracle "
-        f"({time.monotonic() - started:.1f} s)",
+        f"({time.monotonic() - started:.1f} s)"
     )
     return code
 
@@ -156,8 +155,4 @@ def _look(options: argparse.Namespace, console: Console) -> int:
 def _generate(options: argparse.Namespace, console: Console) -> int:
     from ringverify.vectors.generating import generate
 
-    return generate(options.folder, force=options.force, say=lambda text: _say(console, text))
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(legible(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return generate(options.folder, force=options.force, say=say_on(console.file))

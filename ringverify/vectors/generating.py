@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ringverify
 from ringverify.errors import UsageError
-from ringverify.files import read_bytes
+from ringverify.files import read_bytes, refusing
 from ringverify.vectors import index, making, tensorfile
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.story import Story, written_out
@@ -40,20 +40,16 @@ def generate(
     wanted = dict(STORIES if stories is None else stories)
     _look_at(folder)
     files = contents(wanted)
-    try:
+    with refusing(f"read a file in {folder}", "name another folder"):
         there = _present(folder)
-    except OSError as error:
-        raise UsageError(f"cannot read a file in {folder}: {error.strerror}; name another folder") from None
     known = {index.file_name(id) for id in wanted}
     if not force:
         _refuse_changes(folder, files, there, known)
     if there and all(there.get(name) == data for name, data in files.items()) and not set(_vectors(there)) - known:
         say(f"{len(wanted)} vectors in {folder}: unchanged, bit for bit")
         return 0
-    try:
+    with refusing(f"write vectors to {folder}", "name another folder"):
         _write(folder, files, _vectors(there))
-    except OSError as error:
-        raise UsageError(f"cannot write vectors to {folder}: {error.strerror}; name another folder") from None
     new = len(known - set(there))
     changed = sum(name in there and there[name] != files[name] for name in known)
     size = sum(map(len, files.values()))

@@ -19,7 +19,7 @@ from ringref.problem import Problem
 from ringref.sharding import SHARDINGS, key_positions, query_positions
 from ringverify.cases.case import COTANGENTS, look_at_size
 from ringverify.errors import UsageError
-from ringverify.files import laid_out, read_json
+from ringverify.files import laid_out, read_json, refusing
 from ringverify.vectors.story import ID, Layout, Story, by_id, flags, layout_flags, written_out
 from ringverify.words import cut
 
@@ -110,12 +110,8 @@ def read(folder: Path) -> Index:
     """
     path = folder / NAME
     try:
-        content = read_json(path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}; name a folder of vectors, or make one with "
-            "ringverify vectors generate DIR"
-        ) from None
+        with refusing(f"read {path}", "name a folder of vectors, or make one with ringverify vectors generate DIR"):
+            content = read_json(path)
     except ValueError:  # not UTF-8, or not JSON
         raise UsageError(f"{path} is truncated or not JSON: {again(folder)}") from None
     if not isinstance(content, dict) or "schema" not in content:

@@ -14,9 +14,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ringref.pattern import multiplicity
 from ringref.problem import DtypeName
-from ringverify.cases.inputs import Inputs
+from ringverify.cases.inputs import Inputs, attended_keys, selectors
 from ringverify.vectors.story import Story
 
 Array = NDArray[np.float64]
@@ -61,7 +60,6 @@ def _whole(seed: int, shape: tuple[int, ...], largest: int) -> Array:
 def make(story: Story) -> Inputs:
     """Return the inputs of a vector as read-only arrays."""
     p, bits = story.problem, SIGNIFICANT[story.problem.dtype]
-    lse_bits = SIGNIFICANT["float64" if p.dtype == "float64" else "float32"]
     seeds = {name: 8 * story.number + place for place, name in enumerate(TENSORS)}
     shapes = {
         "q": (p.batch, p.nq, p.heads, p.head_dim),
@@ -71,7 +69,7 @@ def make(story: Story) -> Inputs:
         "dlse": (p.batch, p.heads, p.nq),
     }
     q, k, v, dout, dlse = (
-        bell(seeds[name], shape, lse_bits if name == "dlse" else bits) for name, shape in shapes.items()
+        bell(seeds[name], shape, SIGNIFICANT[p.lse_dtype] if name == "dlse" else bits) for name, shape in shapes.items()
     )
     quarter = np.arange(p.nk) * 4 // max(p.nk, 1)
     match story.values:
@@ -101,10 +99,18 @@ def make(story: Story) -> Inputs:
         case "tiny_values":
             v = _whole(seeds["v"], v.shape, 100) * 2.0**-24
         case "unattended_nan":
-            unattended = ~_attended(story)
+            unattended = ~attended_keys(p)
             k[unattended], v[unattended] = np.nan, np.nan
         case "selectors":
-            q, k, v, dout = _selectors(story, seeds)
+            order = splitmix64(seeds["q"], p.batch * p.heads * p.nq * p.nk).reshape(p.batch, p.heads, p.nq, p.nk)
+            choice = splitmix64(seeds["choice"], p.batch * p.heads * p.nq).reshape(p.batch, p.heads, p.nq)
+            q, k = selectors(
+                p,
+                order.argsort(axis=-1),
+                lambda row, allowed: allowed[int(choice[row]) % allowed.size],
+                called=story.id,
+            )
+            v, dout = _whole(seeds["v"], v.shape, 9), _whole(seeds["dout"], dout.shape, 1)
     if story.cotangent == "lse":
         dout = np.zeros_like(dout)
     if story.cotangent == "out":
@@ -112,46 +118,3 @@ def make(story: Story) -> Inputs:
     for x in (q, k, v, dout, dlse):
         x.setflags(write=False)
     return Inputs(q, k, v, dout, dlse)
-
-
-def _attended(story: Story) -> NDArray[np.bool_]:
-    """Whether any query of any head that reads a key head attends its key, bool `(B, Nk, Hk)`."""
-    p = story.problem
-    by_head = (multiplicity(p) > 0).max(axis=2, initial=False).reshape(p.batch, p.hk, p.group_size, p.nk)
-    attended: NDArray[np.bool_] = by_head.max(axis=2, initial=False).transpose(0, 2, 1)
-    return attended
-
-
-SELECTOR = 128.0
-
-
-def _selectors(story: Story, seeds: dict[str, int]) -> tuple[Array, Array, Array, Array]:
-    """Make q, k, v and dout such that each query selects one key that it attends, and scores highest on a masked key.
-
-    Keys are unit vectors times 128. A query scores 0 on the key that it selects. On its other keys it scores different
-    negative multiples of 128² times the scale, so that their weights are 0 in every dtype. On one masked key, the first
-    after the query or else the first of all, it scores 128² times the scale. Values are whole numbers, and out is the
-    selected key's value, bit for bit.
-    """
-    p = story.problem
-    plain = p.scale is None and p.softcap is None and (p.dilation is None or p.dilation.heads == "split")
-    if not (plain and p.nk <= p.head_dim):
-        raise ValueError(f"{story.id}: selectors need head_dim >= key_length, no scale, softcap or shared dilation")
-    attended = multiplicity(p) > 0
-    order = splitmix64(seeds["q"], p.batch * p.heads * p.nq * p.nk).reshape(*attended.shape).argsort(axis=-1)
-    q = np.zeros((p.batch, p.heads, p.nq, p.head_dim))
-    q[..., : p.nk] = -SELECTOR * (1 + order)
-    choice = splitmix64(seeds["choice"], p.batch * p.heads * p.nq).reshape(attended.shape[:3])
-    for row in np.ndindex(p.batch, p.heads, p.nq):
-        allowed, forbidden = np.flatnonzero(attended[row]), np.flatnonzero(~attended[row])
-        if allowed.size:
-            q[(*row, allowed[int(choice[row]) % allowed.size])] = 0.0
-        if forbidden.size:
-            later = forbidden[forbidden > row[2]]
-            q[(*row, later[0] if later.size else forbidden[0])] = SELECTOR
-    k = np.zeros((p.batch, p.nk, p.hk, p.head_dim))
-    k[:, np.arange(p.nk), :, np.arange(p.nk)] = SELECTOR
-    v = _whole(seeds["v"], (p.batch, p.nk, p.hk, p.dv), 9)
-    dout = _whole(seeds["dout"], (p.batch, p.nq, p.heads, p.dv), 1)
-    by_position: Array = np.ascontiguousarray(q.swapaxes(1, 2))
-    return by_position, k, v, dout

@@ -41,14 +41,13 @@ def answered(story: Story, given: Inputs) -> dict[str, Tensor]:
     between machines in the last bits of the float64 oracle do not matter.
     """
     p = story.problem
-    lse_dtype = lse_dtype_of(p)
     tensors = {name: Tensor(getattr(given, name), p.dtype) for name in INPUTS}
-    tensors["dlse"] = Tensor(given.dlse, lse_dtype)
+    tensors["dlse"] = Tensor(given.dlse, p.lse_dtype)
     exact = attention_decimal.attention(p, given.q, given.k, given.v, given.dout, given.dlse)
     tensors |= {name: Tensor(x, "float64") for name, x in zip(RESULTS, exact, strict=True)}
     float64 = float64_answer(p, given)
     for probabilities in roundings(p):
-        pipeline = Pipeline(p.dtype, probabilities=probabilities, lse_dtype=lse_dtype, blocks=story.most_ranks)
+        pipeline = Pipeline(p.dtype, probabilities=probabilities, lse_dtype=p.lse_dtype, blocks=story.most_ranks)
         bounds = allowed_error(p, float64, given.q, given.k, given.v, given.dout, given.dlse, pipeline)
         for name in RESULTS:
             bound = np.zeros_like(tensors[name].values) if story.exact and name in EXACT else getattr(bounds, name)
@@ -59,11 +58,6 @@ def answered(story: Story, given: Inputs) -> dict[str, Tensor]:
 def roundings(problem: Problem) -> tuple[Probabilities, ...]:
     """Return the roundings of the probabilities for which errors are allowed in the file: 16-bit dtypes have two."""
     return get_args(Probabilities) if problem.dtype in ("bfloat16", "float16") else ("accumulates",)
-
-
-def lse_dtype_of(problem: Problem) -> Literal["float64", "float32"]:
-    """Return the dtype that lse and its cotangent have at least: float64 for float64 inputs, else float32."""
-    return "float64" if problem.dtype == "float64" else "float32"
 
 
 def float64_answer(problem: Problem, given: Inputs) -> Answer:
@@ -89,7 +83,7 @@ def shapes(story: Story) -> dict[str, tuple[tuple[int, ...], str]]:
         "k": ((*key, p.head_dim), p.dtype),
         "v": ((*key, p.dv), p.dtype),
         "dout": ((*query, p.dv), p.dtype),
-        "dlse": (rows, lse_dtype_of(p)),
+        "dlse": (rows, p.lse_dtype),
     }
     found |= {name: (shape, "float64") for name, shape in results.items()}
     for probabilities in roundings(p):

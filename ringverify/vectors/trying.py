@@ -9,11 +9,11 @@ import numpy as np
 
 from ringref.rounding import Allowed
 from ringverify.cases.case import Case, Undeclared, why_unsupported
-from ringverify.cases.comparing import Right, allowed_on, pipeline_of, worst
+from ringverify.cases.comparing import Right, allowed_on, pipeline_of
 from ringverify.cases.running import Runner
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Violation, violation_of, where
+from ringverify.properties.property import Judgement, all_tensors, judge_observation
 from ringverify.vectors.making import EXACT, RESULTS, given_in
 from ringverify.vectors.story import Layout, Story
 from ringverify.vectors.tensorfile import Tensor
@@ -49,8 +49,7 @@ def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | U
         case, gradients = case.replace(cotangent="out"), False
     if (lacking := why_unsupported(case, capabilities)) is not None:
         return lacking
-    tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
-    return Trial(story, layout, case, gradients, (*tensors, "dq", "dk", "dv") if gradients else tensors)
+    return Trial(story, layout, case, gradients, all_tensors(capabilities, gradients=gradients))
 
 
 def tried(wanted: Trial, tensors: Mapping[str, Tensor], runner: Runner) -> Judgement:
@@ -64,17 +63,11 @@ def tried(wanted: Trial, tensors: Mapping[str, Tensor], runner: Runner) -> Judge
     """
     given, capabilities = given_in(tensors), runner.capabilities
     observation = runner.run(wanted.case, gradients=wanted.gradients, inputs=given)
-    if observation.failure is not None:
-        return Judgement(0.0, violation_of(observation), observation.digest)
     bound = allowed_on(wanted.case, given, pipeline_of(wanted.case, capabilities, observation))
     if wanted.story.exact:
         bound = _exactly(bound)
     right = Right(**{name: tensors[name].values for name in RESULTS}, allowed=bound)
-    margin, finding = worst(wanted.case, capabilities, observation, wanted.tensors, right)
-    violation = None
-    if finding is not None:
-        violation = Violation(("value", finding.tensor), finding.rank, where(finding), "", finding)
-    return Judgement(margin, violation, observation.digest)
+    return judge_observation(wanted.case, capabilities, observation, wanted.tensors, right)
 
 
 def _exactly(bound: Allowed) -> Allowed:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import threading
 import traceback
-from collections.abc import Sequence
 from types import FrameType
 from typing import Literal, NamedTuple
 
@@ -25,7 +25,8 @@ def frames_of_user(frame: FrameType | None) -> list[str]:
     Frames of worlds and of threads are left out, and so are those of torch, unless there are no others.
     """
     stack = [entry for entry in traceback.extract_stack(frame) if not _ours(entry.filename)] if frame else []
-    return _lines([entry for entry in stack if not entry.filename.startswith(_TORCH)] or stack)
+    shown = [entry for entry in stack if not entry.filename.startswith(_TORCH)] or stack
+    return [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in shown]
 
 
 class UserLine(NamedTuple):
@@ -49,7 +50,7 @@ NOWHERE = UserLine("a place without a Python stack", 0, "?")
 
 def place_of_user(frame: FrameType | None) -> UserLine:
     """Return the innermost line of a running frame's stack that is neither in a world nor in torch."""
-    while frame is not None and (_WHOSE.get(frame.f_code.co_filename) or _whose(frame.f_code.co_filename)) != "user":
+    while frame is not None and whose_file(frame.f_code.co_filename) != "user":
         frame = frame.f_back
     return _place(frame)
 
@@ -58,7 +59,7 @@ def place_of_caller(frame: FrameType | None) -> UserLine | None:
     """Return the innermost line that is not in torch, or `None` if that line is in a world."""
     whose = "torch"
     while frame is not None:
-        whose = _WHOSE.get(frame.f_code.co_filename) or _whose(frame.f_code.co_filename)
+        whose = whose_file(frame.f_code.co_filename)
         if whose != "torch":
             break
         frame = frame.f_back
@@ -88,10 +89,6 @@ def _with_causes(error: BaseException) -> str:
     return cut("".join(summary.format()).rstrip(), TEXT)
 
 
-def _lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:
-    return [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in stack]
-
-
 def _ours(filename: str) -> bool:
     return filename.startswith(_HERE) or filename == _THREADING
 
@@ -102,11 +99,7 @@ def _place(frame: FrameType | None) -> UserLine:
     return UserLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
-_WHOSE: dict[str, Literal["user", "world", "torch"]] = {}
-
-
-def _whose(filename: str) -> Literal["user", "world", "torch"]:
-    found: Literal["user", "world", "torch"]
-    found = "world" if _ours(filename) else "torch" if filename.startswith(_TORCH) else "user"
-    _WHOSE[filename] = found
-    return found
+@functools.cache
+def whose_file(filename: str) -> Literal["user", "world", "torch"]:
+    """Return whose code a file holds; "user" is everybody else's, Python's library included."""
+    return "world" if _ours(filename) else "torch" if filename.startswith(_TORCH) else "user"

@@ -30,6 +30,11 @@ class _Threads:
         self._file: mmap.mmap | None = None
 
     def write_to(self, path: str) -> None:
+        """Keep in a file, from now on, whether any thread of this process runs the implementation's code.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         with open(path, "w+b") as file:
             file.write(_OURS)
             file.flush()  # takes the space now: on a full disk, a later write to the mapping could not
@@ -41,6 +46,7 @@ class _Threads:
         self._file = None
 
     def is_theirs(self, thread: int) -> bool:
+        """Whether a thread of this process runs the implementation's code."""
         return thread in self._theirs
 
     def put(self, theirs: bool) -> bool:
@@ -55,16 +61,8 @@ class _Threads:
 
 
 _THREADS = _Threads()
+write_to, is_theirs = _THREADS.write_to, _THREADS.is_theirs
 _RAISED = threading.local()
-
-
-def write_to(path: str) -> None:
-    """Keep in a file, from now on, whether any thread of this process runs the implementation's code.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    _THREADS.write_to(path)
 
 
 def was_ours(path: str) -> bool:
@@ -77,11 +75,6 @@ def was_ours(path: str) -> bool:
             return file.read(1) != _THEIRS
     except OSError:
         return True
-
-
-def is_theirs(thread: int) -> bool:
-    """Whether a thread of this process runs the implementation's code."""
-    return _THREADS.is_theirs(thread)
 
 
 class _CodeOf:

@@ -11,7 +11,7 @@ import right
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import Hunt, hunt
 from ringverify.faults.ring import PLAIN
-from ringverify.implementation import Implementation
+from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.ring.declared import allgather, ring
 from ringverify.worlds.simulated import SimulatedWorld
@@ -68,5 +68,20 @@ def test_a_score_matrix_is_not_streaming():
     assert re.fullmatch(
         r"the peak memory of rank \d at 128 positions per rank is \d+ bytes, [\d.]+ times the largest peak at 64; at "
         r"most 2\.1 times is allowed",
+        shown.violation.summary,
+    )
+
+
+def test_what_grows_from_nothing_is_a_violation():
+    """The small world holds no byte, so no factor can be named."""
+
+    def attend(q, k, v, call):
+        return q if call.world_size <= 4 else q.clone()
+
+    shown = hunted(Implementation(attend, "from nothing", Capabilities(gradients=False)), "sharded").counterexample
+    assert shown is not None
+    assert re.fullmatch(
+        r"the peak memory of rank \d on 8 ranks is \d+ bytes, and 0 bytes on 4, at 64 positions per rank; at most "
+        r"1\.05 times is allowed",
         shown.violation.summary,
     )

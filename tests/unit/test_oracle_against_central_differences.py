@@ -11,7 +11,7 @@ from drawing import Inputs, normal_inputs, problems, seeds
 from hypothesis import given, settings
 from wrong_oracles import PLAIN, TWICE
 
-from ringref.attention import attention, forward
+from ringref.attention import attention
 from ringref.problem import Problem
 from ringref.rounding import witness_bound
 
@@ -47,8 +47,9 @@ def _loss(problem: Problem, inputs: Inputs, name: str, index: tuple[int, ...], s
     moved = getattr(inputs, name).copy()
     moved[index] += step
     inputs = dataclasses.replace(inputs, **{name: moved})
-    out, lse = forward(problem, inputs.q, inputs.k, inputs.v)
-    return float((inputs.dout * out).sum() + (inputs.dlse * np.where(np.isfinite(lse), lse, 0.0)).sum())
+    answer = attention(problem, inputs.q, inputs.k, inputs.v)
+    lse = np.where(np.isfinite(answer.lse), answer.lse, 0.0)
+    return float((inputs.dout * answer.out).sum() + (inputs.dlse * lse).sum())
 
 
 def gradients(problem: Problem, inputs: Inputs) -> dict[str, np.ndarray]:

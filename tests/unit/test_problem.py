@@ -15,6 +15,7 @@ from drawing import problems
 from hypothesis import given
 
 from ringref import Dilation, Problem
+from ringref.problem import DTYPES
 
 DILATION = Dilation(((4, 2),))
 
@@ -179,6 +180,7 @@ def test_what_is_left_out_follows_from_what_is_given() -> None:
     full = plain.replace(key_length=9, key_heads=2, value_dim=3, scale=-2)
     assert (full.nq, full.nk, full.hk, full.dv) == (6, 9, 2, 3)
     assert (full.group_size, full.scale_value, full.diagonal) == (2, -2.0, 3)
+    assert [plain.replace(dtype=dtype).lse_dtype for dtype in DTYPES] == ["float64", *["float32"] * 3]
 
 
 def test_numbers_of_other_kinds_become_python_numbers() -> None:

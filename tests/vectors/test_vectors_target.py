@@ -125,6 +125,7 @@ def test_each_result_is_held_to_the_vector(id: str, vector: str, result: str, fi
     violation = tried(wanted, checking.load(found, story), runner).violation
     assert violation is not None
     assert result in violation.finding.tensors
+    assert violation.also == tuple(("value", tensor) for tensor in violation.finding.tensors)
 
 
 def test_what_raises_or_never_ends_is_a_violation(fixtures) -> None:

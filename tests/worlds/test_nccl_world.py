@@ -8,8 +8,8 @@ from ringverify.check import run as running
 from ringverify.cli import main as cli
 from ringverify.events import ImplementationEvent, PropertyEvent
 from ringverify.worlds.processes import rank
-from ringverify.worlds.processes.nccl import NcclWorld, my_devices, share, too_few, visible_devices
-from ringverify.worlds.processes.rank import ThisMachine
+from ringverify.worlds.processes.nccl import my_devices, nccl_world, share, visible_devices
+from ringverify.worlds.processes.rank import ThisMachine, too_few_gpus
 from ringverify.worlds.world import WorldUnavailable
 
 pytestmark = pytest.mark.timeout(120)
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.timeout(120)
 def two_gpus(monkeypatch):
     """A machine that says it has two GPUs, whose ranks run over gloo and do without."""
     monkeypatch.setattr("ringverify.worlds.processes.nccl.my_devices", lambda: ("0", "1"))
-    monkeypatch.setattr(running, "open_world", lambda name: NcclWorld(("0", "1"), backend="gloo"))
+    monkeypatch.setattr(running, "open_world", lambda name: nccl_world(("0", "1"), backend="gloo"))
     monkeypatch.setattr(running, "find_device", lambda device: None)
 
 
 def test_ranks_run_as_in_the_gloo_world():
     """The same programs, by the same protocol, under the name of this world."""
-    world = NcclWorld(("0", "1"), backend="gloo")
+    world = nccl_world(("0", "1"), backend="gloo")
     try:
         assert world.name == "nccl"
         run = world.run(programs.collectives, None, world_size=2, seed=0, deadline=30)
@@ -39,14 +39,14 @@ def test_ranks_run_as_in_the_gloo_world():
 
 def test_more_ranks_than_gpus_are_refused_before_any_is_started():
     """In one line that says what would fit."""
-    world = NcclWorld(("0", "1"), backend="gloo")
+    world = nccl_world(("0", "1"), backend="gloo")
     with pytest.raises(WorldUnavailable) as refused:
         world.run(programs.collectives, None, world_size=3, seed=0, deadline=30)
     assert str(refused.value) == (
         "world size 3 needs 3 GPUs, this machine has 2: "
         "use --world-sizes 1,2, --world gloo, or torchrun on more machines"
     )
-    assert too_few(1, 0) == (
+    assert too_few_gpus(1, 0) == (
         "world size 1 needs 1 GPU, this machine has 0: use --world gloo, or torchrun on more machines"
     )
 
@@ -57,7 +57,7 @@ def test_without_gpus_a_check_ends_with_3_before_any_work(options, size, tmp_pat
     """One line, no output, no report, no folder for cases."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["check", "ring", "--world", "nccl", "--report", "report.jsonl", *options]) == 3
-    assert capsys.readouterr() == ("", f"ringverify: {too_few(size, 0)}\n")
+    assert capsys.readouterr() == ("", f"ringverify: {too_few_gpus(size, 0)}\n")
     assert list(tmp_path.iterdir()) == []
 
 

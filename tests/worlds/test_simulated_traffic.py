@@ -101,8 +101,8 @@ def test_collectives_count_what_a_rank_puts_in_and_takes_out():
     assert traffic.peers(2) == frozenset()
 
 
-def test_neighbours_are_those_of_the_ring_and_not_of_the_world():
-    """A strided ring; a collective or a far peer spoils it, a barrier and other ranks' talk do not."""
+def test_peers_and_collectives_are_those_of_each_rank():
+    """On a strided ring inside a world whose other ranks talk too; peers are global ranks."""
 
     def program(extra):
         rank = dist.get_rank()
@@ -122,11 +122,13 @@ def test_neighbours_are_those_of_the_ring_and_not_of_the_world():
     def collective(rank, ring):
         dist.all_reduce(torch.ones(1), group=ring)
 
-    assert watched(lambda: program(lambda *_: None), 5).traffic.neighbours_only([1, 3, 4])
-    assert not watched(lambda: program(collective), 5).traffic.neighbours_only([1, 3, 4])
+    traffic = watched(lambda: program(lambda *_: None), 5).traffic
+    assert [traffic.peers(rank) for rank in range(5)] == [{2}, {3, 4}, {0}, {1, 4}, {1, 3}]
+    assert [traffic.collectives(rank) for rank in (1, 3, 4)] == [{"barrier"}] * 3
+    traffic = watched(lambda: program(collective), 5).traffic
+    assert [traffic.collectives(rank) for rank in (1, 3, 4)] == [{"barrier", "all_reduce"}] * 3
     four = watched(ring(1), 4).traffic
-    assert four.neighbours_only(range(4))
-    assert not four.neighbours_only([0, 2, 1, 3])
+    assert [four.peers(rank) for rank in range(4)] == [{1, 3}, {0, 2}, {1, 3}, {0, 2}]
 
 
 def test_traffic_is_described_by_rank_and_hop():

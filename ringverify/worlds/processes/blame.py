@@ -6,7 +6,6 @@ When one rank fails, its neighbours lose their connections to it and fail too; t
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import signal
 import sysconfig
@@ -14,16 +13,12 @@ from collections.abc import Iterable, Sequence
 
 from ringverify.worlds.foreign_text import Frame
 from ringverify.worlds.processes.wire import Died, Raised, Whereabouts
+from ringverify.worlds.stacks import whose_file
 from ringverify.worlds.world import Failure, OurError, TooEarly
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # all of ringverify.worlds
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 _IMPORTING = "<frozen importlib._bootstrap>"
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
-_TORCH = importlib.util.find_spec("torch")
-_NOT_THE_USERS = tuple(
-    folder + os.sep for folder in (_HERE, _TORCH and _TORCH.origin and os.path.dirname(_TORCH.origin)) if folder
-)
 
 
 def doubt(end: Raised | Died) -> int:
@@ -117,7 +112,7 @@ def _place(frames: Sequence[Frame]) -> str:
 
 
 def _is_users(file: str) -> bool:
-    if file.startswith(("<", *_NOT_THE_USERS)):
+    if file.startswith("<") or whose_file(file) != "user":
         return False
     # Installed packages may lie below the standard library's directory.
     return not file.startswith(_LIBRARY) or "site-packages" in file or "dist-packages" in file

@@ -8,71 +8,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
 
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.rank import ThisMachine
-from ringverify.worlds.world import Conditions, Load, Run, WorldUnavailable
 
 
-class NcclWorld:
-    """A `World` with one GPU per rank.
+def nccl_world(
+    devices: Sequence[str] | None = None,
+    *,
+    backend: str = "nccl",
+    heard: Callable[[int, bytes], None] | None = None,
+) -> GlooWorld:
+    """Return a `World` with one GPU per rank, each rank's the current CUDA device.
 
     Args:
         devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them; by default `my_devices()`.
         backend: with any other than "nccl", the same ranks run without GPUs.
         heard: called with a rank and a piece of its output in bytes, as it comes.
     """
-
-    name = "nccl"
-
-    def __init__(
-        self,
-        devices: Sequence[str] | None = None,
-        *,
-        backend: str = "nccl",
-        heard: Callable[[int, bytes], None] | None = None,
-    ) -> None:
-        self.devices = my_devices() if devices is None else tuple(devices)
-        place = ThisMachine(self.name, backend, self.devices if backend == "nccl" else None)
-        self._world = GlooWorld(place, heard)
-
-    def run(
-        self,
-        program: Callable[[Any], Any],
-        argument: Any,
-        *,
-        world_size: int,
-        seed: int,
-        deadline: float,
-        conditions: Conditions | None = None,
-        watch: bool | Literal["memory"] = False,
-        load: Load | None = None,
-    ) -> Run:
-        """Run `program(argument)` on ranks 0 … world_size − 1, each with its GPU as the current CUDA device.
-
-        Takes and raises what `GlooWorld.run` does.
-
-        Raises:
-            WorldUnavailable: there are fewer GPUs than ranks, or the ranks could not be started.
-        """
-        if world_size > len(self.devices):
-            raise WorldUnavailable(too_few(world_size, len(self.devices)))
-        return self._world.run(program, argument, world_size=world_size, seed=seed, deadline=deadline, load=load)
-
-    def close(self) -> None:
-        """End all processes."""
-        self._world.close()
-
-
-def too_few(world_size: int, gpus: int) -> str:
-    """Say why a world of that size does not fit on that many GPUs, and what would."""
-    sizes = "" if not gpus else f"--world-sizes {','.join(map(str, range(1, gpus + 1)))}, "
-    needed = f"{world_size} GPU{'s' if world_size > 1 else ''}"
-    return (
-        f"world size {world_size} needs {needed}, this machine has {gpus}: "
-        f"use {sizes}--world gloo, or torchrun on more machines"
-    )
+    return GlooWorld(ThisMachine("nccl", backend, my_devices() if devices is None else tuple(devices)), heard)
 
 
 def my_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

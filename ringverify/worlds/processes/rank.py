@@ -122,7 +122,8 @@ class ThisMachine:
     Attributes:
         name: the name of the world.
         backend: the backend of `torch.distributed`.
-        devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them, one a rank; `None` for ranks without any.
+        devices: the GPUs, as `CUDA_VISIBLE_DEVICES` names them, one a rank; `None` for ranks without any. With another
+            backend than "nccl" they only limit the number of ranks.
         reproducible: whether matrix products on CPU have the same bits everywhere; benchmarks turn this off.
     """
 
@@ -135,8 +136,10 @@ class ThisMachine:
         """Start the ranks; they meet in a directory of their own.
 
         Raises:
-            WorldUnavailable: this machine cannot hold so many.
+            WorldUnavailable: this machine cannot hold so many, or has fewer GPUs.
         """
+        if self.devices is not None and world_size > len(self.devices):
+            raise WorldUnavailable(too_few_gpus(world_size, len(self.devices)))
         if (reason := too_many(world_size, "file descriptors", "processes", "memory")) is not None:
             raise WorldUnavailable(reason)
         keep_standard_files()
@@ -144,10 +147,20 @@ class ThisMachine:
         products = reproducible.mode() if self.reproducible else None
         for rank in range(world_size):
             seat = Seat(rank, world_size, rank, world_size, self.backend, interface=LOOPBACK, products=products)
-            if self.devices is not None:
+            if self.devices is not None and self.backend == "nccl":
                 visible = ",".join(self.devices[:world_size])
                 seat = dataclasses.replace(seat, device=rank, visible=visible)
             yield LocalRank(seat, directory, program_module)
+
+
+def too_few_gpus(world_size: int, gpus: int) -> str:
+    """Say why a world of that size does not fit on that many GPUs, and what would."""
+    sizes = "" if not gpus else f"--world-sizes {','.join(map(str, range(1, gpus + 1)))}, "
+    needed = f"{world_size} GPU{'s' if world_size > 1 else ''}"
+    return (
+        f"world size {world_size} needs {needed}, this machine has {gpus}: "
+        f"use {sizes}--world gloo, or torchrun on more machines"
+    )
 
 
 def new_directory(name: str) -> str:

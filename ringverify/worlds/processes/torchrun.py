@@ -23,7 +23,6 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from ringverify.worlds import reproducible
-from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.meeting import Meeting, meet
 from ringverify.worlds.processes.rank import LOOPBACK, LocalRank, Rank, Source, new_directory
 from ringverify.worlds.processes.wire import Died, Event, NotReady, Raised, Seat, Whereabouts
@@ -149,10 +148,6 @@ class Crew:
         why = "" if backend or not without else f": rank {without[0]} has no GPU of its own"
         self.remark = f"{self.size} ranks on {machines} machine{'s' if machines > 1 else ''}, over {self.name}{why}"
         self._alone = machines == 1
-
-    def world(self) -> GlooWorld:
-        """Return a world of these processes. Its `close` ends the ranks that they host, not the processes."""
-        return GlooWorld(self)
 
     def start(self, world_size: int, program_module: str) -> Iterator[Rank]:
         """Have processes 0 … world_size − 1 host a rank each.

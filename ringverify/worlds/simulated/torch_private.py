@@ -164,11 +164,6 @@ class RankThreads:
         self._outer_helper: Callable[..., Any] | None = None
         self._leaving = threading.Lock()
 
-    @property
-    def installed(self) -> bool:
-        """Whether the per-thread bookkeeping is in place."""
-        return self._outer_helper is not None
-
     def mine(self) -> RankBookkeeping | None:
         """The calling thread's bookkeeping, or `None` if it is not a rank."""
         return getattr(self._of_thread, "bookkeeping", None)
@@ -187,7 +182,7 @@ class RankThreads:
                 raise WorldUnavailable(_lacking(f"distributed_c10d.{name}"))
         isolate(True)
         self.strangers, self.strange_calls, self._known = False, 0, frozenset(threading.enumerate())
-        if not self.installed:
+        if self._outer_helper is None:
             self._outer_helper = c10d._new_process_group_helper
             c10d._new_process_group_helper = self._new_process_group_helper  # type: ignore[assignment] # fewer types
             c10d._world = _BookkeepingByThread(c10d._world, self._of_thread, self)  # type: ignore[assignment] # a stand-in
@@ -216,9 +211,9 @@ class RankThreads:
                 bookkeeping.close()
             _interface("_set_thread_isolation_mode")(False)
         outer = c10d._world.outer if isinstance(c10d._world, _BookkeepingByThread) else c10d._world
-        if self.installed and not keep:
+        if self._outer_helper is not None and not keep:
             c10d._world = outer
-            c10d._new_process_group_helper = self._outer_helper  # type: ignore[assignment] # its type is torch's own
+            c10d._new_process_group_helper = self._outer_helper
             self._outer_helper = None
         _interface("_set_global_rank")(-1 if outer.default_pg is None else outer.default_pg.rank())
 

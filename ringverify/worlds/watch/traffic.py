@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -72,19 +71,6 @@ class Traffic:
         return frozenset(
             flow.operation for flow in self.flows if flow.rank == rank and flow.operation not in ("send", "receive")
         )
-
-    def neighbours_only(self, ring: Iterable[int]) -> bool:
-        """Whether ranks of a ring exchanged messages only with their neighbours and used no collective but `barrier`.
-
-        Args:
-            ring: global ranks in the order of the ring. Other ranks are ignored.
-        """
-        ranks = tuple(ring)
-        for at, rank in enumerate(ranks):
-            beside = {ranks[at - 1], ranks[(at + 1) % len(ranks)]}
-            if self.collectives(rank) - {"barrier"} or not self.peers(rank) <= beside:
-                return False
-        return True
 
     def describe(self) -> list[str]:
         """Return a line for each rank, and one for each of its hops."""
