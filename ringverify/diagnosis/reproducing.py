@@ -22,7 +22,7 @@ import torch
 from ringverify.cases.inputs import lay_out
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.faults.place import Block, Here
-from ringverify.faults.ring import STEPS, Steps
+from ringverify.faults.ring import BACKWARD, STEPS, Steps
 from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall
 
@@ -36,16 +36,6 @@ MASK = (
     "pattern",
 )  # fmt: skip
 """Steps that decide which query attends which key."""
-
-BACKWARD = (
-    "delta", "probabilities", "dp", "ds", "cap_slope", "dq", "dk", "dv", "gradients", "add_dq", "add_part", "travel",
-    "arrive_gradients", "returned_gradients", "sum_queries", "add_up", "backward", "per_key_head", "narrow",
-    "times_in_dq", "times_in_part",
-)  # fmt: skip
-"""Steps that only the backward runs."""
-
-FORWARD = frozenset(field.name for field in dataclasses.fields(Steps)).difference(BACKWARD)
-"""Steps that the forward runs."""
 
 WIRE = frozenset({
     "owner", "right", "left", "peer", "group", "hops", "buffers", "post", "arrive", "move", "visit", "forward",
