@@ -20,7 +20,7 @@ from ringref.problem import DtypeName, Problem
 from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.reproducing import NoPrediction
-from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.scene import Array, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.fault import Cause, When
@@ -161,18 +161,9 @@ def _right(scene: Scene) -> tuple[list[reproducing.Forward], float] | None:
 
 def _limits_of(scene: Scene, steps_of: reproducing.StepsOfRank) -> Allowed:
     """Return the allowed error for the scores and multiplicities that a ring with these steps has."""
-    inner = scene.truth.intermediates
-    m, s = inner.m.copy(), np.zeros_like(inner.scores)
-    scale = 0.0
-    for seen in reproducing.scores(scene, steps_of):
-        if seen.m.shape != m[seen.place].shape or seen.s.shape != seen.m.shape:
-            return scene.allowed  # heads taken for tokens: no score belongs to a pair of the case
-        m[seen.place], s[seen.place], scale = seen.m, seen.s, max(scale, seen.scale)
-    return _limits_for(scene, m, s, scale)
-
-
-def _limits_for(scene: Scene, m: Counts, s: Array, scale: float) -> Allowed:
-    """Return the allowed error with these multiplicities and scores, `(B, H, Nq, Nk)`, in place of the right ones."""
+    if (scored := reproducing.scores(scene, steps_of)) is None:
+        return scene.allowed
+    m, s, scale = scored
     p = scene.problem
     s = np.where((m > 0) & np.isfinite(s), s, 0.0)
     top = np.max(s, axis=-1, keepdims=True, where=m > 0, initial=-np.inf)
