@@ -224,7 +224,7 @@ def _never_received(steps: Steps, here: Here, hop: int, owner: int, carried: Blo
 
 FAULTS.add(
     "O87",
-    "one message more is sent after the last hop, which nobody receives",
+    "a message that nobody receives is sent after the last hop",
     replace(STEPS, travel=_never_received),
     kind="progress",
 )

@@ -51,7 +51,7 @@ FAULTS.add(
 )
 FAULTS.add(
     "O124",
-    "seven ranks: the block of the last hop is masked as that of rank owner - 1",
+    "seven ranks: the block of the last hop is masked as that of the rank before its owner",
     replace(
         STEPS,
         keys=lambda here, hop, owner: here.shards[
