@@ -230,11 +230,139 @@ FAULTS.add(
 )
 
 
-# -- blocks that arrive ------------------------------------------------------------------------------------------------
+# -- gradients on their way home ---------------------------------------------------------------------------------------
+
+
+def _continue(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    if carried is not None and not bool(multiplicity(steps, here, hop, owner).any()):
+        return carried
+    return travel(steps, here, hop, owner, carried, part)
+
+
+FAULTS.add(
+    "D4",
+    "a rank that skips a hop neither sends nor receives dk and dv: the others wait for it",
+    replace(STEPS, travel=_continue),
+    kind="failure",
+)
+
+
+def _not_relayed(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    skipped = not bool(multiplicity(steps, here, hop, owner).any())
+    return travel(steps, here, hop, owner, None if skipped else carried, part)
+
+
+FAULTS.add(
+    "D5a",
+    "a rank that skips a hop passes on zeros: dk and dv lose what ranks before it had added",
+    replace(STEPS, travel=_not_relayed),
+)
+
+
+def _last_hop_missing(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    if hop + 1 < here.size or here.size == 1 or here.replicated:
+        return travel(steps, here, hop, owner, carried, part)
+    total = part if carried is None else steps.add_part(hop, carried, part)
+    return like(total, here, here.rank)  # shards may differ in length; gradients of a stranger's block
+
+
+FAULTS.add("D5b", "dk and dv are those of rank r + 1: sent one hop too few", replace(STEPS, travel=_last_hop_missing))
+
+
+def _sent_on(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Send dk and dv one hop past their owner."""
+    home = travel(steps, here, hop, owner, carried, part)
+    if hop + 1 < here.size or here.size == 1 or here.replicated:
+        return home
+    arrived = steps.arrive_gradients(steps.move(steps, here, home, (here.rank - 1) % here.size))
+    return like(arrived, here, here.rank)
+
+
+FAULTS.cause("dk and dv are those of rank r - 1: sent one hop too many", replace(STEPS, travel=_sent_on))
 
 
 def _unwaited(posted: Posted) -> Block:
     return posted.arriving
+
+
+FAULTS.add("D6c", "dk and dv never come home: they are 0", replace(STEPS, arrive_gradients=_unwaited))
+
+
+def to_the_owner(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Send each part of dk and dv straight to the owner of its block."""
+    if here.size == 1:
+        return part
+    if hop == 0:
+        here.notes["own"] = part
+        return part
+    posted = steps.post(
+        here,
+        steps.peer(here, owner),
+        steps.peer(here, (here.rank + hop) % here.size),
+        steps.group(here),
+        part,
+        steps.buffers(here, part, here.rank),
+    )
+    arrived = steps.arrive_gradients(posted)
+    here.notes["own"] = Block(here.notes["own"].k + arrived.k, here.notes["own"].v + arrived.v)
+    return Block(*here.notes["own"])
+
+
+FAULTS.add(
+    "O85",
+    "parts of dk and dv are sent straight to their owner, though only neighbours are claimed to exchange",
+    replace(STEPS, travel=to_the_owner),
+    kind="traffic",
+    claims=TRAVELLING,
+)
+
+
+def _unpacked_as_a_pair(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Take two buffers that each hold dk and dv, the one sent and the one received, for dk and for dv."""
+    home = travel(steps, here, hop, owner, carried, part)
+    lasts = hop + 1 == here.size > 1 and not here.replicated
+    if not lasts or part.k.shape[2:] != part.v.shape[2:] or here.problem.head_dim != here.problem.dv:
+        return home
+    both = Block(home.k + home.v, home.k + home.v)
+    right, left = steps.right(here), steps.left(here)
+    room = steps.buffers(here, both, right)
+    of_right = steps.arrive_gradients(
+        steps.post(here, steps.peer(here, left), steps.peer(here, right), steps.group(here), both, room)
+    )
+    return Block(both.k, like(of_right, here, here.rank).v)
+
+
+FAULTS.cause(
+    "dk equals dk + dv, and dv is that sum of rank r + 1: the buffers sent and received are unpacked as dk and dv",
+    replace(STEPS, travel=_unpacked_as_a_pair),
+)
+
+
+def _the_same_way(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Send blocks and their gradients the same way: rank r adds its part of block r + hop to that of block r - hop."""
+    if here.replicated:
+        return travel(steps, here, hop, owner, carried, part)
+    parts = here.notes.setdefault("parts", {})
+    parts[owner] = part
+    if hop + 1 < here.size:
+        return part
+    total: Block | None = None
+    for step in range(here.size):
+        met = like(parts[(here.rank + step) % here.size], here, steps.owner(here, step))
+        total = travel(steps, here, step, steps.owner(here, step), total, met)
+    del here.notes["parts"]
+    assert total is not None
+    return total
+
+
+FAULTS.cause(
+    "blocks are taken from one side and their gradients sent to the same one: right on two ranks, on more dk and dv "
+    "hold parts of other blocks",
+    replace(STEPS, travel=_the_same_way),
+)
+
+
+# -- blocks that arrive ------------------------------------------------------------------------------------------------
 
 
 FAULTS.add(
@@ -324,130 +452,4 @@ FAULTS.add(
         STEPS, forward=lambda steps, here, q, k, v: STEPS.forward(replace(steps, visit=_empty_repeats), here, q, k, v)
     ),
     narrow=True,
-)
-
-
-# -- gradients on their way home ---------------------------------------------------------------------------------------
-
-
-def _continue(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    if carried is not None and not bool(multiplicity(steps, here, hop, owner).any()):
-        return carried
-    return travel(steps, here, hop, owner, carried, part)
-
-
-FAULTS.add(
-    "D4",
-    "a rank that skips a hop neither sends nor receives dk and dv: the others wait for it",
-    replace(STEPS, travel=_continue),
-    kind="failure",
-)
-
-
-def _not_relayed(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    skipped = not bool(multiplicity(steps, here, hop, owner).any())
-    return travel(steps, here, hop, owner, None if skipped else carried, part)
-
-
-FAULTS.add(
-    "D5a",
-    "a rank that skips a hop passes on zeros: dk and dv lose what ranks before it had added",
-    replace(STEPS, travel=_not_relayed),
-)
-
-
-def _last_hop_missing(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    if hop + 1 < here.size or here.size == 1 or here.replicated:
-        return travel(steps, here, hop, owner, carried, part)
-    total = part if carried is None else steps.add_part(hop, carried, part)
-    return like(total, here, here.rank)  # shards may differ in length; gradients of a stranger's block
-
-
-FAULTS.add("D5b", "dk and dv are those of rank r + 1: sent one hop too few", replace(STEPS, travel=_last_hop_missing))
-
-
-def _sent_on(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Send dk and dv one hop past their owner."""
-    home = travel(steps, here, hop, owner, carried, part)
-    if hop + 1 < here.size or here.size == 1 or here.replicated:
-        return home
-    arrived = steps.arrive_gradients(steps.move(steps, here, home, (here.rank - 1) % here.size))
-    return like(arrived, here, here.rank)
-
-
-FAULTS.cause("dk and dv are those of rank r - 1: sent one hop too many", replace(STEPS, travel=_sent_on))
-FAULTS.add("D6c", "dk and dv never come home: they are 0", replace(STEPS, arrive_gradients=_unwaited))
-
-
-def to_the_owner(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Send each part of dk and dv straight to the owner of its block."""
-    if here.size == 1:
-        return part
-    if hop == 0:
-        here.notes["own"] = part
-        return part
-    posted = steps.post(
-        here,
-        steps.peer(here, owner),
-        steps.peer(here, (here.rank + hop) % here.size),
-        steps.group(here),
-        part,
-        steps.buffers(here, part, here.rank),
-    )
-    arrived = steps.arrive_gradients(posted)
-    here.notes["own"] = Block(here.notes["own"].k + arrived.k, here.notes["own"].v + arrived.v)
-    return Block(*here.notes["own"])
-
-
-FAULTS.add(
-    "O85",
-    "parts of dk and dv are sent straight to their owner, though only neighbours are claimed to exchange",
-    replace(STEPS, travel=to_the_owner),
-    kind="traffic",
-    claims=TRAVELLING,
-)
-
-
-def _unpacked_as_a_pair(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Take two buffers that each hold dk and dv, the one sent and the one received, for dk and for dv."""
-    home = travel(steps, here, hop, owner, carried, part)
-    lasts = hop + 1 == here.size > 1 and not here.replicated
-    if not lasts or part.k.shape[2:] != part.v.shape[2:] or here.problem.head_dim != here.problem.dv:
-        return home
-    both = Block(home.k + home.v, home.k + home.v)
-    right, left = steps.right(here), steps.left(here)
-    room = steps.buffers(here, both, right)
-    of_right = steps.arrive_gradients(
-        steps.post(here, steps.peer(here, left), steps.peer(here, right), steps.group(here), both, room)
-    )
-    return Block(both.k, like(of_right, here, here.rank).v)
-
-
-FAULTS.cause(
-    "dk equals dk + dv, and dv is that sum of rank r + 1: the buffers sent and received are unpacked as dk and dv",
-    replace(STEPS, travel=_unpacked_as_a_pair),
-)
-
-
-def _the_same_way(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    """Send blocks and their gradients the same way: rank r adds its part of block r + hop to that of block r - hop."""
-    if here.replicated:
-        return travel(steps, here, hop, owner, carried, part)
-    parts = here.notes.setdefault("parts", {})
-    parts[owner] = part
-    if hop + 1 < here.size:
-        return part
-    total: Block | None = None
-    for step in range(here.size):
-        met = like(parts[(here.rank + step) % here.size], here, steps.owner(here, step))
-        total = travel(steps, here, step, steps.owner(here, step), total, met)
-    del here.notes["parts"]
-    assert total is not None
-    return total
-
-
-FAULTS.cause(
-    "blocks are taken from one side and their gradients sent to the same one: right on two ranks, on more dk and dv "
-    "hold parts of other blocks",
-    replace(STEPS, travel=_the_same_way),
 )
