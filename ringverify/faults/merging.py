@@ -62,13 +62,6 @@ FAULTS.add(
 )
 
 
-FAULTS.cause(
-    "the merge overflows: log(1 + exp(difference)) is infinite or no number",
-    _weights_from(lambda a, b: a + torch.log1p(torch.exp(b - a))),
-    overflows=True,
-)
-
-
 def _unguarded(first: Partial, second: Partial) -> Partial:
     top = torch.maximum(first.lse, second.lse)
     a, b = torch.exp(first.lse - top), torch.exp(second.lse - top)
@@ -94,6 +87,11 @@ def _unguarded_out(a: Partial, b: Partial) -> Partial:
 
 
 FAULTS.cause("the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_unguarded_out))
+FAULTS.cause(
+    "the merge overflows: log(1 + exp(difference)) is infinite or no number",
+    _weights_from(lambda a, b: a + torch.log1p(torch.exp(b - a))),
+    overflows=True,
+)
 
 
 def merging(
