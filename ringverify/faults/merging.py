@@ -37,8 +37,6 @@ FAULTS.add(
     _weights_from(lambda a, b: torch.where(a == -math.inf, b, a + torch.log1p(torch.exp(b - a)))),
     overflows=True,
 )
-
-
 FAULTS.add(
     "A2a",
     "the merge overflows: log-sum-exps are added without a shift",

@@ -94,12 +94,6 @@ def _lse(change: Callable[[Tensor], Tensor]) -> Steps:
 
 
 FAULTS.add("A8b", "lse is in base 2", _lse(lambda lse: lse / math.log(2)))
-FAULTS.cause("lse is 0 on rows without keys", _lse(taken(-math.inf, 0.0)))
-FAULTS.cause("lse is +inf on rows without keys", _lse(taken(-math.inf, math.inf)))
-FAULTS.cause("lse is -1e8 on rows without keys", _lse(taken(-math.inf, -1e8)))
-FAULTS.cause("lse is NaN on rows without keys", _lse(taken(-math.inf, math.nan)))
-FAULTS.cause("lse is not written: it is 0", _lse(torch.zeros_like))
-FAULTS.cause("lse has the wrong sign", _lse(lambda lse: -lse))
 FAULTS.add(
     "G5a",
     "lse of a rank with one query is not written: it is 0",
@@ -120,6 +114,12 @@ FAULTS.add(
     "lse is returned as (tokens, heads)",
     returning(lambda here, out, lse: (out, lse.transpose(1, 2).contiguous() if lse.size(1) == lse.size(2) else lse)),
 )
+FAULTS.cause("lse is 0 on rows without keys", _lse(taken(-math.inf, 0.0)))
+FAULTS.cause("lse is +inf on rows without keys", _lse(taken(-math.inf, math.inf)))
+FAULTS.cause("lse is -1e8 on rows without keys", _lse(taken(-math.inf, -1e8)))
+FAULTS.cause("lse is NaN on rows without keys", _lse(taken(-math.inf, math.nan)))
+FAULTS.cause("lse is not written: it is 0", _lse(torch.zeros_like))
+FAULTS.cause("lse has the wrong sign", _lse(lambda lse: -lse))
 
 
 def _by_tokens(first: Partial, second: Partial) -> Partial:
@@ -134,6 +134,24 @@ FAULTS.add(
     "I2a",
     "the merge's weights are transposed: lse (tokens, heads) taken for (heads, tokens)",
     replace(STEPS, merge=_by_tokens),
+)
+FAULTS.add(
+    "C4b",
+    "dq's elements are permuted: heads and tokens are exchanged by a reshape",
+    replace(STEPS, narrow=lambda here, x: scrambled(x.to(here.dtype))),
+)
+
+
+def _dead_rank(here: Here, found: Partial) -> Partial:
+    dead = found.lse.numel() and bool((found.lse == -torch.inf).all())
+    return found._replace(out=found.out / 0.0) if dead else found
+
+
+FAULTS.add("G2", "out is NaN on a rank on which no query attends a key", whole(_dead_rank))
+FAULTS.add(
+    "G3b",
+    "out is NaN where there are no keys at all",
+    whole(lambda here, found: found._replace(out=found.out / 0.0) if here.problem.nk == 0 else found),
 )
 
 
@@ -151,26 +169,6 @@ FAULTS.cause("out is 0", whole(lambda here, found: found._replace(out=torch.zero
 FAULTS.cause(
     "elements of out permuted: heads and tokens are exchanged by a reshape",
     returning(lambda here, out, lse: (permuted(out), lse)),
-)
-FAULTS.add(
-    "C4b",
-    "dq's elements are permuted: heads and tokens are exchanged by a reshape",
-    replace(STEPS, narrow=lambda here, x: scrambled(x.to(here.dtype))),
-)
-
-
-def _dead_rank(here: Here, found: Partial) -> Partial:
-    dead = found.lse.numel() and bool((found.lse == -torch.inf).all())
-    return found._replace(out=found.out / 0.0) if dead else found
-
-
-FAULTS.add("G2", "out is NaN on a rank on which no query attends a key", whole(_dead_rank))
-
-
-FAULTS.add(
-    "G3b",
-    "out is NaN where there are no keys at all",
-    whole(lambda here, found: found._replace(out=found.out / 0.0) if here.problem.nk == 0 else found),
 )
 FAULTS.add(
     "K1c",
