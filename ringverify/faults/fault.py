@@ -109,10 +109,12 @@ class Faults:
     Attributes:
         mutants: by id, in the order in which they were added.
         causes: the plainest first.
+        named: the causes by their sentences, the first of those that share one.
     """
 
     mutants: dict[str, Mutant] = dataclasses.field(default_factory=dict)
     causes: list[Cause] = dataclasses.field(default_factory=list)
+    named: dict[str, Cause] = dataclasses.field(default_factory=dict)
 
     def add(
         self,
@@ -148,9 +150,9 @@ class Faults:
             self.cause(says, steps, more=more, narrow=narrow, overflows=overflows, masks=masks)
         self._mutant(id, Cause(says, steps, when, more), kind, claims)
 
-    def mutant(self, id: str, sentence: str) -> None:
-        """Add a mutant that has the fault of a cause which was added before, by the cause's sentence."""
-        self._mutant(id, next(one for one in self.causes if one.sentence() == sentence), "value", EVERYTHING)
+    def mutant(self, id: str, says: str) -> None:
+        """Add a mutant that has the fault of a cause added before; the sentence is the cause's name."""
+        self._mutant(id, self.named[says], "value", EVERYTHING)
 
     def _mutant(self, id: str, fault: Cause, kind: FaultKind, claims: Capabilities) -> None:
         if id in self.mutants:
@@ -179,4 +181,7 @@ class Faults:
             variants += [(on_blocks(steps, others=True), f"{more} on blocks from other ranks", True)]
             variants += [(on_blocks(steps, others=False), f"{more} on the own block", True)]
         for changed, end, some in variants:
-            self.causes += [Cause(says, changed, when, end, some, advice, overflows) for when in directions(changed)]
+            for when in directions(changed):
+                cause = Cause(says, changed, when, end, some, advice, overflows)
+                self.causes.append(cause)
+                self.named.setdefault(cause.sentence(), cause)
