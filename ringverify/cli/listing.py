@@ -30,7 +30,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             from ringverify.faults.catalogue import MUTANTS
 
             for mutant in MUTANTS.values():
-                print(f"{MUTANT}{mutant.id:<8}{mutant.kind:<13}{mutant.title}")
+                print(f"{MUTANT}{mutant.id:<8}{mutant.kind:<13}{mutant.sentence}")
         case "peers":
             for name in BUILT_IN:
                 if name.startswith("peer:"):

@@ -5,14 +5,11 @@ from __future__ import annotations
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
 from ringverify.diagnosis.narrowing import NARROWED, SUMMED
-from ringverify.faults.catalogue import CAUSES, RARE
-
-UNCOMMON: tuple[Hypothesis, ...] = tuple(Hypothesis.of(cause) for cause in RARE)
-"""Hypotheses of mutants that have no sentence of their own, tried if no other hypothesis explains a case."""
+from ringverify.faults.catalogue import CAUSES
 
 HYPOTHESES: tuple[Hypothesis, ...] = tuple(
     sorted(
-        (*MISUNDERSTOOD, *(Hypothesis.of(cause) for cause in CAUSES), *SUMMED, *NARROWED),
+        (*MISUNDERSTOOD, *(Hypothesis(**vars(cause)) for cause in CAUSES), *SUMMED, *NARROWED),
         key=lambda found: (found.when != "always", found.narrow),
     )
 )

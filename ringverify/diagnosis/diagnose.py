@@ -12,23 +12,19 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted
-from ringverify.diagnosis.catalogue import HYPOTHESES, UNCOMMON
-from ringverify.diagnosis.fitting import fits
+from ringverify.diagnosis.catalogue import HYPOTHESES
+from ringverify.diagnosis.fitting import on_some_ranks
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
-from ringverify.diagnosis.reproducing import MASK, place_of
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import Probe, locate, wrong_tensors
 from ringverify.events import TensorName, Where
-from ringverify.faults.ring import STEPS
 from ringverify.implementation import Capabilities
 from ringverify.worlds.patience import Patience
 
@@ -49,8 +45,6 @@ class Diagnosis:
     Attributes:
         text: the cause in a sentence, and what to try first; or why no cause can be told; `None` if none is known.
         causes: the hypotheses that explain what was seen, the simplest first; empty if there is none.
-        hop: the hop of the blocks that are treated wrongly, if it is one hop: the block of rank o reaches rank r at hop
-            (r − o) mod P, in a ring that sends to the right.
         residual: the largest difference between what the first cause predicts and what was seen.
         where: where the smallest case is wrong, whether or not a cause is known.
         region: where the smallest case is wrong, as a map.
@@ -58,10 +52,17 @@ class Diagnosis:
 
     text: str | None = None
     causes: tuple[Hypothesis, ...] = ()
-    hop: int | None = None
     residual: float | None = None
     where: Where | None = None
     region: FailureMap | None = None
+
+    @property
+    def hop(self) -> int | None:
+        """The hop of the blocks that are treated wrongly, where it is known and one hop.
+
+        The block of rank o reaches rank r at hop (r − o) mod P, in a ring that sends to the right.
+        """
+        return None if self.where is None else self.where.hop
 
 
 def diagnose(
@@ -99,8 +100,7 @@ def diagnose(
         return dataclasses.replace(found, where=locate(smallest, shown, ()))
     asked = Asked(smallest, probe)
     where = locate(smallest, shown, asked.pairs(shown))
-    hop = found.hop if found.hop is not None or where is None else where.hop
-    return dataclasses.replace(found, where=where, hop=hop, region=region(smallest, shown, asked))
+    return dataclasses.replace(found, where=where, region=region(smallest, shown, asked))
 
 
 def _named(
@@ -127,7 +127,7 @@ def _named(
     if not comparable(smallest):
         return Diagnosis(_without_digits(smallest))
     differentiated = "dq" in smallest.tensors
-    for hypotheses in (HYPOTHESES, UNCOMMON, fits(smallest)):
+    for hypotheses in (HYPOTHESES, on_some_ranks(smallest)):
         # Without gradients, a fault of one direction cannot be told from the same fault in both.
         tried = (found for found in hypotheses if differentiated or found.when == "always")
         left = [(found, residual) for found in tried if (residual := found.explains(smallest)) is not None]
@@ -153,7 +153,7 @@ def _named(
             text = "; or ".join(told) + f" (residual {residual:.0e})"
             if advice := found.advised(smallest):
                 text += f". {advice}"
-            return Diagnosis(text, tuple(one for one, _ in left), hop_of(found, smallest), residual)
+            return Diagnosis(text, tuple(one for one, _ in left), residual)
     return Diagnosis()
 
 
@@ -298,21 +298,3 @@ def _grown(case: Case, *, world_size: int, length: int, heads: int) -> Case | No
         )
     except ValueError:
         return None
-
-
-def hop_of(hypothesis: Hypothesis, scene: Scene) -> int | None:
-    """Return the hop whose blocks a hypothesis treats wrongly; `None` if that is no hop, or more than one."""
-    if scene.size == 1:
-        return None
-    hops, steps = set(), hypothesis.on(scene)
-    for rank in range(scene.size) if hypothesis.ranks is None else hypothesis.ranks(scene):
-        here = place_of(scene, rank)
-        for hop in range(1 if scene.replicated else scene.size):
-            owner = STEPS.owner(here, hop)
-            at = here, hop, owner
-            changed = steps.times_in_part(*at) != (1, 1) or steps.times_in_dq(*at) != 1
-            if any(getattr(steps, name) is not getattr(STEPS, name) for name in MASK):
-                changed |= not torch.equal(steps.pattern(steps, *at), scene.counts[rank, owner])
-            if changed:
-                hops.add(hop)
-    return hops.pop() if len(hops) == 1 else None

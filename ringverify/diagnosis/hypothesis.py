@@ -20,11 +20,11 @@ from ringref.problem import DtypeName, Problem
 from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.reproducing import NoPrediction
-from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.scene import Array, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
 from ringverify.faults.fault import Cause, When
-from ringverify.faults.ring import STEPS, Steps
+from ringverify.faults.ring import BACKWARD, STEPS, Steps
 
 SCORING = frozenset(
     {*reproducing.MASK, "given", "widen", "per_query_head", "scale", "scores", "cap", "capped", "visit", "arrive"}
@@ -49,59 +49,27 @@ CONCERNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(Cause):
     """A fault that an implementation may have.
 
     Attributes:
-        says: the fault, as a sentence without its full stop; may depend on the case.
-        steps: the ring with this fault; may be fitted to the case.
-        when: whether the fault is in both directions, in the forward only, or in the backward only.
         ranks: the ranks of a case that have the fault; `None` is all.
-        more: the end of the sentence, if this is a variant of the fault that the sentence without it names.
-        narrow: whether the fault concerns some blocks only; it is tried after faults that concern all.
         judge: replaces the prediction by steps, for faults of rounding: returns the largest difference left, or `None`.
-        advice: what to try first, as a sentence without its full stop; may depend on the case.
-        overflows: whether the fault shows only in the dtype of sums, as a number that overflows.
     """
 
-    says: str | Callable[[Scene], str]
-    steps: Steps | Callable[[Scene], Steps]
-    when: When = "always"
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
-    more: str = ""
-    narrow: bool = False
     judge: Callable[[Scene], float | None] | None = None
-    advice: str | Callable[[Scene], str] = ""
-    overflows: bool = False
-
-    @staticmethod
-    def of(cause: Cause) -> Hypothesis:
-        """Return the hypothesis that an implementation has this fault of the library."""
-        return Hypothesis(
-            cause.says,
-            cause.steps,
-            cause.when,
-            more=cause.more,
-            narrow=cause.narrow,
-            advice=cause.advice,
-            overflows=cause.overflows,
-        )
 
     def advised(self, scene: Scene) -> str:
         """Return what to try first in a case; empty if nothing is known."""
         return self.advice if isinstance(self.advice, str) else self.advice(scene)
 
-    def sentence(self, scene: Scene) -> str:
+    def sentence(self, case: Scene | None = None) -> str:
         """Return the fault as a sentence about a case, with its direction and ranks."""
-        text = (self.says if isinstance(self.says, str) else self.says(scene)) + self.more
-        if self.when == "backward":
-            text += ", in the backward only"
-        if self.when == "forward":
-            text += ", in the forward only"
-        if self.ranks is not None:
-            ranks = self.ranks(scene)
-            text += f", on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} only"
-        return text
+        if self.ranks is None or case is None:
+            return super().sentence(case)
+        ranks = self.ranks(case)
+        return f"{super().sentence(case)}, on rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} only"
 
     def covers(self, other: Hypothesis) -> bool:
         """Whether another hypothesis is a variant of this one, or the same fault in fewer directions or ranks."""
@@ -118,7 +86,7 @@ class Hypothesis:
             return self.judge(scene)
         if not comparable(scene):
             return None
-        steps = self.on(scene)
+        steps = self.steps
         if not _concerns(scene.problem, steps):
             return None if wrong_tensors(scene) else 0.0
         ranks = range(scene.size) if self.ranks is None else self.ranks(scene)
@@ -148,7 +116,7 @@ class Hypothesis:
 
         with np.errstate(all="ignore"):
             try:
-                if self.when == "backward" or not steps.changed & reproducing.FORWARD:
+                if self.when == "backward" or steps.changed <= BACKWARD:
                     explained = _right(scene)
                 else:
                     explained = _shared(scene, ("forward", steps, tuple(ranks), self.overflows), of_forward)
@@ -160,10 +128,6 @@ class Hypothesis:
             except NoPrediction:
                 return None
         return None if more is None else max(left, more)
-
-    def on(self, scene: Scene) -> Steps:
-        """Return the steps for a case."""
-        return self.steps if isinstance(self.steps, Steps) else self.steps(scene)
 
 
 def _concerns(problem: Problem, steps: Steps) -> bool:
@@ -197,18 +161,9 @@ def _right(scene: Scene) -> tuple[list[reproducing.Forward], float] | None:
 
 def _limits_of(scene: Scene, steps_of: reproducing.StepsOfRank) -> Allowed:
     """Return the allowed error for the scores and multiplicities that a ring with these steps has."""
-    inner = scene.truth.intermediates
-    m, s = inner.m.copy(), np.zeros_like(inner.scores)
-    scale = 0.0
-    for seen in reproducing.scores(scene, steps_of):
-        if seen.m.shape != m[seen.place].shape or seen.s.shape != seen.m.shape:
-            return scene.allowed  # heads taken for tokens: no score belongs to a pair of the case
-        m[seen.place], s[seen.place], scale = seen.m, seen.s, max(scale, seen.scale)
-    return _limits_for(scene, m, s, scale)
-
-
-def _limits_for(scene: Scene, m: Counts, s: Array, scale: float) -> Allowed:
-    """Return the allowed error with these multiplicities and scores, `(B, H, Nq, Nk)`, in place of the right ones."""
+    if (scored := reproducing.scores(scene, steps_of)) is None:
+        return scene.allowed
+    m, s, scale = scored
     p = scene.problem
     s = np.where((m > 0) & np.isfinite(s), s, 0.0)
     top = np.max(s, axis=-1, keepdims=True, where=m > 0, initial=-np.inf)

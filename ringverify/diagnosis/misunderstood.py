@@ -140,7 +140,7 @@ LAYOUT: list[Hypothesis] = [
         replace(
             STEPS,
             returned=_returned_turned,
-            given=lambda here, name, x: _turned(here, x) if name == "dout" else x,
+            cotangent=lambda here, name, x: _turned(here, x) if name == "dout" else x,
         ),
         advice="Return out.transpose(1, 2)",
     ),

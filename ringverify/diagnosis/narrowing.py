@@ -19,7 +19,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.scene import Array, Scene
 from ringverify.diagnosis.where import wrong_elements
 from ringverify.events import TensorName
-from ringverify.faults.causes_of_gradients import summed_in_input_dtype
+from ringverify.faults.precision import summed_in_input_dtype
 from ringverify.faults.ring import STEPS
 
 TENSORS: tuple[tuple[TensorName, ...], ...] = (("out", "lse"), ("dq", "dk", "dv"))

@@ -14,7 +14,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import torch
 from ringverify.cases.inputs import lay_out
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.faults.place import Block, Here
-from ringverify.faults.ring import STEPS, Steps
+from ringverify.faults.ring import BACKWARD, STEPS, Steps
 from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall
 
@@ -36,16 +36,6 @@ MASK = (
     "pattern",
 )  # fmt: skip
 """Steps that decide which query attends which key."""
-
-BACKWARD = (
-    "delta", "probabilities", "dp", "ds", "cap_slope", "dq", "dk", "dv", "gradients", "add_dq", "add_part", "travel",
-    "arrive_gradients", "returned_gradients", "sum_queries", "add_up", "backward", "per_key_head", "narrow",
-    "times_in_dq", "times_in_part",
-)  # fmt: skip
-"""Steps that only the backward runs."""
-
-FORWARD = frozenset(field.name for field in dataclasses.fields(Steps)).difference(BACKWARD)
-"""Steps that the forward runs."""
 
 WIRE = frozenset({
     "owner", "right", "left", "peer", "group", "hops", "buffers", "post", "arrive", "move", "visit", "forward",
@@ -424,43 +414,34 @@ def backward(
     return found
 
 
-class Scored(NamedTuple):
-    """Multiplicities and scores of one rank's queries and one block's keys.
+def scores(scene: Scene, steps_of: StepsOfRank) -> tuple[Counts, Array, float] | None:
+    """Return multiplicities and scores after the softcap, both `(B, H, Nq, Nk)`, and the largest absolute scale.
 
-    Attributes:
-        place: indices of these pairs in a tensor `(B, H, Nq, Nk)`.
-        m: multiplicities `(B, H, S, T)`.
-        s: scores after the softcap, `(B, H, S, T)`.
-        scale: absolute value of the scale.
-    """
-
-    place: tuple[Any, ...]
-    m: Counts
-    s: Array
-    scale: float
-
-
-def scores(scene: Scene, steps_of: StepsOfRank) -> list[Scored]:
-    """Return multiplicities and scores of every rank's queries and every block that it visits.
+    `None` if heads are taken for tokens: then no score belongs to a query and a key of the case.
 
     Raises:
         NoPrediction: the ring of these steps fails.
     """
-    p = scene.problem
+    p, inner = scene.problem, scene.truth.intermediates
+    m, s, scales = inner.m.copy(), np.zeros_like(inner.scores), [0.0]
 
-    def program(rank: int, steps: Steps) -> list[Scored]:
+    def program(rank: int, steps: Steps) -> bool:
         here, x = place_of(scene, rank), _given(scene, rank)
         q, k, v = (steps.given(here, name, x[name]) for name in ("q", "k", "v"))
-        wide_q, found = steps.widen(here, q), []
+        wide_q, fit = steps.widen(here, q), True
         for hop, owner, block in steps.visit(steps, here, steps.outgoing(k, v)):
-            m = steps.pattern(steps, here, hop, owner)
-            s = steps.capped(steps, here, wide_q, steps.per_query_head(here, steps.widen(here, block.k)))
+            attends = steps.pattern(steps, here, hop, owner).numpy()
+            scored = _array(steps.capped(steps, here, wide_q, steps.per_query_head(here, steps.widen(here, block.k))))
             place = np.ix_(np.arange(p.batch), np.arange(p.heads), scene.shards[0][rank], scene.shards[1][owner])
-            found.append(Scored(place, m.numpy(), _array(s), abs(steps.scale(here))))
-        return found
+            scales.append(abs(steps.scale(here)))
+            if attends.shape == scored.shape == m[place].shape:
+                m[place], s[place] = attends, scored
+            else:
+                fit = False
+        return fit
 
     every = [steps_of(rank) for rank in range(scene.size)]
-    return [one for of_rank in _run(scene, every, program, lambda: _blocks(scene, every)) for one in of_rank]
+    return (m, s, max(scales)) if all(_run(scene, every, program, lambda: _blocks(scene, every))) else None
 
 
 def _array(x: Tensor) -> Array:

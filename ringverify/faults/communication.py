@@ -1,26 +1,29 @@
-"""Faults of communication (D in the reports): what is sent, to whom, in which order, and who waits for it."""
+"""Faults of communication: what is sent, to whom, in which order, and who waits for it (D in the reports)."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from ringref.sharding import SHARDINGS
 from ringverify.faults.fault import Faults
-from ringverify.faults.masking import keys_of
 from ringverify.faults.place import Block, Here, Partial, like
-from ringverify.faults.ring import EVERYTHING, STEPS, Steps, forward, multiplicity, travel
-from ringverify.faults.strides import as_dense, given
+from ringverify.faults.ring import EVERYTHING, STEPS, Steps, forward, multiplicity, travel, visit
 from ringverify.faults.wire import Posted
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+Tensor = torch.Tensor
 FAULTS = Faults()
+
+
 TRAVELLING = dataclasses.replace(
     EVERYTHING,
     sharding=tuple(sharding for sharding in SHARDINGS if sharding != "replicated_query"),
@@ -29,13 +32,14 @@ TRAVELLING = dataclasses.replace(
 )
 """What the plain ring can claim of its traffic and memory where nothing is gathered."""
 
-D1 = FAULTS.add(
+
+# -- groups and order --------------------------------------------------------------------------------------------------
+
+FAULTS.add(
     "D1",
-    "group rank where the world's is wanted",
-    story="Point-to-point calls name ranks by their number in the world. Needs a group that does not start at 0.",
-    source="zhuzilin/ring-flash-attention 7895974; MagiAttention b56c16fc",
+    "point-to-point calls name ranks by their number in the group instead of the world",
+    replace(STEPS, peer=lambda here, rank: rank),
     kind="group",
-    ring=replace(STEPS, peer=lambda here, rank: rank),
 )
 
 
@@ -45,44 +49,37 @@ def _world(here: Here) -> ProcessGroup:
     return world
 
 
-D2a = FAULTS.add(
+FAULTS.add(
     "D2a",
-    "messages on the world's group",
-    story="Ranks and their order are right, the group is not: messages of two lanes share a communicator. Values are "
-    "right on a transport that pairs sender and receiver alone.",
-    source="Megatron-LM 360e15290f",
+    "messages travel on the world's process group instead of the ring's",
+    replace(STEPS, group=_world),
     kind="hazard",
-    ring=replace(STEPS, group=_world),
 )
 
 
-def _gathered_in_world(here: Here, rows: torch.Tensor) -> list[torch.Tensor]:
+def _gathered_in_world(here: Here, rows: Tensor) -> list[Tensor]:
     everyone = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, rows)
     return everyone
 
 
-D2c = FAULTS.add(
+FAULTS.add(
     "D2c",
-    "collectives on the world instead of the group",
-    story="Partials of another lane are merged too, or it is waited for. Needs replicated queries and a smaller group.",
-    source="Megatron-LM 360e15290f",
+    "partial results are gathered from the whole world instead of the group",
+    replace(STEPS, gather=_gathered_in_world),
     kind="group",
-    ring=replace(STEPS, gather=_gathered_in_world),
 )
-D2b = FAULTS.add(
+FAULTS.add(
     "D2b",
-    "neighbours in the world instead of the group",
-    story="Left and right are taken from the world's rank and size: rings of two lanes are coupled.",
-    source="Megatron-LM 360e15290f",
-    kind="group",
-    ring=replace(
+    "left and right neighbours are those of the world instead of the group",
+    replace(
         STEPS,
         right=lambda here: (dist.get_rank() + 1) % dist.get_world_size(),
         left=lambda here: (dist.get_rank() - 1) % dist.get_world_size(),
         peer=lambda here, rank: rank,
         group=_world,
     ),
+    kind="group",
 )
 
 
@@ -96,13 +93,11 @@ def _all_send_first(here: Here, to: int, source: int, group: ProcessGroup, leavi
     return Posted([], arriving)
 
 
-D3a = FAULTS.add(
+FAULTS.add(
     "D3a",
-    "every rank sends before it receives",
-    story="Blocking sends round the ring: right where messages are buffered, a deadlock where they are not.",
-    source="lucidrains/ring-attention-pytorch#9; NVIDIA/nccl#479; torchcomms#2885",
+    "every rank sends before it receives: a deadlock where messages are not buffered",
+    replace(STEPS, post=_all_send_first),
     kind="progress",
-    ring=replace(STEPS, post=_all_send_first),
 )
 
 
@@ -116,102 +111,25 @@ def _waited_sends(here: Here, to: int, source: int, group: ProcessGroup, leaving
     return Posted([work for work in received if work is not None], arriving)
 
 
-D3b = FAULTS.add(
+FAULTS.add(
     "D3b",
-    "isend waited for before irecv is posted",
-    story="As D3a, with handles: nothing is in flight while the rank waits.",
-    source="lucidrains/ring-attention-pytorch#9",
+    "every rank waits for its isend before it posts its irecv: a deadlock where messages are not buffered",
+    replace(STEPS, post=_waited_sends),
     kind="progress",
-    ring=replace(STEPS, post=_waited_sends),
 )
 
 
-def _continue(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    if carried is not None and not bool(multiplicity(steps, here, hop, owner).any()):
-        return carried
-    return travel(steps, here, hop, owner, carried, part)
+def _returns_early(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    if not q.numel():
+        return STEPS.nothing(here, steps.widen(here, q), here.problem.dv)  # type: ignore[no-any-return]
+    return forward(steps, here, q, k, v)
 
 
-D4 = FAULTS.add(
-    "D4",
-    "a skipped hop does not pass gradients on",
-    story="`continue` on a masked step: this rank neither sends nor receives dk and dv, the others wait for it.",
-    source="lucidrains/ring-attention-pytorch c452069",
+FAULTS.add(
+    "D10",
+    "a rank without tokens returns early: the others wait for it",
+    replace(STEPS, forward=_returns_early),
     kind="failure",
-    ring=replace(STEPS, travel=_continue),
-)
-
-
-def _not_relayed(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    skipped = not bool(multiplicity(steps, here, hop, owner).any())
-    return travel(steps, here, hop, owner, None if skipped else carried, part)
-
-
-D5a = FAULTS.add(
-    "D5a",
-    "a skipped hop passes on zeros",
-    story="What earlier ranks had added to dk and dv is dropped by one that adds nothing. Needs a mask.",
-    source="zhuzilin/ring-flash-attention 4072701",
-    ring=replace(STEPS, travel=_not_relayed),
-    cause="a rank that skips a hop passes on zeros: dk and dv lose what ranks before it had added",
-)
-
-
-def _last_hop_missing(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    if hop + 1 < here.size or here.size == 1 or here.replicated:
-        return travel(steps, here, hop, owner, carried, part)
-    total = part if carried is None else steps.add_part(hop, carried, part)
-    return like(total, here, here.rank)  # shards may differ in length; gradients of a stranger's block
-
-
-D5b = FAULTS.add(
-    "D5b",
-    "gradients stop one hop from home",
-    story="As many hops as keys need, where gradients need one more: every rank has its right neighbour's.",
-    source="lucidrains/ring-attention-pytorch cfb1990",
-    ring=replace(STEPS, travel=_last_hop_missing),
-    cause="dk and dv are those of rank r + 1: sent one hop too few",
-)
-
-
-def _unwaited(posted: Posted) -> Block:
-    return posted.arriving
-
-
-D6a = FAULTS.add(
-    "D6a",
-    "keys and values read before they arrive",
-    story="Nobody waits for a hop, or for the first handle of several only, which is that of a send. Needs a "
-    "transport that is not instantaneous.",
-    source="TransformerEngine#1624, 611d876e3",
-    ring=replace(STEPS, arrive=_unwaited),
-    cause="keys and values of other ranks are zeros: they are read before they arrive",
-    also=("backward",),
-)
-
-
-def _only_first(posted: Posted) -> Block:
-    for work in posted.works[:-1]:
-        work.wait()
-    return posted.arriving
-
-
-D6b = FAULTS.add(
-    "D6b",
-    "values read before they arrive",
-    story="All handles but the last are waited for: keys are there, values are not.",
-    source="TransformerEngine 557bd8092",
-    ring=replace(STEPS, arrive=_only_first),
-    cause="values of other ranks are zeros: they are read before they arrive",
-    also=("backward",),
-)
-D6c = FAULTS.add(
-    "D6c",
-    "gradients read before they arrive",
-    story="The forward waits, the backward does not.",
-    source="TransformerEngine 557bd8092",
-    ring=replace(STEPS, arrive_gradients=_unwaited),
-    cause="dk and dv never come home: they are 0",
 )
 
 
@@ -222,59 +140,17 @@ def _receives_only(posted: Posted) -> Block:
     return posted.arriving
 
 
-D6d = FAULTS.add(
+FAULTS.add(
     "D6d",
-    "sends are never waited for",
-    story="The buffer that is being sent is freed and reused while it may still be read.",
-    source="TransformerEngine#1624",
+    "sends are not waited for: their buffers are reused while they may still be read",
+    replace(STEPS, arrive=_receives_only, arrive_gradients=_receives_only),
     kind="hazard",
-    ring=replace(STEPS, arrive=_receives_only, arrive_gradients=_receives_only),
 )
-D9a = FAULTS.add(
+FAULTS.add(
     "D9a",
-    "strided tensors on the wire",
-    story="Keys and values are sent as they lie in memory; some backends refuse them, some scramble them.",
-    source="pytorch#192920, #158903; zhuzilin/ring-flash-attention 1cad320",
+    "keys and values are sent as they lie in memory: some backends refuse strided tensors",
+    replace(STEPS, outgoing=lambda k, v: Block(k.detach(), v.detach())),
     kind="failure",
-    ring=replace(STEPS, outgoing=lambda k, v: Block(k.detach(), v.detach())),
-)
-
-
-D9b = FAULTS.add(
-    "D9b",
-    "strided tensors sent as if dense",
-    story="The backend moves the elements that lie next in memory. Needs keys that are a view, and data that varies.",
-    source="pytorch#192920, #24836",
-    ring=given("k v", as_dense),
-    cause="strides of k and v ignored: their elements are read as they lie in memory",
-)
-
-
-def _returns_early(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
-    if not q.numel():
-        return STEPS.nothing(here, steps.widen(here, q), here.problem.dv)  # type: ignore[no-any-return]
-    return forward(steps, here, q, k, v)
-
-
-D10 = FAULTS.add(
-    "D10",
-    "a rank without tokens returns early",
-    story="It takes no part in the ring, and the others wait for it. Needs an empty shard.",
-    source="uccl#940; sgl-kernel-npu#69",
-    kind="failure",
-    ring=replace(STEPS, forward=_returns_early),
-)
-
-
-D11 = FAULTS.add(
-    "D11",
-    "backward uses the last forward hop's positions",
-    story="Metadata kept from the forward is that of its last hop, for every hop of the backward. Needs a mask.",
-    source="pytorch#185493",
-    ring=keys_of(lambda here, hop, owner: here.rank if here.replicated else here.rank + 1),
-    when="backward",
-    cause="every block is masked as that of the last hop",
-    also=("always", "forward"),
 )
 
 
@@ -287,11 +163,293 @@ def _in_place(steps: Steps, here: Here, leaving: Block, expected: int) -> Posted
     return steps.post(here, to, source, steps.group(here), leaving, arriving)
 
 
-R12 = FAULTS.add(
+FAULTS.add(
     "R12",
-    "one buffer sends and receives",
-    story="Buffers swap too early: a block arrives in the memory that is still being sent and worked on.",
-    source="report R12",
+    "one buffer sends and receives: a block arrives in memory that is still being sent",
+    replace(STEPS, move=_in_place),
     kind="hazard",
-    ring=replace(STEPS, move=_in_place),
+)
+
+
+def _one_more_hop(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+    """Send blocks one more hop, back to their owner, which does not need them."""
+    for hop in range(here.size):
+        posted = steps.move(steps, here, block, steps.owner(here, hop + 1)) if here.size > 1 else None
+        yield hop, steps.owner(here, hop), block
+        if posted is not None:
+            block = steps.arrive(posted)
+
+
+FAULTS.add(
+    "O84",
+    "keys and values travel one hop more than needed, home again",
+    replace(STEPS, visit=_one_more_hop),
+    kind="traffic",
+    claims=TRAVELLING,
+)
+
+
+def all_blocks(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+    """Gather the blocks of all ranks with one collective, padded to the longest."""
+    if here.replicated or here.size == 1:
+        yield from STEPS.visit(steps, here, block)
+        return
+    longest = max(len(shard) for shard in here.shards)
+    padded = [F.pad(x, (0, 0, 0, 0, 0, longest - x.size(1))) for x in block]
+    everyone = [[torch.empty_like(x) for _ in here.shards] for x in padded]
+    for all_of_it, x in zip(everyone, padded, strict=True):
+        dist.all_gather(all_of_it, x, group=here.group)
+    for hop in range(here.size):
+        owner = steps.owner(here, hop)
+        count = len(here.shards[owner])
+        yield hop, owner, Block(*(all_of_it[owner][:, :count] for all_of_it in everyone))
+
+
+FAULTS.add(
+    "R11",
+    "blocks are gathered by one collective, though only neighbours are claimed to exchange",
+    replace(STEPS, visit=all_blocks),
+    kind="traffic",
+    claims=TRAVELLING,
+)
+
+
+def _never_received(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    home = travel(steps, here, hop, owner, carried, part)
+    if here.size > 1 and hop == here.size - 1 and part.k.numel():
+        to = steps.peer(here, steps.right(here))
+        steps.post(here, to, to, steps.group(here), part, Block(*(x[:, :0] for x in part)))
+    return home
+
+
+FAULTS.add(
+    "O87",
+    "a message that nobody receives is sent after the last hop",
+    replace(STEPS, travel=_never_received),
+    kind="progress",
+)
+
+
+# -- gradients on their way home ---------------------------------------------------------------------------------------
+
+
+def _continue(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    if carried is not None and not bool(multiplicity(steps, here, hop, owner).any()):
+        return carried
+    return travel(steps, here, hop, owner, carried, part)
+
+
+FAULTS.add(
+    "D4",
+    "a rank that skips a hop neither sends nor receives dk and dv: the others wait for it",
+    replace(STEPS, travel=_continue),
+    kind="failure",
+)
+
+
+def _not_relayed(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    skipped = not bool(multiplicity(steps, here, hop, owner).any())
+    return travel(steps, here, hop, owner, None if skipped else carried, part)
+
+
+FAULTS.add(
+    "D5a",
+    "a rank that skips a hop passes on zeros: dk and dv lose what ranks before it had added",
+    replace(STEPS, travel=_not_relayed),
+)
+
+
+def _last_hop_missing(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    if hop + 1 < here.size or here.size == 1 or here.replicated:
+        return travel(steps, here, hop, owner, carried, part)
+    total = part if carried is None else steps.add_part(hop, carried, part)
+    return like(total, here, here.rank)  # shards may differ in length; gradients of a stranger's block
+
+
+FAULTS.add("D5b", "dk and dv are those of rank r + 1: sent one hop too few", replace(STEPS, travel=_last_hop_missing))
+
+
+def _sent_on(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Send dk and dv one hop past their owner."""
+    home = travel(steps, here, hop, owner, carried, part)
+    if hop + 1 < here.size or here.size == 1 or here.replicated:
+        return home
+    arrived = steps.arrive_gradients(steps.move(steps, here, home, (here.rank - 1) % here.size))
+    return like(arrived, here, here.rank)
+
+
+FAULTS.cause("dk and dv are those of rank r - 1: sent one hop too many", replace(STEPS, travel=_sent_on))
+
+
+def _unwaited(posted: Posted) -> Block:
+    return posted.arriving
+
+
+FAULTS.add("D6c", "dk and dv never come home: they are 0", replace(STEPS, arrive_gradients=_unwaited))
+
+
+def to_the_owner(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Send each part of dk and dv straight to the owner of its block."""
+    if here.size == 1:
+        return part
+    if hop == 0:
+        here.notes["own"] = part
+        return part
+    posted = steps.post(
+        here,
+        steps.peer(here, owner),
+        steps.peer(here, (here.rank + hop) % here.size),
+        steps.group(here),
+        part,
+        steps.buffers(here, part, here.rank),
+    )
+    arrived = steps.arrive_gradients(posted)
+    here.notes["own"] = Block(here.notes["own"].k + arrived.k, here.notes["own"].v + arrived.v)
+    return Block(*here.notes["own"])
+
+
+FAULTS.add(
+    "O85",
+    "parts of dk and dv are sent straight to their owner, though only neighbours are claimed to exchange",
+    replace(STEPS, travel=to_the_owner),
+    kind="traffic",
+    claims=TRAVELLING,
+)
+
+
+def _unpacked_as_a_pair(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Take two buffers that each hold dk and dv, the one sent and the one received, for dk and for dv."""
+    home = travel(steps, here, hop, owner, carried, part)
+    lasts = hop + 1 == here.size > 1 and not here.replicated
+    if not lasts or part.k.shape[2:] != part.v.shape[2:] or here.problem.head_dim != here.problem.dv:
+        return home
+    both = Block(home.k + home.v, home.k + home.v)
+    right, left = steps.right(here), steps.left(here)
+    room = steps.buffers(here, both, right)
+    of_right = steps.arrive_gradients(
+        steps.post(here, steps.peer(here, left), steps.peer(here, right), steps.group(here), both, room)
+    )
+    return Block(both.k, like(of_right, here, here.rank).v)
+
+
+FAULTS.cause(
+    "dk equals dk + dv, and dv is that sum of rank r + 1: the buffers sent and received are unpacked as dk and dv",
+    replace(STEPS, travel=_unpacked_as_a_pair),
+)
+
+
+def _the_same_way(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    """Send blocks and their gradients the same way: rank r adds its part of block r + hop to that of block r - hop."""
+    if here.replicated:
+        return travel(steps, here, hop, owner, carried, part)
+    parts = here.notes.setdefault("parts", {})
+    parts[owner] = part
+    if hop + 1 < here.size:
+        return part
+    total: Block | None = None
+    for step in range(here.size):
+        met = like(parts[(here.rank + step) % here.size], here, steps.owner(here, step))
+        total = travel(steps, here, step, steps.owner(here, step), total, met)
+    del here.notes["parts"]
+    assert total is not None
+    return total
+
+
+FAULTS.cause(
+    "blocks are taken from one side and their gradients sent to the same one: right on two ranks, on more dk and dv "
+    "hold parts of other blocks",
+    replace(STEPS, travel=_the_same_way),
+)
+
+
+# -- blocks that arrive ------------------------------------------------------------------------------------------------
+
+
+FAULTS.add(
+    "D6a",
+    "keys and values of other ranks are zeros: they are read before they arrive",
+    replace(STEPS, arrive=_unwaited),
+)
+
+
+def blocks(change: Callable[[Here, int, int, Block], Block]) -> Steps:
+    """What is worked on in place of the block of a hop."""
+
+    def changed(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+        for hop, owner, arrived in visit(steps, here, block):
+            if hop == 0:
+                here.notes["own block"] = arrived
+            yield hop, owner, change(here, hop, owner, arrived)
+
+    return replace(STEPS, visit=changed)
+
+
+def _keys_are_zeros(here: Here, hop: int, owner: int, block: Block) -> Block:
+    return block if hop == 0 else block._replace(k=torch.zeros_like(block.k))
+
+
+FAULTS.cause("keys of other ranks are zeros: they are read before they arrive", blocks(_keys_are_zeros))
+
+
+def _only_first(posted: Posted) -> Block:
+    for work in posted.works[:-1]:
+        work.wait()
+    return posted.arriving
+
+
+FAULTS.add(
+    "D6b", "values of other ranks are zeros: they are read before they arrive", replace(STEPS, arrive=_only_first)
+)
+FAULTS.add(
+    "F2",
+    "the rank's own keys and values are used at every hop",
+    blocks(lambda here, hop, owner, block: like(here.notes["own block"], here, owner)),
+    when="backward",
+)
+
+
+def _turned(here: Here, hop: int, owner: int, block: Block) -> Block:
+    return Block(*(x.transpose(1, 2).contiguous() for x in block)) if block.k.size(1) == block.k.size(2) else block
+
+
+FAULTS.add("F3", "keys and values are transposed: tokens for heads", blocks(_turned), when="backward")
+
+
+def _remembering(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> object:
+    here.notes["last"] = block
+    return STEPS.attend(steps, here, hop, owner, q, block)
+
+
+def _from_the_last(
+    steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor
+) -> tuple[Tensor, ...]:
+    q, _, _, out, lse = saved
+    k, v = like(here.notes["last"], here, here.rank)
+    return STEPS.backward(steps, here, (q, k, v, out, lse), dout, dlse)
+
+
+FAULTS.add(
+    "F12b",
+    "the ring starts from the last block received instead of the rank's own",
+    replace(STEPS, attend=_remembering, backward=_from_the_last),
+)
+
+
+def _empty_repeats(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+    before: tuple[int, Block] | None = None
+    for hop, owner, arrived in visit(steps, here, block):
+        if before is not None and not arrived.k.size(1):
+            yield hop, *before
+        else:
+            yield hop, owner, arrived
+        before = owner, arrived
+
+
+FAULTS.add(
+    "O115",
+    "an empty shard leaves the block before it in the buffer, which is attended once more",
+    replace(
+        STEPS, forward=lambda steps, here, q, k, v: STEPS.forward(replace(steps, visit=_empty_repeats), here, q, k, v)
+    ),
+    narrow=True,
 )

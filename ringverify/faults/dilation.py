@@ -1,20 +1,126 @@
-"""Faults of dilation and segments (H in the reports)."""
+"""Faults of dilation: branches, offsets, segments, multiplicities (H in the reports)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from ringref.problem import Problem
-from ringverify.faults import pattern
+from ringverify.faults import pattern, ring
 from ringverify.faults.fault import Faults
-from ringverify.faults.operators_of_index import branched
 from ringverify.faults.pattern import Branch
 from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import STEPS, Steps, multiplicity, whole
 
+Tensor = torch.Tensor
 FAULTS = Faults()
+
+
+def branched(change: Callable[[int, int, int], Branch]) -> Steps:
+    """Change every branch, by its segment length, rate and offset."""
+    return replace(
+        STEPS, branches=lambda problem: [[change(*branch) for branch in run] for run in pattern.branches(problem)]
+    )
+
+
+FAULTS.add("O52", "dilation offset one too large", branched(lambda w, r, offset: (w, r, (offset + 1) % r)))
+FAULTS.add("O53", "dilation offset ignored: every head starts at 0", branched(lambda w, r, offset: (w, r, 0)))
+FAULTS.add("O54", "dilation rate one too small", branched(lambda w, r, offset: (w, max(1, r - 1), offset)))
+FAULTS.cause("dilation rate one too large", branched(lambda w, r, offset: (w, r + 1, offset)))
+
+
+RATE_IGNORED = branched(lambda w, r, offset: (w, 1, 0))
+
+FAULTS.cause("dilation rate ignored", RATE_IGNORED)
+
+
+def _undilated(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    return multiplicity(RATE_IGNORED if here.size > 1 else steps, here, hop, owner)
+
+
+FAULTS.add("R3", "dilation is off on several ranks: its rate is ignored", replace(STEPS, pattern=_undilated))
+FAULTS.add("O55", "segments one token too long", branched(lambda w, r, offset: (w + 1, r, offset)))
+FAULTS.cause("segments one token too short", branched(lambda w, r, offset: (max(1, w - 1), r, offset)))
+FAULTS.add("O56", "segments begin one token late", replace(STEPS, segment=lambda p, w: (p + 1) // w))
+FAULTS.add("O57", "segments ignored", replace(STEPS, segment=lambda p, w: torch.zeros_like(p // w)))
+FAULTS.add(
+    "O58",
+    "place counted from the start of the sequence instead of the segment",
+    replace(STEPS, covers=lambda p, w, r, offset: p % r == offset % r),
+)
+
+
+def _by_segment(p: Tensor, w: Tensor, r: Tensor, offset: Tensor) -> Tensor:
+    return p % w % r == (offset + p // w) % r
+
+
+FAULTS.add("H3", "dilation offset depends on the segment: (offset + segment) % r", replace(STEPS, covers=_by_segment))
+
+
+def _no_short_segment(steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+    def covers(p: Tensor, w: Tensor, r: Tensor, offset: Tensor) -> Tensor:
+        whole = torch.div(torch.full_like(w, problem.nq), w, rounding_mode="floor") * w
+        return pattern.covers(p, w, r, offset) & ((p < whole) | (whole == 0))
+
+    return ring.dilation(replace(steps, covers=covers), problem, i, j)
+
+
+FAULTS.add(
+    "O111", "the last segment is left out if it is shorter than the others", replace(STEPS, dilation=_no_short_segment)
+)
+
+
+def _offset_where(field: str, value: str, offset: Callable[[int, int, int], int]) -> Steps:
+    """Another offset, by head, number of heads and rate, where the dilation is of that kind."""
+
+    def changed(problem: Problem) -> list[list[Branch]]:
+        runs = pattern.branches(problem)
+        if getattr(problem.dilation, field) != value:
+            return runs
+        return [[(w, r, offset(head, problem.heads, r)) for w, r, _ in run] for head, run in enumerate(runs)]
+
+    return replace(STEPS, branches=changed)
+
+
+FAULTS.add(
+    "O59",
+    "split heads: dilation offset taken from the head instead of the branch",
+    _offset_where("heads", "split", lambda head, heads, r: head % r),
+)
+FAULTS.add(
+    "O60",
+    "shared heads: block offset h // floor(H / r) instead of h // ceil(H / r)",
+    _offset_where("head_offset", "block", lambda head, heads, r: head // max(1, heads // r)),
+)
+FAULTS.add(
+    "O61",
+    "shared heads: block offset taken for cyclic",
+    _offset_where("heads", "shared", lambda head, heads, r: head % r),
+)
+
+
+def dealt(branch_of: Callable[[int, int, int], int]) -> Steps:
+    """Split heads dealt out otherwise, by head, number of heads and number of branches."""
+
+    def runs(problem: Problem) -> list[list[Branch]]:
+        dilation = problem.dilation
+        assert dilation is not None
+        if dilation.heads != "split":
+            return pattern.branches(problem)
+        of = [branch_of(head, problem.heads, len(dilation.branches)) for head in range(problem.heads)]
+        return [[(*dilation.branches[b], b % dilation.branches[b][1])] for b in of]
+
+    return replace(STEPS, branches=runs)
+
+
+FAULTS.add(
+    "O62", "split heads: groups cut in proportion, h · G // H", dealt(lambda head, heads, count: head * count // heads)
+)
+FAULTS.cause("split heads: branches dealt out in turn, h % G", dealt(lambda head, heads, count: head % count))
+
+
 COVERS_NOTHING: Branch = (1, 2, 1)
 """Place 0 of every segment of one, never at offset 1."""
 
@@ -33,14 +139,27 @@ def _overlapping(problem: Problem) -> list[list[Branch]]:
     return runs
 
 
-H1 = FAULTS.add(
-    "H1",
-    "unequal head groups sliced as i · size",
-    story="12 heads over 5 groups of 3, 3, 2, 2, 2: slices overlap and the last heads stay 0.",
-    source="fkodom/dilated-attention-pytorch e8f2d3d, still at HEAD (s)",
-    ring=replace(STEPS, branches=_overlapping),
-    cause="split heads: unequal head groups cut at i times their own size",
-    also=("backward", "forward"),
+FAULTS.add(
+    "H1", "split heads: unequal head groups cut at i times their own size", replace(STEPS, branches=_overlapping)
+)
+FAULTS.cause(
+    "only the first branch is run",
+    replace(STEPS, branches=lambda problem: [run[:1] for run in pattern.branches(problem)]),
+)
+FAULTS.cause(
+    "multiplicities counted once: a pair that several branches let through counts as one",
+    replace(STEPS, pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner).clamp(max=1)),
+    masks=True,
+)
+FAULTS.mutant(
+    "O12", "multiplicities counted once: a pair that several branches let through counts as one, in the forward only"
+)
+FAULTS.mutant(
+    "O13", "multiplicities counted once: a pair that several branches let through counts as one, in the backward only"
+)
+FAULTS.mutant(
+    "O112",
+    "multiplicities counted once: a pair that several branches let through counts as one on blocks from other ranks",
 )
 
 
@@ -49,32 +168,10 @@ def _over_positions(here: Here, found: Partial) -> Partial:
     return found if here.problem.dilation is None else found._replace(out=found.out / sums)
 
 
-H2 = FAULTS.add(
-    "H2",
-    "divided by the sum of the output over positions",
-    story="x / x.sum over positions stands for the softmax mass: blows up near 0, and does not scale with V.",
-    source="fkodom/dilated-attention-pytorch HEAD (s)",
-    ring=whole(_over_positions),
-    cause="out is divided by its sum over positions (dilation)",
-)
+FAULTS.add("H2", "out is divided by its sum over positions (dilation)", whole(_over_positions))
 
 
-def _by_segment(p: torch.Tensor, w: torch.Tensor, r: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    return p % w % r == (offset + p // w) % r
-
-
-H3 = FAULTS.add(
-    "H3",
-    "offset depends on the segment",
-    story="(head + segment) % r: the first segment is right. Needs two segments and r > 1.",
-    source="DarcStar-Solutions-Tech/dilated-attention-pytorch 7b6e7d4",
-    ring=replace(STEPS, covers=_by_segment),
-    cause="dilation offset depends on the segment: (offset + segment) % r",
-    also=("backward", "forward"),
-)
-
-
-def _without_own(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+def _without_own(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
     m = multiplicity(steps, here, hop, owner)
     dilation = here.problem.dilation
     if dilation is None or not here.problem.causal or owner != here.rank or here.size == 1:
@@ -83,37 +180,12 @@ def _without_own(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor
     return torch.zeros_like(m) if longest > len(here.shards[owner]) else m
 
 
-H5 = FAULTS.add(
-    "H5",
-    "causal gather leaves the own shard out",
-    story="`x[:rank]` of the gathered keys, where a segment spans shards: own keys are never among them.",
-    source="microsoft/torchscale gather_kv (s)",
-    ring=replace(STEPS, pattern=_without_own),
-    cause="causal segments longer than a shard leave the rank's own keys out",
+FAULTS.add(
+    "H5", "causal segments longer than a shard leave the rank's own keys out", replace(STEPS, pattern=_without_own)
 )
 
 
-RATE_IGNORED = branched(lambda problem, head, branch: (branch[0], 1, 0))
-
-
-def _undilated(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    return multiplicity(RATE_IGNORED if here.size > 1 else steps, here, hop, owner)
-
-
-R3 = FAULTS.add(
-    "R3",
-    "dilation off in a group",
-    story="Rates above 1 are taken for 1 on several ranks.",
-    source="report R3",
-    ring=replace(
-        STEPS,
-        pattern=_undilated,
-    ),
-    cause="dilation is off on several ranks: its rate is ignored",
-)
-
-
-def _only_what_divides(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
+def _only_what_divides(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     problem = here.problem
     if problem.dilation is not None:
         segment = max(w for w, _ in problem.dilation.branches)
@@ -125,17 +197,15 @@ def _only_what_divides(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tenso
     return STEPS.forward(steps, here, q, k, v)
 
 
-R4 = FAULTS.add(
+FAULTS.add(
     "R4",
-    "length must be divisible by ring size times segment",
-    story="A rule that the semantics do not have; every other length raises.",
-    source="report R4",
+    "a length that ring size times segment length does not divide is refused",
+    replace(STEPS, forward=_only_what_divides),
     kind="failure",
-    ring=replace(STEPS, forward=_only_what_divides),
 )
 
 
-def _lining_up(steps: Steps, problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+def _lining_up(steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
     """Lay segments out as rows of a table, which the positions have to fill."""
     assert problem.dilation is not None
     for w, r in problem.dilation.branches:
@@ -144,11 +214,9 @@ def _lining_up(steps: Steps, problem: Problem, i: torch.Tensor, j: torch.Tensor)
     return STEPS.dilation(steps, problem, i, j)
 
 
-R5 = FAULTS.add(
+FAULTS.add(
     "R5",
-    "segments and rates that do not line up",
-    story='"The size of tensor a must match the size of tensor b": a short last segment keeps fewer positions.',
-    source="report R5",
+    "a last segment that is shorter than the others raises an error of shapes",
+    replace(STEPS, dilation=_lining_up),
     kind="failure",
-    ring=replace(STEPS, dilation=_lining_up),
 )

@@ -1,22 +1,22 @@
-"""A fault: one known way to be wrong, written once as steps of the ring that are replaced.
+"""A fault: one known way to be wrong, written once as steps of the ring that are replaced, and named by one sentence.
 
 It is caught (a mutant that the suite has to kill), recognised (a cause, whose steps have to give the numbers of a
-counterexample) and told (its title, its story, its sentence). A fault that returns right values, or only an exception,
-has no cause; a cause that no report tells of has no mutant.
+counterexample) and told (its sentence). A mutant that returns right values, or only an exception, is no cause; a cause
+that nobody has reported need not be a mutant.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
+from ringverify.faults import reports
 from ringverify.faults.place import Here
-from ringverify.faults.ring import EVERYTHING, STEPS, Steps, ring_of
+from ringverify.faults.ring import BACKWARD, EVERYTHING, FORWARD, STEPS, Steps, ring_of
 from ringverify.implementation import Capabilities, Implementation
 
 FaultKind = Literal[
@@ -28,8 +28,35 @@ mask excludes; a result, or an input, by what was called before; the same bits; 
 flight; messages on a transport that does not buffer; a claim about memory; a claim about messages."""
 
 When = Literal["always", "forward", "backward"]
-WHENS: tuple[When, ...] = ("always", "backward", "forward")
 """In which direction a fault is there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """A fault as the cause of numbers that are wrong.
+
+    Attributes:
+        says: the fault, as a sentence without its full stop; may depend on a failing case.
+        steps: the ring with this fault.
+        when: whether the fault is in both directions, in the forward only, or in the backward only.
+        more: the end of the sentence, if this is a variant of the fault that the sentence without it names.
+        narrow: whether the fault concerns some blocks or cases only; it is tried after faults that concern all.
+        advice: what to try first, as a sentence without its full stop; may depend on a failing case.
+        overflows: whether the fault shows only in the dtype of sums, as a number that is too large for it.
+    """
+
+    says: str | Callable[[Any], str]
+    steps: Steps
+    when: When = "always"
+    more: str = ""
+    narrow: bool = False
+    advice: str | Callable[[Any], str] = ""
+    overflows: bool = False
+
+    def sentence(self, case: Any = None) -> str:
+        """Return the fault as a sentence, with its direction."""
+        text = (self.says if isinstance(self.says, str) else self.says(case)) + self.more
+        return text if self.when == "always" else f"{text}, in the {self.when} only"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,49 +65,27 @@ class Mutant:
 
     Attributes:
         id: of the report it comes from, with a letter where there are several; `O…` for those that no report tells of.
-        title: a few words.
-        story: what is wrong, and what exposes it.
-        source: where it was reported, or "by operator".
+        fault: what is wrong with it.
         kind: what goes wrong.
         implementation: the mutant; it claims what the original would.
-        ring: steps of the ring, or the function, of which it is made.
-        when: in which direction the steps are those.
     """
 
     id: str
-    title: str
-    story: str
-    source: str
+    fault: Cause
     kind: FaultKind
     implementation: Implementation
-    ring: Steps | Callable[..., Any]
-    when: When
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong."""
+        return self.fault.sentence()
+
+    @property
+    def source(self) -> str:
+        """Where it was reported, or "by operator"."""
+        return reports.source(self.id)
 
 
-@dataclasses.dataclass(frozen=True)
-class Cause:
-    """A fault as the cause of numbers that are wrong.
-
-    Attributes:
-        says: the fault, as a sentence without its full stop.
-        steps: the ring with this fault.
-        when: in which direction the fault is there.
-        more: the end of the sentence, if this is a variant of the fault that the sentence without it names.
-        narrow: whether it concerns some blocks only, and is tried after what concerns all.
-        advice: what to try first, as a sentence without its full stop; empty where nothing is known.
-        overflows: whether it shows only in the dtype in which sums are kept, because a number is too large for it.
-    """
-
-    says: str
-    steps: Steps
-    when: When = "always"
-    more: str = ""
-    narrow: bool = False
-    advice: str = ""
-    overflows: bool = False
-
-
-@functools.cache
 def on_blocks(steps: Steps, *, others: bool) -> Steps:
     """Restrict a fault of the mask to blocks from other ranks, or to the rank's own block."""
 
@@ -91,6 +96,12 @@ def on_blocks(steps: Steps, *, others: bool) -> Steps:
     return replace(steps, pattern=pattern)
 
 
+def directions(steps: Steps) -> tuple[When, ...]:
+    """Return the directions in which steps are different faults: one if only the forward or the backward runs them."""
+    one = steps.changed <= BACKWARD or steps.changed <= FORWARD
+    return ("always",) if one else ("always", "backward", "forward")
+
+
 @dataclasses.dataclass
 class Faults:
     """The faults of one file.
@@ -98,76 +109,79 @@ class Faults:
     Attributes:
         mutants: by id, in the order in which they were added.
         causes: the plainest first.
+        named: the causes by their sentences, the first of those that share one.
     """
 
     mutants: dict[str, Mutant] = dataclasses.field(default_factory=dict)
     causes: list[Cause] = dataclasses.field(default_factory=list)
+    named: dict[str, Cause] = dataclasses.field(default_factory=dict)
 
     def add(
         self,
         id: str,
-        title: str,
+        says: str,
+        steps: Steps,
         *,
-        story: str,
-        source: str = "by operator",
         kind: FaultKind = "value",
-        ring: Steps | Callable[..., Any],
         when: When = "always",
         claims: Capabilities = EVERYTHING,
-        cause: str = "",
-        also: Sequence[When] = (),
-        masks: bool = False,
+        recognised: bool = True,
+        more: str = "",
+        narrow: bool = False,
         overflows: bool = False,
-    ) -> Implementation:
-        """Add a mutant, made of steps or a plug-in function, and return it as an implementation.
+        masks: bool = False,
+    ) -> None:
+        """Add a mutant, and the fault as a cause where numbers show it.
 
         Args:
             id: as of `Mutant`.
-            title: likewise.
-            story: likewise.
-            source: likewise.
-            kind: likewise.
-            ring: steps of the ring, or a function of the plug-in contract.
-            when: in which direction the steps are those.
+            says: as of `Cause`.
+            steps: likewise.
+            kind: as of `Mutant`; only a fault of values is a cause.
+            when: in which direction the mutant has these steps; a cause is looked for in all.
             claims: what the mutant declares.
-            cause: the sentence by which the fault is recognised; empty for one that numbers do not show.
-            also: other directions in which the same steps are a cause.
-            masks: whether it is looked for in each direction, and on other ranks' blocks or on the own block alone.
-            overflows: as of `Cause`.
-
-        Raises:
-            ValueError: there is one of that id.
+            recognised: whether a fault of values is a cause.
+            more: as of `Cause`.
+            narrow: likewise.
+            overflows: likewise.
+            masks: as of `cause`.
         """
+        if kind == "value" and recognised:
+            self.cause(says, steps, more=more, narrow=narrow, overflows=overflows, masks=masks)
+        self._mutant(id, Cause(says, steps, when, more), kind, claims)
+
+    def mutant(self, id: str, says: str) -> None:
+        """Add a mutant that has the fault of a cause added before; the sentence is the cause's name."""
+        self._mutant(id, self.named[says], "value", EVERYTHING)
+
+    def _mutant(self, id: str, fault: Cause, kind: FaultKind, claims: Capabilities) -> None:
         if id in self.mutants:
             raise ValueError(f"two mutants are called {id!r}")
-        if isinstance(ring, Steps):
-            function = ring_of(STEPS if when == "backward" else ring, STEPS if when == "forward" else ring)
-        else:
-            function = ring
-        implementation = Implementation(function, f"mutant:{id}", claims)
-        self.mutants[id] = Mutant(id, title, story, source, kind, implementation, ring, when)
-        if cause and isinstance(ring, Steps) and masks:
-            self.mask(cause, ring)
-        elif cause and isinstance(ring, Steps):
-            self.cause(cause, ring, when, *also, overflows=overflows)
-        return implementation
+        steps, when = fault.steps, fault.when
+        function = ring_of(STEPS if when == "backward" else steps, STEPS if when == "forward" else steps)
+        self.mutants[id] = Mutant(id, fault, kind, Implementation(function, f"mutant:{id}", claims))
 
     def cause(
         self,
         says: str,
         steps: Steps,
-        *whens: When,
+        *,
         more: str = "",
-        advice: str = "",
         narrow: bool = False,
+        advice: str = "",
         overflows: bool = False,
+        masks: bool = False,
     ) -> None:
-        """Add a cause, in each of these directions; throughout, if none is named."""
-        self.causes += [Cause(says, steps, when, more, narrow, advice, overflows) for when in whens or ("always",)]
+        """Add a fault as a cause, in every direction in which its steps are another fault.
 
-    def mask(self, says: str, steps: Steps, *, advice: str = "") -> None:
-        """Add a fault of the mask as a cause: on all blocks and on some only, each in either direction and in both."""
-
-        self.cause(says, steps, *WHENS, advice=advice)
-        for others, more in ((True, " on blocks from other ranks"), (False, " on the own block")):
-            self.cause(says, on_blocks(steps, others=others), *WHENS, more=more, advice=advice, narrow=True)
+        A fault of the mask (`masks`) is added on blocks from other ranks and on the own block alone, too.
+        """
+        variants = [(steps, more, narrow)]
+        if masks:
+            variants += [(on_blocks(steps, others=True), f"{more} on blocks from other ranks", True)]
+            variants += [(on_blocks(steps, others=False), f"{more} on the own block", True)]
+        for changed, end, some in variants:
+            for when in directions(changed):
+                cause = Cause(says, changed, when, end, some, advice, overflows)
+                self.causes.append(cause)
+                self.named.setdefault(cause.sentence(), cause)

@@ -1,4 +1,4 @@
-"""Faults of masks and of the positions they are made of (B in the reports)."""
+"""Faults of masks: causality, window, documents, key lengths (B in the reports, K2)."""
 
 from __future__ import annotations
 
@@ -10,30 +10,55 @@ import torch
 from ringref.problem import Problem
 from ringref.sharding import pieces
 from ringverify.faults import pattern
-from ringverify.faults.fault import Faults, on_blocks
+from ringverify.faults.fault import Faults
 from ringverify.faults.place import Here, Partial
 from ringverify.faults.ring import STEPS, Steps, multiplicity
 
+Tensor = torch.Tensor
 FAULTS = Faults()
 
 
-def cut(positions: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Cut positions, or repeat the last one, to the number of those that are masked as if they had them."""
-    return positions[torch.arange(len(like)).clamp(max=len(positions) - 1)] if len(positions) else like
+def everything(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+    """Let all keys through."""
+    return torch.ones_like(i - j, dtype=torch.bool)
 
 
-def keys_of(rank: Callable[[Here, int, int], int]) -> Steps:
-    """Mask keys as if they had the positions of another rank's keys."""
-    return replace(
-        STEPS,
-        keys=lambda here, hop, owner: cut(here.shards[rank(here, hop, owner) % here.size], here.shards[owner]),
-    )
+# -- causality ---------------------------------------------------------------------------------------------------------
+
+FAULTS.cause("causal mask missing", replace(STEPS, causal=everything), masks=True)
+FAULTS.add(
+    "O40",
+    "causal mask shifted by one: every query sees one key too many",
+    replace(STEPS, causal=lambda problem, i, j: j <= i + problem.diagonal + 1),
+    masks=True,
+)
+FAULTS.add(
+    "O41",
+    "causal mask shifted by one: every query sees one key too few",
+    replace(STEPS, causal=lambda problem, i, j: j < i + problem.diagonal),
+    masks=True,
+)
+FAULTS.mutant("O42", "causal mask shifted by one: every query sees one key too many on blocks from other ranks")
+FAULTS.mutant("O43", "causal mask shifted by one: every query sees one key too few on blocks from other ranks")
+FAULTS.add(
+    "O109",
+    "causal mask shifted by one: every query sees one key too few",
+    replace(STEPS, causal=lambda problem, i, j: j <= i + problem.diagonal - (problem.nk > problem.nq)),
+    more=" where keys outnumber queries",
+    narrow=True,
+)
+FAULTS.add(
+    "B8a",
+    "causal mask aligned top-left instead of bottom-right",
+    replace(STEPS, causal=lambda problem, i, j: j <= i),
+    masks=True,
+)
 
 
 def by_block(attends: Callable[[int, int], bool | None]) -> Steps:
     """Decide the causal mask by whole blocks, from the ranks of owner and queries; `None` leaves a block as it is."""
 
-    def masked(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+    def masked(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
         whole = attends(owner, here.rank)
         if whole is not None:
             steps = replace(steps, causal=lambda problem, i, j: torch.full_like(i - j, whole, dtype=torch.bool))
@@ -42,68 +67,68 @@ def by_block(attends: Callable[[int, int], bool | None]) -> Steps:
     return replace(STEPS, pattern=masked)
 
 
-B1 = FAULTS.add(
+FAULTS.add(
     "B1",
-    "block predicate inverted",
-    story="Causal: later ranks' blocks are attended whole and earlier ones skipped. Any causal world of two, if every "
-    "rank is looked at.",
-    source="zhuzilin/ring-flash-attention 63b1c31",
-    ring=by_block(lambda owner, rank: None if owner == rank else owner > rank),
-    cause="causal mask inverted between blocks: later ranks are attended, earlier are not",
+    "causal mask inverted between blocks: later ranks are attended, earlier are not",
+    by_block(lambda owner, rank: None if owner == rank else owner > rank),
     masks=True,
 )
-B2 = FAULTS.add(
-    "B2",
-    "ring direction against source index",
-    story="Blocks move right while the mask takes them to come from rank + hop. Left is right in a world of two, and "
-    "without a mask the order does not matter: needs three ranks and causality.",
-    source="lucidrains/ring-attention-pytorch 51ec491, e974570",
-    ring=keys_of(lambda here, hop, owner: here.rank + hop),
-    cause="the block of hop h is masked as that of rank + h: the ring turns the other way",
-    also=("backward", "forward"),
-)
-B3 = FAULTS.add(
-    "B3",
-    "mask chunk picked by the hop",
-    story="The chunk of the mask belongs to rank hop instead of rank − hop.",
-    source="TransformerEngine b3e64d19f",
-    ring=keys_of(lambda here, hop, owner: hop),
-    cause="the block of hop h is masked as that of rank h",
-    also=("backward", "forward"),
+FAULTS.cause("causal mask decided by whole blocks", by_block(lambda owner, rank: owner <= rank), masks=True)
+
+
+def _by_places(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    if here.call.sharding != "striped":
+        return multiplicity(steps, here, hop, owner)
+
+    def causal(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+        return (j // here.size < i // here.size) | ((j // here.size == i // here.size) & (owner <= here.rank))
+
+    return multiplicity(replace(steps, causal=causal), here, hop, owner)
+
+
+FAULTS.add(
+    "O118",
+    "striped: the causal mask compares places in the shards, and ranks where places are equal",
+    replace(STEPS, pattern=_by_places),
+    narrow=True,
 )
 
 
-def _own_padding(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
-    own = cut(here.shards[here.rank], here.shards[owner])[None, :]
-    padded = replace(steps, key_lengths=lambda problem, j: pattern.key_lengths(problem, own))
-    return multiplicity(padded, here, hop, owner)
+def _half_blocks(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    m = multiplicity(steps, here, hop, owner)
+    if here.call.sharding == "zigzag" and not here.problem.causal:
+        first = pieces(here.problem.nk, 2 * here.size)[owner]
+        if owner < here.rank:
+            m[..., len(first) :] = 0
+        elif owner > here.rank:
+            m[:, :, : len(pieces(here.problem.nq, 2 * here.size)[here.rank])] = 0
+    return m
 
 
-B4 = FAULTS.add(
-    "B4",
-    "key padding does not travel with the keys",
-    story="Every block is masked by this rank's own padding. Needs key lengths that end in one shard.",
-    source="lucidrains/ring-attention-pytorch 57cf3fc; huggingface/diffusers#13756",
-    ring=replace(STEPS, pattern=_own_padding),
-    cause="padding does not travel: every block is masked by this rank's own key_lengths",
-    also=("backward", "forward"),
+FAULTS.add("B12", "half a block is attended although nothing is causal (zigzag)", replace(STEPS, pattern=_half_blocks))
+
+
+# -- window ------------------------------------------------------------------------------------------------------------
+
+FAULTS.cause("window ignored", replace(STEPS, window=everything), masks=True)
+FAULTS.mutant("B9d", "window ignored on blocks from other ranks")
+
+
+def _window_or_documents(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+    return pattern.window(problem, i, j) | torch.full_like(i - j, problem.documents is not None, dtype=torch.bool)
+
+
+FAULTS.add(
+    "O120",
+    "window ignored",
+    replace(STEPS, window=_window_or_documents),
+    more=" where there are documents",
+    narrow=True,
 )
-B8a = FAULTS.add(
-    "B8a",
-    "causal mask aligned top-left",
-    story="j ≤ i where the last query should attend the last key. Needs as many queries as keys not to be given.",
-    source="flash-attention#282, #436; onnx#8068",
-    ring=replace(STEPS, causal=lambda problem, i, j: j <= i),
-    cause="causal mask aligned top-left instead of bottom-right",
-    masks=True,
-)
-B8b = FAULTS.add(
+FAULTS.add(
     "B8b",
-    "window aligned top-left",
-    story="As B8a, for the window. Needs cross lengths and a window.",
-    source="flash-attention#1778",
-    ring=replace(STEPS, window=lambda problem, i, j: pattern.window(problem, i + problem.nq - problem.nk, j)),
-    cause="window aligned top-left instead of bottom-right",
+    "window aligned top-left instead of bottom-right",
+    replace(STEPS, window=lambda problem, i, j: pattern.window(problem, i + problem.nq - problem.nk, j)),
     masks=True,
 )
 
@@ -111,22 +136,15 @@ B8b = FAULTS.add(
 def local_window(*, moved: bool) -> Steps:
     """Take the window on places in the shards, moved by the difference of the whole lengths or not."""
 
-    def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def window(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
         places = torch.arange(i.size(0))[:, None], torch.arange(j.size(1))[None, :]
         return pattern.window(problem, places[0] - (0 if moved else problem.diagonal), places[1])
 
     return replace(STEPS, window=window)
 
 
-B9a = FAULTS.add(
-    "B9a",
-    "window on local indices",
-    story="Indices within the shards instead of positions. Needs a window and two ranks.",
-    source="TransformerEngine#1046; lm-engine#447 (r)",
-    ring=local_window(moved=True),
-    cause="window uses local indices, moved by the whole lengths",
-    masks=True,
-)
+FAULTS.add("B9a", "window uses local indices, moved by the whole lengths", local_window(moved=True), masks=True)
+FAULTS.cause("window uses local indices", local_window(moved=False), masks=True)
 
 
 Window = tuple[int | None, int | None]
@@ -135,7 +153,7 @@ Window = tuple[int | None, int | None]
 def window_of(change: Callable[[int | None, int | None], Window]) -> Steps:
     """Mask with another window, made of the ends of the one that was asked for."""
 
-    def window(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def window(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
         assert problem.window is not None
         return pattern.near(problem, change(*problem.window), i, j)
 
@@ -147,133 +165,178 @@ def wider(left: int, right: int) -> Steps:
     return window_of(lambda a, b: (None if a is None else a + left, None if b is None else b + right))
 
 
-LEFT_END_EXCLUSIVE = wider(-1, 0)
-
-B9b = FAULTS.add(
-    "B9b",
-    "left end of the window exclusive",
-    story="One key too few on the left; the row without any other is empty.",
-    source="prime-rl#2828 (r)",
-    ring=LEFT_END_EXCLUSIVE,
-    cause="window off by one: one key too few on the left",
-    masks=True,
-)
-B9c = FAULTS.add(
+FAULTS.add("B9b", "window off by one: one key too few on the left", wider(-1, 0), masks=True)
+FAULTS.mutant("O104", "window off by one: one key too few on the left on blocks from other ranks")
+FAULTS.add("B9e", "window off by one: one key too many on the left", wider(1, 0), masks=True)
+FAULTS.add("O44", "window off by one: one key too few on the right", wider(0, -1), masks=True)
+FAULTS.add("O45", "window off by one: one key too many on the right", wider(0, 1), masks=True)
+FAULTS.add("O46", "left and right of the window exchanged", window_of(lambda left, right: (right, left)), masks=True)
+FAULTS.cause("left side of the window ignored", window_of(lambda left, right: (None, right)), masks=True)
+FAULTS.cause("right side of the window ignored", window_of(lambda left, right: (left, None)), masks=True)
+FAULTS.add(
     "B9c",
-    "window inverted",
-    story="Keys outside the window are attended.",
-    source="zml#763",
-    ring=replace(STEPS, window=lambda problem, i, j: ~pattern.window(problem, i, j)),
-    cause="window inverted: keys outside it are attended",
+    "window inverted: keys outside it are attended",
+    replace(STEPS, window=lambda problem, i, j: ~pattern.window(problem, i, j)),
     masks=True,
 )
 
 
-def everything(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """Let all keys through."""
-    return torch.ones_like(i - j, dtype=torch.bool)
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+FAULTS.add("B10", "documents ignored", replace(STEPS, documents=everything), masks=True)
 
 
-WINDOW_IGNORED = replace(STEPS, window=everything)
+def documents_of(change: Callable[[Problem, tuple[int, ...]], tuple[int, ...]]) -> Steps:
+    """Mask with other offsets of documents."""
 
-B9d = FAULTS.add(
-    "B9d",
-    "window dropped on other ranks' blocks",
-    story="Applied within the own block only. Needs a window that ends inside another shard.",
-    source="TransformerEngine#1046",
-    ring=on_blocks(WINDOW_IGNORED, others=True),
-)
-B9e = FAULTS.add(
-    "B9e",
-    "left end of the window one too far",
-    story="One key too many on the left.",
-    source="lm-engine#447 (r)",
-    ring=wider(1, 0),
-    cause="window off by one: one key too many on the left",
+    def documents(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+        return pattern.documents(problem.replace(documents=change(problem, problem.documents or ())), i, j)
+
+    return replace(STEPS, documents=documents)
+
+
+FAULTS.add(
+    "K2a",
+    "the first document is taken to start at 0",
+    documents_of(lambda problem, offsets: (0, *offsets[1:])),
     masks=True,
 )
-COUNTED_ONCE = replace(
-    STEPS, pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner).clamp(max=1)
+FAULTS.add(
+    "K2b",
+    "the last document is taken to end with the sequence",
+    documents_of(lambda problem, offsets: (*offsets[:-1], problem.nk)),
+    masks=True,
+)
+FAULTS.add(
+    "O107",
+    "document offsets are counted from the first one, as if that were 0",
+    documents_of(lambda problem, offsets: tuple(one - offsets[0] for one in offsets)),
 )
 
-B10 = FAULTS.add(
-    "B10",
-    "documents ignored",
-    story="The batch ring on packed data: a query attends other documents. Needs two documents.",
-    source="axolotl#4002 (#3608)",
-    ring=replace(STEPS, documents=everything),
-    cause="documents ignored",
+
+def documents_by(first: int, *, right: bool = True, inside: bool = False) -> Steps:
+    """Tell documents by how many offsets lie before a position, those before `first` left out.
+
+    Args:
+        first: the first offset that counts.
+        right: whether a position's own offset counts.
+        inside: whether what lies in no document attends nothing.
+    """
+
+    def together(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+        offsets = torch.tensor((problem.documents or ())[first:], device=i.device)
+        of_i, of_j = (torch.bucketize(p, offsets, right=right) for p in (i, j))
+        return (of_i == of_j) & ((of_i > 0) & (of_i < len(offsets)) if inside else True)
+
+    return replace(STEPS, documents=together)
+
+
+FAULTS.add("O47", "documents begin one token late", documents_by(0, right=False, inside=True), masks=True)
+FAULTS.add("O48", "what lies in no document attends itself", documents_by(0), masks=True)
+FAULTS.cause(
+    "documents are taken to cover the sequence: what lies before the first belongs to it, and what lies after the "
+    "last attends itself",
+    documents_by(1),
     masks=True,
 )
 
 
-def _half_blocks(steps: Steps, here: Here, hop: int, owner: int) -> torch.Tensor:
+# -- key lengths -------------------------------------------------------------------------------------------------------
+
+
+def _lengths(change: Callable[[Tensor], Tensor]) -> Steps:
+    """Mask with other key lengths, made of those `(B)` that were asked for."""
+
+    def key_lengths(problem: Problem, j: Tensor) -> Tensor:
+        return j < change(torch.tensor(problem.key_lengths, device=j.device))[:, None, None, None]
+
+    return replace(STEPS, key_lengths=key_lengths)
+
+
+FAULTS.cause("key_lengths ignored", _lengths(lambda n: torch.full_like(n, 2**62)), masks=True)
+FAULTS.add("O49", "key_lengths off by one: one padded key is attended", _lengths(lambda n: n + 1), masks=True)
+FAULTS.add("O50", "key_lengths off by one: the last valid key is left out", _lengths(lambda n: n - 1), masks=True)
+FAULTS.add("O51", "key_lengths of the first batch element used for all", _lengths(lambda n: n[:1]), masks=True)
+FAULTS.cause("key_lengths of another batch element used", _lengths(lambda n: n.roll(1)), masks=True)
+FAULTS.add(
+    "O110", "a batch element of key length 0 attends its first key", _lengths(lambda n: n.clamp(min=1)), narrow=True
+)
+
+
+def _unpadded_zigzag(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    def all_there(problem: Problem, j: Tensor) -> Tensor:
+        everything = torch.ones((problem.batch, 1, 1, j.size(1)), dtype=torch.bool, device=j.device)
+        return everything if problem.causal else pattern.key_lengths(problem, j)
+
+    chosen = replace(steps, key_lengths=all_there) if here.call.sharding == "zigzag" else steps
+    return multiplicity(chosen, here, hop, owner)
+
+
+FAULTS.add(
+    "O121",
+    "key_lengths ignored",
+    replace(STEPS, pattern=_unpadded_zigzag),
+    more=" where zigzag shards are causal",
+    narrow=True,
+)
+
+
+def _local_lengths(problem: Problem, j: Tensor) -> Tensor:
+    return pattern.key_lengths(problem, torch.arange(j.size(1), device=j.device)[None, :])
+
+
+FAULTS.cause("key_lengths compared with local indices", replace(STEPS, key_lengths=_local_lengths), masks=True)
+
+
+# -- keys of one place -------------------------------------------------------------------------------------------------
+
+
+def _without(key: Callable[[Here, int], int]) -> Steps:
+    """Leave one key out, where more than one is attended."""
+
+    def left_out(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+        m = multiplicity(steps, here, hop, owner)
+        return m * (here.shards[owner] != key(here, owner)) if here.problem.nk > 1 else m
+
+    return replace(STEPS, pattern=left_out)
+
+
+for says, key in {
+    "the last key is never attended": lambda here, owner: here.problem.nk - 1,
+    "the first key is never attended": lambda here, owner: 0,
+    "the last key of every block is never attended": lambda here, owner: max(here.shards[owner].tolist(), default=0),
+    "the first key of every block is never attended": lambda here, owner: min(here.shards[owner].tolist(), default=0),
+}.items():
+    FAULTS.cause(says, _without(key))
+
+
+def _equal_shares(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    """Ignore the keys of a block past the first n // world_size."""
     m = multiplicity(steps, here, hop, owner)
-    if here.call.sharding == "zigzag" and not here.problem.causal:
-        first = pieces(here.problem.nk, 2 * here.size)[owner]
-        if owner < here.rank:
-            m[..., len(first) :] = 0
-        elif owner > here.rank:
-            m[:, :, : len(pieces(here.problem.nq, 2 * here.size)[here.rank])] = 0
-    return m
+    return m * (torch.arange(m.size(3), device=m.device) < here.problem.nk // here.size)
 
 
-B12 = FAULTS.add(
-    "B12",
-    "zigzag's half blocks without causality",
-    story="The branch that attends half a block lacks `and is_causal`. Needs zigzag without a causal mask.",
-    source="pytorch#141429, #141622",
-    ring=replace(STEPS, pattern=_half_blocks),
-    cause="half a block is attended although nothing is causal (zigzag)",
-    also=("backward", "forward"),
+FAULTS.add(
+    "C5", "every rank is taken to hold n // world keys: the rest is dropped", replace(STEPS, pattern=_equal_shares)
 )
 
 
-def lowest_fill(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
-    """Attention over one block whose masked scores are the smallest finite number."""
-    s = torch.where(m > 0, s, torch.finfo(s.dtype).min)
-    top = s.amax(dim=-1, keepdim=True)
-    w = torch.where(m > 0, m, 1) * torch.exp(s - top)
-    total = w.sum(dim=-1, keepdim=True)
-    return Partial(w @ v / total, (top + total.log()).squeeze(-1))
-
-
-B13 = FAULTS.add(
-    "B13",
-    "finfo.min in place of −inf",
-    story="A row that attends nothing in a block becomes the average of that block, with a finite lse.",
-    source="pytorch#110213, #103963",
-    ring=replace(STEPS, partial=lowest_fill),
-    cause="a finite number stands for -inf: a row without keys in a block becomes the block's average",
-    overflows=True,
-)
-
-
-def _leaking(steps: Steps) -> Steps:
+def _leaking(s: Tensor, m: Tensor, v: Tensor) -> Partial:
     """Multiply weights of 0 with values that are not numbers."""
-
-    def partial(s: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Partial:
-        found = STEPS.partial(s, m, torch.zeros_like(v))
-        top = torch.where(found.lse == -torch.inf, 0.0, found.lse)[..., None]
-        w = torch.where(m > 0, m * torch.exp(s - top), 0.0)
-        return Partial(w @ v, found.lse)
-
-    return replace(steps, partial=partial)
+    found = STEPS.partial(s, m, torch.zeros_like(v))
+    top = torch.where(found.lse == -torch.inf, 0.0, found.lse)[..., None]
+    return Partial(torch.where(m > 0, m * torch.exp(s - top), 0.0) @ v, found.lse)
 
 
-B14a = FAULTS.add(
+FAULTS.add(
     "B14a",
-    "0 · NaN leaks from masked values",
-    story="A value that no query attends, but that is NaN, meets a weight of 0. Needs NaN in what the mask excludes.",
-    source="flash-attention#2374; pytorch#101967",
+    "0 · NaN leaks into out from values that the mask excludes",
+    replace(STEPS, partial=_leaking),
     kind="isolation",
-    ring=_leaking(STEPS),
 )
-B14b = FAULTS.add(
+FAULTS.add(
     "B14b",
-    "0 · NaN leaks in backward",
-    story="As B14a, in the sums over keys of dq: the forward is clean.",
-    source="flash-attention#2374",
+    "0 · NaN leaks into dq from keys that the mask excludes",
+    replace(STEPS, dq=lambda ds, k, scale, attended: ds @ k * scale),
     kind="isolation",
-    ring=replace(STEPS, dq=lambda ds, k, scale, attended: ds @ k * scale),
 )

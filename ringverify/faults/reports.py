@@ -1,190 +1,126 @@
-"""Faults of the reports that this project started from (R).
+"""The field's reports, by row: where each was seen, and those of which no mutant can be made.
 
-R3, R4 and R5 are with the dilation, R9 with the backward (R10 is F1b), R12 with communication.
+Letters name rows of bugs in public code, R the reports that this project started from. Behind a source, (l) is a commit
+of which only the title was read, (s) published source where nobody has reported it, (r) a comment of a review.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import replace
+SOURCES: dict[str, str] = {
+    "A1": "zhuzilin/ring-flash-attention 9b84a6a; jzhang38/EasyContext#14",
+    "A2": "TransformerEngine#716; SHI-Labs/NATTEN#202",
+    "A3": "flashinfer#4051; vllm#39148, #28181",
+    "A4a": "flash-attention#978; deepseek-ai/FlashMLA#77",
+    "A4b": "aten::_scaled_dot_product_flash_attention_for_cpu (s)",
+    "A4c": "microsoft/torchscale dilated_attention.py (s)",
+    "A6": "microsoft/torchscale dilated_attention.py (s)",
+    "A8a": "vllm#28840, #47079; sglang#33064",
+    "A8b": "attention-gym#200 (r)",
+    "A8c": "pytorch#181645",
+    "A9": "DarcStar-Solutions-Tech/dilated-attention-pytorch 56bfe37",
+    "A10": "flash-attention c85cb224",
+    "A11": "flash-attention c701feef",
+    "A12a": "zhuzilin/ring-flash-attention#42, 756f085",
+    "A12b": "flash-attention#2723; TransformerEngine 24c626dcf",
+    "A12c": "zhuzilin/ring-flash-attention#42; TransformerEngine 24c626dcf",
+    "A12d": "zhuzilin/ring-flash-attention#42",
+    "B1": "zhuzilin/ring-flash-attention 63b1c31",
+    "B2": "lucidrains/ring-attention-pytorch 51ec491, e974570",
+    "B3": "TransformerEngine b3e64d19f",
+    "B4": "lucidrains/ring-attention-pytorch 57cf3fc; huggingface/diffusers#13756",
+    "B8a": "flash-attention#282, #436; onnx#8068",
+    "B8b": "flash-attention#1778",
+    "B9a": "TransformerEngine#1046; lm-engine#447 (r)",
+    "B9b": "prime-rl#2828 (r)",
+    "B9c": "zml#763",
+    "B9d": "TransformerEngine#1046",
+    "B9e": "lm-engine#447 (r)",
+    "B10": "axolotl#4002 (#3608)",
+    "B12": "pytorch#141429, #141622",
+    "B13": "pytorch#110213, #103963",
+    "B14a": "flash-attention#2374; pytorch#101967",
+    "B14b": "flash-attention#2374",
+    "C1a": "lucidrains/ring-attention-pytorch 054c9d5, 18a1f86",
+    "C1b": "lucidrains/ring-attention-pytorch 78530bc",
+    "C4a": "DeepSpeed#5664, #8317",
+    "C4b": "DeepSpeed#8317",
+    "C5": "DeepSpeed#7384, #7842",
+    "C5b": "DeepSpeed#7842",
+    "D1": "zhuzilin/ring-flash-attention 7895974; MagiAttention b56c16fc",
+    "D2": "Megatron-LM 360e15290f",
+    "D3a": "lucidrains/ring-attention-pytorch#9; NVIDIA/nccl#479; torchcomms#2885",
+    "D3b": "lucidrains/ring-attention-pytorch#9",
+    "D4": "lucidrains/ring-attention-pytorch c452069",
+    "D5a": "zhuzilin/ring-flash-attention 4072701",
+    "D5b": "lucidrains/ring-attention-pytorch cfb1990",
+    "D6a": "TransformerEngine#1624, 611d876e3",
+    "D6b": "TransformerEngine 557bd8092",
+    "D6c": "TransformerEngine 557bd8092",
+    "D6d": "TransformerEngine#1624",
+    "D9a": "pytorch#192920, #158903; zhuzilin/ring-flash-attention 1cad320",
+    "D9b": "pytorch#192920, #24836",
+    "D10": "uccl#940; sgl-kernel-npu#69",
+    "D11": "pytorch#185493",
+    "E3a": "attorch#14; pytorch#159706",
+    "E3b": "ipex-llm#12619 (l)",
+    "E3c": "ipex-llm#12619 (l)",
+    "F1": "lucidrains/ring-attention-pytorch a7dd365",
+    "F2": "huggingface/diffusers#14265",
+    "F3": "huggingface/diffusers f5e56e6720 (#14338)",
+    "F4": "NATTEN#274, #299",
+    "F6": "TransformerEngine 17ee10980, 74eb7c33c",
+    "F7a": "lucidrains/ring-attention-pytorch 4fc040e; VeOmni#681",
+    "F7b": "Megatron-LM#1635 (r); VeOmni#1120 (r)",
+    "F7c": "lucidrains/ring-attention-pytorch 4fc040e; VeOmni#681",
+    "F9": "zhuzilin/ring-flash-attention 22f0e1d",
+    "F12a": "Burst-Attention cf429a6, 7d81ca9",
+    "F12b": "Burst-Attention cf429a6",
+    "G1": "lucidrains/ring-attention-pytorch cc1aea8, ab57c27",
+    "G2": "Megatron-LM#1764",
+    "G3a": "flash-attention#2470",
+    "G3b": "flash-attention#2421, #2515 (l)",
+    "G5": "xformers 41646dbb",
+    "G6": "lucidrains/ring-attention-pytorch 0f748b2",
+    "H1": "fkodom/dilated-attention-pytorch e8f2d3d, still at HEAD (s)",
+    "H2": "fkodom/dilated-attention-pytorch HEAD (s)",
+    "H3": "DarcStar-Solutions-Tech/dilated-attention-pytorch 7b6e7d4",
+    "H5": "microsoft/torchscale gather_kv (s)",
+    "I1a": "vllm#21996; flash-attention#2670, #2388, e7786a79; attorch#14",
+    "I1b": "huggingface/diffusers 518ffdf361",
+    "I1c": "flash-attention#2388",
+    "I1d": "vllm#21996",
+    "I1e": "vllm#21996",
+    "I2a": "vllm-xpu-kernels#479; long-context-attention#128, #129; zhuzilin/ring-flash-attention#46",
+    "I2b": "vllm#57012",
+    "I3a": "TransformerEngine db44fc2b9, eb7653dd3",
+    "I3b": "TransformerEngine eb7653dd3",
+    "J1": "flash-attention#2510, #2549 (l)",
+    "J2": "TransformerEngine 6e75715d9; flash-attention#2402 (l)",
+    "K1a": "TransformerEngine#1896",
+    "K1b": "TransformerEngine#1896",
+    "K1c": "TransformerEngine#2868",
+    "K2a": "TransformerEngine b4db9eb7e",
+    "K2b": "TransformerEngine#1396",
+}
+"""Where a fault was reported, by the id of a mutant or by a row whose mutants have one source."""
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
+OUT_OF_SCOPE: dict[str, str] = {
+    "B6": "rotary embedding: q and k come already rotated, the semantics have no positions of their own",
+    "B7": "rotary embedding of packed sequences: as B6",
+    "B11": "attention sinks: the semantics have no extra column",
+    "E2": "overflow of int32 offsets: needs 2^31 elements, out of reach of a suite of small cases",
+    "F11": "dropout: the semantics have no randomness",
+    "R15": "a report of variants over several frameworks, not a fault",
+    "R16": "a list of features that were recommended, not a fault",
+}
+"""Rows of the reports that need what the written semantics lack, and why."""
 
-from ringverify.faults import arithmetic
-from ringverify.faults.communication import TRAVELLING
-from ringverify.faults.fault import Faults
-from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, attend
-
-SHARDED = dataclasses.replace(TRAVELLING, memory="sharded")
-"""Claims besides that a rank's memory does not grow with the world."""
-
-FAULTS = Faults()
-
-
-def _full_size(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> object:
-    """Allocate room for all rows of all ranks at every hop and keep it to the end."""
-    problem = here.problem
-    room = q.new_zeros((problem.batch, problem.heads, problem.nq, problem.dv + 1))
-    here.notes.setdefault("rooms", []).append(room)
-    return attend(steps, here, hop, owner, q, block)
-
-
-R1 = FAULTS.add(
-    "R1",
-    "a full-size output for every bucket",
-    story="Every hop allocates out and lse for the whole sequence. Values are right; memory grows as n² over the ring.",
-    source="report R1",
-    kind="memory",
-    ring=replace(STEPS, attend=_full_size),
-    claims=SHARDED,
-)
-
-
-def _in_half(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
-    return arithmetic.scores(q.half(), k.half(), scale).to(q.dtype)
-
-
-def _half_scores(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return STEPS.capped(replace(steps, scores=_in_half) if here.dtype is torch.float16 else steps, here, q, k)
-
-
-R2a = FAULTS.add(
-    "R2a",
-    "scores in float16",
-    story="For float16 inputs a score past 65504 is inf. Needs large queries and keys in half precision.",
-    source="report R2",
-    ring=replace(STEPS, capped=_half_scores),
-    cause="scores are held in float16: past 65504 they are infinite",
-)
-
-
-def _sentinel(here: Here, q: torch.Tensor, dim: int) -> object:
-    torch.full_like(q.to(here.dtype), -1e10)
-    return STEPS.nothing(here, q, dim)
-
-
-R2b = FAULTS.add(
-    "R2b",
-    "a sentinel that float16 does not hold",
-    story='"value cannot be converted to type at::Half without overflow": −1e10 in half. Needs float16 and an empty '
-    "block.",
-    source="report R2",
-    kind="failure",
-    ring=replace(STEPS, nothing=_sentinel),
-)
-
-
-def _stays(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-    return part
-
-
-R6a = FAULTS.add(
-    "R6a",
-    "keys and values never rotate",
-    story="The query is divided and each rank attends its own block alone. Any world of two.",
-    source="report R6",
-    ring=replace(STEPS, hops=lambda here: 1, travel=_stays),
-)
-R6b = FAULTS.add(
-    "R6b",
-    "replicated queries: partials never merged",
-    story="As R6a where all ranks hold all queries: each returns the attention to its own keys.",
-    source="report R6",
-    ring=replace(STEPS, together=lambda steps, here, whole: whole),
-    cause="replicated queries: partial results are never merged, each rank returns its own block's",
-)
-
-
-def _all_at_once(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
-    yield from list(STEPS.visit(steps, here, block))
-
-
-R7 = FAULTS.add(
-    "R7",
-    "every rank ends up with all keys",
-    story="Blocks that came round are kept: memory a rank does not fall with the world's size. Values are right.",
-    source="report R7",
-    kind="memory",
-    ring=replace(STEPS, visit=_all_at_once),
-    claims=SHARDED,
-)
-
-
-def _wants_contiguous(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Partial:
-    for x in (q, k, v):
-        if not x.is_contiguous():
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    return STEPS.forward(steps, here, q, k, v)
+TOLD_AS = {"R10": "F1b"}
+"""Reports of a fault that behaves as another one, and the id of that."""
 
 
-R8 = FAULTS.add(
-    "R8",
-    "views crash",
-    story="index_select on a view that is not contiguous. Needs such inputs.",
-    source="report R8",
-    kind="failure",
-    ring=replace(STEPS, forward=_wants_contiguous),
-)
-
-
-def all_blocks(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
-    """Gather the blocks of all ranks with one collective, padded to the longest."""
-    if here.replicated or here.size == 1:
-        yield from STEPS.visit(steps, here, block)
-        return
-    longest = max(len(shard) for shard in here.shards)
-    padded = [F.pad(x, (0, 0, 0, 0, 0, longest - x.size(1))) for x in block]
-    everyone = [[torch.empty_like(x) for _ in here.shards] for x in padded]
-    for all_of_it, x in zip(everyone, padded, strict=True):
-        dist.all_gather(all_of_it, x, group=here.group)
-    for hop in range(here.size):
-        owner = steps.owner(here, hop)
-        count = len(here.shards[owner])
-        yield hop, owner, Block(*(all_of_it[owner][:, :count] for all_of_it in everyone))
-
-
-R11 = FAULTS.add(
-    "R11",
-    "an all-gather where a ring is claimed",
-    story="Collectives on the critical path of what says that only neighbours exchange. Values are right.",
-    source="report R11",
-    kind="traffic",
-    ring=replace(STEPS, visit=all_blocks),
-    claims=TRAVELLING,
-)
-
-
-def _sigmoid(first: Partial, second: Partial) -> Partial:
-    share = torch.sigmoid(second.lse - first.lse)[..., None]
-    return Partial(first.out - share * (first.out - second.out), first.lse - F.logsigmoid(first.lse - second.lse))
-
-
-R13 = FAULTS.add(
-    "R13",
-    "the sigmoid merge of two empty parts",
-    story="−inf − (−inf) in sigmoid(bl − l) is NaN: a row that the first two visited blocks do not attend.",
-    source="report R13",
-    ring=replace(STEPS, merge=_sigmoid),
-    cause="the merge of two empty parts is NaN: -inf - (-inf)",
-)
-
-
-def _keeps_scores(steps: Steps, here: Here, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    s = STEPS.capped(steps, here, q, k)
-    here.notes.setdefault("scores", []).append(s.expand(4, *s.shape).contiguous())
-    return s
-
-
-R14 = FAULTS.add(
-    "R14",
-    "scores of every block kept",
-    story="Copies of every score matrix live until the backward ends: on one device many times what attention takes.",
-    source="report R14",
-    kind="memory",
-    ring=replace(STEPS, capped=_keeps_scores),
-    claims=SHARDED,
-)
+def source(id: str) -> str:
+    """Return where the fault of a mutant was reported."""
+    if id.startswith(("O", "R")):
+        return "by operator" if id[0] == "O" else f"report {id.rstrip('abcde')}"
+    return SOURCES.get(id) or SOURCES[id.rstrip("abcde")]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Positional = Callable[[Problem, Tensor, Tensor], Tensor]
 Times = Callable[[Here, int, int], int]
-"""How often the block of an owner counts at a hop."""
+"""How often a block counts, or what it adds to a gradient, by rank, hop and owner."""
 
 # -- loops, made of the steps below ------------------------------------------------------------------------------------
 
@@ -159,9 +159,8 @@ def forward(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partia
 def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
     """Return dq, dk and dv of this rank's shards."""
     q, k, v, out, lse = saved
-    q, k, v, dout, dlse = (
-        steps.given(here, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout), ("dlse", dlse))
-    )
+    q, k, v = (steps.given(here, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    dout, dlse = (steps.cotangent(here, name, x) for name, x in (("dout", dout), ("dlse", dlse)))
     wide_q, wide_dout = steps.widen(here, q), steps.widen(here, dout)
     rows = wide_q, wide_dout, steps.delta(wide_dout, out, dlse.to(here.wide)), lse
     dq = torch.zeros_like(wide_q)
@@ -266,6 +265,7 @@ class Steps:
 
     # from end to end
     given: Callable[[Here, str, Tensor], Tensor] = lambda here, name, x: x
+    cotangent: Callable[[Here, str, Tensor], Tensor] = lambda here, name, x: x
     wide: Callable[[torch.dtype], torch.dtype] = lambda dtype: torch.promote_types(dtype, torch.float32)
     forward: Callable[[Steps, Here, Tensor, Tensor, Tensor], Partial] = forward
     kept: Callable[[Here, tuple[Tensor, ...]], tuple[Tensor, ...]] = lambda here, saved: saved
@@ -280,6 +280,19 @@ class Steps:
 
 STEPS = Steps()
 """The right ring: every step as it should be."""
+
+FORWARD = frozenset({
+    "nothing", "partial", "merge", "attend", "accumulate", "between", "normalise", "gather", "together", "forward",
+    "returned", "kept",
+})  # fmt: skip
+"""Steps that only the forward runs."""
+
+BACKWARD = frozenset({
+    "delta", "probabilities", "dp", "ds", "cap_slope", "dq", "dk", "dv", "gradients", "add_dq", "add_part", "travel",
+    "arrive_gradients", "returned_gradients", "sum_queries", "add_up", "backward", "per_key_head", "narrow",
+    "times_in_dq", "times_in_part", "cotangent",
+})  # fmt: skip
+"""Steps that only the backward runs."""
 
 
 def returning(change: Callable[[Here, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Steps:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ringverify.faults.catalogue import MUTANTS, OUT_OF_SCOPE
+from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.reports import OUT_OF_SCOPE
 from ringverify.lab.kill_report import FalseAlarms, FirstKills, KillMatrix, KillReport, Section
 from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
@@ -159,5 +160,5 @@ def _every_mutant(matrix: KillMatrix, first: FirstKills | None) -> Iterable[str]
             one = first.kills[id]
             took = f"{one.examples} examples, {one.seconds:.1f} s; {one.ranks} ranks, {one.tokens} tokens"
             after = f"{one.property}: {took}" if one.property else "**survives**"
-        rows.append((id, MUTANTS[id].kind, MUTANTS[id].title, shown, after))
+        rows.append((id, MUTANTS[id].kind, MUTANTS[id].sentence, shown, after))
     yield table(("mutant", "kind", "what is wrong", "killed by", "first kill"), rows)

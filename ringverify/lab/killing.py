@@ -185,5 +185,5 @@ def line(one: Kill) -> str:
     size = "" if one.ranks is None else f"{one.ranks} ranks, {one.tokens} tokens"
     return (
         f"  {one.mutant:<7}{one.verdict:<12}{one.property:<22}{one.examples:>4} examples {one.seconds:>6.1f} s  "
-        f"{size:<20}{MUTANTS[one.mutant].title}"
+        f"{size:<20}{MUTANTS[one.mutant].sentence}"
     ).rstrip()

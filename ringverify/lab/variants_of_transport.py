@@ -11,11 +11,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ringref.sharding import SHARDINGS
-from ringverify.faults.operators_of_dtype import to_the_owner
+from ringverify.faults.communication import all_blocks, to_the_owner
 from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.reports import all_blocks
 from ringverify.faults.ring import EVERYTHING, STEPS, Steps, attend, gradients, ring_of
-from ringverify.faults.tiles import forgetting, never
+from ringverify.faults.scores import forgetting, never
 from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall
 from ringverify.lab import gathered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.catalogue import MUTANTS, place
 from ringverify.vectors import dilations, masks, numbers, ranks, selections, shapes
 from ringverify.vectors.story import Story, by_id
 
@@ -18,9 +18,4 @@ STORIES: dict[str, Story] = by_id(
 def bugs(stories: dict[str, Story]) -> dict[str, dict[str, str]]:
     """Return every reported bug that a vector names, by id: what is wrong, and where it was reported."""
     named = {bug for story in stories.values() for bug in story.bugs}
-    return {id: {"title": MUTANTS[id].title, "source": MUTANTS[id].source} for id in sorted(named, key=_place)}
-
-
-def _place(id: str) -> tuple[str, int, str]:
-    """Sort key of a bug's id: A2b comes after A2a and before A10."""
-    return id[0], int(id[1:].rstrip("abcde")), id
+    return {id: {"title": MUTANTS[id].sentence, "source": MUTANTS[id].source} for id in sorted(named, key=place)}

@@ -1,6 +1,7 @@
-"""The library of faults: mutants are named and told of, every row of the reports is covered, nothing right rejected."""
+"""The library of faults: mutants have a sentence, every row of the reports is covered, nothing right is rejected."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,10 @@ from ringverify.cases.running import Runner
 from ringverify.check.budget import Budget
 from ringverify.check.hunting import hunt
 from ringverify.faults import catalogue, fault
-from ringverify.faults.catalogue import MUTANTS, OUT_OF_SCOPE, TOLD_AS
-from ringverify.faults.ring import PLAIN
+from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.masking import everything
+from ringverify.faults.reports import OUT_OF_SCOPE, TOLD_AS
+from ringverify.faults.ring import PLAIN, STEPS
 from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import load
@@ -49,25 +52,25 @@ def hunted(implementation, property, examples, seed=0):
 
 
 def test_every_mutant_says_what_is_wrong_and_where_that_was_seen():
-    """Ids and titles are unique, stories and sources are there."""
+    """Ids and sentences are unique, sources are there."""
     for id, one in MUTANTS.items():
         assert one.id == id
         assert one.implementation.name == f"mutant:{id}"
         assert re.fullmatch(r"[A-Z]\d+[a-e]?", id)
-        assert one.title
-        assert one.story
+        assert re.fullmatch(r"\S.*[^.\s]", one.sentence)
         assert one.source
         assert one.kind in fault.FaultKind.__args__
-    titles = [one.title for one in MUTANTS.values()]
-    assert sorted(titles) == sorted(set(titles))
+    sentences = [one.sentence for one in MUTANTS.values()]
+    assert sorted(sentences) == sorted(set(sentences))
 
 
-def test_a_mutant_is_an_attribute_of_its_file_by_its_id():
-    """So that `module:attribute` names it where a process has to be told."""
-    for module in catalogue.GROUPS:
-        for id, one in module.FAULTS.mutants.items():
-            assert getattr(module, id) is one.implementation
-    assert load("ringverify.faults.accumulation:A1") is MUTANTS["A1"].implementation
+def test_a_mutant_is_an_attribute_of_the_catalogue_by_its_id():
+    """So that `module:attribute` names it where a process has to be told; what is no id is refused."""
+    for id, one in MUTANTS.items():
+        assert getattr(catalogue, id) is one.implementation
+    assert load("ringverify.faults.catalogue:A1") is MUTANTS["A1"].implementation
+    with pytest.raises(AttributeError, match="no mutant 'A99'"):
+        catalogue.A99  # noqa: B018
 
 
 def test_every_row_of_the_reports_has_a_mutant_or_a_reason_for_none():
@@ -83,9 +86,30 @@ def test_every_row_of_the_reports_has_a_mutant_or_a_reason_for_none():
 def test_two_mutants_of_one_id_are_refused():
     """In one group; the catalogue refuses them across groups."""
     faults = fault.Faults()
-    faults.add("X1", "one", story="One.", ring=PLAIN.function)
-    with pytest.raises(ValueError, match="two mutants are called 'X1'"):
-        faults.add("X1", "other", story="Other.", ring=PLAIN.function)
+    faults.add("O1", "one", STEPS)
+    with pytest.raises(ValueError, match="two mutants are called 'O1'"):
+        faults.add("O1", "other", STEPS)
+
+
+def test_a_fault_is_recognised_in_every_direction_in_which_it_is_another():
+    """What one direction runs alone has no direction; a fault of the mask may be on some blocks only."""
+    faults = fault.Faults()
+    faults.add("O1", "lse is merged wrongly", replace(STEPS, merge=lambda a, b: a))
+    faults.add("O2", "all keys are attended", replace(STEPS, causal=everything), when="forward", masks=True)
+    faults.add("O3", "a caller's tensor is changed", STEPS, kind="state")
+    masked = [
+        f"all keys are attended{blocks}{direction}"
+        for blocks in ("", " on blocks from other ranks", " on the own block")
+        for direction in ("", ", in the backward only", ", in the forward only")
+    ]
+    assert [one.sentence() for one in faults.causes] == ["lse is merged wrongly", *masked]
+    faults.mutant("O4", masked[3])
+    assert {id: one.sentence for id, one in faults.mutants.items()} == {
+        "O1": "lse is merged wrongly",
+        "O2": "all keys are attended, in the forward only",
+        "O3": "a caller's tensor is changed",
+        "O4": "all keys are attended on blocks from other ranks",
+    }
 
 
 @pytest.mark.parametrize("property", ["lse_gradient", "masked_rows", "overflow", "strided_inputs"])

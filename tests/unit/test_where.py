@@ -44,14 +44,20 @@ def where(mutant, *, tensor, size=3, spoilt=lambda result: result, **problem):
 
 def test_a_block_that_is_not_merged_is_named_on_every_rank():
     """The last of three hops."""
-    found = where("O65", tensor="out").where
+    diagnosis = where("O65", tensor="out")
+    found = diagnosis.where
     keys = {0: (0, 1, 2), 1: (3, 4, 5), 2: (6, 7, 8)}
     assert [pair for pair in found.pairs if pair.what == "missing"] == [
         WrongPair(rank, (rank + 1) % 3, 2, keys[(rank + 1) % 3], "missing") for rank in range(3)
     ]
-    assert found.hop == 2
+    assert (found.hop, diagnosis.hop) == (2, 2)
     assert found.rows == keys
     assert found.text[1].startswith("rank 0 does not attend keys 3–5 of rank 1 (hop 2); rank 1 does not attend")
+
+
+def test_a_fault_of_all_blocks_is_of_no_hop():
+    """A wrong scale."""
+    assert where("O14", tensor="out").hop is None
 
 
 def test_a_block_that_is_merged_twice_is_told_from_the_others():

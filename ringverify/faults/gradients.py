@@ -1,0 +1,332 @@
+"""Faults of the backward: its formula, what it starts from, what hops add, what is returned (F in the reports, K1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from ringverify.faults import arithmetic
+from ringverify.faults.arithmetic import permuted
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, Times, gradients
+from ringverify.faults.tensors import given
+
+Tensor = torch.Tensor
+FAULTS = Faults()
+
+
+# -- the formula -------------------------------------------------------------------------------------------------------
+
+FAULTS.add(
+    "R9",
+    "the softmax is taken for constant: ds = p · dp, its correction delta is missing",
+    replace(STEPS, ds=lambda p, dp, delta: p * dp),
+)
+FAULTS.add(
+    "O24",
+    "delta is added instead of subtracted: ds = p · (dp + delta)",
+    replace(STEPS, ds=lambda p, dp, delta: p * (dp + delta[..., None])),
+)
+FAULTS.cause(
+    "delta is missing from ds, the cotangent of lse is there", replace(STEPS, delta=lambda dout, out, dlse: -dlse)
+)
+FAULTS.cause("ds lacks the factor p", replace(STEPS, ds=lambda p, dp, delta: dp - delta[..., None]))
+
+
+def _delta_over_heads(dout: Tensor, out: Tensor, dlse: Tensor) -> Tensor:
+    """Sum delta over heads in place of dimensions, where there are as many."""
+    if out.size(1) != out.size(3):
+        return arithmetic.delta(dout, out, dlse)
+    return (dout * out).sum(dim=1).transpose(1, 2) - dlse
+
+
+FAULTS.add("O27", "delta is summed over heads instead of dimensions", replace(STEPS, delta=_delta_over_heads))
+
+
+def _not_transposed(p: Tensor, dout: Tensor, attended: Tensor) -> Tensor:
+    turned = p.transpose(2, 3) if p.size(2) == p.size(3) else p
+    return arithmetic.dv(turned, dout, attended)
+
+
+FAULTS.add("O33", "dv is made of p not transposed", replace(STEPS, dv=_not_transposed))
+
+
+def _scaled(of_q: int, of_k: int) -> Steps:
+    """Apply the scale so many times in dq and in dk."""
+    return replace(
+        STEPS,
+        dq=lambda ds, k, scale, attended: arithmetic.dq(ds, k, scale**of_q, attended),
+        dk=lambda ds, q, scale, attended: arithmetic.dk(ds, q, scale**of_k, attended),
+    )
+
+
+FAULTS.add("O16", "scale is missing from dq", _scaled(0, 1))
+FAULTS.add("O17", "scale is applied twice in dk", _scaled(1, 2))
+FAULTS.cause("scale is missing from dk", _scaled(1, 0))
+FAULTS.cause("scale is missing from dq and dk", _scaled(0, 0))
+FAULTS.cause("scale is applied twice in dq", _scaled(2, 1))
+FAULTS.cause("scale is applied twice in dq and dk", _scaled(2, 2))
+
+
+def _scaled_twice(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+) -> tuple[Tensor, Block]:
+    dq, part = gradients(steps, here, hop, owner, rows, block)
+    twice = steps.scale(here) if here.problem.dv != here.problem.head_dim else 1.0
+    return dq, Block(part.k * twice, part.v)
+
+
+FAULTS.add(
+    "O105",
+    "scale is applied twice in dk",
+    replace(STEPS, gradients=_scaled_twice),
+    more=" where value_dim is not head_dim",
+    narrow=True,
+)
+
+
+# -- what the backward starts from -------------------------------------------------------------------------------------
+
+
+def own(*, out: bool, lse: bool, dlse: bool = True) -> Steps:
+    """The block's own out and lse in place of the merged ones, in the backward."""
+
+    def of_block(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        q, dout, delta, merged = rows
+        own = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
+        if out:
+            delta = steps.delta(dout, own.out, here.notes["dlse"] if dlse else torch.zeros_like(own.lse))
+        return gradients(steps, here, hop, owner, (q, dout, delta, own.lse if lse else merged), block)
+
+    def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
+        here.notes["dlse"] = dlse.to(here.wide)
+        return STEPS.backward(steps, here, saved, dout, dlse)
+
+    return replace(STEPS, gradients=of_block, backward=backward)
+
+
+FAULTS.add("F4a", "gradients use the block's own lse instead of the merged one", own(out=False, lse=True))
+FAULTS.add(
+    "F4b",
+    "gradients use the block's own out and lse, and ignore the cotangent of lse",
+    own(out=True, lse=True, dlse=False),
+)
+FAULTS.cause("gradients use the block's own out and lse instead of the merged ones", own(out=True, lse=True))
+FAULTS.cause("gradients use the block's own out", own(out=True, lse=False))
+
+
+def _full_lse_for_half(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+) -> tuple[Tensor, Block]:
+    q, dout, delta, lse = rows
+    if here.call.sharding == "zigzag" and here.problem.causal and owner > here.rank and q.size(2) > 1:
+        half = (q.size(2) + 1) // 2
+        # The block is attended by the second half of the queries; they get the log-sum-exps of the first.
+        lse = torch.cat([lse[:, :, :half], lse[:, :, : q.size(2) - half]], dim=2)
+    return gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
+
+
+FAULTS.add(
+    "F6",
+    "the half block of zigzag gets the log-sum-exps of the other half of the queries",
+    replace(STEPS, gradients=_full_lse_for_half),
+)
+
+
+def _lse_taken_for(of: Callable[[Tensor], Tensor]) -> Steps:
+    return replace(STEPS, probabilities=lambda s, m, lse: arithmetic.probabilities(s, m, of(lse)))
+
+
+FAULTS.add("A8c", "the backward takes the natural lse for one in base 2", _lse_taken_for(lambda lse: lse * math.log(2)))
+FAULTS.cause("the backward takes an lse in base 2 for a natural one", _lse_taken_for(lambda lse: lse / math.log(2)))
+FAULTS.cause("the backward has no lse: it counts as 0", _lse_taken_for(torch.zeros_like))
+FAULTS.add(
+    "O25",
+    "the gradient of lse is ignored: its cotangent counts as 0",
+    given("dlse", lambda here, x: torch.zeros_like(x)),
+)
+FAULTS.add("O26", "the cotangent of lse is negated", given("dlse", lambda here, x: -x))
+FAULTS.add(
+    "O102",
+    "the gradient of lse is ignored: its cotangent counts as 0",
+    given("dlse", lambda here, x: torch.zeros_like(x) if here.problem.causal else x),
+    more=" under a causal mask",
+    narrow=True,
+)
+FAULTS.add(
+    "O117",
+    "replicated queries: the cotangent of lse is divided by the number of ranks",
+    given("dlse", lambda here, x: x / here.size if here.replicated else x),
+)
+FAULTS.cause("the cotangent of lse is counted twice", given("dlse", lambda here, x: 2 * x))
+FAULTS.cause("the cotangent of out is ignored", given("dout", lambda here, x: torch.zeros_like(x)))
+FAULTS.cause("the cotangent of out is negated", given("dout", lambda here, x: -x))
+FAULTS.cause("the cotangent of out counts twice", given("dout", lambda here, x: 2 * x))
+FAULTS.cause("the cotangent of out is taken to be 1 everywhere", given("dout", lambda here, x: torch.ones_like(x)))
+
+
+# -- what the hops add -------------------------------------------------------------------------------------------------
+
+
+PARTS: dict[str, Times] = {
+    "are those of hop 0 alone, the rank's own block": lambda here, hop, owner: hop == 0,
+    "lack the rank's own part": lambda here, hop, owner: hop > 0 or here.size == 1 or here.replicated,
+    "lack the part of the last hop": lambda here, hop, owner: not 0 < hop == here.size - 1,
+    "lack the part of hop 1": lambda here, hop, owner: hop != 1,
+    "lack the part of hop 2": lambda here, hop, owner: hop != 2,
+    "have the part of hop 1 twice": lambda here, hop, owner: 2 if hop == 1 else 1,
+    "have the part of hop 2 twice": lambda here, hop, owner: 2 if hop == 2 else 1,
+    "have the part of the last hop twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
+    "have the rank's own part twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
+    "are those of the last hop alone: nothing is added up": lambda here, hop, owner: (
+        hop == here.size - 1 or here.replicated
+    ),
+    "lack the parts of rank 0": lambda here, hop, owner: here.rank > 0 or owner == 0,
+}
+
+
+def counted(says: str, *names: Literal["dq", "dk", "dv"]) -> Steps:
+    """Count what each hop adds to the named gradients as often as `PARTS[says]` says."""
+
+    def times(here: Here, hop: int, owner: int, name: Literal["dq", "dk", "dv"]) -> float:
+        return PARTS[says](here, hop, owner) if name in names else 1
+
+    return replace(
+        STEPS,
+        times_in_dq=lambda here, hop, owner: times(here, hop, owner, "dq"),
+        times_in_part=lambda here, hop, owner: (times(here, hop, owner, "dk"), times(here, hop, owner, "dv")),
+    )
+
+
+for says in PARTS:
+    FAULTS.cause(f"dk and dv {says}", counted(says, "dk", "dv"))
+    FAULTS.cause(f"dq: its parts {says}", counted(says, "dq"))
+for says in ("are those of the last hop alone: nothing is added up", "lack the parts of rank 0"):
+    FAULTS.cause(f"dq, dk and dv {says}", counted(says, "dq", "dk", "dv"))
+for says in PARTS:
+    FAULTS.cause(f"dk: its parts {says}", counted(says, "dk"))
+    FAULTS.cause(f"dv: its parts {says}", counted(says, "dv"))
+FAULTS.mutant("F1a", "dq: its parts are those of hop 0 alone, the rank's own block")
+FAULTS.mutant("F1b", "dk and dv are those of hop 0 alone, the rank's own block")
+FAULTS.mutant("O70", "dk and dv lack the rank's own part")
+FAULTS.mutant("O71", "dk and dv have the part of hop 1 twice")
+FAULTS.mutant("O72", "dk and dv are those of the last hop alone: nothing is added up")
+FAULTS.add(
+    "O113",
+    "dq lacks the part of the last hop on more than four ranks",
+    replace(
+        STEPS, add_dq=lambda here, hop, total, part: total if hop == here.size - 1 and here.size > 4 else total + part
+    ),
+    narrow=True,
+)
+FAULTS.add(
+    "F7a", "replicated queries: dq is not summed over ranks", replace(STEPS, sum_queries=lambda steps, here, dq: dq)
+)
+
+
+# -- what is returned --------------------------------------------------------------------------------------------------
+
+
+def if_alike(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Steps:
+    """dk and dv changed where they have one shape."""
+    return replace(
+        STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, *(change(dk, dv) if dk.shape == dv.shape else (dk, dv)))
+    )
+
+
+FAULTS.add("O31", "dk and dv swapped", if_alike(lambda dk, dv: (dv, dk)))
+FAULTS.add(
+    "O32", "the returned dk holds the sum of the right dk and the right dv", if_alike(lambda dk, dv: (dk + dv, dv))
+)
+FAULTS.cause("the returned dv holds the sum of the right dk and the right dv", if_alike(lambda dk, dv: (dk, dk + dv)))
+FAULTS.cause("the returned dk is the right dv", if_alike(lambda dk, dv: (dv, dv)))
+FAULTS.cause("the returned dv is the right dk", if_alike(lambda dk, dv: (dk, dk)))
+
+
+def _each(change: Callable[[Tensor], Tensor]) -> Steps:
+    """dk and dv changed in one way."""
+    return replace(STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, change(dk), change(dv)))
+
+
+FAULTS.add("O73", "the rows of dk and dv are shifted by one", _each(lambda x: x.roll(1, dims=1)))
+FAULTS.cause("the rows of dk and dv are shifted by one backwards", _each(lambda x: x.roll(-1, dims=1)))
+FAULTS.cause("dk's and dv's elements are permuted: heads and tokens are exchanged by a reshape", _each(permuted))
+
+
+def _split_by_rows(here: Here, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, ...]:
+    """Pack dk and dv along the last axis, `(..., D + E)`, and split as if all of dk came first."""
+    packed = torch.cat([dk, dv], dim=-1).reshape(-1)
+    return dq, packed[: dk.numel()].view_as(dk), packed[dk.numel() :].view_as(dv)
+
+
+FAULTS.add(
+    "K1a", "packed dk | dv is split by rows instead of columns", replace(STEPS, returned_gradients=_split_by_rows)
+)
+
+
+def _split_as_equal(here: Here, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, ...]:
+    """Look for dv in the packed buffer where it would begin if rows of dk were as long as rows of dv."""
+    packed = torch.cat([dk.reshape(-1), dv.reshape(-1)])
+    rows = dk.numel() // here.problem.head_dim
+    found = packed[rows * here.problem.dv :][: dv.numel()]
+    missing = dv.numel() - found.numel()
+    return dq, dk, torch.nn.functional.pad(found, (0, missing)).view_as(dv)
+
+
+FAULTS.add(
+    "K1b", "packed dk | dv is split as if value_dim were head_dim", replace(STEPS, returned_gradients=_split_as_equal)
+)
+
+
+FACTORS: dict[str, Callable[[Here], float]] = {
+    "is 0": lambda here: 0.0,
+    "has the wrong sign": lambda here: -1.0,
+    "is twice what it should be": lambda here: 2.0,
+    "is half of what it should be": lambda here: 0.5,
+    "is as many times too large as there are ranks": lambda here: here.size,
+    "is divided by the number of ranks": lambda here: 1 / here.size,
+    "is divided by the number of query heads of a group": lambda here: 1 / here.problem.group_size,
+    "is as many times too large as a group has query heads": lambda here: here.problem.group_size,
+    "is divided by the number of queries": lambda here: 1 / max(1, here.problem.nq),
+    "is divided by log(2)": lambda here: 1 / math.log(2),
+    "is multiplied by log(2)": lambda here: math.log(2),
+}
+
+
+TOGETHER: dict[str, tuple[bool, bool, bool]] = {
+    "dq": (True, False, False),
+    "dk": (False, True, False),
+    "dv": (False, False, True),
+    "each of dk and dv": (False, True, True),
+    "each of dq and dk": (True, True, False),
+    "each of dq, dk and dv": (True, True, True),
+}
+
+
+def multiplied(which: tuple[bool, bool, bool], by: Callable[[Here], float]) -> Steps:
+    """Some of dq, dk and dv multiplied by a number."""
+    return replace(
+        STEPS,
+        returned_gradients=lambda here, *found: tuple(
+            by(here) * x if chosen else x for x, chosen in zip(found, which, strict=True)
+        ),
+    )
+
+
+def _where_replicated(by: Callable[[Here], float]) -> Callable[[Here], float]:
+    return lambda here: by(here) if here.replicated else 1
+
+
+for what, by in FACTORS.items():
+    for which, names in TOGETHER.items():
+        FAULTS.cause(f"{which} {what}", multiplied(names, by))
+        FAULTS.cause(f"replicated queries: {which} {what}", multiplied(names, _where_replicated(by)))
+FAULTS.mutant("F7b", "replicated queries: dq is divided by the number of ranks")
+FAULTS.mutant("F7c", "replicated queries: each of dk and dv is as many times too large as there are ranks")

@@ -1,0 +1,326 @@
+"""Faults of merges, of the log-sum-exps of blocks, and of how often a block counts (A in the reports)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from ringverify.faults import arithmetic
+from ringverify.faults.arithmetic import weight
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, Times, multiplicity, together
+
+Tensor = torch.Tensor
+FAULTS = Faults()
+
+
+def _weights_from(lse: Callable[[Tensor, Tensor], Tensor]) -> Steps:
+    """Merge with another lse, from which the weights of both partials are computed too."""
+
+    def merge(a: Partial, b: Partial) -> Partial:
+        found = lse(a.lse, b.lse)
+        shift = torch.where(found == -math.inf, 0.0, found)
+        return Partial(weight(a.lse, shift) * a.out + weight(b.lse, shift) * b.out, found)
+
+    return replace(STEPS, merge=merge)
+
+
+FAULTS.add(
+    "A1",
+    "the merge overflows: log(1 + exp(difference)) is infinite and the row becomes 0",
+    # Empty partials are guarded, so that only the overflow is wrong.
+    _weights_from(lambda a, b: torch.where(a == -math.inf, b, a + torch.log1p(torch.exp(b - a)))),
+    overflows=True,
+)
+FAULTS.add(
+    "A2a",
+    "the merge overflows: log-sum-exps are added without a shift",
+    _weights_from(lambda a, b: torch.log(torch.exp(a) + torch.exp(b))),
+    overflows=True,
+)
+
+
+def _plain_weights(first: Partial, second: Partial) -> Partial:
+    a, b = torch.exp(first.lse)[..., None], torch.exp(second.lse)[..., None]
+    total = a + b
+    out = (a * first.out + b * second.out) / torch.where(total == 0, 1.0, total)
+    return Partial(out, torch.logaddexp(first.lse, second.lse))
+
+
+FAULTS.add(
+    "A2b",
+    "the merge overflows: its weights are exp(lse), without a shift",
+    replace(STEPS, merge=_plain_weights),
+    overflows=True,
+)
+
+
+def _unguarded(first: Partial, second: Partial) -> Partial:
+    top = torch.maximum(first.lse, second.lse)
+    a, b = torch.exp(first.lse - top), torch.exp(second.lse - top)
+    return Partial((a / (a + b))[..., None] * first.out + (b / (a + b))[..., None] * second.out, top + torch.log(a + b))
+
+
+FAULTS.add("A3", "the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_unguarded))
+
+
+def _sigmoid(first: Partial, second: Partial) -> Partial:
+    share = torch.sigmoid(second.lse - first.lse)[..., None]
+    return Partial(first.out - share * (first.out - second.out), first.lse - F.logsigmoid(first.lse - second.lse))
+
+
+FAULTS.add(
+    "R13", "the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_sigmoid), more=", by sigmoids"
+)
+
+
+def _unguarded_out(a: Partial, b: Partial) -> Partial:
+    whole = arithmetic.merge(a, b)
+    return whole._replace(out=torch.where((whole.lse == -math.inf)[..., None], math.nan, whole.out))
+
+
+FAULTS.cause("the merge of two empty parts is NaN: -inf - (-inf)", replace(STEPS, merge=_unguarded_out))
+FAULTS.cause(
+    "the merge overflows: log(1 + exp(difference)) is infinite or no number",
+    _weights_from(lambda a, b: a + torch.log1p(torch.exp(b - a))),
+    overflows=True,
+)
+
+
+def merging(
+    *,
+    first: float = 1.0,
+    second: float = 1.0,
+    lse: Callable[[Tensor, Tensor], Tensor] = torch.logaddexp,
+    crossed: bool = False,
+) -> Steps:
+    """Merge with the terms multiplied, with another lse, or with the weights exchanged."""
+
+    def merge(a: Partial, b: Partial) -> Partial:
+        right = torch.logaddexp(a.lse, b.lse)
+        shift = torch.where(right == -math.inf, 0.0, right)
+        of_a, of_b = weight(a.lse, shift) * first, weight(b.lse, shift) * second
+        if crossed:
+            of_a, of_b = of_b, of_a
+        return Partial(of_a * a.out + of_b * b.out, lse(a.lse, b.lse))
+
+    return replace(STEPS, merge=merge)
+
+
+FAULTS.add("O01", "the merge drops what came before: its out is the new block's term alone", merging(first=0.0))
+FAULTS.add("O02", "the merge drops the new block's term of out", merging(second=0.0))
+FAULTS.add("O03", "the merge subtracts the new block's term of out", merging(second=-1.0))
+FAULTS.add("O04", "the weights of the merge are exchanged", merging(crossed=True))
+FAULTS.add("O05", "the merged lse is the larger of both", merging(lse=torch.maximum))
+FAULTS.cause(
+    "the merged lse is the larger of both", _weights_from(torch.maximum), more=", and the weights come from it"
+)
+FAULTS.add("O06", "the merged lse is the new block's", merging(lse=lambda a, b: b))
+FAULTS.add("O07", "the merged lse is the earlier one: it is never updated", merging(lse=lambda a, b: a))
+FAULTS.cause("the merged lse is the mean of both", merging(lse=lambda a, b: (a + b) / 2))
+FAULTS.cause("the merged lse is the sum of both", merging(lse=lambda a, b: a + b))
+
+
+def _halved(a: Partial, b: Partial) -> Partial:
+    return Partial((a.out + b.out) / 2, torch.logaddexp(a.lse, b.lse))
+
+
+FAULTS.cause("each merge is the plain average of both parts", replace(STEPS, merge=_halved))
+FAULTS.add(
+    "A9",
+    "out is the sum of the blocks' own softmaxes, without log-sum-exp weights",
+    replace(STEPS, merge=lambda first, second: Partial(first.out + second.out, torch.logaddexp(first.lse, second.lse))),
+)
+
+
+def _average(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+    if running is None:
+        return new
+    return Partial((hop * running.out + new.out) / (hop + 1), torch.logaddexp(running.lse, new.lse))
+
+
+FAULTS.cause("out is the plain average over blocks", replace(STEPS, accumulate=_average))
+
+
+def _stale(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+    if bool((new.lse == -math.inf).all()) and "last" in here.notes:
+        new = here.notes["last"]
+    here.notes["last"] = new
+    return new if running is None else Partial(*steps.merge(running, new))
+
+
+FAULTS.add(
+    "A11",
+    "a block in which nothing is visible leaves the block before it to be merged again",
+    replace(STEPS, accumulate=_stale),
+)
+
+
+def _equals_skipped(first: Partial, second: Partial) -> Partial:
+    whole, same = STEPS.merge(first, second), first.lse == second.lse
+    return Partial(torch.where(same[..., None], first.out, whole.out), torch.where(same, first.lse, whole.lse))
+
+
+FAULTS.add(
+    "O108",
+    "parts of equal lse are not merged: the second is left out",
+    replace(STEPS, merge=_equals_skipped),
+    narrow=True,
+)
+
+
+# -- log-sum-exps of blocks --------------------------------------------------------------------------------------------
+
+
+def lse_of_blocks(change: Callable[[Tensor], Tensor], *, skipped: bool = True) -> Steps:
+    """Another log-sum-exp of each block, by the right one: of blocks that are skipped whole, too, or not."""
+
+    def changed(found: Partial) -> Partial:
+        return found._replace(lse=change(found.lse))
+
+    steps = replace(STEPS, partial=lambda s, m, v: changed(arithmetic.partial(s, m, v)))
+    return replace(steps, nothing=lambda *those: changed(STEPS.nothing(*those))) if skipped else steps
+
+
+def taken(value: float, other: float) -> Callable[[Tensor], Tensor]:
+    """One value taken for another."""
+    return lambda lse: torch.where(lse == value, other, lse)
+
+
+FAULTS.add("A4a", "a block without visible keys has lse +inf", lse_of_blocks(taken(-math.inf, math.inf)))
+FAULTS.add("A4b", "a block without visible keys has lse 0", lse_of_blocks(taken(-math.inf, 0.0)))
+for value, name in ((math.inf, "+inf"), (0.0, "0")):
+    FAULTS.cause(
+        f"a block without visible keys has lse {name}",
+        lse_of_blocks(taken(-math.inf, value), skipped=False),
+        more=", unless it is skipped whole",
+    )
+for value in (-1e8, -1e9, -1e10, -1e30, torch.finfo(torch.float32).min):  # what has been used for -inf
+    says = f"a block without visible keys has lse {value:.3g} instead of -inf"
+    FAULTS.cause(says, lse_of_blocks(taken(-math.inf, value)), overflows=True)
+    says = "an lse of exactly 0 is taken for one that was not computed"
+    FAULTS.cause(says, lse_of_blocks(taken(0.0, value)), overflows=True)
+FAULTS.cause("an lse of exactly 0 is taken for one that was not computed", lse_of_blocks(taken(0.0, -math.inf)))
+FAULTS.mutant("A4c", "a block without visible keys has lse -1e+08 instead of -inf")
+FAULTS.mutant("A6", "an lse of exactly 0 is taken for one that was not computed")
+FAULTS.add(
+    "A8a",
+    "base-2 log-sum-exps of blocks are merged as natural ones",
+    replace(
+        lse_of_blocks(lambda lse: lse / math.log(2)),
+        normalise=lambda whole: Partial(whole.out, whole.lse * math.log(2)),
+    ),
+)
+FAULTS.cause(
+    "base-2 log-sum-exps of blocks are merged as natural ones",
+    lse_of_blocks(lambda lse: lse / math.log(2)),
+    more=", and returned",
+)
+FAULTS.cause(
+    "natural log-sum-exps of blocks are merged as base-2 ones",
+    replace(
+        lse_of_blocks(lambda lse: lse * math.log(2)),
+        normalise=lambda whole: Partial(whole.out, whole.lse / math.log(2)),
+    ),
+)
+FAULTS.cause(
+    "the lse of every block is 0: blocks are merged with equal weights, whatever they attend",
+    lse_of_blocks(lambda lse: torch.where(lse == -math.inf, lse, 0.0)),
+)
+
+
+def _narrow_lse(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    """Round each block's lse as `lse.to(q.dtype)` does, and merge in that dtype with sigmoids."""
+    dtype = getattr(torch, here.problem.dtype)
+
+    def rounded(x: Tensor) -> Tensor:
+        return x.to(dtype).to(here.wide)
+
+    def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+        found = arithmetic.partial(s, m, v)
+        return found._replace(lse=rounded(found.lse))
+
+    def merge(a: Partial, b: Partial) -> Partial:
+        share = rounded(torch.sigmoid(rounded(b.lse - a.lse)))
+        out = a.out - share[..., None] * (a.out - b.out)
+        lse = rounded(a.lse - rounded(torch.log(torch.sigmoid(rounded(a.lse - b.lse)))))
+        none = b.lse == -math.inf
+        first = (a.lse == -math.inf) & ~none
+        out = torch.where(none[..., None], a.out, torch.where(first[..., None], b.out, out))
+        return Partial(out, torch.where(none, a.lse, torch.where(first, b.lse, lse)))
+
+    return STEPS.forward(replace(steps, partial=partial, merge=merge), here, q, k, v)
+
+
+FAULTS.cause(
+    "log-sum-exps of blocks are rounded to the dtype of the inputs, and merged in it",
+    replace(STEPS, forward=_narrow_lse),
+)
+
+
+# -- blocks that are left out or counted twice -------------------------------------------------------------------------
+
+
+BLOCKS: dict[str, Times] = {
+    "each rank attends its own block only: keys and values never rotate": lambda here, hop, owner: hop == 0,
+    "the block of the last hop is never merged": lambda here, hop, owner: not 0 < hop == here.size - 1,
+    "every rank leaves its own block out": lambda here, hop, owner: hop > 0 or here.size == 1 or here.replicated,
+    "every rank's own block is counted twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
+    "the block of the last hop is counted twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
+    "the block of hop 1 is never merged": lambda here, hop, owner: hop != 1,
+    "the block of hop 2 is never merged": lambda here, hop, owner: hop != 2,
+    "the block of hop 1 is counted twice": lambda here, hop, owner: 2 if hop == 1 else 1,
+    "the block of hop 2 is counted twice": lambda here, hop, owner: 2 if hop == 2 else 1,
+    "the block of rank 0 is counted twice on every other rank": lambda here, hop, owner: 1 + (owner == 0 < here.rank),
+    "the block of rank 0 is never merged on other ranks": lambda here, hop, owner: owner > 0 or here.rank == 0,
+    "the block of the last rank is never merged on other ranks": lambda here, hop, owner: (
+        owner < here.size - 1 or here.rank == owner
+    ),
+}
+
+
+def in_pattern(times: Times) -> Steps:
+    """Multiply the multiplicities of blocks, in forward and backward alike."""
+    return replace(
+        STEPS, pattern=lambda steps, here, hop, owner: multiplicity(steps, here, hop, owner) * times(here, hop, owner)
+    )
+
+
+for says, times in BLOCKS.items():
+    FAULTS.cause(says, in_pattern(times))
+FAULTS.mutant("O65", "the block of the last hop is never merged, in the forward only")
+FAULTS.mutant("O66", "every rank's own block is counted twice, in the forward only")
+FAULTS.mutant("O67", "every rank leaves its own block out, in the forward only")
+FAULTS.mutant("O68", "the block of the last hop is counted twice, in the forward only")
+FAULTS.mutant("O69", "the block of rank 0 is counted twice on every other rank, in the forward only")
+
+
+def _stays(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+    return part
+
+
+FAULTS.add(
+    "R6a",
+    "each rank attends its own block only: keys and values never rotate",
+    replace(STEPS, hops=lambda here: 1, travel=_stays),
+    recognised=False,
+)
+FAULTS.add(
+    "R6b",
+    "replicated queries: partial results are never merged, each rank returns its own block's",
+    replace(STEPS, together=lambda steps, here, whole: whole),
+)
+FAULTS.add(
+    "O74",
+    "replicated queries: the partial result of rank 0 is left out",
+    replace(STEPS, together=lambda steps, here, own: together(steps, here, own, slice(1, None))),
+)
+FAULTS.cause(
+    "replicated queries: the partial result of the last rank is left out",
+    replace(STEPS, together=lambda steps, here, own: together(steps, here, own, slice(None, -1))),
+)

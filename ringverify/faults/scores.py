@@ -1,0 +1,372 @@
+"""Faults of one block's scores and softmax: scale, softcap, grouped heads, the maximum, tiles (E in the reports)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ringref.problem import Problem
+from ringverify.faults import arithmetic
+from ringverify.faults.arithmetic import Shift, highest
+from ringverify.faults.fault import Faults
+from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.ring import STEPS, Steps, attend, gradients, multiplicity
+
+Tensor = torch.Tensor
+FAULTS = Faults()
+
+
+# -- scale -------------------------------------------------------------------------------------------------------------
+
+
+def _scale(of: Callable[[Problem], float]) -> Steps:
+    return replace(STEPS, scale=lambda here: float(of(here.problem)))
+
+
+def _default(of: Callable[[Problem], float]) -> Steps:
+    """Use another default scale, where the problem names none."""
+    return _scale(lambda p: of(p) if p.scale is None else p.scale)
+
+
+FAULTS.add("O14", "scale is 1/sqrt(D + 1)", _scale(lambda p: (p.head_dim + 1) ** -0.5))
+FAULTS.cause(
+    "scale is 1/sqrt(D + 1)", _default(lambda p: (p.head_dim + 1) ** -0.5), more=" where the default is wanted"
+)
+FAULTS.add("O15", "scale applied twice", _scale(lambda p: p.scale_value**2))
+FAULTS.add("O18", "sign of the scale lost", _scale(lambda p: abs(p.scale_value)))
+FAULTS.add(
+    "O116", "scale is rounded to float32", _scale(lambda p: torch.tensor(p.scale_value, dtype=torch.float32).item())
+)
+FAULTS.add(
+    "E3a", "scale is that of D rounded up to a multiple of 8", _default(lambda p: (-(-p.head_dim // 8) * 8) ** -0.5)
+)
+FAULTS.add("E3b", "scale is 1/8, that of D = 64", _default(lambda p: 0.125))
+FAULTS.add("E3c", "scale ignored: 1/sqrt(D) is used whatever was asked for", _scale(lambda p: p.head_dim**-0.5))
+FAULTS.cause("scale is 1/8, that of D = 64", _scale(lambda p: 0.125), more=", whatever was asked for")
+FAULTS.cause("scale not applied", _scale(lambda p: 1.0))
+FAULTS.cause("scale is 1/sqrt(Dv)", _scale(lambda p: p.dv**-0.5))
+FAULTS.cause(
+    "scale is that of D rounded up to a multiple of 16", _default(lambda p: (-(-p.head_dim // 16) * 16) ** -0.5)
+)
+FAULTS.cause(
+    "scale is that of D rounded up to a power of 2", _default(lambda p: 2.0 ** (-math.ceil(math.log2(p.head_dim)) / 2))
+)
+FAULTS.cause("scale is 1/D", _default(lambda p: 1 / p.head_dim))
+FAULTS.cause("scale is sqrt(D)", _default(lambda p: p.head_dim**0.5))
+FAULTS.cause("scale is 1/sqrt(D - 1)", _default(lambda p: max(1, p.head_dim - 1) ** -0.5))
+FAULTS.cause("scale is 1/sqrt(H · D), that of all heads together", _default(lambda p: (p.heads * p.head_dim) ** -0.5))
+FAULTS.cause("scale lacks the factor log2(e)", _scale(lambda p: p.scale_value * math.log(2)))
+FAULTS.cause("scale has a factor log2(e) too many", _scale(lambda p: p.scale_value / math.log(2)))
+
+
+# -- softcap -----------------------------------------------------------------------------------------------------------
+
+FAULTS.add("O19", "softcap ignored in the forward, its derivative is there", replace(STEPS, cap=lambda s, softcap: s))
+FAULTS.cause("softcap ignored", replace(STEPS, cap=lambda s, c: s, cap_slope=lambda s, c: torch.ones_like(s)))
+FAULTS.add("O20", "derivative of the softcap missing", replace(STEPS, cap_slope=lambda s, softcap: torch.ones_like(s)))
+
+
+def _uncapped_abroad(
+    steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+) -> tuple[Tensor, Block]:
+    if here.problem.causal and owner != here.rank:
+        steps = replace(steps, cap_slope=lambda s, softcap: torch.ones_like(s))
+    return gradients(steps, here, hop, owner, rows, block)
+
+
+FAULTS.add(
+    "O123",
+    "derivative of the softcap missing",
+    replace(STEPS, gradients=_uncapped_abroad),
+    more=" on causal blocks from other ranks",
+    narrow=True,
+)
+FAULTS.add(
+    "O21", "softcap by clipping instead of tanh", replace(STEPS, cap=lambda s, softcap: s.clamp(-softcap, softcap))
+)
+FAULTS.cause(
+    "softcap by clipping instead of tanh",
+    replace(STEPS, cap=lambda s, c: s.clamp(-c, c), cap_slope=lambda s, c: (s.abs() < c).to(s.dtype)),
+)
+FAULTS.cause(
+    "softcap is tanh(s / c), without its factor c",
+    replace(STEPS, cap=lambda s, c: torch.tanh(s / c), cap_slope=lambda s, c: (1 - s**2) / c),
+)
+FAULTS.add(
+    "O22",
+    "derivative of the softcap is 1 + tanh² instead of 1 - tanh²",
+    replace(STEPS, cap_slope=lambda s, softcap: 1 + (s / softcap) ** 2),
+)
+FAULTS.add(
+    "O103",
+    "derivative of the softcap is taken of the capped score",
+    replace(STEPS, cap_slope=lambda s, softcap: 1 - torch.tanh(s / softcap) ** 2),
+)
+
+
+# -- grouped heads -----------------------------------------------------------------------------------------------------
+
+
+def _sum_by_turns(here: Here, x: Tensor) -> Tensor:
+    return x.view(x.size(0), -1, here.problem.hk, *x.shape[2:]).sum(dim=1)
+
+
+FAULTS.add(
+    "O28",
+    "grouped heads: query head h reads key head h % Hk",
+    replace(
+        STEPS, per_query_head=lambda here, x: x.repeat(1, here.problem.group_size, 1, 1), per_key_head=_sum_by_turns
+    ),
+)
+FAULTS.cause(
+    "dk and dv of a key head are summed over h % Hk instead of its group", replace(STEPS, per_key_head=_sum_by_turns)
+)
+
+
+def _head_0(here: Here, x: Tensor) -> Tensor:
+    return x[:, :1].expand(-1, here.problem.heads, -1, -1)
+
+
+def _sum_in_head_0(here: Here, x: Tensor) -> Tensor:
+    found = x.new_zeros((x.size(0), here.problem.hk, *x.shape[2:]))
+    found[:, 0] = x.sum(dim=1)
+    return found
+
+
+FAULTS.cause(
+    "grouped heads: every query head reads key head 0",
+    replace(STEPS, per_query_head=_head_0, per_key_head=_sum_in_head_0),
+)
+FAULTS.add(
+    "O29",
+    "grouped heads: dk and dv are means over the query heads of a group",
+    replace(STEPS, per_key_head=lambda here, x: arithmetic.per_key_head(here, x) / here.problem.group_size),
+)
+FAULTS.add(
+    "O30",
+    "grouped heads: dk and dv come from the first query head of a group alone",
+    replace(STEPS, per_key_head=lambda here, x: x[:, :: here.problem.group_size].contiguous()),
+)
+FAULTS.cause(
+    "grouped heads: dk and dv come from the last query head of a group alone",
+    replace(STEPS, per_key_head=lambda here, x: x[:, here.problem.group_size - 1 :: here.problem.group_size]),
+)
+
+
+def _between_groups(here: Here, x: Tensor) -> Tensor:
+    """Sum over the query heads of a key head into a buffer that still holds the previous key head."""
+    summed = arithmetic.per_key_head(here, x)
+    return summed.cumsum(dim=1) if here.problem.group_size > 1 else summed
+
+
+FAULTS.add(
+    "F9b",
+    "grouped heads: dk and dv of a key head hold those of the key heads before it too",
+    replace(STEPS, per_key_head=_between_groups),
+)
+
+
+# -- softmax of one block ----------------------------------------------------------------------------------------------
+
+
+def shifted(shift: Shift) -> Steps:
+    """Scores stabilised by another number than the largest that is attended."""
+    return replace(STEPS, partial=lambda s, m, v: arithmetic.partial(s, m, v, shift))
+
+
+FAULTS.add(
+    "O10",
+    "the stabiliser is taken over masked keys too: the row vanishes",
+    shifted(lambda s, attended: s.amax(dim=-1, keepdim=True)),
+    overflows=True,
+)
+FAULTS.add(
+    "O114",
+    "the running maximum begins at 0: rows whose scores lie far below it are empty",
+    shifted(lambda s, attended: highest(s, attended).clamp(min=0.0)),
+)
+
+
+def _lowest(s: Tensor, attended: Tensor) -> Tensor:
+    low = s.masked_fill(~attended, torch.inf).amin(dim=-1, keepdim=True)
+    return torch.where(low == torch.inf, 0.0, low)
+
+
+def _attend_by_products(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> object:
+    lowest = replace(steps, partial=lambda s, m, v: arithmetic.partial(s, m, v, _lowest))
+    return attend(lowest if steps.scale(here) < 0 else steps, here, hop, owner, q, block)
+
+
+FAULTS.add(
+    "O119",
+    "scores are stabilised by the largest q·k, which is the smallest score where scale is negative",
+    replace(STEPS, attend=_attend_by_products),
+)
+FAULTS.cause(
+    "scores are not stabilised: exp overflows",
+    shifted(lambda s, attended: torch.zeros_like(s[..., :1])),
+    overflows=True,
+)
+
+
+def _in_half(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    return arithmetic.scores(q.half(), k.half(), scale).to(q.dtype)
+
+
+def _half_scores(steps: Steps, here: Here, q: Tensor, k: Tensor) -> Tensor:
+    return STEPS.capped(replace(steps, scores=_in_half) if here.dtype is torch.float16 else steps, here, q, k)
+
+
+FAULTS.add("R2a", "scores are held in float16: past 65504 they are infinite", replace(STEPS, capped=_half_scores))
+
+
+def _partial(change: Callable[[Tensor, Tensor, Tensor, Partial], Partial]) -> Steps:
+    return replace(STEPS, partial=lambda s, m, v: change(s, m, v, arithmetic.partial(s, m, v)))
+
+
+FAULTS.add(
+    "O08",
+    "a block's lse lacks its maximum",
+    _partial(
+        lambda s, m, v, found: found._replace(
+            lse=found.lse - s.masked_fill(m == 0, -math.inf).amax(dim=-1).nan_to_num(neginf=0.0)
+        )
+    ),
+)
+FAULTS.add(
+    "O09",
+    "a block's lse is its maximum: the logarithm of the sum is missing",
+    _partial(lambda s, m, v, found: found._replace(lse=s.masked_fill(m == 0, -math.inf).amax(dim=-1))),
+)
+
+
+def _over_queries(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+    """Sum over queries instead of keys, where there are as many."""
+    found = arithmetic.partial(s, m, v)
+    if s.size(2) != s.size(3):
+        return found
+    return found._replace(lse=arithmetic.partial(s.transpose(2, 3), m.transpose(2, 3), v).lse)
+
+
+FAULTS.add("O11", "lse sums over queries instead of keys", replace(STEPS, partial=_over_queries))
+
+
+def lowest_fill(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+    """Attention over one block whose masked scores are the smallest finite number."""
+    s = torch.where(m > 0, s, torch.finfo(s.dtype).min)
+    top = s.amax(dim=-1, keepdim=True)
+    w = torch.where(m > 0, m, 1) * torch.exp(s - top)
+    total = w.sum(dim=-1, keepdim=True)
+    return Partial(w @ v / total, (top + total.log()).squeeze(-1))
+
+
+FAULTS.add(
+    "B13",
+    "a finite number stands for -inf: a row without keys in a block becomes the block's average",
+    replace(STEPS, partial=lowest_fill),
+    overflows=True,
+)
+FAULTS.cause(
+    "a finite number stands for -inf: a row without keys becomes the average of all",
+    replace(STEPS, partial=lowest_fill, skip=lambda here, hop, owner, m: not m.numel()),
+    overflows=True,
+)
+
+
+def _one_key(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+    found = arithmetic.partial(s, m, v)
+    return found._replace(lse=torch.zeros_like(found.lse)) if s.size(-1) == 1 else found
+
+
+FAULTS.add("G5c", "the lse of a block of one key is not written: it is 0", replace(STEPS, partial=_one_key))
+
+
+# -- tiles and dimensions of kernels -----------------------------------------------------------------------------------
+
+
+TILES = (2, 4, 8, 16, 32, 64, 128)
+"""Keys, or dimensions, that a kernel works on at once."""
+
+
+def first_dimensions(limit: int) -> Steps:
+    """Compute scores from the first dimensions only."""
+    return replace(STEPS, scores=lambda q, k, scale: arithmetic.scores(q[..., :limit], k[..., :limit], scale))
+
+
+def last_tile(tile: int) -> Steps:
+    """Attend only the last tile of each block, forward and backward alike."""
+
+    def cut(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+        m = multiplicity(steps, here, hop, owner)
+        return m * (torch.arange(m.size(3)) >= max(0, m.size(3) - 1) // tile * tile)
+
+    return replace(STEPS, pattern=cut)
+
+
+def forgetting(tile: int, resets: Callable[[Here, int, Tensor], bool]) -> Steps:
+    """Attend a block in tiles; a tile that `resets` loses what the tiles before it have added."""
+
+    def tiled(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Any:
+        def partial(s: Tensor, m: Tensor, v: Tensor) -> Partial:
+            running: Partial | None = None
+            for start in range(0, max(1, m.size(3)), tile):
+                run = slice(start, start + tile)
+                found = arithmetic.partial(s[..., run], m[..., run], v[:, :, run])
+                lost = running is None or resets(here, owner, m[..., run])
+                running = found if running is None or lost else arithmetic.merge(running, found)
+            assert running is not None
+            return running
+
+        return attend(replace(steps, partial=partial), here, hop, owner, q, block)
+
+    return replace(STEPS, attend=tiled)
+
+
+def never(here: Here, owner: int, m: Tensor) -> bool:
+    """Reset at no tile, which is right."""
+    return False
+
+
+def masked(here: Here, owner: int, m: Tensor) -> bool:
+    """Reset at a tile that is masked in part."""
+    return bool((m == 0).any())
+
+
+def own_and_masked(here: Here, owner: int, m: Tensor) -> bool:
+    """Reset at a tile of the rank's own block that is masked in part."""
+    return owner == here.rank and masked(here, owner, m)
+
+
+def chunked(count: int) -> Steps:
+    """Cut keys in tiles of `count` and the mask in `count` chunks: key c of tile t is masked as key c of chunk t."""
+
+    def misplaced(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+        m = multiplicity(steps, here, hop, owner)
+        keys = m.size(3)
+        size = -(-keys // count)
+        return m[..., [min(key // count * size + key % count, keys - 1) for key in range(keys)]] if keys else m
+
+    return replace(STEPS, pattern=misplaced)
+
+
+for limit in TILES[1:]:
+    FAULTS.cause(f"dimensions past the first {limit} are left out of the scores", first_dimensions(limit))
+for tile in TILES:
+    says = f"a block of more than {tile} keys is attended in tiles of {tile}, and only its last tile counts"
+    FAULTS.cause(says, last_tile(tile))
+for tile in TILES:
+    says = f"tiles of {tile} keys: every tile that is masked in part forgets the tiles before it"
+    FAULTS.cause(f"own block in {says}", forgetting(tile, own_and_masked))
+    FAULTS.cause(says, forgetting(tile, masked))
+for count in TILES[:4]:
+    FAULTS.cause(f"the mask is cut in {count} chunks, the keys in tiles of {count}", chunked(count))
+FAULTS.mutant("O93", "dimensions past the first 32 are left out of the scores")
+FAULTS.mutant(
+    "O92", "a block of more than 32 keys is attended in tiles of 32, and only its last tile counts, in the forward only"
+)
+FAULTS.mutant("A10", "own block in tiles of 2 keys: every tile that is masked in part forgets the tiles before it")
+FAULTS.mutant("G6", "the mask is cut in 2 chunks, the keys in tiles of 2, in the forward only")
