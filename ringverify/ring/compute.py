@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -19,7 +20,9 @@ from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
 from ringverify.ring.masks import band_bias, position_bias
 from ringverify.ring.plan.kv_slices import KVTensors
 from ringverify.ring.plan.plan import Plan
-from ringverify.ring.plan.regions import Rectangle, Span
+from ringverify.ring.plan.rectangles import Rectangle
+from ringverify.ring.plan.regions import Regions
+from ringverify.ring.plan.rows import Span
 from ringverify.ring.plan.tiles import Tile, tiles
 from ringverify.ring.sides import Sides
 
@@ -94,7 +97,6 @@ class Job:
             backward: asked of backward, or of forward.
         """
         plan, problem = self.plan, self.plan.problem
-        regions = plan.regions(plan.rank)
         if plan.schedule.steps > 1 or (plan.replicated and plan.world_size > 1) or not self.kernel.blocked:
             return False
         if not (self.sides.at_once and self.kernel.at_once(self.setting, backward=backward)):
@@ -107,6 +109,7 @@ class Job:
             Span(0, plan.query_count),
             Span(0, plan.key_count(plan.rank)),
         )
+        regions = tuple(islice(plan.regions(plan.rank), 2))
         if len(regions) != 1 or regions[0][:6] != everything or regions[0].by_position:
             return False
         region = regions[0]
@@ -139,7 +142,7 @@ class Job:
         The block and its owner are those of `attend`; the first `after` tiles have been computed already.
         """
         regions = self.plan.regions(owner)
-        safe = self._safe(regions, block, owner) and (rows.finite or not _masked(regions))
+        safe = self._safe(regions, block, owner) and (rows.finite or not regions.masked)
         for region in regions:
             q_r, (k_r, v_r) = _of_queries(region, rows.q), block.of(region)
             dout_r, out_r = _of_queries(region, rows.dout), _of_queries(region, rows.out)
@@ -190,9 +193,9 @@ class Job:
             return rows, (region.keys.size if self.sides.all_keys else bucket)
         return (bucket if masked else rows), bucket
 
-    def _safe(self, regions: tuple[Rectangle, ...], block: KVTensors, owner: int) -> bool:
+    def _safe(self, regions: Regions, block: KVTensors, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
-        if not _masked(regions):
+        if not regions.masked:
             return True
         if owner not in self._finite:  # backward is sent the same blocks again
             self._finite[owner] = all_finite(*(x for pair in block.parts.values() for x in pair))
@@ -233,10 +236,6 @@ def all_finite(*tensors: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite. A sum that overflows counts as not finite, which costs time only."""
     wide = {torch.float16: torch.float32}  # bfloat16 has the range of float32
     return all(bool(torch.isfinite(x.sum(dtype=wide.get(x.dtype)))) for x in tensors)
-
-
-def _masked(regions: tuple[Rectangle, ...]) -> bool:
-    return any(region.low is not None or region.high is not None or region.by_position for region in regions)
 
 
 def _of_queries(region: Rectangle, x: torch.Tensor) -> torch.Tensor:

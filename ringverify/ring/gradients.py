@@ -11,7 +11,7 @@ import torch
 
 from ringverify.ring.accumulate import Sum, widened
 from ringverify.ring.plan.kv_slices import KVTensors, Places
-from ringverify.ring.plan.regions import Rectangle
+from ringverify.ring.plan.rectangles import Rectangle
 
 
 class TileGradient(NamedTuple):

@@ -14,7 +14,7 @@ import math
 import torch
 
 from ringref.problem import Dilation, Problem
-from ringverify.ring.plan.regions import band
+from ringverify.ring.plan.geometry import band
 from ringverify.ring.plan.tiles import Tile
 
 NO_QUERY_LABEL = -1

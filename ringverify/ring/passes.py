@@ -79,12 +79,11 @@ def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, KV
     """
     plan, moves = job.plan, job.plan.schedule
     right, left = (plan.rank + 1) % plan.world_size, (plan.rank - 1) % plan.world_size
-    arriving = [
-        plan.kv_slice(moves.owner(step + 1), step) if step + 1 < moves.steps and moves.receives(step) else None
-        for step in range(moves.steps)
-    ]
-    departing = plan.kv_slice(plan.rank, 0) if moves.passes_on(0) else None
-    longest = max((one.numel for one in (departing, *arriving) if one is not None), default=0)
+    arrives = [step + 1 < moves.steps and moves.receives(step) for step in range(moves.steps)]
+    sizes = [plan.kv_numel(moves.owner(step + 1), step) for step in range(moves.steps) if arrives[step]]
+    longest = max(sizes, default=0)
+    if moves.passes_on(0):
+        longest = max(longest, plan.kv_numel(plan.rank, 0))
     buffers: dict[int, torch.Tensor] = {}
 
     def block_in_buffer(step: int, kv_slice: KVSlice) -> KVTensors:
@@ -111,10 +110,9 @@ def rotate(job: Job, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[int, KV
             sends.append((_flat(sent), right))
         elif step == 0 and moves.computes[0] and job.packs:
             block = _packed(block)
-        following = arriving[step]
         received = None
-        if following is not None:
-            received = block_in_buffer(step + 1, following)
+        if arrives[step]:
+            received = block_in_buffer(step + 1, plan.kv_slice(moves.owner(step + 1), step))
             receives.append((_flat(received), left))
         wait = job.transport.start(sends, receives)
         yield moves.owner(step), block, moves.computes[step]

@@ -9,7 +9,6 @@ from ringverify.cli import plan_work
 from ringverify.cli.plan_work import works
 from ringverify.ring.plan import plan as plan_module
 from ringverify.ring.plan.plan import Plan
-from ringverify.ring.plan.regions import Rectangle
 from ringverify.ring.plan.tiles import tiles
 
 SHARDINGS = ("contiguous", "zigzag", "striped", "replicated_query")
@@ -45,7 +44,7 @@ def test_pairs_attended_are_those_of_the_pattern(name, sharding):
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_tiles_and_bytes_are_those_of_every_ranks_own_plan(name, sharding):
-    """Region by region, every copy on its own; and what a rank receives it finds in its plan, not in the owner's."""
+    """Region by region, each on its own; and what a rank receives it finds in its plan, not in the owner's."""
     problem = Problem(query_length=101, heads=4, head_dim=8, dtype="float32", **PROBLEMS[name])
     for one in works(problem, sharding, RANKS, BUCKET):
         plan = Plan(problem, sharding, RANKS, one.rank)
@@ -60,7 +59,7 @@ def test_tiles_and_bytes_are_those_of_every_ranks_own_plan(name, sharding):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How often a block's hops are found, and how often a rectangle is cut into tiles; none is expanded."""
+    """How often a block's hops are found, and how often a rectangle is cut into tiles."""
     times = {"hops": 0, "tiles": 0}
 
     def counting(name, function):
@@ -70,12 +69,8 @@ def counted(monkeypatch):
 
         return call
 
-    def apart(self):
-        raise AssertionError("equal regions were taken apart")
-
     monkeypatch.setattr(plan_module, "hops", counting("hops", plan_module.hops))
     monkeypatch.setattr(plan_work, "tiles", counting("tiles", plan_work.tiles))
-    monkeypatch.setattr(Rectangle, "apart", apart)
     plan_work._of_rectangle.cache_clear()
     return times
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from ringref.problem import Problem
-from ringverify.ring.plan.regions import Rectangle, Span
-from ringverify.ring.plan.rows import Rows, locate, same
+from ringverify.ring.plan.rectangles import Rectangle
+from ringverify.ring.plan.rows import Rows, Span, locate, same
 
 Places = slice | np.ndarray
 

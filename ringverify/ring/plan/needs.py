@@ -1,122 +1,170 @@
-"""Which ranks need which blocks: all pairs at once, because every rank has to know the moves of all.
+"""Who needs which keys: which ranks need which blocks, and how far every row of a block travels.
 
-A band is compared for whole matrices of runs, exactly, and where nothing else constrains a pattern that is all. Of the
-pairs that are left, the documents or segments that both have positions in are asked one after the other until one says
-yes. Nearly always the first one does; and of segments that are alike one is enough.
+Every rank has to know the moves of all, so both are asked of all ranks. The plain form makes the rectangles of every
+pair of ranks; for runs of one step, the intervals of keys that all runs of queries attend are found at once.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringref.problem import Problem
-from ringverify.ring.plan.many import Bools, Ints, Many, many, met
-from ringverify.ring.plan.regions import attends, branches, step_of
-from ringverify.ring.plan.runs import RowRun
+from ringverify.ring.plan.geometry import (
+    AT_ONCE,
+    Bools,
+    Cutting,
+    Ints,
+    Runs,
+    attended,
+    bounds,
+    branches_of,
+    cut,
+    cuttings,
+    gathered,
+    meetings,
+    thinning,
+)
+from ringverify.ring.plan.heads import head_classes
+from ringverify.ring.plan.regions import regions
+from ringverify.ring.plan.runs import RowRun, step_of
+
+Held = Sequence[tuple[RowRun, ...]]
+"""Runs of queries or keys, by rank."""
+Counts = NDArray[np.uint8] | NDArray[np.uint16]
+"""Numbers below the world size, a byte each where that does."""
 
 
-def needs(problem: Problem, queries: Sequence[tuple[RowRun, ...]], keys: Sequence[tuple[RowRun, ...]]) -> Bools:
-    """Whether a query of a rank attends a key of an owner, `(ranks, owners)`.
-
-    Args:
-        problem: what all ranks compute.
-        queries: of every rank.
-        keys: of every rank.
-    """
-    found = np.zeros((len(queries), len(keys)), dtype=np.bool_)
+def needs(problem: Problem, queries: Held, keys: Held) -> Bools:
+    """Whether a query of a rank attends a key of an owner, `(ranks, owners)`."""
     step = step_of(*queries, *keys)
     if step is None:
-        for rank, owner in np.ndindex(found.shape):
-            found[rank, owner] = attends(problem, queries[rank], keys[owner])
-        return found
-    ranks, asking = many(queries, step)
-    owners, asked = many(keys, step)
-    if problem.key_lengths is not None:
-        asked = asked.within(0, max(problem.key_lengths))
-    first, last = met(problem, asking.at((slice(None), None)), asked.at((None, slice(None))))
-    row, column = np.nonzero(first <= last)
-    if problem.documents is None and problem.dilation is None:
-        found[ranks[row], owners[column]] = True
-    for cutting in _cuttings(problem, step):
-        unknown = ~found[ranks[row], owners[column]]
-        row, column = row[unknown], column[unknown]
-        first, last = cutting.shared(asking.at(row), asked.at(column))
-        some = first <= last
-        pairs = row[some], column[some], first[some], last[some]
-        for rate, offset in cutting.places:
-            yes = _meet_within(problem, cutting, rate, offset, asking.at(pairs[0]), asked.at(pairs[1]), *pairs[2:])
-            found[ranks[pairs[0][yes]], owners[pairs[1][yes]]] = True
-            pairs = pairs[0][~yes], pairs[1][~yes], pairs[2][~yes], pairs[3][~yes]
+        return np.array([[len(found) > 0 for found in regions(problem, of, keys)] for of in queries], dtype=np.bool_)
+    found = np.zeros((len(queries), len(keys)), dtype=np.bool_)
+    asking, held = gathered(queries, step), gathered(keys, step, _limit(problem))
+    for cutting in cuttings(problem):
+        for branch in np.unique(cutting.branch):
+            _find(found, problem, cutting.at(cutting.branch == branch), asking, held)
     return found
 
 
-class _Cutting(NamedTuple):
-    """Numbered pieces of all positions.
+def _limit(problem: Problem) -> int | None:
+    """The positions whose keys count in some batch element; `None` for all."""
+    return None if problem.key_lengths is None else max(problem.key_lengths)
+
+
+def _find(found: Bools, problem: Problem, pieces: Cutting, queries: Runs, keys: Runs) -> None:
+    """Mark the ranks and owners that share a piece in which a query attends a key.
+
+    The pieces that two runs may share are tried in order, twice as many each time: mostly, the first one does.
+    """
+    low, high = bounds(problem, queries.at((slice(None), None)), keys, pieces.rate)
+    query, key = np.nonzero((low <= high) & (queries.size[:, None] > 0) & (keys.size > 0))
+    start = np.searchsorted(pieces.end, np.maximum(queries.first[query], keys.first[key]), side="right")
+    last = np.minimum(queries.last[query], keys.last[key])
+    stop = np.searchsorted(pieces.begin, last, side="right")
+    left, width = start < stop, 1
+    while True:
+        left &= ~found[queries.rank[query], keys.rank[key]]
+        query, key, start, stop = (x[left] for x in (query, key, start, stop))
+        if not query.size:
+            return
+        number = np.minimum(start[:, None] + np.arange(width), stop[:, None] - 1)
+        some = pieces.at(number)
+        of_queries, of_keys = (cut(runs.at(which[:, None]), some) for runs, which in ((queries, query), (keys, key)))
+        first, last = attended(of_queries, of_keys, low[query, key, None], high[query, key, None])
+        met = (first <= last).any(axis=1)
+        found[queries.rank[query[met]], keys.rank[key[met]]] = True
+        start += width
+        left = start < stop
+        width = max(min(2 * width, AT_ONCE // len(query)), 1)
+
+
+class Hops(NamedTuple):
+    """How far the rows of one block travel, `(classes of key heads, rows)`.
 
     Attributes:
-        pieces: how many.
-        number: of the piece of a position; outside `range(pieces)` if it is in none.
-        edge: where a piece begins; its end is where the next one does.
-        places: `(rate, offset)` of what is attended: places in a piece that are congruent to the offset.
-        period: after so many pieces that lie within two runs, the next ones are as the first ones.
+        nearest: hops to the first rank after the owner that attends a row; 0 if none does.
+        furthest: hops to the last rank, going round the ring.
     """
 
-    pieces: int
-    number: Callable[[Ints], Ints]
-    edge: Callable[[Ints], Ints]
-    places: tuple[tuple[int, int], ...]
-    period: int
-
-    def shared(self, queries: Many, keys: Many) -> tuple[Ints, Ints]:
-        """The first and the last piece that may have positions of both; none if they cross."""
-        first = np.maximum(self.number(np.maximum(queries.first, keys.first)), 0)
-        return first, np.minimum(self.number(np.minimum(queries.last, keys.last)), self.pieces - 1)
+    nearest: Counts
+    furthest: Counts
 
 
-def _cuttings(problem: Problem, step: int) -> Iterator[_Cutting]:
-    """The documents, or the segments of every length."""
-    if problem.documents is not None:
-        edges, count = np.array(problem.documents, dtype=np.int64), len(problem.documents) - 1
-        yield _Cutting(
-            count,
-            lambda places: np.searchsorted(edges, places, side="right").astype(np.int64) - 1,
-            lambda piece: edges[piece],
-            ((1, 0),),
-            count,
-        )
-    if problem.dilation is not None:
-        places: dict[int, dict[tuple[int, int], None]] = {}
-        for (segment, rate, offset), _ in branches(problem.dilation, problem.heads):
-            places.setdefault(segment, {})[rate, offset] = None
-        for segment, of in places.items():
-            yield _segments(segment, problem.nq, tuple(of), step)
+def hops(problem: Problem, queries: Held, keys: Held, owner: int) -> Hops:
+    """How far the rows of an owner's keys travel; queries and keys are those of every rank."""
+    step = step_of(*queries, *keys)
+    if step is None:
+        return _rank_by_rank(problem, queries, keys, owner)
+    world_size, rows = len(queries), sum(run.size for run in keys[owner])
+    asking, held = gathered(queries, step), gathered([keys[owner]], step, _limit(problem))
+    away = (asking.rank - owner) % world_size
+    order = np.argsort(away, kind="stable")[np.count_nonzero(away == 0) :]
+    asking, away = asking.at(order), away[order]
+    found = np.zeros((2, len(branches_of(problem)), rows), dtype=np.min_scalar_type(world_size))
+    for cutting in cuttings(problem):
+        by = thinning(step, cutting.rate)
+        for met in meetings(problem, cutting, asking, held):
+            key_first, key_last = met.keys
+            size = (key_last - key_first) // by + 1
+            place = np.cumsum(size) - size  # of a piece's first key among all these pieces' keys
+            row = np.repeat(held.row[met.key_run] + key_first - by * place, size) + by * np.arange(size.sum())
+            index = np.repeat(met.pieces.branch * rows, size) + row
+            first, last = met.attended()
+            # The nearest rank is the one from which it is furthest to go the other way round.
+            for into, weight, way in zip(found, (world_size - away, away), (-1, 1), strict=True):
+                run, piece = np.nonzero(_unlike_the_next(first[::way], last[::way]))
+                begin, end = ((of[::way][run, piece] - key_first[piece]) // by + place[piece] for of in (first, last))
+                into.reshape(-1)[index] = largest(begin, end, weight[::way][run].astype(into.dtype), len(row))
+    rest, furthest = (np.stack([of[list(branches)].max(axis=0) for branches in _classes(problem)]) for of in found)
+    return Hops(np.where(rest > 0, world_size - rest, 0).astype(furthest.dtype), furthest)
 
 
-def _segments(segment: int, length: int, places: tuple[tuple[int, int], ...], step: int) -> _Cutting:
-    period = step // math.gcd(step, segment)
-    count = -(-length // segment)
-    return _Cutting(count, lambda position: position // segment, lambda piece: piece * segment, places, period)
+def _classes(problem: Problem) -> list[list[int]]:
+    """The branches of every class of heads, by their numbers."""
+    number = {branch: number for number, branch in enumerate(branches_of(problem))}
+    return [
+        [number[branch] for branch, _ in one.lanes] for one in head_classes(problem.dilation, problem.heads, problem.hk)
+    ]
 
 
-def _meet_within(
-    problem: Problem, cutting: _Cutting, rate: int, offset: int, queries: Many, keys: Many, first: Ints, last: Ints
-) -> Bools:
-    """Whether the queries of each pair of runs attend a key of theirs in some piece from a first to a last one."""
-    found = np.zeros(first.shape, dtype=np.bool_)
-    alike = (queries.first - keys.first) % math.gcd(int(queries.step), rate) == 0
-    asked = np.flatnonzero(alike)
-    for further in chain(range(cutting.period + 1), [None]):
-        if not asked.size:
-            break
-        piece = last[asked] if further is None else first[asked] + further
-        low, high = cutting.edge(piece), cutting.edge(piece + 1)
-        rows, columns = (of.at(asked).within(low, high).thinned(np.array(rate), low + offset) for of in (queries, keys))
-        begin, end = met(problem, rows, columns)
-        found[asked] = begin <= end
-        asked = asked[(begin > end) & (piece < last[asked])]
+def _unlike_the_next(first: Ints, last: Ints) -> Bools:
+    """Which intervals `(R, D)` hold anything that the one after them does not: most runs attend what the next does."""
+    found = first <= last
+    found[:-1] &= (first[1:] > first[:-1]) | (last[:-1] > last[1:])
+    return found
+
+
+def largest(first: Ints, last: Ints, weight: Counts, length: int) -> Counts:
+    """Of every place below `length` the largest weight of the intervals, both ends included, that hold it; else 0.
+
+    An interval is two of a power of two, which overlap; from the longest on, these are halved down to single places.
+    """
+    found: Counts = np.zeros(length, weight.dtype)
+    level = np.frexp(last - first + 1)[1] - 1
+    for number in range(level.max(initial=0), -1, -1):
+        size, of = 1 << number, level == number
+        found[size:] = np.maximum(found[size:], found[:-size])
+        np.maximum.at(found, first[of], weight[of])
+        np.maximum.at(found, last[of] + 1 - size, weight[of])
+    return found
+
+
+def _rank_by_rank(problem: Problem, queries: Held, keys: Held, owner: int) -> Hops:
+    """The plain form of `hops`, for runs of any steps, however many."""
+    world_size = len(queries)
+    classes = head_classes(problem.dilation, problem.heads, problem.hk)
+    shape = len(classes), sum(run.size for run in keys[owner])
+    dtype = np.min_scalar_type(world_size)
+    found = Hops(np.zeros(shape, dtype), np.zeros(shape, dtype))
+    for hop in range(1, world_size):
+        (visited,) = regions(problem, queries[(owner + hop) % world_size], [keys[owner]])
+        for region in visited:
+            nearest, furthest = (of[region.head_class, region.keys.slice()] for of in found)
+            furthest[:] = hop
+            nearest[nearest == 0] = hop
     return found

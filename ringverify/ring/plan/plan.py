@@ -1,32 +1,52 @@
 """What one rank knows before anything is computed or sent: who holds what, who needs whom, and in which tiles.
 
 Made from the problem, the sharding and the world size alone, so that ranks agree without a word, and kept for the next
-call of the same kind. No tensors; only runs, regions, rows and moves, see those modules.
+call of the same kind. No tensors; only runs, tables of rectangles, how far rows travel, and moves, see those modules.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Literal
+import threading
+from typing import NamedTuple
 
 import numpy as np
 
 from ringref.problem import Problem
 from ringref.sharding import Sharding
-from ringverify.ring.plan.hops import Counts, Hops, hops
-from ringverify.ring.plan.joining import joined
+from ringverify.ring.plan.geometry import Bools, constrained
+from ringverify.ring.plan.heads import head_classes
 from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, everything
-from ringverify.ring.plan.many import Bools
-from ringverify.ring.plan.needs import needs
-from ringverify.ring.plan.regions import Rectangle, Span, constrained, head_classes, regions, step_of
+from ringverify.ring.plan.needs import Counts, Hops, hops, needs
+from ringverify.ring.plan.regions import Regions, regions
 from ringverify.ring.plan.rows import evenly
-from ringverify.ring.plan.runs import RowRun, runs
+from ringverify.ring.plan.runs import RowRun, runs, step_of
 from ringverify.ring.plan.schedule import Schedule, schedule
 
 SLIGHT = 128
 """One part in so many is not cut off: the last key of a striped shard, which half of the ranks do not attend."""
-KEPT = 4
-"""Blocks of which hops are kept row by row: the one that is here, the one that comes, and gradients that pass by."""
+KEPT_BYTES = 64_000_000
+"""What the plans take that a process keeps, together."""
+
+
+KEPT = 128
+"""How many plans a process keeps at most."""
+
+
+class Travel(NamedTuple):
+    """How far the rows of one block travel, and how much of it where. Boundaries are those of the schedule.
+
+    Attributes:
+        hops: of every row.
+        cut: by boundary, the one at which the KV slice that crosses it was cut out of the block; −1 for all of it.
+        beyond: by boundary, how many rows ranks after it need, over all key heads.
+        added: by boundary, to how many rows ranks before it add gradients.
+    """
+
+    hops: Hops
+    cut: list[int]
+    beyond: list[int]
+    added: list[int]
 
 
 class Plan:
@@ -53,18 +73,12 @@ class Plan:
             self._queries = [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size
         else:
             self._queries = [runs(sharding, problem.nq, world_size, one) for one in range(world_size)]
-        self._classes: tuple[Span, ...] = tuple(
-            one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk)
-        )
-        self._stacks: dict[int, tuple[Rectangle, ...]] = {}
-        self._regions: dict[int, tuple[Rectangle, ...]] = {}
-        self._hops: dict[int, Hops] = {}
-        self._recent: dict[tuple[str, int], Counts] = {}
-        self._cut: dict[int, list[int]] = {}
-        self._added: dict[int, list[int]] = {}
-        self._slices: dict[tuple[str, int, int], KVSlice] = {}
+        self._classes = tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
+        self._travel: dict[int, Travel] = {}
+        held = sum(map(len, (*self.keys, *self._queries)))
+        self._nbytes = 20_000 + 200 * held + 40 * len(problem.documents or ())
         if self.replicated:  # nothing visits
-            self.schedule = Schedule(rank, world_size, (0,) * world_size, (bool(self.stacks(rank)),), ())
+            self.schedule = Schedule(rank, world_size, (0,) * world_size, (len(self.regions(rank)) > 0,), ())
         else:
             self.schedule = schedule(needs(problem, self._queries, self.keys), rank)
 
@@ -84,68 +98,73 @@ class Plan:
         """Keys of a rank."""
         return sum(run.size for run in self.keys[owner])
 
-    def stacks(self, owner: int) -> tuple[Rectangle, ...]:
-        """How this rank's queries meet the keys of a rank, equal regions as copies of one."""
-        if owner not in self._stacks:
-            self._stacks[owner] = joined(regions(self.problem, self._queries[self.rank], self.keys[owner]))
-        return self._stacks[owner]
-
-    def regions(self, owner: int) -> tuple[Rectangle, ...]:
-        """How this rank's queries meet the keys of a rank, every region on its own."""
-        if owner not in self._regions:
-            self._regions[owner] = tuple(one for several in self.stacks(owner) for one in several.apart())
+    def regions(self, owner: int) -> Regions:
+        """How this rank's queries meet the keys of a rank."""
         return self._regions[owner]
+
+    @functools.cached_property
+    def _regions(self) -> tuple[Regions, ...]:
+        return regions(self.problem, self._queries[self.rank], self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        """About what the plan takes, which grows with what it is asked."""
+        return self._nbytes + ("_regions" in self.__dict__ and self._table_bytes)
+
+    @functools.cached_property
+    def _table_bytes(self) -> int:
+        return sum(of.nbytes for of in self._regions)
 
     def whole(self, owner: int) -> KVSlice:
         """All keys of a rank."""
-        key = "whole", owner, 0
-        if key not in self._slices:
-            self._slices[key] = everything(self.problem, self._classes, self.key_count(owner))
-        return self._slices[key]
+        return everything(self.problem, self._classes, self.key_count(owner))
 
     def kv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block crosses a boundary: what ranks that it has not yet visited need."""
-        if owner not in self._cut:
-            self._cut[owner] = self._cut_kv(owner)
-        cut = self._cut[owner][boundary]
+        travel = self._travel_of(owner)
+        cut = travel.cut[boundary]
+        return self.whole(owner) if cut < 0 else self._slice(travel.hops.furthest > cut)
+
+    def kv_numel(self, owner: int, boundary: int) -> int:
+        """Elements of what crosses a boundary."""
+        travel = self._travel_of(owner)
+        cut = travel.cut[boundary]
         if cut < 0:
-            return self.whole(owner)
-        key = "kv", owner, cut
-        if key not in self._slices:
-            self._slices[key] = self._slice(self._rows("furthest", owner) > cut)
-        return self._slices[key]
+            return self.whole(owner).numel
+        return travel.beyond[cut] * self.problem.batch * (self.problem.head_dim + self.problem.dv)
 
     def dkv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block's gradient crosses a boundary: what ranks have added to."""
         boundary = min(boundary, self.schedule.reach[owner])
-        if owner not in self._added:
-            self._added[owner] = self._count(self._rows("nearest", owner))
-        added = self._added[owner]
-        if not _worth_cutting(sum(added[1 : boundary + 1]), sum(added)):
+        travel = self._travel_of(owner)
+        if not _worth_cutting(travel.added[boundary], self._rows(owner)):
             return self.whole(owner)
-        key = "dkv", owner, boundary
-        if key not in self._slices:
-            nearest = self._rows("nearest", owner)
-            self._slices[key] = self._slice((nearest > 0) & (nearest <= boundary))
-        return self._slices[key]
+        return self._slice((travel.hops.nearest > 0) & (travel.hops.nearest <= boundary))
 
-    def _cut_kv(self, owner: int) -> list[int]:
-        """By boundary, the one at which what crosses it was cut out of the block; −1 if it is still whole."""
-        count = self._count(self._rows("furthest", owner))
-        held, cut, found = sum(count), -1, []
-        for boundary in range(self.schedule.reach[owner]):
-            beyond = sum(count[boundary + 1 :])
-            if _worth_cutting(beyond, held):
-                held, cut = beyond, boundary
-            found.append(cut)
-        return found
+    def _rows(self, owner: int) -> int:
+        """Rows of a block over all key heads."""
+        return self.problem.hk * self.key_count(owner)
 
-    def _count(self, hops: Counts) -> list[int]:
-        """How many rows have each number of hops, over all key heads."""
+    def _travel_of(self, owner: int) -> Travel:
+        if owner not in self._travel:
+            found = hops(self.problem, self._queries, self.keys, owner)
+            self._nbytes += found.nearest.nbytes + found.furthest.nbytes
+            near, far = (self._cumulated(of) for of in found)
+            beyond = [self._rows(owner) - reached for reached in far]
+            held, cut, cuts = self._rows(owner), -1, []
+            for boundary in range(self.schedule.reach[owner]):
+                if _worth_cutting(beyond[boundary], held):
+                    held, cut = beyond[boundary], boundary
+                cuts.append(cut)
+            self._travel[owner] = Travel(found, cuts, beyond, [reached - near[0] for reached in near])
+        return self._travel[owner]
+
+    def _cumulated(self, hops: Counts) -> list[int]:
+        """By number of hops, how many rows have that many or fewer, over all key heads."""
         count = np.zeros(self.world_size, dtype=np.int64)
         for heads, of in zip(self._classes, hops, strict=True):
             count += heads.size * np.bincount(of, minlength=self.world_size)
-        counted: list[int] = count.tolist()
+        counted: list[int] = count.cumsum().tolist()
         return counted
 
     def _slice(self, held: Bools) -> KVSlice:
@@ -153,24 +172,37 @@ class Plan:
         rows = {number: evenly(np.flatnonzero(of)) for number, of in enumerate(held) if of.any()}
         return KVSlice(self.problem, {number: ClassRows(self._classes[number], of) for number, of in rows.items()})
 
-    def _rows(self, name: Literal["nearest", "furthest"], owner: int) -> Counts:
-        """Hops of every row of a block; as they are as long as a block, only those asked for last are kept."""
-        if owner not in self._hops:
-            self._hops[owner] = hops(self.problem, self._queries, self.keys, owner)
-        key = name, owner
-        if key not in self._recent:
-            while len(self._recent) >= KEPT:
-                del self._recent[next(iter(self._recent))]
-            self._recent[key] = getattr(self._hops[owner], name)()
-        return self._recent[key]
-
 
 def _worth_cutting(part: int, of: int) -> bool:
     """Whether to cut a part off: a copy, which next to nothing saved would not be worth."""
     return part * SLIGHT < of * (SLIGHT - 1)
 
 
-@functools.lru_cache(maxsize=128)
-def make_plan(problem: Problem, sharding: Sharding, world_size: int, rank: int) -> Plan:
-    """The plan of one rank, kept for the next call."""
-    return Plan(problem, sharding, world_size, rank)
+class _Plans:
+    """Plans for the next call of the same kind, by what they were made of; what was used longest ago goes first."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Problem, Sharding, int, int], Plan] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, problem: Problem, sharding: Sharding, world_size: int, rank: int) -> Plan:
+        """The plan of one rank; it may be asked for by several threads, as simulated ranks are."""
+        key = problem, sharding, world_size, rank
+        with self._lock:
+            plan = self._kept.pop(key, None)
+        if plan is None:
+            plan = Plan(*key)
+        with self._lock:
+            self._kept[key] = plan
+            held = sum(one.nbytes for one in self._kept.values())  # plans have grown since they were made
+            while held > KEPT_BYTES or len(self._kept) > KEPT:
+                held -= self._kept.pop(next(iter(self._kept))).nbytes
+        return plan
+
+    def cache_clear(self) -> None:
+        """Keep none of them."""
+        with self._lock:
+            self._kept.clear()
+
+
+make_plan = _Plans()

@@ -1,321 +1,185 @@
 """Which queries of one rank meet which keys of another, as rectangles with a diagonal band.
 
-Everything that a pattern can say is turned into geometry here, from the problem and the sharding alone: documents and
-segments cut runs, a dilation rate thins them, key lengths cut them by batch element, and causality and windows become
-a band on the difference of two indices. Two runs of one step s that begin at a and b attend within
-`low <= b + j·s - (a + i·s + diagonal) <= high`, which is a band on `j - i`; for striped shards it is causality shifted
-by one where the key's rank comes after the query's.
+Everything that a pattern can say is turned into geometry, from the problem and the sharding alone: documents and
+segments cut runs, a dilation rate thins them, key lengths cut them by batch element, and causality and windows become a
+band; see `geometry`. A sharding that does not fall into a few runs of equal steps gets one rectangle for all of a
+block; its mask, if any, is looked up by position.
 
-Segments and documents that both ranks have the same part of make one region, with as many copies. A sharding that does
-not fall into a few runs of equal steps gets a region for all of a block; its mask, if any, is looked up by position.
+Short documents or segments make thousands of rectangles. They are kept as rows of a table, six numbers each, and an
+object is made of one when its turn comes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator
-from itertools import groupby, pairwise
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import groupby, repeat
 
-from ringref.problem import Dilation, Problem
-from ringverify.ring.plan.cuts import Branch, alike, cuts
-from ringverify.ring.plan.runs import RowRun
+import numpy as np
+from numpy.typing import NDArray
 
-MOST_RUNS = 8
-"""Runs of one rank; with more of them, a mask costs less than the many rectangles."""
+from ringref.problem import Problem
+from ringverify.ring.plan.geometry import (
+    Cutting,
+    Ints,
+    Runs,
+    branches_of,
+    constrained,
+    cuttings,
+    gathered,
+    meetings,
+    thinning,
+)
+from ringverify.ring.plan.heads import head_classes, lanes
+from ringverify.ring.plan.rectangles import Rectangle, joined
+from ringverify.ring.plan.rows import Span
+from ringverify.ring.plan.runs import RowRun, step_of
+
+Table = NDArray[np.int32]
+"""`(n, 6)`: of each rectangle the first row and the number of its queries and of its keys, low and high or `FREE`."""
+FREE = np.iinfo(np.int32).min
+"""In a table, the bound that there is not."""
 
 
-class Span(NamedTuple):
-    """Evenly spaced rows or heads: `range(start, start + step * count, step)`."""
-
-    start: int
-    size: int
-    step: int = 1
-
-    def bounds(self) -> tuple[int, int, int]:
-        """Arguments of the `range`."""
-        return self.start, self.start + self.step * self.size, self.step
-
-    def slice(self, start: int = 0, stop: int | None = None) -> slice:
-        """Entries `[start, stop)` of this span, as a slice of what it indexes."""
-        stop = self.size if stop is None else stop
-        return slice(self.start + self.step * start, self.start + self.step * (stop - 1) + 1, self.step)
-
-
-class Rectangle(NamedTuple):
-    """A rectangle of queries and keys that attend each other within a band, or several equal ones.
+@dataclasses.dataclass(eq=False, slots=True)
+class Alike:
+    """Rectangles of the same heads and batch elements.
 
     Attributes:
-        head_class: number of the class that the key heads belong to; see `head_classes`.
-        batch: `[start, stop)` of the batch.
-        heads: query heads.
-        key_heads: the key heads they read, equally many queries heads each.
-        queries: rows of the query's rank; of several copies those of the first one, and so everything else here.
-        keys: rows of the key's rank.
-        low: a pair attends only if `j - i >= low`, indices within the spans; `None` is unbounded.
-        high: only if `j - i <= high`.
-        by_position: the mask has to be looked up by position instead.
-        copies: how many equal rectangles there are; no two of them have a row in common.
-        query_stride: rows from one copy's first query to that of the next.
-        key_stride: rows from one copy's first key to that of the next.
+        common: what they have in common: a rectangle of which rows and bounds say nothing.
+        step: from row to row, of queries and of keys.
+        table: their rows and bounds.
     """
 
-    head_class: int
-    batch: tuple[int, int]
-    heads: Span
-    key_heads: Span
-    queries: Span
-    keys: Span
-    low: int | None = None
-    high: int | None = None
-    by_position: bool = False
-    copies: int = 1
-    query_stride: int = 0
-    key_stride: int = 0
+    common: Rectangle
+    step: int
+    table: Table
 
-    def apart(self) -> Iterator[Rectangle]:
-        """Every copy as a region of its own."""
-        if self.copies == 1:
-            yield self
-            return
-        for number in range(self.copies):
-            yield self._replace(
-                queries=self.queries._replace(start=self.queries.start + number * self.query_stride),
-                keys=self.keys._replace(start=self.keys.start + number * self.key_stride),
-                copies=1,
-                query_stride=0,
-                key_stride=0,
-            )
+    def __iter__(self) -> Iterator[Rectangle]:
+        first, rows, keys, size, *sides = self.table.T.tolist()
+        low, high = ([None if side == FREE else side for side in of] for of in sides)
+        spans = (map(Span, *of, repeat(self.step)) for of in ((first, rows), (keys, size)))
+        common, by_position = map(repeat, self.common[:4]), repeat(self.common.by_position)
+        return map(Rectangle, *common, *spans, low, high, by_position)
 
 
-class Lane(NamedTuple):
-    """Heads of one class that run the same branch with the same offset; `None` for all positions."""
+class Regions:
+    """The rectangles in which some queries meet some keys; no row or key of one is without a pair.
 
-    head_class: int
-    heads: Span
-    key_heads: Span
-    branch: Branch | None
+    Only a rectangle `by_position` may turn out to hold no pair at all.
 
-
-def band(problem: Problem) -> tuple[int | None, int | None]:
-    """Bounds on `j - (i + Nk - Nq)`, both inclusive; `None` is unbounded."""
-    left, right = problem.window or (None, None)
-    if problem.causal:
-        right = 0  # a window's right side is never negative, so causality is the narrower of the two
-    return None if left is None else -left, right
-
-
-def constrained(problem: Problem) -> bool:
-    """Whether anything may keep a query from a key, or have it count several times."""
-    others = problem.key_lengths, problem.documents, problem.dilation
-    return band(problem) != (None, None) or any(one is not None for one in others)
-
-
-def regions(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...]) -> Iterator[Rectangle]:
-    """The regions of one rank's queries and one rank's keys; none if no query there attends any key here.
-
-    Only a region with `by_position` may turn out to hold no pair at all.
+    Args:
+        parts: of different heads or batch elements each.
+        joins: whether neighbours may be one rectangle together; they are, where one iterates.
     """
-    return _regions(problem, queries, keys, lanes(problem))
+
+    def __init__(self, parts: Sequence[Alike] = (), *, joins: bool = False) -> None:
+        self.parts, self.joins = parts, joins
+
+    @functools.cached_property
+    def masked(self) -> bool:
+        """Whether any of them is not full."""
+        return any(part.common.by_position or bool((part.table[:, 4:] != FREE).any()) for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """What the tables take; heads that run one branch share theirs."""
+        return sum({id(part.table): part.table.nbytes for part in self.parts}.values())
+
+    def __iter__(self) -> Iterator[Rectangle]:
+        each = (region for part in self.parts for region in part)
+        return iter(joined(each)) if self.joins else each
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self) if self.joins else sum(len(part.table) for part in self.parts)
 
 
-def _regions(
-    problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...], of: tuple[Lane, ...]
-) -> Iterator[Rectangle]:
-    if not queries or not keys:
-        return
-    step = step_of(queries, keys)
-    if step is None:
-        looked_up = constrained(problem)
-        rows, columns = (Span(0, sum(run.size for run in runs)) for runs in (queries, keys))
-        for number, (key_heads, _) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
-            group = problem.group_size
-            heads = Span(key_heads.start * group, key_heads.size * group, key_heads.step)
-            yield Rectangle(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=looked_up)
-        return
+def regions(problem: Problem, queries: tuple[RowRun, ...], keys: Sequence[tuple[RowRun, ...]]) -> tuple[Regions, ...]:
+    """The rectangles of one rank's queries and every rank's keys, by owner; none where no query attends any key."""
+    by_step: dict[int | None, list[int]] = {}
+    for owner, held in enumerate(keys):
+        if queries and held:
+            by_step.setdefault(step_of(queries, held), []).append(owner)
+    found = [Regions()] * len(keys)
+    for step, owners in by_step.items():
+        if step is None:
+            for owner in owners:
+                found[owner] = _by_position(problem, queries, keys[owner])
+        else:
+            parts = _by_owner(problem, gathered([queries], step), [keys[owner] for owner in owners], step)
+            for owner, of in zip(owners, parts, strict=True):
+                found[owner] = Regions(of, joins=len(queries) > 1 or len(keys[owner]) > 1)
+    return tuple(found)
+
+
+def _by_owner(
+    problem: Problem, queries: Runs, keys: Sequence[tuple[RowRun, ...]], step: int
+) -> tuple[list[Alike], ...]:
+    found: tuple[list[Alike], ...] = tuple([] for _ in keys)
+    number = {branch: number for number, branch in enumerate(branches_of(problem))}
+    rows = Span(0, 0)
     for batch, limit in _batches(problem):
-        for key_run in keys:
-            cut = key_run.within(0, limit)
-            if cut is None:
-                continue
-            for query_run in queries:
-                yield from _between(problem, batch, query_run, cut, step, of)
+        tables = {
+            which: table
+            for cutting in cuttings(problem)
+            for which, table in _tables(problem, cutting, queries, gathered(keys, step, limit))
+        }
+        for lane in lanes(problem):
+            common = Rectangle(lane.head_class, batch, lane.heads, lane.key_heads, rows, rows)
+            for owner, parts in enumerate(found):
+                if (which := (owner, number[lane.branch])) in tables:
+                    parts.append(Alike(common, *tables[which]))
+    return found
 
 
-def step_of(*held: tuple[RowRun, ...]) -> int | None:
-    """The step of all runs of some ranks; `None` if there are several or a rank has too many runs."""
-    steps = {run.step for of in held for run in of if run.size > 1}
-    if len(steps) > 1 or any(len(of) > MOST_RUNS for of in held):
-        return None
-    return next(iter(steps), 1)
+def _by_position(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...]) -> Regions:
+    rows, columns = (Span(0, sum(run.size for run in runs)) for runs in (queries, keys))
+    table = np.array([[0, rows.size, 0, columns.size, FREE, FREE]], dtype=np.int32)
+    parts = []
+    for number, (key_heads, _) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
+        group = problem.group_size
+        heads = Span(key_heads.start * group, key_heads.size * group, key_heads.step)
+        looked_up = constrained(problem)
+        common = Rectangle(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=looked_up)
+        parts.append(Alike(common, 1, table))
+    return Regions(parts)
 
 
-def attends(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...]) -> bool:
-    """Whether any of these queries attends any of these keys: whether there are regions, without asking every head."""
-    if problem.dilation is None:
-        return next(regions(problem, queries, keys), None) is not None
-    distinct = {branch: Lane(0, heads, heads, branch) for branch, heads in branches(problem.dilation, problem.heads)}
-    return next(_regions(problem, queries, keys, tuple(distinct.values())), None) is not None
-
-
-def _between(
-    problem: Problem, batch: tuple[int, int], queries: RowRun, keys: RowRun, step: int, of: tuple[Lane, ...]
-) -> Iterator[Rectangle]:
-    for lane in of:
-        for pieces in _together(problem, lane, queries, keys, step):
-            region = _banded(problem, batch, lane, pieces, step)
-            if region is not None:
-                yield region
-
-
-def _batches(problem: Problem) -> Iterator[tuple[tuple[int, int], int]]:
-    """Neighbouring batch elements of one key length, and that length."""
+def _batches(problem: Problem) -> Iterator[tuple[tuple[int, int], int | None]]:
+    """Neighbouring batch elements of one key length, and that length; `None` for all keys."""
     if problem.key_lengths is None:
-        yield (0, problem.batch), problem.nk
+        yield (0, problem.batch), None
         return
     for length, group in groupby(range(problem.batch), key=lambda element: problem.key_lengths[element]):  # type: ignore[index]
         elements = list(group)
         yield (elements[0], elements[-1] + 1), length
 
 
-class HeadClass(NamedTuple):
-    """Key heads whose query heads run the same branches, and those branches with the query heads that run them."""
-
-    key_heads: Span
-    lanes: tuple[tuple[Branch | None, Span], ...]
-
-
-@functools.lru_cache(maxsize=64)
-def head_classes(dilation: Dilation | None, heads: int, key_heads: int) -> tuple[HeadClass, ...]:
-    """The classes of key heads, a partition; without dilation a single one."""
-    if dilation is None:
-        return (HeadClass(Span(0, key_heads), ((None, Span(0, heads)),)),)
-    group = heads // key_heads
-    of_heads = list(branches(dilation, heads))
-    runs_in: dict[tuple[tuple[Branch, tuple[int, ...]], ...], list[int]] = {}
-    for key_head in range(key_heads):
-        queries = range(key_head * group, (key_head + 1) * group)
-        members = [
-            (branch, tuple(head - queries.start for head in queries if head in range(*span.bounds())))
-            for branch, span in of_heads
-        ]
-        runs_in.setdefault(tuple((branch, mine) for branch, mine in members if mine), []).append(key_head)
-    found = []
-    for lanes_of, members_of in runs_in.items():
-        whole = all(len(mine) == group for _, mine in lanes_of)
-        for span in _spans(members_of, together=group == 1 or whole, neighbours=group > 1):
-            lanes = []
-            for branch, mine in lanes_of:
-                step = mine[1] - mine[0] if len(mine) > 1 else 1
-                one = span.size == 1
-                size, step = (len(mine), step) if one else (span.size * group, span.step if group == 1 else 1)
-                lanes.append((branch, Span(span.start * group + mine[0], size, step)))
-            found.append(HeadClass(span, tuple(lanes)))
-    return tuple(found)
-
-
-def _spans(members: list[int], *, together: bool, neighbours: bool) -> Iterator[Span]:
-    """Ascending numbers as one span if they may be together and are evenly spaced, else one by one."""
-    step = members[1] - members[0] if len(members) > 1 else 1
-    even = all(after - before == step for before, after in pairwise(members))
-    if together and even and (step == 1 or not neighbours):
-        yield Span(members[0], len(members), step)
-    else:
-        yield from (Span(member, 1) for member in members)
-
-
-def lanes(problem: Problem) -> tuple[Lane, ...]:
-    """The branches of every class of heads."""
-    classes = enumerate(head_classes(problem.dilation, problem.heads, problem.hk))
-    return tuple(Lane(number, heads, key_heads, branch) for number, (key_heads, of) in classes for branch, heads in of)
-
-
-def branches(dilation: Dilation, heads: int) -> Iterator[tuple[Branch, Span]]:
-    """Segment length, rate and offset, and the heads that run them."""
-    count = len(dilation.branches)
-    if dilation.heads == "split":
-        size, larger = divmod(heads, count)
-        start = 0
-        for number, (segment, rate) in enumerate(dilation.branches):
-            width = size + (number < larger)
-            if width:
-                yield (segment, rate, number % rate), Span(start, width)
-            start += width
-        return
-    for segment, rate in dilation.branches:
-        block = -(-heads // rate)
-        for offset in range(min(rate, heads)):
-            if dilation.head_offset == "cyclic":
-                yield (segment, rate, offset), Span(offset, len(range(offset, heads, rate)), rate)
-            elif offset * block < heads:
-                yield (segment, rate, offset), Span(offset * block, min(block, heads - offset * block))
-
-
-class Pieces(NamedTuple):
-    """What two runs share of a document or a segment, and as many more times, so many rows further each time."""
-
-    queries: RowRun
-    keys: RowRun
-    copies: int = 1
-    query_stride: int = 0
-    key_stride: int = 0
-
-
-def _together(problem: Problem, lane: Lane, queries: RowRun, keys: RowRun, step: int) -> Iterator[Pieces]:
-    """Both runs cut to each document or segment that they share."""
-    if problem.documents is None and lane.branch is None:
-        yield Pieces(queries, keys)
-        return
-    if lane.branch is not None:
-        segment, rate, offset = lane.branch
-        if segment % rate == 0 and (queries.thinned(rate, offset) is None or keys.thinned(rate, offset) is None):
-            return  # the same places in every segment, and none of them here
-    first, last = max(queries.first, keys.first), min(queries.last, keys.last)
-    for one in cuts(problem, lane.branch, first, last):
-        for piece in alike(one, first, last, ((queries.first, queries.last), (keys.first, keys.last)), step):
-            rows, columns = (run.within(piece.low, piece.high) for run in (queries, keys))
-            if rows is not None and columns is not None:
-                rows, columns = (run.thinned(one.rate, piece.low + one.offset) for run in (rows, columns))
-                if rows is not None and columns is not None:
-                    entries = piece.distance // step
-                    yield Pieces(rows, columns, piece.copies, entries * queries.stride, entries * keys.stride)
-
-
-def _banded(problem: Problem, batch: tuple[int, int], lane: Lane, pieces: Pieces, step: int) -> Rectangle | None:
-    """The region of two runs, cut to the rows and keys that have a pair; a side that cannot bind is left out."""
-    queries, keys = pieces.queries, pieces.keys
-    # Thinning multiplies both steps alike; a run of one entry has no step of its own.
-    spacing = queries.step if queries.size > 1 else keys.step if keys.size > 1 else step
-    left, right = band(problem)
-    ahead = queries.first + problem.diagonal - keys.first
-    low = None if left is None else -((-left - ahead) // spacing)
-    high = None if right is None else (right + ahead) // spacing
-    if low is not None and high is not None and low > high:
-        return None  # a narrow window can fall between the positions of a striped shard
-    rows, columns = queries.size, keys.size
-    row, column = 0, 0
-    if high is not None:
-        row = max(0, -high)
-        columns = min(columns, rows + high)
-    if low is not None:
-        column = max(0, low)
-        rows = min(rows, columns - low)
-    if row >= rows or column >= columns:
-        return None
-    shift = row - column
-    rows, columns = rows - row, columns - column
-    low = None if low is None or low + shift <= 1 - rows else low + shift
-    high = None if high is None or high + shift >= columns - 1 else high + shift
-    return Rectangle(
-        lane.head_class,
-        batch,
-        lane.heads,
-        lane.key_heads,
-        Span(queries.row + queries.stride * row, rows, queries.stride),
-        Span(keys.row + keys.stride * column, columns, keys.stride),
-        low,
-        high,
-        copies=pieces.copies,
-        query_stride=pieces.query_stride,
-        key_stride=pieces.key_stride,
-    )
+def _tables(
+    problem: Problem, cutting: Cutting, queries: Runs, keys: Runs
+) -> Iterator[tuple[tuple[int, int], tuple[int, Table]]]:
+    """By owner and number of a branch, step and table of their rectangles, if there are any."""
+    by = thinning(keys.step, cutting.rate)
+    kinds: list[Ints] = [np.zeros((0, 2), dtype=np.int64)]
+    tables: list[Table] = [np.zeros((0, 6), dtype=np.int32)]
+    for met in meetings(problem, cutting, queries, keys):
+        key_first, key_last = met.attended()
+        piece, run = np.nonzero((key_first <= key_last).T)
+        first, last, low, high = (x[run, piece] for x in (key_first, key_last, met.low, met.high))
+        # As a query attends keys from `low` to `high` after it, a key is attended from `high` to `low` before it.
+        row = np.maximum(met.queries[0][run, piece], met.keys[0][piece] - high)
+        rows = (np.minimum(met.queries[1][run, piece], met.keys[1][piece] - low) - row) // by + 1
+        size = (last - first) // by + 1
+        low, high = (low + row - first) // by, (high + row - first) // by
+        sides = np.where(low > 1 - rows, low, FREE), np.where(high < size - 1, high, FREE)
+        key_run = met.key_run[piece]
+        columns = queries.row[run] + row, rows, keys.row[key_run] + first, size, *sides
+        tables.append(np.stack(columns, axis=1).astype(np.int32))
+        kinds.append(np.stack([keys.rank[key_run], met.pieces.branch[piece]], axis=1))
+    kind, table = np.concatenate(kinds), np.concatenate(tables)
+    order = np.lexsort(kind.T[::-1])
+    ends = np.flatnonzero((np.diff(kind[order], axis=0) != 0).any(axis=1)) + 1
+    for of in np.split(order, ends) if len(order) else ():
+        owner, branch = kind[of[0]].tolist()
+        yield (owner, branch), (by, table[of])

@@ -6,10 +6,28 @@ that runs several branches the union of theirs.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ringverify.ring.plan.regions import Span
+
+class Span(NamedTuple):
+    """Evenly spaced rows or heads: `range(start, start + step * count, step)`."""
+
+    start: int
+    size: int
+    step: int = 1
+
+    def bounds(self) -> tuple[int, int, int]:
+        """Arguments of the `range`."""
+        return self.start, self.start + self.step * self.size, self.step
+
+    def slice(self, start: int = 0, stop: int | None = None) -> slice:
+        """Entries `[start, stop)` of this span, as a slice of what it indexes."""
+        stop = self.size if stop is None else stop
+        return slice(self.start + self.step * start, self.start + self.step * (stop - 1) + 1, self.step)
+
 
 Rows = Span | NDArray[np.int64]
 """Rows in ascending order without repetition, never empty."""

@@ -1,12 +1,10 @@
 """Positions of a rank as arithmetic progressions, so that a plan is made of a few integers and not of positions.
 
-A named sharding gives a rank at most two runs (zigzag; contiguous and striped: one). Cutting a run at a document or
-a segment, or thinning it to the positions that a dilated branch covers, gives a run again.
+A named sharding gives a rank at most two runs (zigzag; contiguous and striped: one).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,56 +12,29 @@ import numpy as np
 
 from ringref.sharding import Sharding, key_positions
 
+MOST_RUNS = 8
+"""Runs of one rank; with more of them, a mask costs less than the many rectangles."""
+
 
 class RowRun(NamedTuple):
-    """Some rows of one rank, evenly spaced both in position and in row.
+    """Consecutive rows of one rank, evenly spaced in position.
 
     Attributes:
         first: position of the first.
         step: from one position to the next, at least 1.
         size: how many, at least 1.
         row: row of the first among the rows of its rank.
-        stride: from one row to the next, at least 1.
     """
 
     first: int
     step: int
     size: int
     row: int
-    stride: int = 1
 
     @property
     def last(self) -> int:
         """Position of the last."""
         return self.first + self.step * (self.size - 1)
-
-    def part(self, start: int, stop: int, by: int = 1) -> RowRun | None:
-        """Entries `range(start, stop, by)` of this run, cut to those that exist; `None` if there are none."""
-        start, stop = max(start, 0), min(stop, self.size)
-        if start >= stop:
-            return None
-        count = -(-(stop - start) // by)
-        return RowRun(
-            self.first + self.step * start, self.step * by, count, self.row + self.stride * start, self.stride * by
-        )
-
-    def within(self, low: int, high: int) -> RowRun | None:
-        """The entries with `low <= position < high`."""
-        if low <= self.first and self.last < high:
-            return self
-        return self.part(-((self.first - low) // self.step), -((self.first - high) // self.step))
-
-    def thinned(self, modulus: int, residue: int) -> RowRun | None:
-        """The entries with `position % modulus == residue % modulus`."""
-        if modulus == 1:
-            return self
-        common = math.gcd(self.step, modulus)
-        distance = residue - self.first
-        if distance % common:
-            return None
-        by = modulus // common
-        start = distance // common * pow(self.step // common, -1, by) % by if by > 1 else 0
-        return self.part(start, self.size, by)
 
 
 def runs(sharding: Sharding, length: int, world_size: int, rank: int) -> tuple[RowRun, ...]:
@@ -103,3 +74,11 @@ def progressions(positions: np.ndarray) -> Iterator[RowRun]:
         last = int(changes[after]) if after < len(changes) else count - 1
         yield RowRun(int(positions[row]), int(steps[row]), last - row + 1, row)
         row = last + 1
+
+
+def step_of(*held: tuple[RowRun, ...]) -> int | None:
+    """The step of all runs of some ranks; `None` if there are several or a rank has too many runs."""
+    steps = {run.step for of in held for run in of if run.size > 1}
+    if len(steps) > 1 or any(len(of) > MOST_RUNS for of in held):
+        return None
+    return next(iter(steps), 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from ringverify.ring.plan.regions import Rectangle
+from ringverify.ring.plan.rectangles import Rectangle
 
 Kind = Literal["full", "causal", "band", "positions"]
 NARROWEST = 64

@@ -9,7 +9,6 @@ import torch
 from ringref.pattern import multiplicity
 from ringref.sharding import key_positions, query_positions
 from ringverify.ring.masks import position_bias
-from ringverify.ring.plan.joining import joined
 from ringverify.ring.plan.regions import regions
 from ringverify.ring.plan.runs import RowRun, runs
 from ringverify.ring.plan.tiles import tiles
@@ -34,10 +33,11 @@ def mismatch(problem, sharding, world_size, buckets):
     queries_at = query_positions(sharding, problem.nq, world_size)
     keys_at = key_positions(sharding, problem.nk, world_size)
     query_runs, key_runs = runs_of(problem, sharding, world_size)
+    met = [regions(problem, queries, key_runs) for queries in query_runs]
     for rank, owner in product(range(world_size), repeat=2):
         right = expected[:, :, queries_at[rank]][..., keys_at[owner]]
         got = np.zeros(right.shape, dtype=np.int64)
-        for region in (one for of in joined(regions(problem, query_runs[rank], key_runs[owner])) for one in of.apart()):
+        for region in met[rank][owner]:
             heads, key_heads = indices(region.heads), indices(region.key_heads)
             each = len(heads) // len(key_heads)
             if [head // problem.group_size for head in heads] != [key for key in key_heads for _ in range(each)]:

@@ -19,8 +19,9 @@ def counted(problem, sharding, world_size):
     shards = key_positions(sharding, problem.nq, world_size)
     held = [runs(sharding, problem.nq, world_size, rank) for rank in range(world_size)]
     total = np.zeros((problem.heads, problem.nq, problem.nk), dtype=np.int64)
+    met = [regions(problem, queries, held) for queries in held]
     for rank, owner in itertools.product(range(world_size), repeat=2):
-        for region in (one for of in regions(problem, held[rank], held[owner]) for one in of.apart()):
+        for region in met[rank][owner]:
             rows = shards[rank][region.queries.slice()]
             keys = shards[owner][region.keys.slice()]
             ahead = np.arange(len(keys)) - np.arange(len(rows))[:, None]
@@ -72,10 +73,12 @@ def test_other_shardings_are_right(sharding):
 
 def test_the_sweep_can_fail(monkeypatch):
     """A dilation offset that moves with the segment, as one published package had it."""
-    right = regions_module.RowRun.thinned
-    monkeypatch.setattr(
-        regions_module.RowRun, "thinned", lambda run, modulus, residue: right(run, modulus, residue + run.first // 5)
-    )
+    right = regions_module.cuttings
+
+    def moving(problem):
+        return tuple(one._replace(residue=(one.residue + one.begin // 5) % one.rate) for one in right(problem))
+
+    monkeypatch.setattr(regions_module, "cuttings", moving)
     assert wrong([11], [2], ["contiguous"], [False])
 
 

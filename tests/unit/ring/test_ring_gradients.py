@@ -9,7 +9,8 @@ from ringref.problem import Problem
 from ringverify.ring.accumulate import PartialResult, Running, Sum, merge_
 from ringverify.ring.gradients import Gradients, TileGradient
 from ringverify.ring.plan.kv_slices import KVTensors, everything
-from ringverify.ring.plan.regions import Rectangle, Span
+from ringverify.ring.plan.rectangles import Rectangle
+from ringverify.ring.plan.rows import Span
 
 B, R, H, D = 2, 7, 3, 2
 CPU = torch.device("cpu")

@@ -8,10 +8,11 @@ import pytest
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringref.sharding import SHARDINGS, key_positions, query_positions
-from ringverify.ring.plan import hops as hops_module
-from ringverify.ring.plan.hops import hops
-from ringverify.ring.plan.regions import head_classes, step_of
-from ringverify.ring.plan.runs import runs
+from ringverify.ring.plan import geometry
+from ringverify.ring.plan import needs as needs_module
+from ringverify.ring.plan.heads import head_classes
+from ringverify.ring.plan.needs import hops, largest
+from ringverify.ring.plan.runs import runs, step_of
 
 
 def dealt(length, world_size):
@@ -19,9 +20,9 @@ def dealt(length, world_size):
     return [[p for p in range(length) if p // 3 % world_size == rank] for rank in range(world_size)]
 
 
-def drawn(rng):
+def drawn(rng, longest=90):
     """A problem, a sharding and a world size."""
-    n, world_size = rng.randrange(1, 90), rng.randrange(1, 8)
+    n, world_size = rng.randrange(1, longest), rng.randrange(1, 8)
     sharding = rng.choice([*SHARDINGS[:3], dealt])
     said = {"causal": rng.random() < 0.5, "heads": 4, "key_heads": rng.choice([1, 2, 4])}
     if rng.random() < 0.4:
@@ -63,7 +64,7 @@ def wrong(count):
         keys = [runs(sharding, problem.nk, world_size, rank) for rank in range(world_size)]
         for owner in range(world_size):
             got = hops(problem, queries, keys, owner)
-            near, far = got.nearest(), got.furthest()
+            near, far = got.nearest, got.furthest
             nearest, furthest = counted(problem, sharding, world_size, owner)
             if step_of(*queries, *keys) is None:  # masks are looked up by position, for whole blocks
                 right = (far >= furthest).all() and (near <= nearest)[furthest > 0].all()
@@ -80,14 +81,39 @@ def test_every_row_travels_as_far_as_the_pattern_says():
     assert wrong(1200) == []
 
 
-@pytest.mark.parametrize("name", ["alike", "met", "cuts"])
+def test_what_is_found_at_once_is_what_is_found_rank_by_rank():
+    """Larger problems than one would count pair by pair: the vectorised form beside the plain one, byte by byte."""
+    rng = random.Random(3)
+    for _ in range(60):
+        problem, sharding, world_size = drawn(rng, 1500)
+        queries = [runs(sharding, problem.nq, world_size, rank) for rank in range(world_size)]
+        keys = [runs(sharding, problem.nk, world_size, rank) for rank in range(world_size)]
+        owner = rng.randrange(world_size)
+        found, plain = hops(problem, queries, keys, owner), needs_module._rank_by_rank(problem, queries, keys, owner)
+        assert all(np.array_equal(*pair) for pair in zip(found, plain, strict=True)), (problem, sharding, world_size)
+
+
+def test_the_largest_of_intervals_is_found_for_every_place():
+    """Of any length, nested, apart and crossing, beside each place asked on its own."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        length, count = rng.integers(1, 40), rng.integers(0, 12)
+        first, last = np.sort(rng.integers(0, length, (2, count)), axis=0)
+        weight = rng.integers(1, 9, count).astype(np.uint8)
+        places = np.arange(length)[:, None]
+        expected = np.where((first <= places) & (places <= last), weight, 0).max(axis=1, initial=0)
+        assert largest(first, last, weight, length).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["largest", "attended", "cuttings"])
 def test_the_comparison_can_fail(monkeypatch, name):
-    """A piece too few, a band one too narrow, and one document for all."""
-    right = getattr(hops_module, name)
+    """Intervals that are one too long, a band one too narrow, and one document for all."""
+    where = geometry if name == "attended" else needs_module
+    right = getattr(where, name)
     mistakes = {
-        "alike": lambda *them: list(right(*them))[:-1],
-        "met": lambda problem, queries, keys: (right(problem, queries, keys)[0], right(problem, queries, keys)[1] - 1),
-        "cuts": lambda problem, *them: right(problem.replace(documents=None), *them),
+        "largest": lambda first, last, weight, length: right(np.maximum(first - 1, 0), last, weight, length),
+        "attended": lambda *them: (right(*them)[0], right(*them)[1] - 1),
+        "cuttings": lambda problem: right(problem.replace(documents=None)),
     }
-    monkeypatch.setattr(hops_module, name, mistakes[name])
+    monkeypatch.setattr(where, name, mistakes[name])
     assert wrong(60)

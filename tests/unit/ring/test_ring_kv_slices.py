@@ -9,9 +9,10 @@ import torch
 
 from ringref.problem import Dilation, Problem
 from ringverify.ring.gradients import Gradients, TileGradient
+from ringverify.ring.plan.heads import head_classes
 from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, KVTensors, everything
-from ringverify.ring.plan.regions import Rectangle, Span, head_classes
-from ringverify.ring.plan.rows import as_array, evenly, locate, same
+from ringverify.ring.plan.rectangles import Rectangle
+from ringverify.ring.plan.rows import Span, as_array, evenly, locate, same
 
 SPANS = [Span(start, size, step) for start, size, step in itertools.product(range(4), range(1, 5), range(1, 4))]
 

@@ -25,8 +25,8 @@ def pairs(problem, sharding, world_size):
     for rank in range(world_size):
         plan = Plan(problem, sharding, world_size, rank)
         for step in itertools.compress(range(plan.schedule.steps), plan.schedule.computes):
-            for region in plan.stacks(plan.schedule.owner(step)):
-                times = region.copies * region.heads.size
+            for region in plan.regions(plan.schedule.owner(step)):
+                times = region.heads.size
                 row = np.arange(region.queries.size)
                 first = np.maximum(row + (-len(row) if region.low is None else region.low), 0)
                 last = np.minimum(

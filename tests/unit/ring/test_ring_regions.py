@@ -9,11 +9,13 @@ from covering import mismatch, runs_of
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import SHARDINGS
-from ringverify.ring.plan import joining
+from ringverify.ring.plan import geometry, rectangles
 from ringverify.ring.plan import regions as regions_module
 from ringverify.ring.plan import tiles as tiles_module
-from ringverify.ring.plan.joining import joined
-from ringverify.ring.plan.regions import Rectangle, Span, lanes, regions
+from ringverify.ring.plan.heads import lanes
+from ringverify.ring.plan.rectangles import Rectangle, joined
+from ringverify.ring.plan.regions import regions
+from ringverify.ring.plan.rows import Span
 from ringverify.ring.plan.runs import RowRun
 from ringverify.ring.plan.tiles import tiles
 
@@ -114,35 +116,30 @@ def off_by_one_band(original):
 def without_last_document(original):
     """The last document is forgotten."""
 
-    def together(problem, lane, queries, keys, step):
-        pairs = list(original(problem, lane, queries, keys, step))
-        return pairs[:-1] if problem.documents is not None else pairs
-
-    return together
+    return lambda problem: tuple(cutting.at(slice(0, -1)) for cutting in original(problem))
 
 
 def unshifted_stripes(original):
     """Causality between stripes, not shifted where the key's rank comes after the query's."""
 
-    def banded(problem, batch, lane, pieces, step):
-        first = min(pieces.keys.first, pieces.queries.first)
-        return original(problem, batch, lane, pieces._replace(keys=pieces.keys._replace(first=first)), step)
+    def bounds(problem, queries, keys, rate):
+        return original(problem, queries, keys._replace(first=np.minimum(keys.first, queries.first)), rate)
 
-    return banded
+    return bounds
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "problem", "sharding"),
+    ("where", "name", "wrong", "problem", "sharding"),
     [
-        ("band", off_by_one_band, Problem(query_length=8, causal=True), "contiguous"),
-        ("_together", without_last_document, Problem(query_length=8, documents=(0, 3, 8)), "contiguous"),
-        ("_banded", unshifted_stripes, Problem(query_length=8, causal=True), "striped"),
+        (geometry, "band", off_by_one_band, Problem(query_length=8, causal=True), "contiguous"),
+        (regions_module, "cuttings", without_last_document, Problem(query_length=8, documents=(0, 3, 8)), "contiguous"),
+        (geometry, "bounds", unshifted_stripes, Problem(query_length=8, causal=True), "striped"),
     ],
 )
-def test_the_count_sees_wrong_regions(monkeypatch, name, wrong, problem, sharding):
+def test_the_count_sees_wrong_regions(monkeypatch, where, name, wrong, problem, sharding):
     """Three mistakes that rings have made, each found by the comparison above."""
     assert mismatch(problem, sharding, 2, (4, 4)) is None
-    monkeypatch.setattr(regions_module, name, wrong(getattr(regions_module, name)))
+    monkeypatch.setattr(where, name, wrong(getattr(where, name)))
     assert mismatch(problem, sharding, 2, (4, 4)) is not None
 
 
@@ -150,13 +147,13 @@ def test_the_count_sees_regions_joined_in_the_wrong_place(monkeypatch):
     """Keys put beside each other without moving the diagonal that bounds the later ones."""
     problem = Problem(query_length=8, causal=True)
     assert mismatch(problem, "zigzag", 2, (4, 4)) is None
-    original = joining._beside
+    original = rectangles._beside
 
     def beside(left, right):
         both = original(left, right)
         return both and both._replace(high=right.high)
 
-    monkeypatch.setattr(joining, "_beside", beside)
+    monkeypatch.setattr(rectangles, "_beside", beside)
     assert mismatch(problem, "zigzag", 2, (4, 4)) is not None
 
 
@@ -184,7 +181,6 @@ def test_neighbours_are_joined():
         {"key_heads": Span(2, 2)},
         {"low": 0},
         {"by_position": True},
-        {"copies": 2, "query_stride": 8, "key_stride": 8},
     ],
 )
 def test_what_differs_in_anything_else_is_not_joined(side, other):
@@ -236,8 +232,8 @@ def test_masks_that_are_built_are_small_and_alike(window):
     queries, keys = runs_of(problem, "contiguous", 2)
     built = [
         tile
-        for owner in range(2)
-        for region in regions(problem, queries[1], keys[owner])
+        for of in regions(problem, queries[1], keys)
+        for region in of
         for tile in tiles(region, 2000, 2000, 32)
         if tile.kind == "band"
     ]
@@ -250,9 +246,8 @@ def test_masks_that_are_built_are_small_and_alike(window):
 
 def test_the_first_rows_of_a_window_need_no_mask():
     """Rows that its left side does not bound are plainly causal."""
-    (region,) = regions(
-        Problem(query_length=64, causal=True, window=(40, 0)), (RowRun(0, 1, 64, 0),), (RowRun(0, 1, 64, 0),)
-    )
+    everything = (RowRun(0, 1, 64, 0),)
+    ((region,),) = regions(Problem(query_length=64, causal=True, window=(40, 0)), everything, [everything])
     assert next(tiles(region, 16, 64)).kind == "causal"
 
 
@@ -262,8 +257,8 @@ def pairs_computed(problem, sharding, world_size, bucket):
     return [
         sum(
             tile.computed
-            for owner in ([rank] if sharding == "replicated_query" else range(world_size))
-            for region in joined(regions(problem, queries[rank], keys[owner]))
+            for of in regions(problem, queries[rank], [keys[rank]] if sharding == "replicated_query" else keys)
+            for region in of
             for tile in tiles(region, bucket, bucket)
         )
         for rank in range(world_size)
@@ -299,21 +294,21 @@ def test_a_plan_is_made_of_a_few_numbers_whatever_the_length():
     for sharding, causal, n in itertools.product(("contiguous", "striped", "zigzag"), (True, False), (1000, 1_000_000)):
         problem = Problem(query_length=n, causal=causal)
         queries, keys = runs_of(problem, sharding, 4)
-        for rank, owner in itertools.product(range(4), repeat=2):
-            found = joined(regions(problem, queries[rank], keys[owner]))
-            later = causal and sharding == "contiguous" and owner > rank
-            assert len(found) == (not later)
-            assert not any(region.by_position for region in found)
+        for rank in range(4):
+            for owner, found in enumerate(regions(problem, queries[rank], keys)):
+                later = causal and sharding == "contiguous" and owner > rank
+                assert len(list(found)) == len(found) == (not later)
+                assert not any(region.by_position for region in found)
 
 
 def test_many_documents_cost_what_two_runs_share():
     """A rank meets only the documents that it and the owner hold, and a thousand are few between two."""
     problem = Problem(query_length=8000, documents=tuple(range(0, 8001, 8)))
     queries, keys = runs_of(problem, "contiguous", 8)
-    (alike,) = regions(problem, queries[0], keys[0])
-    assert len(list(alike.apart())) == alike.copies == 125
-    assert list(regions(problem, queries[0], keys[1])) == []
-    assert list(regions(problem, queries[7], keys[3])) == []
+    own, *others = regions(problem, queries[0], keys)
+    assert len(list(own)) == len(own) == 125
+    assert all(list(of) == [] for of in others)
+    assert list(regions(problem, queries[7], keys)[3]) == []
 
 
 def test_runs_of_several_steps_are_looked_up_by_position():
@@ -322,12 +317,12 @@ def test_runs_of_several_steps_are_looked_up_by_position():
     mixed = (RowRun(0, 2, 5, 0), RowRun(20, 1, 5, 5))
     many = tuple(RowRun(4 * x, 1, 1, x) for x in range(9))
     for keys in (mixed, many):
-        (region,) = regions(problem, keys, (RowRun(0, 1, 40, 0),))
+        ((region,),) = regions(problem, keys, [(RowRun(0, 1, 40, 0),)])
         assert region.by_position
-        (dense,) = regions(Problem(query_length=40), keys, (RowRun(0, 1, 40, 0),))
+        ((dense,),) = regions(Problem(query_length=40), keys, [(RowRun(0, 1, 40, 0),)])
         assert [tile.kind for tile in tiles(dense, 64, 64)] == ["full"], "nothing to look up"
     single = (RowRun(0, 1, 5, 0), RowRun(20, 1, 1, 5))
-    assert not any(region.by_position for region in regions(problem, single, single))
+    assert not any(region.by_position for region in regions(problem, single, [single])[0])
 
 
 def test_a_span_is_the_slice_of_what_it_indexes():

@@ -1,4 +1,4 @@
-"""Regions put together where that is a region again: fewer calls of a kernel, and fewer partials to merge.
+"""Rectangles of queries and keys; several are one where they can be: fewer calls of a kernel, and fewer merges.
 
 A rank that holds several runs meets a block in a rectangle for each pair of them. Where causality and nothing else
 restricts them, those of its own block are a triangle again, and the two runs of a zigzag shard meet a whole block, or
@@ -8,8 +8,35 @@ its first half, as one rectangle.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from ringverify.ring.plan.regions import Rectangle, Span
+from ringverify.ring.plan.rows import Span
+
+
+class Rectangle(NamedTuple):
+    """Queries and keys that attend each other within a band.
+
+    Attributes:
+        head_class: number of the class that the key heads belong to; see `head_classes`.
+        batch: `[start, stop)` of the batch.
+        heads: query heads.
+        key_heads: the key heads they read, equally many queries heads each.
+        queries: rows of the query's rank.
+        keys: rows of the key's rank.
+        low: a pair attends only if `j - i >= low`, indices within the spans; `None` is unbounded.
+        high: only if `j - i <= high`.
+        by_position: the mask has to be looked up by position instead.
+    """
+
+    head_class: int
+    batch: tuple[int, int]
+    heads: Span
+    key_heads: Span
+    queries: Span
+    keys: Span
+    low: int | None = None
+    high: int | None = None
+    by_position: bool = False
 
 
 def joined(regions: Iterable[Rectangle]) -> tuple[Rectangle, ...]:
@@ -53,5 +80,5 @@ def _after(first: Span, second: Span) -> Span | None:
 
 def _alike(one: Rectangle, other: Rectangle) -> bool:
     """Whether they are of the same heads and batch elements, and nothing but a diagonal bounds either."""
-    plain = all(r.low is None and not r.by_position and r.copies == 1 for r in (one, other))
+    plain = all(r.low is None and not r.by_position for r in (one, other))
     return plain and one[:4] == other[:4]
