@@ -189,7 +189,7 @@ def attended(queries: Entries, keys: Entries, low: Ints, high: Ints) -> Entries:
     return np.maximum(keys[0], queries[0] + low), np.minimum(keys[1], queries[1] + high)
 
 
-class Meeting(NamedTuple):
+class PieceOverlap(NamedTuple):
     """Some pieces of runs of keys, with all runs of queries: H of the ones and R of the others.
 
     Attributes:
@@ -213,7 +213,7 @@ class Meeting(NamedTuple):
         return attended(self.queries, self.keys, self.low, self.high)
 
 
-def meetings(problem: Problem, cutting: Cutting, queries: Runs, keys: Runs) -> Iterator[Meeting]:
+def piece_overlaps(problem: Problem, cutting: Cutting, queries: Runs, keys: Runs) -> Iterator[PieceOverlap]:
     """All pieces in which some runs of keys have entries, run by run, with runs of queries."""
     asking, asked = (runs.at((slice(None), None)) for runs in (queries, keys))
     low, high = bounds(problem, asking, keys, cutting.rate)
@@ -224,7 +224,7 @@ def meetings(problem: Problem, cutting: Cutting, queries: Runs, keys: Runs) -> I
             run, piece = (index[part] for index in held)
             pieces, entries = cutting.at(piece), (first[run, piece], last[run, piece])
             run = run + some.start
-            yield Meeting(run, pieces, entries, cut(asking, pieces), low[:, run], high[:, run])
+            yield PieceOverlap(run, pieces, entries, cut(asking, pieces), low[:, run], high[:, run])
 
 
 def _parts(count: int, each: int) -> Iterator[slice]:

@@ -25,7 +25,7 @@ from ringverify.ring.plan.geometry import (
     cut,
     cuttings,
     gathered,
-    meetings,
+    piece_overlaps,
     thinning,
 )
 from ringverify.ring.plan.heads import head_classes
@@ -108,13 +108,13 @@ def hops(problem: Problem, queries: Held, keys: Held, owner: int) -> Hops:
     found = np.zeros((2, len(branches_of(problem)), rows), dtype=np.min_scalar_type(world_size))
     for cutting in cuttings(problem):
         by = thinning(step, cutting.rate)
-        for met in meetings(problem, cutting, asking, held):
-            key_first, key_last = met.keys
+        for shared in piece_overlaps(problem, cutting, asking, held):
+            key_first, key_last = shared.keys
             size = (key_last - key_first) // by + 1
             place = np.cumsum(size) - size  # of a piece's first key among all these pieces' keys
-            row = np.repeat(held.row[met.key_run] + key_first - by * place, size) + by * np.arange(size.sum())
-            index = np.repeat(met.pieces.branch * rows, size) + row
-            first, last = met.attended()
+            row = np.repeat(held.row[shared.key_run] + key_first - by * place, size) + by * np.arange(size.sum())
+            index = np.repeat(shared.pieces.branch * rows, size) + row
+            first, last = shared.attended()
             # The nearest rank is the one from which it is furthest to go the other way round.
             for into, weight, way in zip(found, (world_size - away, away), (-1, 1), strict=True):
                 run, piece = np.nonzero(_unlike_the_next(first[::way], last[::way]))

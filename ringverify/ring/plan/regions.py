@@ -28,7 +28,7 @@ from ringverify.ring.plan.geometry import (
     constrained,
     cuttings,
     gathered,
-    meetings,
+    piece_overlaps,
     thinning,
 )
 from ringverify.ring.plan.heads import head_classes, lanes
@@ -163,20 +163,20 @@ def _tables(
     by = thinning(keys.step, cutting.rate)
     kinds: list[Ints] = [np.zeros((0, 2), dtype=np.int64)]
     tables: list[Table] = [np.zeros((0, 6), dtype=np.int32)]
-    for met in meetings(problem, cutting, queries, keys):
-        key_first, key_last = met.attended()
+    for shared in piece_overlaps(problem, cutting, queries, keys):
+        key_first, key_last = shared.attended()
         piece, run = np.nonzero((key_first <= key_last).T)
-        first, last, low, high = (x[run, piece] for x in (key_first, key_last, met.low, met.high))
+        first, last, low, high = (x[run, piece] for x in (key_first, key_last, shared.low, shared.high))
         # As a query attends keys from `low` to `high` after it, a key is attended from `high` to `low` before it.
-        row = np.maximum(met.queries[0][run, piece], met.keys[0][piece] - high)
-        rows = (np.minimum(met.queries[1][run, piece], met.keys[1][piece] - low) - row) // by + 1
+        row = np.maximum(shared.queries[0][run, piece], shared.keys[0][piece] - high)
+        rows = (np.minimum(shared.queries[1][run, piece], shared.keys[1][piece] - low) - row) // by + 1
         size = (last - first) // by + 1
         low, high = (low + row - first) // by, (high + row - first) // by
         sides = np.where(low > 1 - rows, low, FREE), np.where(high < size - 1, high, FREE)
-        key_run = met.key_run[piece]
+        key_run = shared.key_run[piece]
         columns = queries.row[run] + row, rows, keys.row[key_run] + first, size, *sides
         tables.append(np.stack(columns, axis=1).astype(np.int32))
-        kinds.append(np.stack([keys.rank[key_run], met.pieces.branch[piece]], axis=1))
+        kinds.append(np.stack([keys.rank[key_run], shared.pieces.branch[piece]], axis=1))
     kind, table = np.concatenate(kinds), np.concatenate(tables)
     order = np.lexsort(kind.T[::-1])
     ends = np.flatnonzero((np.diff(kind[order], axis=0) != 0).any(axis=1)) + 1

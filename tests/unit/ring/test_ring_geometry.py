@@ -8,7 +8,7 @@ import pytest
 
 from ringref.problem import Problem
 from ringverify.ring.plan import geometry
-from ringverify.ring.plan.geometry import Cutting, attended, bounds, cut, gathered, meetings
+from ringverify.ring.plan.geometry import Cutting, attended, bounds, cut, gathered, piece_overlaps
 from ringverify.ring.plan.runs import RowRun
 
 
@@ -55,7 +55,7 @@ def test_a_limit_leaves_the_positions_below_it():
         assert left == sum(first + step * x < limit for x in range(size))
 
 
-def wrong_meetings(count):
+def wrong_overlaps(count):
     """Pairs of runs of which other keys are said to be attended in a piece than the positions say."""
     rng, wrong = random.Random(1), []
     for _ in range(count):
@@ -80,10 +80,10 @@ def wrong_meetings(count):
         ]
         found = [
             range(first, last + 1, geometry.thinning(step, rate))
-            for met in meetings(
+            for shared in piece_overlaps(
                 problem, pieces_of(piece, rate=rate), gathered([(queries,)], step), gathered([(keys,)], step)
             )
-            for first, last in zip(*(of.ravel().tolist() for of in met.attended()), strict=True)
+            for first, last in zip(*(of.ravel().tolist() for of in shared.attended()), strict=True)
         ]
         if [x for of in found for x in of] != seen:
             wrong.append((problem, queries, keys, piece, rate))
@@ -92,7 +92,7 @@ def wrong_meetings(count):
 
 def test_the_keys_attended_are_those_of_the_positions():
     """Of runs of any step in thinned pieces, under windows that are narrower than a step and sides that are open."""
-    assert wrong_meetings(4000) == []
+    assert wrong_overlaps(4000) == []
 
 
 def test_the_comparison_can_fail(monkeypatch):
@@ -103,7 +103,7 @@ def test_the_comparison_can_fail(monkeypatch):
         return right(problem, queries, keys, 1)
 
     monkeypatch.setattr(geometry, "bounds", unthinned)
-    assert wrong_meetings(500)
+    assert wrong_overlaps(500)
 
 
 @pytest.mark.parametrize("together", [1, 2, 7])
@@ -115,10 +115,10 @@ def test_parts_of_the_work_are_the_work(monkeypatch, together):
     pieces = pieces_of(*((start, start + 7, 0) for start in range(0, 90, 7)))
 
     def found():
-        met = list(meetings(problem, pieces, queries, keys))
-        key_run, begin = (np.concatenate(of) for of in zip(*((x.key_run, x.pieces.begin) for x in met), strict=True))
-        first, last = (np.concatenate(of, axis=1) for of in zip(*(x.attended() for x in met), strict=True))
-        return len(met), [key_run.tolist(), begin.tolist(), first.tolist(), last.tolist()]
+        shared = list(piece_overlaps(problem, pieces, queries, keys))
+        key_run, begin = (np.concatenate(of) for of in zip(*((x.key_run, x.pieces.begin) for x in shared), strict=True))
+        first, last = (np.concatenate(of, axis=1) for of in zip(*(x.attended() for x in shared), strict=True))
+        return len(shared), [key_run.tolist(), begin.tolist(), first.tolist(), last.tolist()]
 
     once, whole = found()
     monkeypatch.setattr(geometry, "AT_ONCE", together)
