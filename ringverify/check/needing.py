@@ -27,7 +27,7 @@ def needed(case: Case, c: Capabilities, passes: Callable[[Case], bool], *, refus
         case: the failing case.
         c: what is declared.
         passes: runs another case, and says whether the same property holds on it.
-        refused: whether the case fails because a rank raised, which an unsupported shape may cause.
+        refused: whether the case fails because a rank raised or returned a shape, which an unsupported shape may cause.
     """
     if refused:
         for name, value, other in _shaped(case, c):

@@ -237,6 +237,7 @@ class ImplementationRun:
         self._watched = plan.watched
         self._beside: Runner | None = None
         self._stories: list[ToldFailure] = []
+        self._in_vain: set[str] = set()
 
     def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
         return Runner(
@@ -377,6 +378,7 @@ class ImplementationRun:
                 progress=self.progress.step,
                 first=earlier,
                 watched=self._simulated,
+                in_vain=self._in_vain,
             )
         except Exception as error:
             unavailable = isinstance(error, WorldUnavailable) and not isinstance(error, OurError)

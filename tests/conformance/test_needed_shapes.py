@@ -10,7 +10,7 @@ import pytest
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import Hunt, hunt
 from ringverify.check.run import undeclared
-from ringverify.implementation import Implementation
+from ringverify.implementation import Implementation, implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -64,6 +64,24 @@ def test_who_does_not_is_told_which_capability_says_it(attend, hint):
     assert shown is not None
     assert shown.violation.reason[0] == "raised"
     assert re.fullmatch(f"The case passes with {hint}", shown.hints[0].text)
+
+
+def test_hints_that_were_looked_for_in_vain_are_not_looked_for_again():
+    """What every call raises costs its dozens of runs once; another exception is looked at anew."""
+
+    @implementation()
+    def attend(q, k, v, call):
+        raise RuntimeError("no such kernel")
+
+    def runs(property: str, in_vain: set[str]) -> int:
+        runner = Recorder(attend, SimulatedWorld())
+        hunt(PROPERTIES[property], runner, examples=1, seed=0, progress=lambda done: None, in_vain=in_vain)
+        return len(runner.ended)
+
+    in_vain: set[str] = set()
+    first = runs("forward", in_vain)
+    assert in_vain == {"rank 0 raised RuntimeError: no such kernel"}
+    assert runs("gradients", in_vain) < runs("gradients", {"rank 0 raised KeyError: 3"}) - 10 < first
 
 
 class Recorder(Runner):
