@@ -80,6 +80,7 @@ def test_every_job_that_is_shown_is_run_here():
 
 
 @pytest.mark.parametrize("job", ["cpu", pytest.param("gpus", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_a_job_that_is_shown_installs_the_project_and_checks_it(job, project, action, runner):
     """Word for word, but on few examples; what it installs is what is checked."""
     steps = shown_jobs()[job]["steps"]

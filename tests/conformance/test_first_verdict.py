@@ -30,6 +30,7 @@ QUICKLY = ("--only", "forward,gradients", "--max-examples", 6)
         miniature("right:attend_with_lse"),
     ],
 )
+@pytest.mark.by_day(1)
 def test_a_right_implementation_is_conformant(target, ringverify):
     """Every property that applies passes, each on some examples, with errors below what is allowed."""
     outcome = ringverify.check(target, "--max-examples", 6)

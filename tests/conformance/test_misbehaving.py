@@ -43,7 +43,7 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MISBEHAVING)
-@pytest.mark.by_day(8)
+@pytest.mark.by_day(4)
 def test_misbehaviour_is_a_violation_with_its_rank_in_words(name, ringverify, impatient):
     """Every property is still judged, and the process stays fit to judge others."""
     properties, ranks, words = MISBEHAVING[name]
@@ -111,7 +111,7 @@ IN_PROCESSES = {
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", IN_PROCESSES)
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 def test_misbehaviour_in_processes_is_told_alike(name, ringverify, monkeypatch):
     """A rank's process may end; the harness stays, and so do the worlds after it."""
     ranks, words = IN_PROCESSES[name]

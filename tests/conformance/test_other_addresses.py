@@ -38,6 +38,7 @@ def hunted(attend: Implementation, property: str, examples: int = 15) -> Hunt:
 
 
 @pytest.mark.parametrize("property", [*COMPARE_BITS, "strided_inputs", "world_size_invariance", "hazards"])
+@pytest.mark.by_day(3)
 def test_products_that_depend_on_addresses_break_no_property(property):
     """Sums in another order at other addresses are right, and inputs lie alike in every run of a case."""
     hunt = hunted(by_address.attend, property)

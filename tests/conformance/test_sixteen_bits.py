@@ -47,6 +47,7 @@ def test_gradients_that_are_summed_over_ranks_in_bfloat16_fail_where_that_is_not
     assert set(found.violation.reason) & {"dk", "dv"}
 
 
+@pytest.mark.nightly
 def test_a_run_in_16_bits_says_nothing_beside_its_report():
     """No warning of an overflow, on scores that float16 and bfloat16 sums do not survive."""
     target = Path(sixteen_bits.__file__).with_suffix(".py")

@@ -34,6 +34,7 @@ RINGS = [
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ring", RINGS)
+@pytest.mark.by_day(4)
 def test_a_right_ring_of_a_newcomer_is_conformant(ring, tmp_path, monkeypatch, capsys):
     """In the world that suits it: one keeps its module for the life of the process."""
     monkeypatch.chdir(tmp_path)

@@ -172,6 +172,7 @@ def test_a_mistake_in_a_decorator_is_an_error_of_its_file(project):
     assert "is a function, not an implementation: decorate the function with" in ran.out
 
 
+@pytest.mark.nightly
 def test_a_target_that_is_none_here_is_an_error_of_its_own_test(project):
     """One line each: a package of another version is inconclusive, a mistyped name is not; other tests run.
 
@@ -256,6 +257,7 @@ def test_a_target_will_do_in_place_of_a_function(right):
         ringverify.run_conformance("rng")
 
 
+@pytest.mark.nightly
 def test_a_script_that_checks_itself_as_it_is_imported_is_told_so(project):
     """Every rank imports it, and each would check it again."""
     call = "run_conformance(attend, only='forward', max_examples=1)\n"

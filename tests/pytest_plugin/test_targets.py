@@ -140,6 +140,7 @@ def test_the_report_is_one_that_check_could_have_written(ran, lasting):
     assert_is_the_report_of_both(lasting, "report.jsonl")
 
 
+@pytest.mark.nightly
 def test_what_failed_last_is_run_alone(ran, lasting):
     """With `--lf`, as any other test."""
     again = lasting.pytest_apart(*TARGETS, *FEW, "--lf", "-v")
@@ -168,6 +169,7 @@ def test_workers_of_xdist_share_the_work_and_one_report_comes_of_it(project):
         ((f"ringverify::{RIGHT}::forward", f"ringverify::{WRONG}"), None),
     ],
 )
+@pytest.mark.by_day(1)
 def test_tests_are_chosen_as_pytest_chooses(arguments, expected, project):
     """All, by words, and by id: an id alone is enough, and runs nothing else of the project."""
     project.write(test_own="def test_own():\n    pass\n")

@@ -91,6 +91,7 @@ def theirs(project):
     return project
 
 
+@pytest.mark.nightly
 def test_the_report_has_decorated_tests_and_calls(theirs):
     """Under the implementation's name, with the test behind it where several check one."""
     ran = theirs.pytest_apart(*REPORT)
@@ -109,6 +110,7 @@ def test_the_report_has_decorated_tests_and_calls(theirs):
     assert f"({CALLS})" not in ran.out.split("= ringverify =")[1]
 
 
+@pytest.mark.nightly
 def test_among_workers_all_of_it_is_told_and_known_too(theirs):
     """With a target, which keeps its name; known is an expected failure. A call has a baseline of its own."""
     (theirs.folder / "known.toml").write_text(SWAPPED)

@@ -149,6 +149,7 @@ ringverify_baseline = known.toml
 """
 
 
+@pytest.mark.nightly
 def test_a_baseline_may_name_what_is_not_run(project):
     """One file serves several jobs, as it does for `check`; where all of it is run, nothing else is expected."""
     (project.folder / "pytest.ini").write_text(CONFIGURED)

@@ -61,6 +61,7 @@ def allowed(example: Any) -> float:
     return scaled_bound(max(abs(a - b) / a for a, b in zip(exact, coarse, strict=True)), "float32", "float64")
 
 
+@pytest.mark.nightly
 def test_four_ranks_and_one_process_have_one_loss_curve(allowed: float, tmp_path: Path) -> None:
     """Started as a script, with a picture."""
     picture = tmp_path / "curves.svg"

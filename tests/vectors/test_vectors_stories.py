@@ -108,6 +108,7 @@ def test_named_bugs_are_reported_ones() -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("topic", sorted({story.topic for story in STORIES.values() if story.bugs}))
+@pytest.mark.by_day(5)
 def test_a_vector_shows_the_bugs_that_it_names(topic: str) -> None:
     """An implementation with that very fault, in a simulated world, is told from a right one by this vector alone."""
     missed = []

@@ -225,6 +225,7 @@ def in_a_process(**environment: str) -> str:
 
 
 @pytest.mark.parametrize("mode", [None, "AVX2"])
+@pytest.mark.by_day(1)
 def test_ranks_multiply_as_every_processor_can_unless_the_user_says_otherwise(
     mode: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

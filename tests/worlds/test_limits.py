@@ -60,6 +60,7 @@ def checked(folder: Path, kind: int, most: int, *before: str) -> subprocess.Comp
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("most", [8, 16, 28])
+@pytest.mark.by_day(1)
 def test_a_right_implementation_is_inconclusive_where_file_descriptors_run_out(tmp_path: Path, most: int) -> None:
     """For the tool as it starts, for the first process, for the second: the limit is named, without a traceback."""
     ran = checked(tmp_path, resource.RLIMIT_NOFILE, most)

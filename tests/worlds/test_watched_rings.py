@@ -39,6 +39,7 @@ def run(implementation, case, seed, **how):
 
 @pytest.mark.parametrize("implementation", [ring, allgather], ids=["ring", "allgather"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+@pytest.mark.by_day(4)
 def test_our_own_rings_have_no_hazards_whatever_the_transport(implementation, world_size):
     """Thirty seeds on all world sizes together, both transports, with and without delays, uneven shards."""
     problem = Problem(query_length=11, heads=2, head_dim=4, causal=True, dtype="float64")

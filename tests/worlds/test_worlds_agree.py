@@ -96,9 +96,7 @@ def disagreement(program: Program, gloo: GlooWorld) -> str | None:
     return f"{program.name}: simulated {told[0]} {here.findings}, gloo {told[1]}"
 
 
-@pytest.mark.parametrize(
-    "batch", [0, 1, *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(2, BATCHES))]
-)
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(1, BATCHES))])
 def test_both_worlds_say_the_same_of_small_programs(gloo: GlooWorld, batch: int) -> None:
     """The same numbers; or each rank raises the same; or ranks wait. Where there is a finding, gloo refuses."""
     found = [disagreement(program, gloo) for program in EVERYTHING[batch::BATCHES]]
@@ -106,6 +104,7 @@ def test_both_worlds_say_the_same_of_small_programs(gloo: GlooWorld, batch: int)
 
 
 @pytest.mark.parametrize("phrase", DEPARTURES)
+@pytest.mark.by_day(2)
 def test_gloo_does_not_say_what_the_simulated_world_says_of_a_departure(gloo: GlooWorld, phrase: str) -> None:
     """It works with other numbers, waits, or ends the process: of two programs for each departure."""
     for program in [one for one in PROGRAMS if departure(simulated(one)[0]) == phrase][:2]:
