@@ -118,7 +118,6 @@ def hunt(
     shrinking: bool = True,
     first: Sequence[CaseFile] = (),
     watched: Callable[[], Runner | None] = lambda: None,
-    in_vain: set[str] | None = None,
 ) -> Hunt:
     """Try up to `examples` cases of a property, stop at the first violation, and shrink it.
 
@@ -135,8 +134,6 @@ def hunt(
         shrinking: whether to shrink and explain the case found first.
         first: counterexamples of earlier runs, tried before drawn cases.
         watched: returns a runner in a simulated world, if `runner` is in another one, or `None`.
-        in_vain: summaries of violations for which hints were looked for in vain, such as an exception that every call
-            raises. They are not looked for again; those of this search are added.
 
     Raises:
         WorldUnavailable: the world could not be set up, or a limit of the machine was reached, before a violation.
@@ -192,10 +189,7 @@ def hunt(
         case, judgement = (found or refused)[0]
         shown = as_found(case, judgement)
         if shrinking:
-            in_vain = set() if in_vain is None else in_vain
-            shown, hunt.unfinished = _smallest(
-                property, runner, case, judgement, refused, share, watched, in_vain, hunt.mishaps
-            )
+            shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share, watched, hunt.mishaps)
         hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
         hunt.margin = max(hunt.margin, judgement.margin)
     hunt.seconds = time.monotonic() - started
@@ -269,13 +263,12 @@ def _smallest(
     refused: list[tuple[Case, Judgement]],
     share: Share,
     watched: Callable[[], Runner | None],
-    in_vain: set[str],
     mishaps: list[Mishap],
 ) -> tuple[Counterexample, str | None]:
     """Shrink a failing case, run it again in a fresh process, and explain it.
 
-    Smaller cases that the transport refuses are appended to `refused`, failing steps to `mishaps`, and a violation that
-    no hint was found for to `in_vain`; the violation stands whatever fails.
+    Smaller cases that the transport refuses are appended to `refused`, and failing steps to `mishaps`; the violation
+    stands whatever fails.
 
     Returns:
         the counterexample, and when the time ended the work on it, as in `Hunt.unfinished`.
@@ -359,7 +352,7 @@ def _smallest(
     hints = [Hint(note) for note in runner.log.notes]
     if runner.world.name == "simulated" and after and not hints:
         hints.append(Hint(SHARED_STATE))
-    unexplained = declaration is None and not diagnosis.causes and violation.summary not in in_vain
+    unexplained = declaration is None and not diagnosis.causes
     if steady and in_time and unexplained and not hangs:
         hints += attempt(mishaps, "looking for hints", lambda: _needed(property, runner, watched, case, violation), [])
     if in_time and not hints and not hangs and unexplained:
@@ -369,8 +362,6 @@ def _smallest(
             return beside(property, runner, there, case, violation)
 
         hints = attempt(mishaps, "looking for hints", around, [])
-        if steady and violation.failure is not None and not hints:
-            in_vain.add(violation.summary)
     counterexample = Counterexample(
         case=case,
         violation=violation,

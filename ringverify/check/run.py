@@ -237,7 +237,6 @@ class ImplementationRun:
         self._watched = plan.watched
         self._beside: Runner | None = None
         self._stories: list[ToldFailure] = []
-        self._in_vain: set[str] = set()
 
     def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
         return Runner(
@@ -378,7 +377,6 @@ class ImplementationRun:
                 progress=self.progress.step,
                 first=earlier,
                 watched=self._simulated,
-                in_vain=self._in_vain,
             )
         except Exception as error:
             unavailable = isinstance(error, WorldUnavailable) and not isinstance(error, OurError)

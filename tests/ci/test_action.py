@@ -110,6 +110,7 @@ def test_under_torchrun_the_exit_code_is_the_verdicts(project):
         ({"target": "my_ring.py:attend $(touch hacked)"}, "'$(touch'"),
     ],
 )
+@pytest.mark.by_day(2)
 def test_wrong_inputs_end_with_2_and_are_only_text(project, inputs, line):
     """The log has the one line; nothing in an input is run."""
     ran = used(project, **inputs)

@@ -75,6 +75,7 @@ def test_a_reader_who_leaves_ends_the_run_silently_and_without_a_verdict(ringver
 @pytest.mark.parametrize(
     "arguments", [("list", "implementations"), ("list", "mutants"), ("--help",), ("plan", "--help")]
 )
+@pytest.mark.by_day(1)
 def test_a_list_that_nobody_reads_ends_silently(arguments, ringverify):
     """`ringverify list … | head`, also where all of it is written at the end of the process only."""
     reads, writes = os.pipe()

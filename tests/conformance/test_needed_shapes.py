@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import needs
@@ -10,8 +11,9 @@ import pytest
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import Hunt, hunt
 from ringverify.check.run import undeclared
-from ringverify.implementation import Implementation, implementation
+from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(240)
@@ -66,24 +68,6 @@ def test_who_does_not_is_told_which_capability_says_it(attend, hint):
     assert re.fullmatch(f"The case passes with {hint}", shown.hints[0].text)
 
 
-def test_hints_that_were_looked_for_in_vain_are_not_looked_for_again():
-    """What every call raises costs its dozens of runs once; another exception is looked at anew."""
-
-    @implementation()
-    def attend(q, k, v, call):
-        raise RuntimeError("no such kernel")
-
-    def runs(property: str, in_vain: set[str]) -> int:
-        runner = Recorder(attend, SimulatedWorld())
-        hunt(PROPERTIES[property], runner, examples=1, seed=0, progress=lambda done: None, in_vain=in_vain)
-        return len(runner.ended)
-
-    in_vain: set[str] = set()
-    first = runs("forward", in_vain)
-    assert in_vain == {"rank 0 raised RuntimeError: no such kernel"}
-    assert runs("gradients", in_vain) < runs("gradients", {"rank 0 raised KeyError: 3"}) - 10 < first
-
-
 class Recorder(Runner):
     """A runner that keeps how runs ended."""
 
@@ -92,6 +76,25 @@ class Recorder(Runner):
         seen = super().run(case, **how)
         self.ended = [*getattr(self, "ended", []), seen.failure]
         return seen
+
+
+def test_hints_are_looked_for_where_a_failing_run_costs_no_processes():
+    """In the simulated world, where the case fails there in the same way; and not at all for what no shape explains."""
+
+    def runs_for_hints(attend: Implementation) -> tuple[int, int]:
+        with contextlib.ExitStack() as stack:
+            target = f"{needs.__file__}:{attend.function.__name__}"
+            apart, beside = (Recorder(attend, world, target=target) for world in (GlooWorld(), SimulatedWorld()))
+            for runner in (apart, beside):
+                stack.callback(runner.world.close)
+            ends = {"examples": 1, "seed": 0, "progress": lambda done: None}
+            hunt(PROPERTIES["forward"], apart, watched=lambda: beside, **ends)
+        return len(apart.ended), len(getattr(beside, "ended", []))
+
+    processes, threads = runs_for_hints(needs.nothing_helps)
+    assert threads > 10
+    assert processes <= 15
+    assert runs_for_hints(needs.returns_nothing)[1] <= 5
 
 
 @pytest.mark.parametrize("property", ["forward", "gradients", "subgroups", "world_size_invariance"])

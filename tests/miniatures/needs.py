@@ -78,3 +78,14 @@ declared_wrong = implementation(
     name="wrong", head_dims=KERNEL_DIMS, length_multiple=4, heads_multiple="world_size", subgroups=True
 )(wrong)
 silent_blocks = implementation(name="in blocks, undeclared")(in_blocks)
+
+
+@implementation()
+def nothing_helps(q, k, v, call: AttentionCall):
+    """It raises whatever the shape."""
+    raise RuntimeError("no such kernel")
+
+
+@implementation()
+def returns_nothing(q, k, v, call: AttentionCall):
+    """No shape explains that."""

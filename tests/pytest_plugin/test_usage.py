@@ -35,7 +35,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(3)
 def test_wrong_usage_is_one_line_and_exit_status_4(mistake, project):
     """pytest prints it after "ERROR: "."""
     arguments, words = MISTAKES[mistake]

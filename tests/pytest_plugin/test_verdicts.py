@@ -36,6 +36,7 @@ def test_call():
 """
 
 
+@pytest.mark.nightly
 def test_a_pass_that_the_time_budget_cut_short_says_so(project):
     """As `check` does: at the end, however quiet, and in JUnit. Of what was done in time there is no such word."""
     project.write(test_call=IN_A_CALL)
