@@ -14,7 +14,6 @@ from rich.text import Text
 
 from ringverify import targets
 from ringverify.check.configuration import TABLE, configured
-from ringverify.check.interrupts import InterruptibleBar, interrupts
 from ringverify.check.option_table import ARGUMENTS, add_to
 from ringverify.check.options import CheckRequest, Subject, Unavailable, device_for
 from ringverify.errors import Inconclusive, UsageError
@@ -22,7 +21,7 @@ from ringverify.events import Event
 from ringverify.reports.command import Outputs, with_missing
 from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
-from ringverify.reports.terminal import Terminal
+from ringverify.reports.terminal import ProgressBar, Terminal
 
 EXIT_CODES = "Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive."
 
@@ -106,14 +105,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             console.print(f"under torchrun: {crew.remark}", highlight=False, markup=False, soft_wrap=True)
         if crew is not None and crew.name == "nccl":
             asked = dataclasses.replace(asked, device=device_for(options.device, options.world, on_gpus=True))
-        code = check(
-            subjects,
-            properties,
-            asked,
-            tell,
-            InterruptibleBar(console, stack.enter_context(interrupts())),
-            crew,
-        )
+        code = check(subjects, properties, asked, tell, ProgressBar(console), crew)
     missing = outputs.write(results_of(events))[1]
     if writer is not None and writer.failure is not None:
         missing.append(writer.failure)

@@ -26,6 +26,7 @@ from ringverify.cli import (
 )
 from ringverify.cli.check import EXIT_CODES
 from ringverify.errors import Inconclusive, UsageError, complain
+from ringverify.interrupts import interrupts
 from ringverify.reports import command as report
 from ringverify.reports.command import with_missing
 from ringverify.reports.jsonl import ReportError
@@ -67,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # An implementation's text may hold characters that the terminal's encoding lacks; that must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _run(arguments)
+        with interrupts():
+            return _run(arguments)
     except (UsageError, Inconclusive) as error:
         complain(error)
         return error.exit_code

@@ -23,3 +23,22 @@ class Progress(Protocol):
     def stop(self) -> None:
         """The property or benchmark that was begun is done."""
         ...
+
+
+class Hidden:
+    """Progress that nobody is shown."""
+
+    def start(self, implementation: str, property: str, examples: int) -> None:
+        """Show nothing."""
+
+    def step(self, done: int) -> None:
+        """Show nothing."""
+
+    def loading(self, what: str | None) -> None:
+        """Show nothing."""
+
+    def stop(self) -> None:
+        """Show nothing."""
+
+
+HIDDEN = Hidden()

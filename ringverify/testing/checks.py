@@ -7,13 +7,14 @@ from pathlib import Path
 
 from ringverify.check.budget import Budget
 from ringverify.check.casefile import look_at
-from ringverify.check.interrupts import hidden_bar, interrupts
 from ringverify.check.options import Options, Subject
 from ringverify.check.outcome import TriedProperty
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.run import ImplementationRun
 from ringverify.implementation import Implementation
+from ringverify.interrupts import interrupts
 from ringverify.properties.property import Property
+from ringverify.reports.progress import HIDDEN
 from ringverify.testing.conformance import reached
 from ringverify.testing.undisturbed import undisturbed
 
@@ -84,10 +85,8 @@ class Checks:
 
     def try_property(self, one: PlannedChecks, property: Property) -> TriedProperty:
         """Try a property, and return what came of it."""
-        with undisturbed(self._folder), interrupts() as look:
-            run = self._run(one)
-            run.progress = hidden_bar(look)
-            return run.try_property(property)
+        with undisturbed(self._folder), interrupts():
+            return self._run(one).try_property(property)
 
     def close(self) -> None:
         """End all worlds."""
@@ -100,7 +99,7 @@ class Checks:
             seconds = one.options.time_budget
             budget = self._budgets.setdefault(seconds, Budget(seconds, self._expected))
             self._runs[one.key] = ImplementationRun(
-                one.plan, open_world(one.plan.world), one.options, budget, lambda event: None, hidden_bar()
+                one.plan, open_world(one.plan.world), one.options, budget, lambda event: None, HIDDEN
             )
         self._warm = [*(key for key in self._warm if key != one.key), one.key]
         while len(self._warm) > MOST_WARM:

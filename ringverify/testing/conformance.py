@@ -107,20 +107,21 @@ def _result(attend: Implementation | str, said: dict[str, Any]) -> ConformanceRe
             f"run_conformance was called while {file} was being imported, and every rank imports it: call it inside a "
             'test function, or under if __name__ == "__main__"'
         )
-    from ringverify.check.interrupts import hidden_bar, interrupts
     from ringverify.check.run import check
+    from ringverify.interrupts import interrupts
+    from ringverify.reports.progress import HIDDEN
     from ringverify.testing.undisturbed import undisturbed
 
     target = attend if isinstance(attend, str) else reached(implementation, request.load_deadline)
     events: list[Event] = []
     try:
-        with undisturbed(Path.cwd()), interrupts() as look:
+        with undisturbed(Path.cwd()), interrupts():
             check(
                 [Subject(target, implementation)],
                 request.properties(),
                 request.options(),
                 events.append,
-                hidden_bar(look),
+                HIDDEN,
             )
     finally:
         calls.tell(events)

@@ -9,11 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ringverify.check.interrupts import InterruptibleBar, interrupts
 from ringverify.errors import UsageError
 from ringverify.option_types import names
 from ringverify.reports.command import Outputs, add_outputs, with_missing
-from ringverify.reports.terminal import Terminal
+from ringverify.reports.terminal import ProgressBar, Terminal
 from ringverify.words import say_on
 
 FOLDER = Path("fixtures")
@@ -121,8 +120,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     record = Recorded(options.report, Outputs.of(options))
     code = 0
     try:
-        with interrupts() as look:
-            code = try_on(found, subjects, asked, terminal.tell, InterruptibleBar(console, look), record)
+        code = try_on(found, subjects, asked, terminal.tell, ProgressBar(console), record)
     finally:
         code = with_missing(code, record.close())
     return code

@@ -10,10 +10,10 @@ from ringverify import implementation
 from ringverify.cases.running import Runner
 from ringverify.check import hunting, run
 from ringverify.check.hunting import hunt
-from ringverify.check.interrupts import hidden_bar
 from ringverify.check.options import Options, Subject
 from ringverify.events import PropertyEvent
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.reports.progress import HIDDEN
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import LoadTooLong
@@ -58,7 +58,7 @@ def test_the_order_of_properties_changes_no_verdict(order, monkeypatch, tmp_path
     events = []
     options = Options(deadline=DEADLINE, max_examples=1, cases=tmp_path)
     subject = Subject(f"{__file__}:slow_and_endless", slow_and_endless)
-    run.check([subject], [PROPERTIES[id] for id in order], options, events.append, hidden_bar())
+    run.check([subject], [PROPERTIES[id] for id in order], options, events.append, HIDDEN)
     verdicts = {event.property: event.verdict for event in events if isinstance(event, PropertyEvent)}
     assert verdicts == {id: "fail" if id == "gradients" else "pass" for id in order}
 

@@ -11,11 +11,11 @@ from command_line import miniature
 from ringverify import targets
 from ringverify.cases.shrinking import Shrunk
 from ringverify.check import casefile, explaining, hunting, run
-from ringverify.check.interrupts import hidden_bar
 from ringverify.check.options import Options, Subject
 from ringverify.events import as_json
 from ringverify.properties import property as properties_module
 from ringverify.properties.catalogue import select
+from ringverify.reports.progress import HIDDEN
 from ringverify.worlds.simulated import SimulatedWorld
 from ringverify.worlds.world import WorldUnavailable
 
@@ -50,7 +50,7 @@ def checked(name, properties=("forward",), tell=None, verbose=False):
         select(properties, ()),
         options,
         tell or (lambda event: events.append(as_json(event))),
-        hidden_bar(),
+        HIDDEN,
     )
     return code, events
 

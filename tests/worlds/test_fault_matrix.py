@@ -22,10 +22,10 @@ from ringverify import targets
 from ringverify.cases.shrinking import Shrunk
 from ringverify.check import planning
 from ringverify.check import run as running
-from ringverify.check.interrupts import interrupts
 from ringverify.check.options import Options, Subject
 from ringverify.check.run import check
 from ringverify.events import CounterexampleEvent, PropertyEvent
+from ringverify.interrupts import interrupts
 from ringverify.properties.catalogue import select
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -333,6 +333,13 @@ def test_ctrl_c_in_an_exec_ends_with_the_exit_code_that_is_promised(tmp_path):
     assert subprocess.run([sys.executable, "-m", "ringverify"], env=environment, timeout=60).returncode == 130
 
 
+class _Raising:
+    """Its end raises."""
+
+    def __del__(self):
+        raise ValueError
+
+
 class _Interrupted:
     """Its end is interrupted, where Python ignores what is raised."""
 
@@ -340,14 +347,25 @@ class _Interrupted:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_that_is_lost_is_found_at_the_next_case(monkeypatch):
-    """Hypothesis has a callback in garbage collection: a run under Ctrl-C went on for ever."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    with interrupts() as look:
-        look()
+def test_an_interrupt_that_python_swallows_ends_what_comes_next():
+    """Hypothesis has a callback in garbage collection: a run under Ctrl-C waited for a rank until its deadline."""
+
+    def waits():
         _Interrupted()
-        with pytest.raises(KeyboardInterrupt):
-            look()
+        time.sleep(20)
+
+    with interrupts(), pytest.raises(KeyboardInterrupt):
+        waits()
+
+
+def test_what_else_python_swallows_is_told_as_ever(monkeypatch):
+    """And what it did with it is as before when the run is over."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with interrupts():
+        _Raising()
+    _Raising()
+    assert [one.exc_type for one in told] == [ValueError, ValueError]
 
 
 def test_the_matrix_has_every_way_that_is_there():
