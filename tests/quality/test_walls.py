@@ -40,6 +40,7 @@ FLOORS = {
     "ringref": 1,
     "ringverify.errors": 0,
     "ringverify.files": 0,
+    "ringverify.interrupts": 0,
     "ringverify.option_types": 0,
     "ringverify.words": 0,
 }
