@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -16,7 +15,6 @@ from jaxtyping import Float
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
-from ringverify.ring import allgather, passes, replicated
 from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of
 from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
@@ -32,9 +30,10 @@ from ringverify.ring.calls import (
     problem_of,
     warn_of_positions_without_a_document,
 )
-from ringverify.ring.choosing import Method
+from ringverify.ring.choosing import MethodName
 from ringverify.ring.group import Ring
 from ringverify.ring.layouts import TensorLayout, check_not_mixed_up, hinted, relaid
+from ringverify.ring.method import method_of
 from ringverify.ring.torch_private import disable_dynamo
 from ringverify.ring.transport import TransportName
 
@@ -80,7 +79,7 @@ def ring_attention(
     softcap: float | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
-    method: Method = "ring",
+    method: MethodName = "ring",
     transport: TransportName = "p2p",
     kernel: str = "auto",
     memory_budget: int | None = None,
@@ -213,7 +212,7 @@ def attend(
     problem: Problem,
     sharding: Sharding,
     ring: Ring,
-    method: Method = "ring",
+    method: MethodName = "ring",
     transport: TransportName = "p2p",
     kernel: str = "auto",
     memory_budget: int | None = None,
@@ -251,12 +250,10 @@ def _compute(call: Call, *, explain: bool, takes_part: bool = False) -> tuple[to
     if explain and job.plan.rank == 0:
         print(f"ring_attention: method {call.method.method}: {call.method.reason}", file=sys.stderr)
         print(f"ring_attention: kernel {job.kernel.name}: {call.why_kernel}", file=sys.stderr)
-    module: ModuleType = replicated if job.plan.replicated else passes
-    if call.method.method == "allgather":
-        module = allgather
+    method = method_of(call.method.method, job.plan)
     q, k, v = call.inputs
     # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
     inputs = aligned(q), aligned(k), aligned(v)
     for_others = torch.zeros((), requires_grad=True) if takes_part else None
-    out, lse = Attention.apply(*inputs, for_others, job, module)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out, lse = Attention.apply(*inputs, for_others, job, method)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out, lse

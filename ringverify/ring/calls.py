@@ -14,7 +14,7 @@ import torch
 
 from ringref.problem import DTYPES, Problem
 from ringref.sharding import SHARDINGS, Sharding, key_positions, query_positions
-from ringverify.ring.choosing import METHODS, Choice, Method, choose_method
+from ringverify.ring.choosing import METHODS, Choice, MethodName, choose_method
 from ringverify.ring.compute import Job
 from ringverify.ring.group import Ring
 from ringverify.ring.kernels.choose import choose_kernel
@@ -152,7 +152,7 @@ def prepare(
     problem: Problem,
     sharding: Sharding,
     ring: Ring,
-    method: Method,
+    method: MethodName,
     transport: TransportName,
     kernel: str,
     memory_budget: int | None,
