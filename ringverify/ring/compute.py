@@ -265,14 +265,14 @@ class TileGradients:
         block: what is here of a rank's keys and values.
         owner: whose they are.
         dq: the gradient of the queries `(B, S, H, D)`, added to.
-        computed: gradients of the first tiles, where these have been computed before.
+        computed: gradients of the first tiles, where these have been computed before; the list is emptied by `add_to`.
     """
 
     def __init__(
-        self, job: Job, rows: Rows, block: KVTensors, owner: int, dq: Sum, *, computed: list[TileGradient] | None = None
+        self, job: Job, rows: Rows, block: KVTensors, owner: int, dq: Sum, computed: list[TileGradient] | None = None
     ) -> None:
         self._job, self._rows, self._dq = job, rows, dq
-        self.computed = computed or []
+        self.computed = [] if computed is None else computed
         self._left = islice(job.tiles(block, owner, rows), len(self.computed), None)
 
     def compute_one(self) -> None:

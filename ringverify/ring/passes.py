@@ -98,69 +98,60 @@ class _Buffers:
 class _Backward:
     """The backward pass of one rank: four states, in this order.
 
-    1. `_begin`: its own block. The first tile's gradient is computed and kept, while the first KV block is on its way.
-    2. `_visit`, for each KV block that comes by: its first tile is computed while its dKV is on its way; the dKV
-       arrives; all tiles are added to it, the first one first; it is sent on.
-    3. `_relay`, at each boundary after the last KV block's: dKVs that only pass by on their way home arrive, and are
-       sent on.
-    4. `_end`: its own block again. The next tile is computed while its own dKV is on its way; that arrives; all tiles
-       of its own are added to it, the two that were kept first.
+    1. begin: its own block. The first tile's gradient is computed and kept, while the first KV block is on its way.
+    2. visit, for each KV block that comes by: its first tile is computed while its dKV is on its way; the dKV arrives;
+       all tiles are added to it, the first one first; it is sent on.
+    3. relay, at each boundary after the last KV block's: dKVs that pass by on their way home arrive and are sent on.
+    4. end: its own block again. The next tile is computed while its own dKV is on its way; that arrives; all tiles of
+       its own are added to it, the two that were kept first.
 
     A rank would idle twice, until the first KV block arrives and until its own dKV is back: tiles of its own block fill
     both gaps. Every sum has a fixed order, so that the same inputs give the same bits on any schedule. What a state has
-    made is free when it ends.
+    allocated is free when its function returns.
     """
 
     def __init__(self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor) -> None:
         self._job, self._rows, self._k, self._v = job, rows, k, v
-        self._plan = job.plan
+        self._plan, self._moves = job.plan, job.plan.schedule
         self._dq = job.dq_sum(rows)
         self._returns = _DKVReturns(job, k.device)
         self._packs = False
+        self._kept: list[TileGradient] = []
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """dq, dk and dv of this rank, in the accumulation dtype."""
-        kept = self._begin_and_visit()
-        moves = self._plan.schedule
-        for boundary in range(moves.steps, len(moves.gradients)):
-            self._relay(boundary)
-        dk, dv = self._end(kept)
+        self._begin_and_visit()
+        for boundary in range(self._moves.steps, len(self._moves.gradients)):  # relay
+            self._returns.exchange(boundary)
+        dk, dv = self._end()
         return self._dq.total, dk, dv
 
-    def _begin_and_visit(self) -> list[TileGradient]:
-        """The first two states, in which KV blocks travel; returns what the first one kept."""
-        kept: list[TileGradient] = []
+    def _begin_and_visit(self) -> None:
+        """The states in which KV blocks travel."""
         for step, (owner, block, computes) in enumerate(rotate(self._job, self._k, self._v)):
-            if step > 0:
-                self._visit(step, owner, block if computes else None)
-            elif computes:
-                kept = self._begin(block)
-        return kept
+            if step == 0:
+                self._begin(block)
+                continue
+            if computes:
+                self._visit(step, owner, block)
+            self._returns.exchange(step)
 
-    def _begin(self, own: KVTensors) -> list[TileGradient]:
+    def _begin(self, own: KVTensors) -> None:
         self._packs = own.flat is not None
         tiles = self._tiles(own, self._plan.rank)
         tiles.compute_one()
-        return tiles.computed
+        self._kept = tiles.computed
 
-    def _visit(self, step: int, owner: int, block: KVTensors | None) -> None:
-        if block is not None:
-            self._add_tiles(step, owner, block)
-        self._returns.exchange(step)
-
-    def _add_tiles(self, step: int, owner: int, block: KVTensors) -> None:
+    def _visit(self, step: int, owner: int, block: KVTensors) -> None:
         tiles = self._tiles(block, owner)
         tiles.compute_one()
         self._returns.arrive()
         tiles.add_to(self._returns.gradients(owner, self._plan.dkv_slice(owner, step)))
 
-    def _relay(self, boundary: int) -> None:
-        self._returns.exchange(boundary)
-
-    def _end(self, kept: list[TileGradient]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _end(self) -> tuple[torch.Tensor, torch.Tensor]:
         # From k and v again: other blocks have been in the buffer from which the first tile was computed.
         own = KVTensors.of_tensors(self._plan.whole(self._plan.rank), self._k, self._v)
-        tiles = self._tiles(own.packed() if self._packs else own, self._plan.rank, kept)
+        tiles = self._tiles(own.packed() if self._packs else own, self._plan.rank, self._kept)
         tiles.compute_one()
         self._returns.arrive()
         gradients, dk, dv = self._returns.home(self._k, self._v)
@@ -168,7 +159,7 @@ class _Backward:
         return dk, dv
 
     def _tiles(self, block: KVTensors, owner: int, computed: list[TileGradient] | None = None) -> TileGradients:
-        return TileGradients(self._job, self._rows, block, owner, self._dq, computed=computed)
+        return TileGradients(self._job, self._rows, block, owner, self._dq, computed)
 
 
 class _DKVReturns:
