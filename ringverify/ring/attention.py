@@ -20,6 +20,7 @@ from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
     Call,
+    Engine,
     Inputs,
     autocast_dtype,
     check_dropout,
@@ -151,10 +152,7 @@ def ring_attention(
         "causal": causal, "window": window, "documents": documents, "key_lengths": key_lengths, "dilation": dilation,
         "scale": scale, "softcap": softcap,
     }  # fmt: skip
-    engine: dict[str, Any] = {
-        "sharding": sharding, "ring": ring, "method": method, "transport": transport, "kernel": kernel,
-        "memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency,
-    }  # fmt: skip
+    engine = Engine(method, transport, kernel, memory_budget, bandwidth, latency)
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     if check_shards is None:
         check_shards = device.type == "cpu" and (query_length is None or key_length is None or method == "auto")
@@ -177,7 +175,7 @@ def ring_attention(
             check_sharding(sharding)
             if compared:
                 terms["sharding"] = sharding_term(sharding, problem.nq, problem.nk, ring.world_size)
-            return prepare(inputs, problem=problem, layout=layout, **engine)
+            return prepare(inputs, problem=problem, sharding=sharding, ring=ring, engine=engine, layout=layout)
 
         try:
             call = prepared(inputs, terms)
@@ -212,39 +210,17 @@ def attend(
     problem: Problem,
     sharding: Sharding,
     ring: Ring,
-    method: MethodName = "ring",
-    transport: TransportName = "p2p",
-    kernel: str = "auto",
-    memory_budget: int | None = None,
-    bandwidth: float | None = None,
-    latency: float | None = None,
-    deterministic: bool = False,
-    explain: bool = False,
+    engine: Engine,
 ) -> tuple[Float[torch.Tensor, "B S H E"], Float[torch.Tensor, "B H S"]]:
     """`ring_attention` of a problem that is already written down; returns out and lse.
-
-    With `deterministic` the same inputs give the same bits on every device, whatever torch is set to.
 
     Raises:
         ValueError: the inputs do not fit the problem; raised before any communication.
     """
-    call = prepare(
-        (q, k, v),
-        problem=problem,
-        sharding=sharding,
-        ring=ring,
-        method=method,
-        transport=transport,
-        kernel=kernel,
-        memory_budget=memory_budget,
-        bandwidth=bandwidth,
-        latency=latency,
-        deterministic=deterministic,
-    )
-    return _compute(call, explain=explain)
+    return _compute(prepare((q, k, v), problem=problem, sharding=sharding, ring=ring, engine=engine))
 
 
-def _compute(call: Call, *, explain: bool, takes_part: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def _compute(call: Call, *, explain: bool = False, takes_part: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of a call that has been checked; with `takes_part` they require a gradient although no input does."""
     job = call.job
     if explain and job.plan.rank == 0:
