@@ -101,11 +101,6 @@ class Job:
     _finite: dict[int, bool] = dataclasses.field(default_factory=dict, repr=False)
     _band: dict[tuple[int | None, ...], torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
 
-    @property
-    def packs(self) -> bool:
-        """Whether this rank's own keys are copied for the sake of speed: not if a budget bounds memory."""
-        return self.setting.dtype in self.kernel.packs and not self.sides.bounded
-
     def running(self, q: torch.Tensor) -> Running:
         """The partial of `q (B, S, H, D)` over no keys yet."""
         return Running((*q.shape[:3], self.setting.value_dim), self.setting.accumulates, q.device)
@@ -115,9 +110,9 @@ class Job:
         return Sum(rows.q.shape, self.setting.accumulates, rows.q.device)
 
     def own(self, k: torch.Tensor, v: torch.Tensor) -> KVTensors:
-        """This rank's block as kernels read it fastest."""
+        """This rank's block, copied for the sake of speed where kernels gain by it: not if a budget bounds memory."""
         block = KVTensors.of_tensors(self.plan.whole(self.plan.rank), k, v)
-        return block.packed() if self.packs else block
+        return block.packed() if self.setting.dtype in self.kernel.packs and not self.sides.bounded else block
 
     def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
         """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
