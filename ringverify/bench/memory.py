@@ -44,9 +44,10 @@ OF_FUNCTIONS = {
     "take": "out, lse",
     "total": "dq",
     "rotate": "KV buffers",
-    "block_in_buffer": "KV buffers",
+    "block": "KV buffers",
+    "packed": "KV buffers",
     "_gathered": "KV buffers",
-    "_gradients": "dq",
+    "own_gradients": "gradients in flight",
 }
 """Component of the tensors that a function allocates, by the function's name."""
 OF_FILES = {
@@ -55,6 +56,7 @@ OF_FILES = {
     "accumulate.py": "tile",
     "compute.py": "tile",
     "autograd.py": "out, lse",
+    "one_process.py": "out, lse",
     "passes.py": "gradients in flight",
     "visiting.py": GIVEN,
 }

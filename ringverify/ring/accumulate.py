@@ -43,32 +43,19 @@ class Running:
         shape: of out, `(B, S, H, E)`.
         dtype: dtype of sums.
         device: where.
-        keeps: whether narrow partials wait for `result`, which merges them without a wide out: the first one, if it is
-            of all rows, and one more of rows that lie together. For calls that have no third.
     """
 
-    def __init__(
-        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, *, keeps: bool = False
-    ) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._keeps = keeps
         self._partial: PartialResult | None = None
         self._written = 0
-        self._kept: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
 
     def merge(self, batch: slice, rows: slice, heads: slice, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
         """Merge in a partial of some rows: `out_b (B, H, S, E)`, in this or a narrower dtype, and `lse_b (B, H, S)`.
 
         Both may be written to later on.
         """
-        whole = self._shape[0], self._shape[2]
-        if self._keeps and out_b.dtype != self._dtype and _complete(batch, rows, heads, whole):
-            begins = not self._kept and not self._written and rows == slice(0, self._shape[1], 1)
-            if begins or len(self._kept) == 1:
-                self._kept.append((rows, out_b, lse_b))
-                return
-        self._widen()
-        first = _first(batch, rows, heads, self._written, whole)
+        first = _first(batch, rows, heads, self._written, (self._shape[0], self._shape[2]))
         if first == self._shape[1] and out_b.dtype == self._dtype and self._partial is None:
             self._partial = PartialResult(out_b.transpose(1, 2).contiguous(), lse_b.contiguous())
         elif first is not None:
@@ -83,7 +70,6 @@ class Running:
     @property
     def partial(self) -> PartialResult:
         """What has been merged so far, empty where nothing was."""
-        self._widen()
         made = self._made()
         if self._written < self._shape[1]:
             made.out[:, self._written :].zero_()
@@ -93,24 +79,7 @@ class Running:
 
     def result(self, dtype: torch.dtype) -> PartialResult:
         """The same with out in a dtype that may be narrower. Nothing is merged after that."""
-        if not self._kept or self._kept[0][1].dtype != dtype:
-            made = self.partial
-            return PartialResult(made.out.to(dtype), made.lse)
-        (every, out, lse), *more = self._kept
-        for rows, out_b, lse_b in more:
-            merge_(out[:, :, rows], lse[:, :, rows], out_b, lse_b)
-        self._kept = [(every, out, lse)]
-        return PartialResult(out.transpose(1, 2).contiguous(), lse.contiguous())
-
-    def _widen(self) -> None:
-        """Merge what was kept, in the dtype of sums."""
-        if not self._kept:
-            return
-        kept, self._kept, self._keeps = self._kept, [], False
-        batch, heads = slice(0, self._shape[0]), slice(0, self._shape[2])
-        while kept:
-            rows, out_b, lse_b = kept.pop(0)
-            self.merge(batch, rows, heads, out_b, lse_b)
+        return PartialResult(self.partial.out.to(dtype), self.partial.lse)
 
     def _made(self) -> PartialResult:
         if self._partial is None:
@@ -164,11 +133,14 @@ class Sum:
     @property
     def total(self) -> torch.Tensor:
         """What has been added so far, 0 where nothing was."""
-        made = self._made()
+        self.complete()
+        return self._made()
+
+    def complete(self) -> None:
+        """Make rows 0 to which nothing was added."""
         if self._written < self._shape[1]:
-            made[:, self._written :].zero_()
+            self._made()[:, self._written :].zero_()
             self._written = self._shape[1]
-        return made
 
     def _made(self) -> torch.Tensor:
         if self._total is None:
@@ -177,14 +149,9 @@ class Sum:
 
 
 def _first(batch: slice, rows: slice, heads: slice, written: int, whole: tuple[int, int]) -> int | None:
-    """Where rows that follow those written so far end, if they are of the whole batch and all heads."""
-    return rows.stop if rows.start == written and _complete(batch, rows, heads, whole) else None
-
-
-def _complete(batch: slice, rows: slice, heads: slice, whole: tuple[int, int]) -> bool:
-    """Whether rows lie together and are of the whole batch and all heads."""
+    """Where rows end that go on where those written so far end, if they are of the whole batch and all heads."""
     complete = all(part.indices(size) == (0, size, 1) for part, size in zip((batch, heads), whole, strict=True))
-    return rows.step in (None, 1) and complete
+    return rows.stop if complete and rows.start == written and rows.step in (None, 1) else None
 
 
 def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
@@ -192,16 +159,14 @@ def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: tor
 
     Args:
         out: `(..., R, E)`, written to; so is lse.
-        lse: `(..., R)`; what is computed, is computed in its dtype.
-        out_b: the other partial; it and out may be of a narrower dtype.
-        lse_b: likewise.
+        lse: `(..., R)`, of the same dtype.
+        out_b: the other partial; out of this or a narrower dtype.
+        lse_b: likewise, of this dtype.
     """
     # Where neither has attended anything the difference is −inf − (−inf); an lse that is NaN must stay seen.
     weight = torch.sigmoid(lse_b - lse).masked_fill_(lse_b == -torch.inf, 0.0)
     for piece, (mine, other) in widened(lse.dtype, out, out_b):
         mine.lerp_(other, weight[..., piece, None])
-        if out.dtype != lse.dtype:
-            out[..., piece, :].copy_(mine)
     torch.logaddexp(lse, lse_b, out=lse)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -16,12 +15,12 @@ from jaxtyping import Float
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
-from ringverify.ring import allgather, passes, replicated
 from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of
 from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
     Call,
+    Engine,
     Inputs,
     autocast_dtype,
     check_dropout,
@@ -32,9 +31,10 @@ from ringverify.ring.calls import (
     problem_of,
     warn_of_positions_without_a_document,
 )
-from ringverify.ring.choosing import Method
+from ringverify.ring.choosing import MethodName
 from ringverify.ring.group import Ring
 from ringverify.ring.layouts import TensorLayout, check_not_mixed_up, hinted, relaid
+from ringverify.ring.method import method_of
 from ringverify.ring.torch_private import disable_dynamo
 from ringverify.ring.transport import TransportName
 
@@ -80,7 +80,7 @@ def ring_attention(
     softcap: float | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
-    method: Method = "ring",
+    method: MethodName = "ring",
     transport: TransportName = "p2p",
     kernel: str = "auto",
     memory_budget: int | None = None,
@@ -152,10 +152,7 @@ def ring_attention(
         "causal": causal, "window": window, "documents": documents, "key_lengths": key_lengths, "dilation": dilation,
         "scale": scale, "softcap": softcap,
     }  # fmt: skip
-    engine: dict[str, Any] = {
-        "sharding": sharding, "ring": ring, "method": method, "transport": transport, "kernel": kernel,
-        "memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency,
-    }  # fmt: skip
+    engine = Engine(method, transport, kernel, memory_budget, bandwidth, latency)
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     if check_shards is None:
         check_shards = device.type == "cpu" and (query_length is None or key_length is None or method == "auto")
@@ -178,7 +175,7 @@ def ring_attention(
             check_sharding(sharding)
             if compared:
                 terms["sharding"] = sharding_term(sharding, problem.nq, problem.nk, ring.world_size)
-            return prepare(inputs, problem=problem, layout=layout, **engine)
+            return prepare(inputs, problem=problem, sharding=sharding, ring=ring, engine=engine, layout=layout)
 
         try:
             call = prepared(inputs, terms)
@@ -213,50 +210,26 @@ def attend(
     problem: Problem,
     sharding: Sharding,
     ring: Ring,
-    method: Method = "ring",
-    transport: TransportName = "p2p",
-    kernel: str = "auto",
-    memory_budget: int | None = None,
-    bandwidth: float | None = None,
-    latency: float | None = None,
-    deterministic: bool = False,
-    explain: bool = False,
+    engine: Engine,
 ) -> tuple[Float[torch.Tensor, "B S H E"], Float[torch.Tensor, "B H S"]]:
     """`ring_attention` of a problem that is already written down; returns out and lse.
-
-    With `deterministic` the same inputs give the same bits on every device, whatever torch is set to.
 
     Raises:
         ValueError: the inputs do not fit the problem; raised before any communication.
     """
-    call = prepare(
-        (q, k, v),
-        problem=problem,
-        sharding=sharding,
-        ring=ring,
-        method=method,
-        transport=transport,
-        kernel=kernel,
-        memory_budget=memory_budget,
-        bandwidth=bandwidth,
-        latency=latency,
-        deterministic=deterministic,
-    )
-    return _compute(call, explain=explain)
+    return _compute(prepare((q, k, v), problem=problem, sharding=sharding, ring=ring, engine=engine))
 
 
-def _compute(call: Call, *, explain: bool, takes_part: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def _compute(call: Call, *, explain: bool = False, takes_part: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of a call that has been checked; with `takes_part` they require a gradient although no input does."""
     job = call.job
     if explain and job.plan.rank == 0:
         print(f"ring_attention: method {call.method.method}: {call.method.reason}", file=sys.stderr)
         print(f"ring_attention: kernel {job.kernel.name}: {call.why_kernel}", file=sys.stderr)
-    module: ModuleType = replicated if job.plan.replicated else passes
-    if call.method.method == "allgather":
-        module = allgather
+    method = method_of(call.method.method, job.plan)
     q, k, v = call.inputs
     # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
     inputs = aligned(q), aligned(k), aligned(v)
     for_others = torch.zeros((), requires_grad=True) if takes_part else None
-    out, lse = Attention.apply(*inputs, for_others, job, module)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out, lse = Attention.apply(*inputs, for_others, job, method)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out, lse

@@ -12,18 +12,17 @@ backward; it gets no gradient.
 from __future__ import annotations
 
 import contextlib
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.aligned import aligned
 from ringverify.ring.compute import Job, Rows
+from ringverify.ring.method import Method
 
 
 class Attention(torch.autograd.Function):
-    """Attention over the group, by the `forward` and `backward` of a method's module."""
+    """Attention over the group, by a method's `forward` and `backward`."""
 
     @staticmethod
     def forward(
@@ -33,21 +32,12 @@ class Attention(torch.autograd.Function):
         v: torch.Tensor,
         for_others: torch.Tensor | None,
         job: Job,
-        method: ModuleType,
+        method: Method,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns out `(B, S, H, E)` in the dtype of q, and lse `(B, H, S)`; `for_others` is as the module says."""
         del for_others
         with _no_autocast(q.device.type):
-            mask = job.whole(k, v, backward=False)
-            if mask is not False:  # one call
-                by_head = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-                out_BHSE, lse = job.kernel.forward(job.setting, *by_head, mask)
-                out = out_BHSE.transpose(1, 2).to(q.dtype).contiguous()
-            else:
-                shape = *q.shape[:3], job.setting.value_dim
-                running = Running(shape, job.setting.accumulates, q.device, keeps=job.at_most_two)
-                method.forward(job, q, k, v, running)
-                out, lse = running.result(q.dtype)
+            out, lse = method.forward(job, q, k, v)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.job, ctx.method = job, method
         ctx.set_materialize_grads(False)
@@ -61,25 +51,13 @@ class Attention(torch.autograd.Function):
         with torch.no_grad(), _no_autocast(q.device.type):
             dout = torch.zeros_like(out) if dout is None else aligned(dout)
             dlse = None if dlse is None else aligned(dlse)
-            gradients = _gradients(ctx.job, ctx.method, k, v, Rows(q, dout, out, lse, dlse))
+            found = ctx.method.backward(ctx.job, Rows(q, dout, out, lse, dlse), k, v)
+            gradients = [x.to(q.dtype, memory_format=torch.contiguous_format) for x in found]
         wanted = [g if needed else None for needed, g in zip(ctx.needs_input_grad, gradients, strict=False)]
         if again:  # with create_graph=True these gradients may be differentiated
             inputs = [x for x in (dout, dlse, q, k, v) if x is not None and x.requires_grad]
             wanted = [None if g is None else _Once.apply(g, *inputs) for g in wanted]  # type: ignore[no-untyped-call]
         return *wanted, None, None, None
-
-
-def _gradients(job: Job, method: ModuleType, k: torch.Tensor, v: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, ...]:
-    q = rows.q
-    mask = job.whole(q, k, v, rows.dout, rows.out, backward=True)
-    if mask is not False:
-        dout, out = (x.transpose(1, 2) for x in (rows.dout, rows.out))
-        by_head = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        found = job.kernel.backward(job.setting, dout, *by_head, out, rows.lse, rows.dlse, mask)
-        return tuple(g.transpose(1, 2).to(q.dtype) for g in found)
-    dq = Sum(q.shape, job.setting.accumulates, q.device)
-    dk, dv = method.backward(job, rows, k, v, dq)
-    return tuple(x.to(q.dtype, memory_format=torch.contiguous_format) for x in (dq.total, dk, dv))
 
 
 class _Once(torch.autograd.Function):

@@ -14,7 +14,7 @@ import torch
 
 from ringref.problem import DTYPES, Problem
 from ringref.sharding import SHARDINGS, Sharding, key_positions, query_positions
-from ringverify.ring.choosing import METHODS, Choice, Method, choose_method
+from ringverify.ring.choosing import METHODS, Choice, MethodName, choose_method
 from ringverify.ring.compute import Job
 from ringverify.ring.group import Ring
 from ringverify.ring.kernels.choose import choose_kernel
@@ -146,42 +146,47 @@ class Call(NamedTuple):
     why_kernel: str
 
 
-def prepare(
-    inputs: Inputs,
-    *,
-    problem: Problem,
-    sharding: Sharding,
-    ring: Ring,
-    method: Method,
-    transport: TransportName,
-    kernel: str,
-    memory_budget: int | None,
-    bandwidth: float | None,
-    latency: float | None,
-    deterministic: bool = False,
-    layout: TensorLayout = "bshd",
-) -> Call:
-    """The call, with all that can be refused without communication refused; the settings are those of `ring_attention`.
+class Engine(NamedTuple):
+    """How a call is computed; see `ring_attention`.
 
-    Args:
-        inputs: this rank's shards.
-        problem: what to compute.
-        sharding: which rank holds which positions.
-        ring: the group.
+    Attributes:
         method: ring, allgather, local, or auto.
         transport: p2p or blocking.
         kernel: what computes a tile, or auto.
         memory_budget: bytes.
         bandwidth: bytes a second.
         latency: seconds.
-        deterministic: the same inputs give the same bits whatever torch is set to.
+        deterministic: the same inputs give the same bits on every device, whatever torch is set to.
+    """
+
+    method: MethodName = "ring"
+    transport: TransportName = "p2p"
+    kernel: str = "auto"
+    memory_budget: int | None = None
+    bandwidth: float | None = None
+    latency: float | None = None
+    deterministic: bool = False
+
+
+def prepare(
+    inputs: Inputs, *, problem: Problem, sharding: Sharding, ring: Ring, engine: Engine, layout: TensorLayout = "bshd"
+) -> Call:
+    """The call, with all that can be refused without communication refused.
+
+    Args:
+        inputs: this rank's shards.
+        problem: what to compute.
+        sharding: which rank holds which positions.
+        ring: the group.
+        engine: how to compute it.
         layout: in which messages show shapes.
 
     Raises:
         ValueError: the inputs do not fit the problem, or a setting is unknown or out of range.
     """
-    if transport not in TRANSPORTS:
-        raise ValueError(f"transport={transport!r}: expected {' or '.join(TRANSPORTS)}")
+    method, memory_budget = engine.method, engine.memory_budget
+    if engine.transport not in TRANSPORTS:
+        raise ValueError(f"transport={engine.transport!r}: expected {' or '.join(TRANSPORTS)}")
     if method not in METHODS:
         raise ValueError(f"method={method!r}: expected {', '.join(METHODS)}")
     check_sharding(sharding)
@@ -198,17 +203,17 @@ def prepare(
         problem.dv,
         problem.scale_value,
         problem.softcap,
-        deterministic,
+        engine.deterministic,
     )
-    chosen, why = choose_kernel(kernel, setting)
-    chosen_method = choose_method(plan, setting, method, memory_budget, bandwidth, latency)
+    chosen, why = choose_kernel(engine.kernel, setting)
+    chosen_method = choose_method(plan, setting, method, memory_budget, engine.bandwidth, engine.latency)
     sides = make_sides(problem, setting, chosen, plan.query_count, plan.key_count(ring.rank), memory_budget)
     job = Job(
         plan,
         setting,
         chosen,
         sides,
-        Transport(ring.group, ring.rank, ring.world_size, transport),
+        Transport(ring.group, ring.rank, ring.world_size, engine.transport),
         _positions(plan, sharding, q.device),
     )
     return Call(inputs, job, chosen_method, why)

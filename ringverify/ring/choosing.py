@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple, get_args
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.plan.plan import Plan
 
-Method = Literal["auto", "ring", "allgather", "local"]
-METHODS: tuple[Method, ...] = get_args(Method)
+MethodName = Literal["auto", "ring", "allgather", "local"]
+METHODS: tuple[MethodName, ...] = get_args(MethodName)
 
 
 class Link(NamedTuple):
@@ -44,14 +44,14 @@ published pages (`docs/hops.csv`); NVLink by its data sheet, not measured."""
 class Choice(NamedTuple):
     """A method, never `auto`, and the reason in a few words."""
 
-    method: Method
+    method: MethodName
     reason: str
 
 
 def choose_method(
     plan: Plan,
     setting: Setting,
-    method: Method,
+    method: MethodName,
     memory_budget: int | None,
     bandwidth: float | None,
     latency: float | None,

@@ -9,12 +9,12 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ringverify.ring.accumulate import Running, Sum
-from ringverify.ring.gradients import TileGradient
+from ringverify.ring.gradients import Gradients, TileGradient
 from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
 from ringverify.ring.masks import band_bias, position_bias
@@ -53,6 +53,32 @@ class Rows:
         return all_finite(self.q, self.dout, self.out)
 
 
+class BlockTile(NamedTuple):
+    """A tile with what its kernel reads of the block.
+
+    Attributes:
+        region: it is a piece of this.
+        place: its rows among this rank's: batch, queries, heads.
+        keys: its keys within the region.
+        k: `(B, K, T, D)`.
+        v: `(B, K, T, E)`.
+        kernel: what computes it.
+        mask: what restricts it.
+    """
+
+    region: Rectangle
+    place: tuple[slice, slice, slice]
+    keys: slice
+    k: torch.Tensor
+    v: torch.Tensor
+    kernel: Kernel
+    mask: TileMask
+
+    def rows_of(self, x: torch.Tensor) -> torch.Tensor:
+        """Its rows of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
+        return x[self.place].transpose(1, 2)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
     """One call on one rank.
@@ -75,32 +101,77 @@ class Job:
     _finite: dict[int, bool] = dataclasses.field(default_factory=dict, repr=False)
     _band: dict[tuple[int | None, ...], torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
 
-    @property
-    def packs(self) -> bool:
-        """Whether this rank's own keys are copied for the sake of speed: not if a budget bounds memory."""
-        return self.setting.dtype in self.kernel.packs and not self.sides.bounded
+    def running(self, q: torch.Tensor) -> Running:
+        """The partial of `q (B, S, H, D)` over no keys yet."""
+        return Running((*q.shape[:3], self.setting.value_dim), self.setting.accumulates, q.device)
 
-    @property
-    def at_most_two(self) -> bool:
-        """Whether forward comes to two partials here at most, which may wait for one another."""
-        plan, moves = self.plan, self.plan.schedule
-        if self.sides.bounded or (plan.replicated and plan.world_size > 1):
-            return False
-        met = (plan.regions(moves.owner(step)) for step in range(moves.steps) if moves.computes[step])
-        return sum(map(len, met)) <= 2
+    def dq_sum(self, rows: Rows) -> Sum:
+        """The gradient of q so far: nothing."""
+        return Sum(rows.q.shape, self.setting.accumulates, rows.q.device)
 
-    def whole(self, *tensors: torch.Tensor, backward: bool) -> Literal["causal", False] | None:
-        """The mask if a single call of the kernel does all the work, as on a world of one; False if it does not.
+    def own(self, k: torch.Tensor, v: torch.Tensor) -> KVTensors:
+        """This rank's block, copied for the sake of speed where kernels gain by it: not if a budget bounds memory."""
+        block = KVTensors.of_tensors(self.plan.whole(self.plan.rank), k, v)
+        return block.packed() if self.setting.dtype in self.kernel.packs and not self.sides.bounded else block
+
+    def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
+        """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
+        for tile in self.tiles(block, owner):
+            running.merge(*tile.place, *tile.kernel.forward(self.setting, tile.rows_of(q), tile.k, tile.v, tile.mask))
+
+    def differentiate(self, rows: Rows, tile: BlockTile, dq: Sum) -> TileGradient:
+        """Add to `dq (B, S, H, D)` what a tile contributes; returns what it adds to dk and dv."""
+        batch, queries, heads = tile.place
+        dq_b, dk_b, dv_b = tile.kernel.backward(
+            self.setting,
+            tile.rows_of(rows.dout),
+            tile.rows_of(rows.q),
+            tile.k,
+            tile.v,
+            tile.rows_of(rows.out),
+            rows.lse[batch, heads, queries],
+            None if rows.dlse is None else rows.dlse[batch, heads, queries],
+            tile.mask,
+        )
+        dq.add(*tile.place, dq_b)
+        return TileGradient(tile.region, tile.keys, dk_b, dv_b)
+
+    def tiles(self, block: KVTensors, owner: int, rows: Rows | None = None) -> Iterator[BlockTile]:
+        """The tiles of a rank's block in which a query of this rank attends a key, each made when it is asked for.
 
         Args:
-            *tensors: what has to be finite for a mask to be left to a fused kernel.
-            backward: asked of backward, or of forward.
+            block: what is here of it.
+            owner: whose it is.
+            rows: for a backward pass; `None` for a forward pass.
+        """
+        regions = self.plan.regions(owner)
+        safe = self._safe(regions, block, owner) and (rows is None or rows.finite or not regions.masked)
+        for region in regions:
+            k_r, v_r = block.of(region)
+            for tile in tiles(region, *self._buckets(region, safe, forward=rows is None), self.sides.band):
+                mask, some = self._mask(region, tile, owner, k_r.device)
+                if some:
+                    keys = slice(*tile.keys)
+                    place = slice(*region.batch), region.queries.slice(*tile.rows), region.heads.slice()
+                    kernel = self._kernel(mask, safe)
+                    yield BlockTile(region, place, keys, k_r[:, :, keys], v_r[:, :, keys], kernel, mask)
+        self._band.clear()
+
+    def single_tile(self, k: torch.Tensor, v: torch.Tensor, rows: Rows | None = None) -> BlockTile | None:
+        """All of this rank's queries and keys as one tile, where one call of the kernel does all the work.
+
+        Its results then need no sum: they are as wide as sums, and nothing else is added to them.
+
+        Args:
+            k: `(B, T, K, D)`, all keys there are.
+            v: `(B, T, K, E)`.
+            rows: for a backward pass; `None` for a forward pass.
         """
         plan, problem = self.plan, self.plan.problem
-        if plan.schedule.steps > 1 or (plan.replicated and plan.world_size > 1) or not self.kernel.blocked:
-            return False
-        if not (self.sides.at_once and self.kernel.at_once(self.setting, backward=backward)):
-            return False
+        if not (self.kernel.blocked and self.sides.at_once):
+            return None
+        if not self.kernel.at_once(self.setting, backward=rows is not None):
+            return None
         everything = (
             0,
             (0, problem.batch),
@@ -111,69 +182,17 @@ class Job:
         )
         regions = tuple(islice(plan.regions(plan.rank), 2))
         if len(regions) != 1 or regions[0][:6] != everything or regions[0].by_position:
-            return False
-        region = regions[0]
-        if region.low is None and region.high is None:
             return None
-        square = region.queries.size == region.keys.size
-        return "causal" if square and (region.low, region.high) == (None, 0) and all_finite(*tensors) else False
-
-    def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
-        """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
-        regions = self.plan.regions(owner)
-        safe = self._safe(regions, block, owner)
-        for region in regions:
-            q_r, (k_r, v_r) = _of_queries(region, q), block.of(region)
-            for tile in tiles(region, *self._buckets(region, safe, forward=True), self.sides.band):
-                mask, some = self._mask(region, tile, owner, q.device)
-                if not some:
-                    continue
-                kernel = self._kernel(mask, safe)
-                rows, keys = slice(*tile.rows), slice(*tile.keys)
-                out_b, lse_b = kernel.forward(self.setting, q_r[:, :, rows], k_r[:, :, keys], v_r[:, :, keys], mask)
-                running.merge(*_place(region, tile), out_b, lse_b)
-        self._band.clear()
-
-    def differentiate(
-        self, rows: Rows, block: KVTensors, owner: int, dq: Sum, after: int = 0
-    ) -> Iterator[TileGradient]:
-        """Add to `dq (B, S, H, D)` what this block contributes, and yield what its tiles add to dk and dv.
-
-        The block and its owner are those of `attend`; the first `after` tiles have been computed already.
-        """
-        regions = self.plan.regions(owner)
-        safe = self._safe(regions, block, owner) and (rows.finite or not regions.masked)
-        for region in regions:
-            q_r, (k_r, v_r) = _of_queries(region, rows.q), block.of(region)
-            dout_r, out_r = _of_queries(region, rows.dout), _of_queries(region, rows.out)
-            lse_r = _lse(region, rows.lse)
-            dlse_r = None if rows.dlse is None else _lse(region, rows.dlse)
-            for tile in tiles(region, *self._buckets(region, safe, forward=False), self.sides.band):
-                mask, some = self._mask(region, tile, owner, rows.q.device)
-                if not some:
-                    continue
-                if after:
-                    after -= 1
-                    continue
-                kernel = self._kernel(mask, safe)
-                i, j = slice(*tile.rows), slice(*tile.keys)
-                dq_b, dk_b, dv_b = kernel.backward(
-                    self.setting,
-                    dout_r[:, :, i],
-                    q_r[:, :, i],
-                    k_r[:, :, j],
-                    v_r[:, :, j],
-                    out_r[:, :, i],
-                    lse_r[:, :, i],
-                    None if dlse_r is None else dlse_r[:, :, i],
-                    mask,
-                )
-                dq.add(*_place(region, tile), dq_b)
-                part = TileGradient(region, j, dk_b, dv_b)
-                del dq_b, dk_b, dv_b  # while the next tile is computed, this one is gone
-                yield part
-                del part
-        self._band.clear()
+        region = regions[0]
+        mask: TileMask = None
+        if (region.low, region.high) != (None, None):
+            square = region.queries.size == region.keys.size
+            finite = (k, v) if rows is None else (rows.q, k, v, rows.dout, rows.out)
+            if not (square and (region.low, region.high) == (None, 0) and all_finite(*finite)):
+                return None
+            mask = "causal"
+        every = slice(None)
+        return BlockTile(region, (every,) * 3, every, k.transpose(1, 2), v.transpose(1, 2), self.kernel, mask)
 
     def _buckets(self, region: Rectangle, safe: bool, *, forward: bool) -> tuple[int, int]:
         """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all there is at once."""
@@ -232,22 +251,40 @@ class Job:
         return bias, bias is None or bool((bias > -torch.inf).any())
 
 
+class TileGradients:
+    """What the tiles of a block add to its gradient, each computed when it is asked for, in the order of the tiles.
+
+    Args:
+        job: the call on this rank.
+        rows: the queries' side.
+        block: what is here of a rank's keys and values.
+        owner: whose they are.
+        dq: the gradient of the queries `(B, S, H, D)`, added to.
+        computed: gradients of the first tiles, where these have been computed before; the list is emptied by `add_to`.
+    """
+
+    def __init__(
+        self, job: Job, rows: Rows, block: KVTensors, owner: int, dq: Sum, computed: list[TileGradient] | None = None
+    ) -> None:
+        self._job, self._rows, self._dq = job, rows, dq
+        self.computed = [] if computed is None else computed
+        self._left = islice(job.tiles(block, owner, rows), len(self.computed), None)
+
+    def compute_one(self) -> None:
+        """Compute the next one and keep it; work for a rank that would otherwise wait for a message."""
+        for tile in islice(self._left, 1):
+            self.computed.append(self._job.differentiate(self._rows, tile, self._dq))
+
+    def add_to(self, gradients: Gradients) -> None:
+        """Add all of them to the gradient of their block; each is let go before the next one is computed."""
+        while self.computed:
+            gradients.add(self.computed.pop(0))
+        for tile in self._left:
+            gradients.add(self._job.differentiate(self._rows, tile, self._dq))
+        gradients.complete()
+
+
 def all_finite(*tensors: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite. A sum that overflows counts as not finite, which costs time only."""
     wide = {torch.float16: torch.float32}  # bfloat16 has the range of float32
     return all(bool(torch.isfinite(x.sum(dtype=wide.get(x.dtype)))) for x in tensors)
-
-
-def _of_queries(region: Rectangle, x: torch.Tensor) -> torch.Tensor:
-    """The region's part of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
-    return x[slice(*region.batch), region.queries.slice(), region.heads.slice()].transpose(1, 2)
-
-
-def _place(region: Rectangle, tile: Tile) -> tuple[slice, slice, slice]:
-    """A tile's rows within this rank's: batch, rows, heads."""
-    return slice(*region.batch), region.queries.slice(*tile.rows), region.heads.slice()
-
-
-def _lse(region: Rectangle, x: torch.Tensor) -> torch.Tensor:
-    """The region's part of `(B, H, S)`."""
-    return x[slice(*region.batch), region.heads.slice(), region.queries.slice()]

@@ -8,6 +8,7 @@ from ringref.problem import DTYPES
 from ringref.sharding import SHARDINGS
 from ringverify.implementation import AttentionCall, implementation
 from ringverify.ring.attention import attend
+from ringverify.ring.calls import Engine
 from ringverify.ring.group import Ring
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ EVERYTHING: dict[str, Any] = {
 @implementation(name="ring", traffic="neighbours", memory="streaming", **EVERYTHING)
 def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values passed hop by hop; see `ringverify.ring.attention`."""
-    return attend(q, k, v, problem=call.problem, sharding=call.sharding, ring=_ring(call), deterministic=True)
+    return _attended(q, k, v, call, Engine("ring", deterministic=True))
 
 
 @implementation(name="allgather", **EVERYTHING)
@@ -51,9 +52,11 @@ def allgather(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values gathered; see `ringverify.ring.allgather`."""
-    how: dict[str, Any] = {"ring": _ring(call), "deterministic": True, "method": "allgather"}
-    return attend(q, k, v, problem=call.problem, sharding=call.sharding, **how)
+    return _attended(q, k, v, call, Engine("allgather", deterministic=True))
 
 
-def _ring(call: AttentionCall) -> Ring:
-    return Ring(call.group, call.rank, call.world_size)
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, engine: Engine
+) -> tuple[torch.Tensor, torch.Tensor]:
+    ring = Ring(call.group, call.rank, call.world_size)
+    return attend(q, k, v, problem=call.problem, sharding=call.sharding, ring=ring, engine=engine)

@@ -28,7 +28,7 @@ class Gradients:
 
     Args:
         block: memory for them, in the accumulation dtype, written to.
-        empty: whether nothing has been added so far, and nothing written; until `block` is asked for, no row is 0.
+        empty: whether nothing has been added so far, and nothing written; until `complete`, no row is 0.
     """
 
     def __init__(self, block: KVTensors, *, empty: bool) -> None:
@@ -51,13 +51,11 @@ class Gradients:
         for total, gradient in zip(self._sums[part.region.head_class], (part.dk, part.dv), strict=True):
             _add(total, slice(*part.region.batch), places, heads, gradient)
 
-    @property
-    def block(self) -> KVTensors:
-        """What has been added so far, 0 where nothing was."""
+    def complete(self) -> None:
+        """Make rows 0 to which nothing was added."""
         for pair in self._sums.values():
             for total in pair:
-                _ = total.total
-        return self._block
+                total.complete()
 
 
 def _add(total: Sum, batch: slice, places: Places, heads: slice, gradient: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding, key_positions
 from ringverify.ring.attention import ring_attention
 from ringverify.ring.calls import check_dropout
-from ringverify.ring.choosing import Method
+from ringverify.ring.choosing import MethodName
 from ringverify.ring.layouts import TensorLayout, check_layout
 from ringverify.ring.transport import TransportName
 
@@ -84,7 +84,7 @@ class RingAttention(nn.Module):
         softcap: float | None = None,
         dropout_p: float = 0.0,
         return_lse: bool = False,
-        method: Method = "ring",
+        method: MethodName = "ring",
         transport: TransportName = "p2p",
         kernel: str = "auto",
         memory_budget: int | None = None,

@@ -3,7 +3,8 @@
 Forward merges every rank's partial by log-sum-exps, backward sums dq; dk and dv are at home already. Both go round the
 ring in the bandwidth-optimal way (Patarasuk & Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of
 workstations*): each piece of the rows is combined on its way round, then the finished pieces go round once more, so
-that all ranks end with the same bits.
+that all ranks end with the same bits. With `method="allgather"` partials are gathered instead and merged in rank order,
+and dq is all-reduced.
 """
 
 from __future__ import annotations
@@ -12,40 +13,57 @@ from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 import torch
+import torch.distributed as dist
 
-from ringverify.ring.accumulate import Running, Sum, from_rows, merge_rows, to_rows
+from ringverify.ring.accumulate import PartialResult, from_rows, merge_, merge_rows, to_rows
 from ringverify.ring.compute import Job, Rows
-from ringverify.ring.gradients import Gradients
-from ringverify.ring.plan.kv_slices import KVTensors
+from ringverify.ring.one_process import own_gradients
 from ringverify.ring.transport import Transport
 
 
-def forward(job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, running: Running) -> None:
-    """Merge the attention of all queries to the keys of all ranks into a partial, the same bits on every rank."""
-    plan = job.plan
-    job.attend(running, q, KVTensors.of_tensors(plan.whole(plan.rank), k, v), plan.rank)
-    if plan.world_size == 1:
-        return
-    partial = running.partial
-    if not partial.lse.numel():
-        return
-    merged = from_rows(all_reduce(job.transport, to_rows(partial), merge_rows), q.size(0), q.size(2))
-    for own, everyone in zip(partial, merged, strict=True):
-        own.copy_(everyone)
+class ReplicatedQueries:
+    """Partial results of all queries are combined: round the ring, or by gathering them.
 
+    Args:
+        collectives: whether by collectives.
+    """
 
-def backward(job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor, dq: Sum) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make `dq (B, S, H, D)` the sum over all ranks' keys, and return dk and dv of this rank's; accumulation dtype."""
-    whole = job.plan.whole(job.plan.rank)
-    dk, dv = (torch.empty(x.shape, dtype=job.setting.accumulates, device=x.device) for x in (k, v))
-    gradients = Gradients(KVTensors.of_tensors(whole, dk, dv), empty=True)
-    for part in job.differentiate(rows, KVTensors.of_tensors(whole, k, v), job.plan.rank, dq):
-        gradients.add(part)
-    _ = gradients.block
-    total = dq.total
-    if job.plan.world_size > 1 and total.numel():
-        total.copy_(all_reduce(job.transport, total.flatten(0, 2), torch.add).view(total.shape))
-    return dk, dv
+    def __init__(self, *, collectives: bool) -> None:
+        self._collectives = collectives
+
+    def forward(self, job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> PartialResult:
+        """As `Method` says; the same bits on every rank."""
+        running = job.running(q)
+        job.attend(running, q, job.own(k, v), job.plan.rank)
+        if running.partial.lse.numel():
+            for own, combined in zip(running.partial, self._combined(job, running.partial), strict=True):
+                own.copy_(combined)
+        return running.result(q.dtype)
+
+    def backward(
+        self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `Method` says; dq is the same on every rank."""
+        dq = job.dq_sum(rows)
+        dk, dv = own_gradients(job, rows, k, v, dq)
+        total = dq.total
+        if total.numel() and self._collectives:
+            dist.all_reduce(total, group=job.transport.group)
+        elif total.numel():
+            total.copy_(all_reduce(job.transport, total.flatten(0, 2), torch.add).view(total.shape))
+        return total, dk, dv
+
+    def _combined(self, job: Job, partial: PartialResult) -> PartialResult:
+        """The partials of all ranks as one."""
+        rows, shape = to_rows(partial), partial.lse.shape[:2]
+        if not self._collectives:
+            return from_rows(all_reduce(job.transport, rows, merge_rows), *shape)
+        everyone = [torch.empty_like(rows) for _ in range(job.plan.world_size)]
+        dist.all_gather(everyone, rows, group=job.transport.group)
+        total, *others = (from_rows(one, *shape) for one in everyone)
+        for other in others:
+            merge_(total.out.transpose(1, 2), total.lse, other.out.transpose(1, 2), other.lse)
+        return total
 
 
 def all_reduce(

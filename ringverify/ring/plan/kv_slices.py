@@ -101,12 +101,25 @@ class KVTensors:
         flat = flat[: kv_slice.numel]
         return cls(kv_slice, kv_slice.unpack(flat), flat)
 
-    def copy_to(self, other: KVTensors) -> None:
-        """Copy the rows that `other` holds, all of which are held here, into it."""
+    @property
+    def message(self) -> torch.Tensor:
+        """The buffer that travels."""
+        assert self.flat is not None
+        return self.flat
+
+    def packed(self) -> KVTensors:
+        """A copy as it would travel: the rows of a head lie together, and kernels take less time."""
+        for some, _ in self.parts.values():
+            return self.copy_to(KVTensors.of_flat(self.slice, some.new_empty(self.slice.numel)))
+        return self
+
+    def copy_to(self, other: KVTensors) -> KVTensors:
+        """Copy the rows that `other` holds, all of which are held here, into it; returns it."""
         for number, targets in other.parts.items():
             places = self.locate(number, other.slice.parts[number].rows)
             for target, source in zip(targets, self.parts[number], strict=True):
                 target.copy_(_select(source, places))
+        return other
 
     def of(self, region: Rectangle) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys `(B, K, T, D)` and values `(B, K, T, E)` of a region; views where its rows are evenly spaced here."""

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from ringref.sharding import key_positions, query_positions
 from ringverify.ring.attention import attend
+from ringverify.ring.calls import Engine
 from ringverify.ring.group import Ring
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -39,7 +40,7 @@ def run_on_ranks(
         leaves = [lay(x).requires_grad_() for x in (q, k, v)]
         ring = Ring(None, rank, world_size)
         with products():
-            out, lse = attend(*leaves, problem=problem, sharding=sharding, ring=ring, **how)
+            out, lse = attend(*leaves, problem=problem, sharding=sharding, ring=ring, engine=Engine(**how))
             dlse = torch.zeros_like(lse) if inputs.dlse is None else inputs.dlse[:, :, queries[rank]]
             gradients = torch.autograd.grad([out, lse], leaves, [lay(inputs.dout[:, queries[rank]]), lay(dlse)])
         return [out.detach(), lse.detach(), *gradients]

@@ -64,7 +64,7 @@ def test_a_partial_is_the_merge_of_what_was_merged(narrow, wide):
     """Against the empty partial merged with the same, 300 orders, looked at in between or not; in either dtype."""
     for seed in range(300):
         rng = random.Random(seed)
-        running = Running((B, R, H, D), wide, CPU, keeps=rng.random() < 0.8)
+        running = Running((B, R, H, D), wide, CPU)
         right = PartialResult(torch.zeros(B, R, H, D, dtype=wide), torch.full((B, H, R), -torch.inf, dtype=wide))
         every = slice(0, B), slice(0, R, 1), slice(0, H, 1)
         start = rng.randrange(R)
@@ -92,7 +92,8 @@ def test_the_gradient_of_a_block_is_the_sum_of_its_tiles():
     for seed in range(200):
         rng, empty = random.Random(seed), bool(seed % 2)
         before = torch.full((whole.numel,), torch.nan) if empty else torch.arange(float(whole.numel))
-        gradients = Gradients(KVTensors.of_flat(whole, before), empty=empty)
+        block = KVTensors.of_flat(whole, before)
+        gradients = Gradients(block, empty=empty)
         right = [x.clone() for x in KVTensors.of_flat(whole, before.nan_to_num(0.0)).parts[0]]
         start = 0
         for _ in range(rng.randint(0, 4)):
@@ -104,4 +105,5 @@ def test_the_gradient_of_a_block_is_the_sum_of_its_tiles():
             for total, part in zip(right, parts, strict=True):
                 total[:, tile] += part.transpose(1, 2)
             start = stop
-        assert all(torch.equal(got, one) for got, one in zip(gradients.block.parts[0], right, strict=True)), seed
+        gradients.complete()
+        assert all(torch.equal(got, one) for got, one in zip(block.parts[0], right, strict=True)), seed

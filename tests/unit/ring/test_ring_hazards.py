@@ -15,7 +15,7 @@ from on_ranks import run_on_ranks, same, whole
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringref.sharding import SHARDINGS, key_positions, query_positions
-from ringverify.ring import passes
+from ringverify.ring.compute import TileGradients
 from ringverify.ring.plan.plan import SLIGHT, make_plan
 from ringverify.ring.transport import Transport
 from ringverify.worlds.world import Conditions
@@ -117,15 +117,14 @@ def test_the_watch_sees_a_ring_that_does_not_leave_its_buffers_alone(monkeypatch
 def test_the_comparison_sees_a_sum_that_depends_on_the_schedule(monkeypatch):
     """The proof that bits are compared: a gradient that is added to in the order in which ranks come to run."""
     turns = itertools.count()
-    add = passes._add
+    add_to = TileGradients.add_to
 
-    def add_in_turn(gradients, first, others):
-        block = add(gradients, first, others)
-        for pair in block.parts.values():
-            pair[0].mul_(1 + next(turns))
-        return block
+    def add_in_turn(self, gradients):
+        for gradient in (*self.computed,):
+            gradient.dk.mul_(1 + next(turns))
+        add_to(self, gradients)
 
-    monkeypatch.setattr(passes, "_add", add_in_turn)
+    monkeypatch.setattr(TileGradients, "add_to", add_in_turn)
     given = inputs_of(PROBLEMS[0])
     runs = [run_on_ranks(PROBLEMS[0], given, "contiguous", 3, seed=seed) for seed in range(2)]
     assert not same(*runs)

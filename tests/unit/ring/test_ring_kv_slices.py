@@ -168,9 +168,10 @@ def test_what_is_copied_from_slice_to_slice_lies_where_it_lay():
                 assert not bool(found.flat.isnan().any())
                 for got, right in zip(scattered(problem, found), (k, v), strict=True):
                     assert torch.equal(torch.where(got.isnan(), right, got), right)
-            gradients = Gradients(KVTensors.of_flat(large, torch.full((large.numel,), torch.nan)), empty=True)
+            back = KVTensors.of_flat(large, torch.full((large.numel,), torch.nan))
+            gradients = Gradients(back, empty=True)
             gradients.begin(second)
-            back = gradients.block
+            gradients.complete()
             assert back.flat is not None
             assert int((back.flat != 0).sum()) == small.numel
             for got, right in zip(scattered(problem, back), (k, v), strict=True):

@@ -10,6 +10,7 @@ import torch
 
 from ringref.problem import Dilation, Problem
 from ringverify.ring.attention import attend, ring_attention
+from ringverify.ring.calls import Engine
 from ringverify.ring.group import Ring
 
 TENSORS = tuple(torch.zeros(1, 6, heads, 4) for heads in (4, 2, 2))
@@ -116,7 +117,7 @@ def test_shards_that_are_not_the_rank_s_own_are_refused(method):
     """Rank 1 of 2 holds five of eleven positions: what to give is said, and which keywords unequal shards need."""
     for transport in ("p2p", "blocking"):
         how = {"problem": PROBLEM, "sharding": "contiguous", "ring": Ring(None, 1, 2)}
-        how |= {"method": method, "transport": transport}
+        how["engine"] = Engine(method, transport)
         message = (
             "q has shape (1, 6, 4, 4) on rank 1 of 2: expected (1, 5, 4, 4), that is (batch, positions of this rank"
         )
@@ -127,7 +128,7 @@ def test_shards_that_are_not_the_rank_s_own_are_refused(method):
 def test_local_is_refused_where_queries_need_other_ranks():
     """And by how far they reach; documents that do not cross ranks are computed without a message."""
     tensors = [x[:, :5] for x in TENSORS]
-    how = {"sharding": "contiguous", "ring": Ring(None, 1, 2), "method": "local"}
+    how = {"sharding": "contiguous", "ring": Ring(None, 1, 2), "engine": Engine("local")}
     message = "method='local' on 2 ranks: queries need keys of other ranks, up to 1 hops away; use 'ring', 'allgather'"
     refused(message, attend, *tensors, problem=PROBLEM, **how)
     out, _ = attend(*tensors, problem=PROBLEM.replace(documents=(0, 6, 11)), **how)
@@ -142,4 +143,4 @@ def test_a_call_that_needs_a_group_says_so_when_it_communicates(method):
     """The proof that the tests above would notice: the same call with nothing wrong fails in torch.distributed."""
     tensors = [x[:, :5] for x in TENSORS]
     with pytest.raises(ValueError, match="process group has not been initialized"):
-        attend(*tensors, problem=PROBLEM, sharding="contiguous", ring=Ring(None, 1, 2), method=method)
+        attend(*tensors, problem=PROBLEM, sharding="contiguous", ring=Ring(None, 1, 2), engine=Engine(method))

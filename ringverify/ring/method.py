@@ -1,0 +1,61 @@
+"""How the ranks of a group compute a call together: the interface of methods, and which one does."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ringverify.ring.accumulate import PartialResult
+from ringverify.ring.allgather import AllGather
+from ringverify.ring.choosing import MethodName
+from ringverify.ring.compute import Job, Rows
+from ringverify.ring.one_process import OneProcess
+from ringverify.ring.passes import KVRing
+from ringverify.ring.plan.plan import Plan
+from ringverify.ring.replicated import ReplicatedQueries
+
+
+class Method(Protocol):
+    """A forward and a backward pass. All ranks of the group call the same one together.
+
+    Shape letters: B batch, S this rank's queries, T its keys, H query heads, K key heads, D head_dim, E value_dim.
+    """
+
+    def forward(self, job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> PartialResult:
+        """Attention of this rank's queries to the keys of all ranks.
+
+        Args:
+            job: the call on this rank.
+            q: `(B, S, H, D)`.
+            k: this rank's keys `(B, T, K, D)`.
+            v: this rank's values `(B, T, K, E)`.
+
+        Returns:
+            out `(B, S, H, E)` in the dtype of q, contiguous, and lse `(B, H, S)` in the accumulation dtype.
+        """
+
+    def backward(
+        self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of this rank's queries, keys and values, each summed over all ranks.
+
+        Args:
+            job: as in `forward`.
+            rows: this rank's queries, their results, and the cotangents of these.
+            k: as in `forward`.
+            v: as in `forward`.
+
+        Returns:
+            dq `(B, S, H, D)`, dk `(B, T, K, D)` and dv `(B, T, K, E)`, in the dtype of q or wider.
+        """
+
+
+def method_of(name: MethodName, plan: Plan) -> Method:
+    """The method of a call: what was asked for, as far as the plan leaves anything to exchange."""
+    collectives = name == "allgather"
+    if plan.replicated and plan.world_size > 1:
+        return ReplicatedQueries(collectives=collectives)
+    if plan.schedule.steps == 1:
+        return OneProcess()
+    return AllGather() if collectives else KVRing()
