@@ -208,7 +208,7 @@ def prepare(
         setting,
         chosen,
         sides,
-        Transport(ring.group, ring.rank, ring.world_size, transport),
+        Transport(ring.group, ring.rank, ring.world_size, transport, q.device),
         _positions(plan, sharding, q.device),
     )
     return Call(inputs, job, chosen_method, why)
