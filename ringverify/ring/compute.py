@@ -25,6 +25,7 @@ from ringverify.ring.plan.regions import Regions
 from ringverify.ring.plan.rows import Span
 from ringverify.ring.plan.tiles import Tile, tiles
 from ringverify.ring.sides import Sides
+from ringverify.ring.uploading import uploaded
 
 if TYPE_CHECKING:
     from ringverify.ring.transport import Transport
@@ -63,7 +64,7 @@ class Job:
         kernel: what computes tiles that are finite or unmasked.
         sides: longest sides of tiles; forward, a kernel that cuts tiles itself takes a region without a window at once.
         transport: between the ranks.
-        positions: queries' positions, and each owner's keys' positions; only needed by regions `by_position`.
+        positions: queries' positions, and each owner's keys' positions; on CPU; only needed by regions `by_position`.
     """
 
     plan: Plan
@@ -116,7 +117,9 @@ class Job:
         if region.low is None and region.high is None:
             return None
         square = region.queries.size == region.keys.size
-        return "causal" if square and (region.low, region.high) == (None, 0) and all_finite(*tensors) else False
+        if not square or (region.low, region.high) != (None, 0):
+            return False
+        return "causal" if self.kernel.keeps_out or all_finite(*tensors) else False
 
     def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
         """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
@@ -142,7 +145,7 @@ class Job:
         The block and its owner are those of `attend`; the first `after` tiles have been computed already.
         """
         regions = self.plan.regions(owner)
-        safe = self._safe(regions, block, owner) and (rows.finite or not regions.masked)
+        safe = self._safe(regions, block, owner) and (not regions.masked or self.kernel.keeps_out or rows.finite)
         for region in regions:
             q_r, (k_r, v_r) = _of_queries(region, rows.q), block.of(region)
             dout_r, out_r = _of_queries(region, rows.dout), _of_queries(region, rows.out)
@@ -195,7 +198,7 @@ class Job:
 
     def _safe(self, regions: Regions, block: KVTensors, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
-        if not regions.masked:
+        if not regions.masked or self.kernel.keeps_out:
             return True
         if owner not in self._finite:  # backward is sent the same blocks again
             self._finite[owner] = all_finite(*(x for pair in block.parts.values() for x in pair))
@@ -229,7 +232,9 @@ class Job:
             self.setting.accumulates,
             region.heads.slice(),
         )
-        return bias, bias is None or bool((bias > -torch.inf).any())
+        if bias is None:
+            return None, True
+        return uploaded(bias, device), bool((bias > -torch.inf).any())
 
 
 def all_finite(*tensors: torch.Tensor) -> bool:
