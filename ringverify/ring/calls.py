@@ -213,8 +213,8 @@ def prepare(
         setting,
         chosen,
         sides,
-        Transport(ring.group, ring.rank, ring.world_size, engine.transport),
-        _positions(plan, sharding, q.device),
+        Transport(ring.group, ring.rank, ring.world_size, engine.transport, q.device),
+        _positions(plan, sharding),
     )
     return Call(inputs, job, chosen_method, why)
 
@@ -258,12 +258,10 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, layout
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
 
 
-def _positions(
-    plan: Plan, sharding: Sharding, device: torch.device
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+def _positions(plan: Plan, sharding: Sharding) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
     """Positions of this rank's queries and of every rank's keys, where a mask has to be looked up by them."""
     if not plan.by_position:
         return None
     queries = query_positions(sharding, plan.problem.nq, plan.world_size)[plan.rank]
     keys = key_positions(sharding, plan.problem.nk, plan.world_size)
-    return torch.as_tensor(queries, device=device), tuple(torch.as_tensor(one, device=device) for one in keys)
+    return torch.as_tensor(queries), tuple(map(torch.as_tensor, keys))

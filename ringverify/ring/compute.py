@@ -25,6 +25,7 @@ from ringverify.ring.plan.regions import Regions
 from ringverify.ring.plan.rows import Span
 from ringverify.ring.plan.tiles import Tile, tiles
 from ringverify.ring.sides import Sides
+from ringverify.ring.uploading import uploaded
 
 if TYPE_CHECKING:
     from ringverify.ring.transport import Transport
@@ -89,7 +90,7 @@ class Job:
         kernel: what computes tiles that are finite or unmasked.
         sides: longest sides of tiles; forward, a kernel that cuts tiles itself takes a region without a window at once.
         transport: between the ranks.
-        positions: queries' positions, and each owner's keys' positions; only needed by regions `by_position`.
+        positions: queries' positions, and each owner's keys' positions; on CPU; only needed by regions `by_position`.
     """
 
     plan: Plan
@@ -145,7 +146,8 @@ class Job:
             rows: for a backward pass; `None` for a forward pass.
         """
         regions = self.plan.regions(owner)
-        safe = self._safe(regions, block, owner) and (rows is None or rows.finite or not regions.masked)
+        unseen = rows is None or not regions.masked or self.kernel.keeps_out  # whether no weight of 0 meets the rows
+        safe = self._safe(regions, block, owner) and (unseen or rows.finite)
         for region in regions:
             k_r, v_r = block.of(region)
             for tile in tiles(region, *self._buckets(region, safe, forward=rows is None), self.sides.band):
@@ -186,9 +188,10 @@ class Job:
         region = regions[0]
         mask: TileMask = None
         if (region.low, region.high) != (None, None):
-            square = region.queries.size == region.keys.size
+            if region.queries.size != region.keys.size or (region.low, region.high) != (None, 0):
+                return None
             finite = (k, v) if rows is None else (rows.q, k, v, rows.dout, rows.out)
-            if not (square and (region.low, region.high) == (None, 0) and all_finite(*finite)):
+            if not (self.kernel.keeps_out or all_finite(*finite)):
                 return None
             mask = "causal"
         every = slice(None)
@@ -214,7 +217,7 @@ class Job:
 
     def _safe(self, regions: Regions, block: KVTensors, owner: int) -> bool:
         """Whether masked tiles may be left to fused kernels, which multiply what a mask excludes with weights of 0."""
-        if not regions.masked:
+        if not regions.masked or self.kernel.keeps_out:
             return True
         if owner not in self._finite:  # backward is sent the same blocks again
             self._finite[owner] = all_finite(*(x for pair in block.parts.values() for x in pair))
@@ -248,7 +251,9 @@ class Job:
             self.setting.accumulates,
             region.heads.slice(),
         )
-        return bias, bias is None or bool((bias > -torch.inf).any())
+        if bias is None:
+            return None, True
+        return uploaded(bias, device), bool((bias > -torch.inf).any())
 
 
 class TileGradients:

@@ -12,6 +12,7 @@ import torch
 from ringverify.ring.accumulate import Sum, widened
 from ringverify.ring.plan.kv_slices import KVTensors, Places
 from ringverify.ring.plan.rectangles import Rectangle
+from ringverify.ring.uploading import uploaded
 
 
 class TileGradient(NamedTuple):
@@ -64,6 +65,6 @@ def _add(total: Sum, batch: slice, places: Places, heads: slice, gradient: torch
         total.add(batch, places, heads, gradient)
         return
     target = total.total
-    index = torch.as_tensor(places, device=target.device)
+    index = uploaded(torch.from_numpy(places), target.device)
     for piece, (wide,) in widened(target.dtype, gradient):
         target[batch, :, heads].index_add_(1, index[piece], wide.transpose(1, 2))

@@ -26,7 +26,7 @@ def hop_seconds(group: ProcessGroup | None, nbytes: int, *, device: str = "cpu",
     The fastest of several, because what else a machine does meanwhile is no property of the link; of the slowest rank.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    transport = Transport(group, rank, size, "p2p")
+    transport = Transport(group, rank, size, "p2p", torch.device(device))
     sent, received = (torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=device) for _ in range(2))
     taken = []
     for _ in range(repeats + 1):

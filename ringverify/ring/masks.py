@@ -2,7 +2,8 @@
 
 Written from the semantics and not from the oracle's pattern. A band needs nothing but indices. Where a sharding does
 not fall into runs, the mask of a tile is looked up by position: causality and window, key lengths, documents and
-dilation, with multiplicities as their logarithms, because adding log m to a score counts it m times.
+dilation, with multiplicities as their logarithms, because adding log m to a score counts it m times. That is done on
+the host, which then knows what a tile needs without asking a device.
 
 Shape letters: B batch or 1, H query heads or 1, S queries, T keys, N positions, R branches.
 """

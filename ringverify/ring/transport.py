@@ -2,10 +2,16 @@
 
 Both take the same lists: what to send to whom and what to receive from whom, equal lists on both sides of a pair in
 the same order. An empty message is left out; both sides know its length, so both leave it out.
+
+NCCL makes the communicator of a group in its first operation, and where that is `batch_isend_irecv` all ranks of the
+group have to take part (torch's documentation of it). Ranks that neither send nor receive do not, as with documents
+that end with a shard, or fewer tokens than ranks. So with NCCL the first exchange in a group begins with a collective
+of one element, once for each group and device.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +26,8 @@ Message = tuple[torch.Tensor, int]
 """A contiguous buffer, and the rank within the group that it goes to or comes from."""
 Wait = Callable[[], None]
 """Returns when all messages have gone and arrived; until then their buffers may not be touched."""
+_connected: weakref.WeakKeyDictionary[ProcessGroup, set[torch.device]] = weakref.WeakKeyDictionary()
+"""On which devices the ranks of a group have met."""
 
 
 class Transport:
@@ -30,13 +38,21 @@ class Transport:
         rank: this rank within it.
         world_size: ranks in it.
         name: p2p or blocking.
+        device: of the messages.
     """
 
-    def __init__(self, group: ProcessGroup | None, rank: int, world_size: int, name: TransportName) -> None:
+    def __init__(
+        self, group: ProcessGroup | None, rank: int, world_size: int, name: TransportName, device: torch.device
+    ) -> None:
         self.group, self.rank, self.world_size, self.name = group, rank, world_size, name
+        self._device = device
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
-        """Start an exchange. With `blocking` it takes place when it is waited for, so all ranks wait in one order."""
+        """Start an exchange. With `blocking` it takes place when it is waited for, so all ranks wait in one order.
+
+        All ranks of the group start their first one, those that have no messages too.
+        """
+        self._connect()
         sends = [message for message in sends if message[0].numel()]
         receives = [message for message in receives if message[0].numel()]
         if not sends and not receives:
@@ -47,6 +63,17 @@ class Transport:
         posted += [dist.P2POp(dist.irecv, buffer, self._global(source), self.group) for buffer, source in receives]
         works = dist.batch_isend_irecv(posted)
         return lambda: _wait(works)
+
+    def _connect(self) -> None:
+        """Let NCCL make the group's communicator, if it has not; see the module."""
+        if self.world_size == 1 or not needs_all_ranks_first(self.group, self._device):
+            return
+        group = dist.group.WORLD if self.group is None else self.group
+        assert group is not None
+        devices = _connected.setdefault(group, set())
+        if self._device not in devices:
+            devices.add(self._device)
+            dist.all_reduce(torch.zeros(1, device=self._device), group=self.group)
 
     def _in_turn(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """First what travels to the right, then what travels to the left; even ranks send first, odd ones receive.
@@ -74,6 +101,11 @@ class Transport:
     def _global(self, rank: int) -> int:
         """A rank of the group as the world numbers it: point-to-point calls want that one."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+
+def needs_all_ranks_first(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Whether the first operation in a group on a device needs all of its ranks."""
+    return device.type == "cuda" and "nccl" in dist.get_backend_config(group)
 
 
 def _nothing() -> None:

@@ -24,8 +24,9 @@ def with_lse_cotangent(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dout and out with columns after which `Σ_e dout·out` is smaller by dlse.
 
-    Backward needs `Σ_e dout·out − dlse` where fused ops form `Σ_e dout·out`: with one more column, 0 in v, 1 in dout
-    and −dlse in out, that sum is what is wanted and dout·v is unchanged.
+    Backward needs `Σ_e dout·out − dlse` where fused ops form `Σ_e dout·out`: with one more column, 0 in v, w in dout
+    and −dlse / w in out, that sum is what is wanted and dout·v is unchanged. w is 1; in float16, whose largest number
+    is 65504, it is the power of two up to 2^15 that leaves −dlse / w below 1, so that a dlse below 2^31 is held.
 
     Args:
         dout: `(B, H, S, E)`.
@@ -34,8 +35,13 @@ def with_lse_cotangent(
     """
     if dlse is None:
         return dout, out
-    columns = in_columns(-dlse[..., None], out.dtype)
-    return torch.cat([dout, torch.ones_like(columns)], dim=-1), torch.cat([out, columns], dim=-1)
+    column = -dlse[..., None]
+    weight = torch.ones_like(column)
+    if out.dtype == torch.float16:
+        weight = torch.ldexp(weight, torch.frexp(column).exponent.clamp(0, 15))
+    columns = in_columns(column / weight, out.dtype)
+    weights = weight.to(out.dtype).expand(columns.shape)
+    return torch.cat([dout, weights], dim=-1), torch.cat([out, columns], dim=-1)
 
 
 def in_columns(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -3,6 +3,13 @@
 It gives no access to a backward that takes a merged out and lse. The chain rule does the same: merged out is
 `Σ_b w_b out_b` with `w_b = exp(lse_b − lse)`, so that a tile's out has the cotangent `w_b · dout` and its lse
 `w_b · (dout · (out_b − out) + dlse)`. The tile's forward is computed once more for it.
+
+How it is compiled:
+1. Softcap, scale and mask are literals of a function made for them. As values of a closure they would be graph inputs
+   where shapes are dynamic: 0-dim tensors on CPU, which a kernel for CUDA loads from as if they were on the device.
+2. Each such function has code of its own, because dynamo counts recompilations by code, and after eight runs it
+   uncompiled, with all scores in memory. `fullgraph` makes that an error in place of a warning.
+3. Head dimensions below 16, which its lowering refuses, are padded with zeros.
 """
 
 from __future__ import annotations
@@ -14,29 +21,25 @@ from typing import Any
 
 import torch
 
+from ringverify.ring.kernels.columns import to_width
+from ringverify.ring.kernels.excluded import TileRows
 from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
+from ringverify.ring.kernels.on_cuda import OnCUDA
+
+NARROWEST = 16
+"""The smallest head dimension that flex takes on CUDA devices."""
 
 
-class Flex:
+class Flex(OnCUDA):
     """`torch.nn.attention.flex_attention`; see the module."""
 
     name = "flex_cuda"
-    blocked = True
-    takes_bias = False
-    packs: tuple[torch.dtype, ...] = ()
 
-    def why_not(self, setting: Setting) -> str | None:
-        """Softcap, up to 32 bits, on CUDA devices, where triton can compile it."""
-        if setting.device != "cuda":
-            return f"is compiled for cuda, not for {setting.device}, where it has no backward"
+    def _refuses(self, setting: Setting) -> str | None:
+        """Up to 32 bits, where triton can compile it."""
         if setting.dtype == torch.float64:
             return "does not compute in float64"
         return None if importlib.util.find_spec("triton") else "needs triton to be compiled"
-
-    def bucket(self, setting: Setting, rows: int) -> int:
-        """Launching and merging cost little beside such tiles."""
-        del setting
-        return min(8192, max(256, -(-rows // 2)))
 
     def at_once(self, setting: Setting, *, backward: bool) -> bool:
         """See `Kernel.at_once`: where narrow inputs are not converted for a sum."""
@@ -45,34 +48,26 @@ class Flex:
 
     def held(self, setting: Setting, tile: Extent) -> int:
         """See `Kernel.held`: the tile's own out and its cotangent, also in the dtype of sums, and the gradients."""
-        d, e = setting.head_dim, setting.value_dim
-        elements = tile.of_rows(d + 2 * e) + tile._replace(key_heads=tile.heads).of_keys(d + e)
+        d, e = (max(width, NARROWEST) for width in (setting.head_dim, setting.value_dim))
+        elements = tile.of_rows(d + 2 * e) + tile._replace(key_heads=tile.heads).of_keys(d + e) + tile.of_keys(d + e)
         sums = tile.of_rows(d + 4 * e + 4) + tile.of_keys(d + e)
         return elements * setting.dtype.itemsize + sums * setting.accumulates.itemsize
 
-    def forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
+    def _forward(
+        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Kernel.forward`."""
-        out, lse = attend(compiled(), setting, q, k, v, mask)
-        return out, lse
+        grouped = q.size(1) != k.size(1)
+        q, k, v = (to_width(x, max(x.size(-1), NARROWEST)) for x in (q, k, v))
+        out, aux = compiled(setting.softcap, scale, mask is not None, grouped)(q, k, v)
+        return out[..., : setting.value_dim], aux.lse
 
-    def backward(
-        self,
-        setting: Setting,
-        dout: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dlse: torch.Tensor | None,
-        mask: TileMask,
+    def _backward(
+        self, setting: Setting, rows: TileRows, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
     ) -> Gradients:
-        """See `Kernel.backward`."""
+        dout, q, out, lse, dlse = rows
         leaves = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
         with torch.enable_grad():
-            out_b, lse_b = attend(compiled(), setting, *leaves, mask)
+            out_b, lse_b = self._forward(setting, *leaves, mask, scale)
         weight = torch.exp(lse_b.detach() - lse)
         wide = dout.to(setting.accumulates)
         change = (wide * (out_b.detach().to(setting.accumulates) - out.to(setting.accumulates))).sum(dim=-1)
@@ -83,24 +78,23 @@ class Flex:
         return dq, dk, dv
 
 
-def attend(
-    flex: Callable[..., Any], setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One call of `flex_attention`, compiled or not."""
-    cap = setting.softcap
-
-    def score(s: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        if cap is not None:
-            s = cap * torch.tanh(s / cap)
-        return s if mask is None else torch.where(j <= i, s, -torch.inf)
-
-    out, lse = flex(q, k, v, score_mod=score, scale=setting.scale, enable_gqa=q.size(1) != k.size(1), return_lse=True)
-    return out, lse
-
-
 @functools.cache
-def compiled() -> Callable[..., Any]:
-    """`flex_attention`, compiled when first called."""
-    from torch.nn.attention.flex_attention import flex_attention
+def compiled(softcap: float | None, scale: float, causal: bool, grouped: bool) -> Callable[..., Any]:
+    """`flex_attention` of q, k and v with these settings, compiled when first called; returns out and `AuxOutput`."""
+    return torch.compile(written(softcap, scale, causal, grouped), dynamic=True, fullgraph=True)
 
-    return torch.compile(flex_attention, dynamic=True)
+
+def written(softcap: float | None, scale: float, causal: bool, grouped: bool) -> Callable[..., Any]:
+    """The function that is compiled, in which the settings are literals; see the module."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    score = "s" if softcap is None else f"{float(softcap)!r} * torch.tanh(s / {float(softcap)!r})"
+    if causal:
+        score = f"torch.where(j <= i, {score}, -torch.inf)"
+    text = (
+        f"lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: {score}, scale={float(scale)!r}, "
+        f"enable_gqa={grouped!r}, return_aux=AuxRequest(lse=True))"
+    )
+    known = {"torch": torch, "flex_attention": flex_attention, "AuxRequest": AuxRequest}
+    function: Callable[..., Any] = eval(text, known)  # of numbers and booleans
+    return function

@@ -33,6 +33,7 @@ class FusedCPU:
     name = "fused_cpu"
     blocked = True
     takes_bias = True
+    keeps_out = False
     packs: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16)
 
     def why_not(self, setting: Setting) -> str | None:

@@ -13,7 +13,8 @@ What a row is worth in a tile is one rule for all kernels and all tiles, with a 
 - A row that attends a score of NaN or +inf is NaN, in out and lse.
 - A row that the mask empties is the empty partial whatever its query holds, NaN included.
 
-So answers the oracle in float64. Where a fused op says otherwise, its kernel mends that.
+So answers the oracle in float64. Where a fused op says otherwise, its kernel mends that, or says here that it cannot:
+on CUDA devices, `excluded.py`, and 9. of `fused_cuda.py`.
 
 Shape letters: B batch, S queries, T keys, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -90,12 +91,15 @@ class Kernel(Protocol):
         name: how users ask for it.
         blocked: whether it cuts tiles itself and never forms their scores, so that they may be of any size.
         takes_bias: whether it computes tiles whose mask is a bias.
+        keeps_out: whether what a mask excludes cannot matter whatever it holds, NaN included. Callers of other kernels
+            see to it that a tile with a mask is finite.
         packs: dtypes in which keys whose rows lie together head by head save it more time than copying them takes.
     """
 
     name: str
     blocked: bool
     takes_bias: bool
+    keeps_out: bool
     packs: tuple[torch.dtype, ...]
 
     def bucket(self, setting: Setting, rows: int) -> int:

@@ -22,6 +22,7 @@ class Streaming:
     name = "streaming"
     blocked = False
     takes_bias = True
+    keeps_out = True
     packs: tuple[torch.dtype, ...] = ()
 
     def why_not(self, setting: Setting) -> str | None:
@@ -40,8 +41,12 @@ class Streaming:
         return False
 
     def held(self, setting: Setting, tile: Extent) -> int:
-        """See `Kernel.held`: two matrices of scores, three with a softcap, and what goes into products."""
-        scores = tile.batch * tile.heads * tile.rows * tile.keys * (2 if setting.softcap is None else 3)
+        """See `Kernel.held`: two matrices of scores, three with a softcap, and what goes into products.
+
+        Elsewhere than on CPU one more says what is allowed.
+        """
+        matrices = 2 + (setting.softcap is not None) + (setting.device != "cpu")
+        scores = tile.batch * tile.heads * tile.rows * tile.keys * matrices
         causal = 2 * tile.rows * tile.keys
         converted = setting.dtype != setting.accumulates
         d, e = setting.head_dim, setting.value_dim
@@ -154,8 +159,12 @@ def _sum_allowed(
 
     What is allowed is by query and key, and is transposed where c is a query.
     A sum that an allowed element of x makes infinite comes out as NaN, as it would from `inf · 0` or `inf − inf`.
+    Whether there is such an element is asked on CPU alone: another device would be waited for.
     """
-    if allowed_BHST is None or not (strange := ~torch.isfinite(x_PCD)).any():
+    if allowed_BHST is None:
+        return torch.bmm(w_PAC, x_PCD)
+    strange = ~torch.isfinite(x_PCD)
+    if strange.is_cpu and not strange.any():
         return torch.bmm(w_PAC, x_PCD)
     allowed_PAC = allowed_BHST.reshape(len(w_PAC), -1, allowed_BHST.size(-1))
     if transposed:

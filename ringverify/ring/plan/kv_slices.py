@@ -18,6 +18,7 @@ import torch
 from ringref.problem import Problem
 from ringverify.ring.plan.rectangles import Rectangle
 from ringverify.ring.plan.rows import Rows, Span, locate, same
+from ringverify.ring.uploading import uploaded
 
 Places = slice | np.ndarray
 
@@ -142,4 +143,4 @@ class KVTensors:
 
 
 def _select(x: torch.Tensor, places: Places) -> torch.Tensor:
-    return x[:, places] if isinstance(places, slice) else x[:, torch.as_tensor(places, device=x.device)]
+    return x[:, places] if isinstance(places, slice) else x[:, uploaded(torch.from_numpy(places), x.device)]

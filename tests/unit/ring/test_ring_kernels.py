@@ -7,6 +7,8 @@ import re
 import pytest
 import torch
 from by_tile import computed, inputs_of, setting_of, worst_margin
+from torch.nn.attention import flex_attention as flex_attention_module
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from ringref.problem import DTYPES, Dilation, Problem
 from ringverify.ring.kernels import flex
@@ -81,25 +83,98 @@ def test_softcap_is_computed_where_it_is_known(kernel, device):
     assert computes == (kernel.name == "streaming" or (device == "cuda" and kernel.name == "flex_cuda"))
 
 
-def flex_by_definition(q, k, v, *, score_mod, scale, enable_gqa, return_lse):
-    """What `flex_attention` is documented to compute, for a device on which it has no backward."""
-    assert return_lse
-    assert enable_gqa == (q.size(1) != k.size(1))
+def flex_by_definition(q, k, v, *, score_mod, scale, enable_gqa, return_aux):
+    """What `flex_attention` is documented to compute, and refuses when it is lowered for a CUDA device."""
+    assert return_aux == AuxRequest(lse=True)
+    assert q.size(0) == k.size(0) == v.size(0)
+    assert k.shape[1:3] == v.shape[1:3]
+    assert q.size(3) == k.size(3)
+    assert min(q.size(3), v.size(3)) >= 16, "NYI: embedding dimension of the query, key, and value must be at least 16"
+    assert enable_gqa or q.size(1) == k.size(1)
     k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
     b, h, i, j = torch.meshgrid(*(torch.arange(n) for n in (*q.shape[:3], k.size(2))), indexing="ij")
     s = score_mod(q @ k.transpose(2, 3) * scale, b, h, i, j)
-    return s.softmax(dim=-1) @ v, s.logsumexp(dim=-1)
+    return s.softmax(dim=-1) @ v, AuxOutput(lse=s.logsumexp(dim=-1))
 
 
-def test_the_arithmetic_around_flex_is_right(monkeypatch):
+@pytest.fixture
+def flex_uncompiled(monkeypatch):
+    """The definition in place of the op, uncompiled."""
+    monkeypatch.setattr(flex_attention_module, "flex_attention", flex_by_definition)
+    monkeypatch.setattr(flex, "compiled", flex.written)
+
+
+@pytest.mark.parametrize("dims", [(8, 8), (3, 20), (24, 5), (64, 64)])
+def test_the_arithmetic_around_flex_is_right(flex_uncompiled, dims):
     """The chain rule through merged weights, where the op itself is the definition; it is chosen on CUDA alone."""
-    monkeypatch.setattr(flex, "compiled", lambda: flex_by_definition)
     for name in ("none", "causal", "causal in tiles"):
         fields, cuts, _ = MASKS[name]
         for softcap, dlse in itertools.product((None, 2.0), (True, False)):
-            problem = Problem(heads=4, key_heads=2, head_dim=8, softcap=softcap, **fields)
+            shape = {"heads": 4, "key_heads": 2, "head_dim": dims[0], "value_dim": dims[1]}
+            problem = Problem(**shape, softcap=softcap, **fields)
             given = inputs_of(problem, dlse=dlse)
             assert worst_margin(problem, given, computed(Flex(), problem, given, cuts)[0]) <= 1, (name, softcap)
+
+
+def graphs_of(function, *calls):
+    """What dynamo hands to a compiler for some calls: inputs of a graph, and those of its score function."""
+    found = []
+
+    def noted(graph, inputs):
+        scores = graph.score_mod_0.graph.nodes
+        found.append((inputs, sum(node.op == "placeholder" for node in scores)))
+        return graph.forward
+
+    compiled = torch.compile(function, dynamic=True, fullgraph=True, backend=noted)
+    for call in calls:
+        compiled(*call)
+    return found
+
+
+def given_flex(rows, keys):
+    """q, k and v of one call."""
+    return torch.randn(1, 2, rows, 16), torch.randn(1, 2, keys, 16), torch.randn(1, 2, keys, 16)
+
+
+def scalars_of(function, *call):
+    """How many 0-dim tensors a graph and its score function are given; `None` if dynamo gives up."""
+    try:
+        ((inputs, placeholders),) = graphs_of(function, call)
+    except torch._dynamo.exc.TorchRuntimeError:
+        return None
+    scalars = [x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 0]
+    return len(scalars) + placeholders - 5
+
+
+def test_a_softcap_is_a_literal_of_the_kernel():
+    """As a value of a closure it is a 0-dim tensor on CPU among the inputs of the graph, which a GPU cannot load."""
+    softcap = 3.0
+
+    def closure(q, k, v):
+        return flex_attention_module.flex_attention(
+            q, k, v, score_mod=lambda s, b, h, i, j: softcap * torch.tanh(s / softcap)
+        )
+
+    assert scalars_of(flex.written(3.0, 0.25, True, False), *given_flex(40, 50)) == 0
+    assert scalars_of(closure, *given_flex(40, 50)) != 0
+
+
+def test_flex_stays_compiled_however_many_settings_there_are():
+    """Dynamo counts by code: with code in common the ninth setting would run with all scores in memory."""
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for softcap in (1.0, 2.0, 3.0, 4.0):
+            assert len(graphs_of(flex.written(softcap, 0.25, True, False), given_flex(40, 50))) == 1
+        lengths = [given_flex(rows, rows + 1) for rows in (30, 40, 50, 60)]
+        assert len(graphs_of(flex.written(None, 0.5, False, False), *lengths)) == 1
+    assert flex.compiled(2.0, 0.25, True, False) is flex.compiled(2.0, 0.25, True, False)
+
+
+def test_flex_is_asked_for_lse_without_a_warning(recwarn):
+    """`return_lse=` is deprecated; what is computed is the same."""
+    q, k, v = given_flex(8, 9)
+    out, aux = flex.written(2.0, 0.25, False, False)(q, k, v)
+    assert (out.shape, aux.lse.shape) == (q.shape, q.shape[:3])
+    assert not [one for one in recwarn if "return_lse" in str(one.message)]
 
 
 @BY_KERNEL

@@ -1,0 +1,69 @@
+"""Which operations each rank starts in a group, in order: NCCL wants all of its ranks in the first one."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from by_tile import inputs_of
+from on_ranks import WORLD, run_on_ranks
+
+from ringref.problem import Problem
+from ringverify.ring import transport
+from ringverify.ring.transport import Transport, needs_all_ranks_first
+
+APART = Problem(query_length=9, heads=2, head_dim=4, documents=(0, 3, 9), causal=True)
+"""On three ranks the first one, whose keys nobody else attends, sends and receives nothing."""
+FEW = Problem(query_length=2, heads=2, head_dim=4, causal=True)
+"""On three ranks the last one has no tokens, and is not on the way of any."""
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """As with NCCL; by rank what was started, of point-to-point operations whether any was."""
+    by_rank = {}
+
+    def noted(name, function):
+        def call(*arguments, **keywords):
+            by_rank.setdefault(dist.get_rank(), []).append(name)
+            return function(*arguments, **keywords)
+
+        return call
+
+    monkeypatch.setattr(transport, "needs_all_ranks_first", lambda group, device: True)
+    for name in ("all_reduce", "batch_isend_irecv"):
+        monkeypatch.setattr(transport.dist, name, noted(name, getattr(dist, name)))
+    return by_rank
+
+
+@pytest.mark.parametrize("problem", [APART, FEW], ids=["documents", "fewer tokens than ranks"])
+def test_all_ranks_take_part_in_the_first_operation_of_a_group(started, problem):
+    """One collective on each, before any message and not again; some rank has no message at all."""
+    run_on_ranks(problem, inputs_of(problem), "contiguous", 3)
+    assert sorted(started) == [0, 1, 2]
+    for first, *others in started.values():
+        assert first == "all_reduce"
+        assert "all_reduce" not in others
+    messages = [names.count("batch_isend_irecv") for names in started.values()]
+    assert min(messages) == 0 < max(messages)
+
+
+def test_a_group_is_connected_once_on_each_device_and_each_group_for_itself(started):
+    """Whoever makes a transport of it; a world of one has nobody to meet."""
+
+    def program(_):
+        group, alone = dist.new_group([0, 1]), dist.new_group([dist.get_rank()])
+        for one in (None, group, None, group):
+            Transport(one, dist.get_rank(), 2, "p2p", torch.device("cpu")).start([], [])()
+        Transport(alone, 0, 1, "p2p", torch.device("cpu")).start([], [])()
+
+    run = WORLD.run(program, None, world_size=2, seed=0, deadline=20)
+    assert run.failure is None, run.failure.detail
+    assert started == {0: ["all_reduce"] * 2, 1: ["all_reduce"] * 2}
+
+
+def test_only_nccl_needs_it(monkeypatch):
+    """Not on CPU, and not gloo, whatever other device types the group has a backend for."""
+    monkeypatch.setattr(dist, "get_backend_config", {1: "cpu:gloo,cuda:nccl", 2: "cpu:gloo,cuda:gloo"}.get)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert [needs_all_ranks_first(group, device) for group in (1, 2) for device in (cpu, cuda)] == [
+        False, True, False, False,
+    ]  # fmt: skip
