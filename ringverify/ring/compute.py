@@ -146,8 +146,9 @@ class Job:
             rows: for a backward pass; `None` for a forward pass.
         """
         regions = self.plan.regions(owner)
-        unseen = rows is None or not regions.masked or self.kernel.keeps_out  # whether no weight of 0 meets the rows
-        safe = self._safe(regions, block, owner) and (unseen or rows.finite)
+        safe = self._safe(regions, block, owner)
+        if rows is not None and regions.masked and not self.kernel.keeps_out:
+            safe = safe and rows.finite
         for region in regions:
             k_r, v_r = block.of(region)
             for tile in tiles(region, *self._buckets(region, safe, forward=rows is None), self.sides.band):
