@@ -33,6 +33,7 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_a_right_ring_leaves_reports_for_people_and_for_machines(project):
     """Verdict, summary, JUnit, page and report; what an earlier job left there is gone."""
     (project / RESULTS / "cases").mkdir(parents=True)
@@ -110,7 +111,7 @@ def test_under_torchrun_the_exit_code_is_the_verdicts(project):
         ({"target": "my_ring.py:attend $(touch hacked)"}, "'$(touch'"),
     ],
 )
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_wrong_inputs_end_with_2_and_are_only_text(project, inputs, line):
     """The log has the one line; nothing in an input is run."""
     ran = used(project, **inputs)

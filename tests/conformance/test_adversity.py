@@ -80,7 +80,7 @@ def test_an_orphan_message_is_no_progress_either():
 
 @pytest.mark.parametrize("property", ["hazards", "progress"])
 @pytest.mark.parametrize("attend", [hazardous.safe, ring, allgather], ids=lambda one: one.name)
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_a_ring_that_waits_for_what_it_posts_passes_under_every_transport(attend, property):
     """No false alarm, for a plain ring and for ours, forward and backward, on groups and under delays."""
     for seed in range(2):

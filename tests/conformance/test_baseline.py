@@ -89,6 +89,7 @@ def test_a_pass_that_was_to_fail_ends_with_2_and_says_which_entry_to_take_out(ri
     assert_as_the_schema_has_it(outcome.events)
 
 
+@pytest.mark.nightly
 def test_what_not_every_run_finds_may_pass(ringverify):
     """`found = "sometimes"` is for rare cases: random seeds, smaller suites, other worlds."""
     baseline = written(
@@ -105,6 +106,7 @@ def test_a_known_property_that_is_not_tried_is_no_surprise(ringverify):
     assert ringverify.check(*RIGHT, "--baseline", written(ringverify.folder, *entries)).code == 0
 
 
+@pytest.mark.nightly
 def test_a_baseline_may_name_implementations_that_this_run_does_not_check(ringverify):
     """One file serves several jobs; the run says whom it passed over, so that a mistyped name is seen."""
     entries = [{**KNOWN, "implementation": "another team's ring"}, KNOWN]

@@ -51,6 +51,7 @@ ORDER = ("forward", "gradients")
 
 
 @pytest.mark.parametrize("order", [ORDER, ORDER[::-1]], ids=" then ".join)
+@pytest.mark.by_day(1)
 def test_the_order_of_properties_changes_no_verdict(order, monkeypatch, tmp_path):
     """A property that hangs shortens the time of none that come after it, in one run of `check`."""
     monkeypatch.setattr(hunting, "HUNG_DEADLINE", SLOW / 3)

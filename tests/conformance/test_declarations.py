@@ -45,7 +45,7 @@ RIGHT = [
 @pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16",)], ids=["with float32", "alone"])
 @pytest.mark.parametrize(("attend", "declaration"), RIGHT, ids=lambda one: getattr(one, "name", ""))
 @pytest.mark.parametrize("property", ["dtypes", "precision"])
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 def test_what_would_pass_under_another_declaration_is_told_so(attend, declaration, property, dtypes):
     """The least permissive one; and with it, the property passes."""
     shown = found(attend, property, dtypes=dtypes)
@@ -85,7 +85,7 @@ def test_no_declaration_excuses_a_fault(attend, property, dtypes):
 @pytest.mark.parametrize(
     "mutant", ["A9", "E3b", *(pytest.param(id, marks=pytest.mark.nightly) for id in ("A2a", "B9a", "D3a", "O10"))]
 )
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 def test_no_declaration_excuses_a_mutant_in_bfloat16_alone(mutant):
     """A merge, a mask, a layout, a scale, a formula: none is a matter of rounding."""
     attend = MUTANTS[mutant].implementation
@@ -114,6 +114,7 @@ def test_other_declarations_are_tried_from_the_least_permissive_on():
     assert list(declaring.alternatives(forward, "bfloat16")) == []
 
 
+@pytest.mark.nightly
 def test_gradients_summed_over_ranks_in_the_input_dtype_are_named_as_the_cause():
     """With the numbers that rounding each rank's part gives; declared, they are no fault."""
     shown = found(undeclared.WIDENED, "dtypes")

@@ -95,6 +95,7 @@ def test_what_nothing_explains_says_what_to_do(ringverify):
 
 
 @pytest.mark.parametrize("world", ["simulated", pytest.param("gloo", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_what_ranks_print_is_shown_with_v_and_in_a_replay(world, ringverify):
     """Each rank's lines in order, under its name."""
     target = miniature("careless:talkative")

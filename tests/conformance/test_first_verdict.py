@@ -157,6 +157,7 @@ def test_what_is_wrong_in_a_fresh_process_only_repeats_because_each_replay_is_on
     assert ringverify.apart(*counterexample["replay"].split()[1:]).wait(timeout=60) == 1
 
 
+@pytest.mark.nightly
 def test_state_that_one_case_leaves_for_the_next_is_found_with_the_case_that_left_it(ringverify):
     """Alone, the smallest case does not fail; after another one, itself shrunk, it does, and so it does in a replay."""
     outcome = ringverify.check(miniature("stateful:remembers"), "--only", "forward", "--max-examples", 30)

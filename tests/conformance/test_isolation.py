@@ -50,6 +50,7 @@ def test_padding_that_is_multiplied_by_0_is_found():
     assert hunted(skipping.times_zero_of_padding, "forward", 60).counterexample is None
 
 
+@pytest.mark.nightly
 def test_a_claim_of_poison_safety_is_held_to_it():
     """Who declares it and multiplies by 0 fails with NaN in what is skipped; who clears that passes."""
     shown = hunted(skipping.called_safe, "isolation", 120).counterexample

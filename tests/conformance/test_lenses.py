@@ -39,6 +39,7 @@ def hunted(attend: Implementation, property: str, examples: int = 60) -> Hunt:
     ],
     ids=lambda one: one.name if isinstance(one, Implementation) else str(one),
 )
+@pytest.mark.by_day(4)
 def test_a_lens_finds_what_it_is_for_and_shrinks_it(attend, property, reason):
     """With the reason that names it, on at most two ranks and four tokens."""
     shown = hunted(attend, property).counterexample
@@ -56,7 +57,7 @@ def test_what_padding_holds_is_the_business_of_isolation_alone():
 
 @pytest.mark.parametrize("property", ["exact_selection", "isolation", "invariants"])
 @pytest.mark.parametrize("attend", [right.attend, lenses.padding_cleared, lenses.in_float16], ids=lambda one: one.name)
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 def test_what_is_right_passes_every_lens(attend, property):
     """No false alarm on a plain gathered attention."""
     assert hunted(attend, property).counterexample is None

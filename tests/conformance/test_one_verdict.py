@@ -57,7 +57,7 @@ def test_looking_for_what_else_is_wrong_ends(ringverify):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 def test_a_failure_whose_message_is_never_the_same_is_repeatable(ringverify, world):
     """A port, a process and an address differ each time; that it raises, and what, does not."""
     outcome = checked(ringverify, "says_a_port", world, "--only", "forward", "--max-examples", "12")

@@ -92,7 +92,7 @@ def observe(implementation, case):
 @BOTH
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.by_day(10)
+@pytest.mark.by_day(6)
 def test_every_rank_returns_what_the_oracle_says(implementation, sharding, world_size):
     """out, lse and all gradients, no input changed, every constraint at every length."""
     for case in cases(sharding, world_size):

@@ -140,7 +140,7 @@ def test_what_is_right_is_not_rejected(name, property):
         ("O90", "inputs_untouched"),
     ],
 )
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 def test_a_mutant_is_killed_by_the_property_that_is_for_it(id, property):
     """Within the quick suite; the shrunk case is small."""
     found = hunted(MUTANTS[id].implementation, property, PROPERTIES[property].examples)

@@ -76,6 +76,7 @@ def test_a_file_that_does_not_fit_the_mutants_is_refused(doctored, capsys, chang
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_what_a_matrix_writes_is_what_is_read(tmp_path):
     """The cheapest kill of each mutant."""
     path = tmp_path / "kills.json"

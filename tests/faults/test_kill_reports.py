@@ -106,6 +106,7 @@ def test_a_false_alarm_is_told_and_fails(monkeypatch, capsys):
     assert "1 false alarms in " in out
 
 
+@pytest.mark.nightly
 def test_two_processes_find_what_one_finds(capsys):
     """In the same order."""
     found = []

@@ -74,6 +74,7 @@ def test_the_short_summary_says_what_is_wrong(ran):
     assert re.search(line, ran.out, re.MULTILINE)
 
 
+@pytest.mark.nightly
 def test_the_replay_line_shows_the_same_bits(ran, lasting):
     """It is a command that can be copied."""
     (command,) = re.findall(r"replay  (ringverify replay \S+)", ran.out)
@@ -169,7 +170,7 @@ def test_workers_of_xdist_share_the_work_and_one_report_comes_of_it(project):
         ((f"ringverify::{RIGHT}::forward", f"ringverify::{WRONG}"), None),
     ],
 )
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 def test_tests_are_chosen_as_pytest_chooses(arguments, expected, project):
     """All, by words, and by id: an id alone is enough, and runs nothing else of the project."""
     project.write(test_own="def test_own():\n    pass\n")

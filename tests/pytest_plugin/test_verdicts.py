@@ -101,6 +101,7 @@ link = "https://example.org/issues/13"
 """
 
 
+@pytest.mark.nightly
 def test_known_violations_are_expected_failures_and_those_that_are_gone_fail(project):
     """The file of `check --baseline`."""
     (project.folder / "known.toml").write_text(BASELINE)

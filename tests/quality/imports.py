@@ -2,8 +2,11 @@
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
+
+from sources import parsed
 
 PACKAGES = ("ringref", "ringverify")
 
@@ -41,14 +44,19 @@ def modules(root: Path) -> dict[str, Path]:
 def imports(root: Path) -> list[Import]:
     """Every import that one of these modules has of another, in whatever form."""
     known = modules(root)
-    found = []
-    for name, path in known.items():
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        for node, when in _walk(ast.parse(path.read_text(encoding="utf-8")), "load"):
-            for imported in _named(node, package, known):
-                if imported.split(".")[0] in PACKAGES and imported != name:
-                    found.append(Import(name, node.lineno, imported, when))
-    return found
+    names = frozenset(known)
+    return [one for name, path in known.items() for one in _imports(name, path.name, parsed(path), names)]
+
+
+@functools.cache
+def _imports(name: str, file: str, tree: ast.Module, known: frozenset[str]) -> list[Import]:
+    package = name if file == "__init__.py" else name.rpartition(".")[0]
+    return [
+        Import(name, node.lineno, imported, when)
+        for node, when in _walk(tree, "load")
+        for imported in _named(node, package, known)
+        if imported.split(".")[0] in PACKAGES and imported != name
+    ]
 
 
 def _walk(node: ast.AST, when: str) -> Iterator[tuple[ast.AST, str]]:
@@ -66,7 +74,7 @@ def _walk(node: ast.AST, when: str) -> Iterator[tuple[ast.AST, str]]:
         yield from _walk(child, its)
 
 
-def _named(node: ast.AST, package: str, known: dict[str, Path]) -> list[str]:
+def _named(node: ast.AST, package: str, known: frozenset[str]) -> list[str]:
     """The modules that a statement, or a call of `import_module` with a literal name, imports."""
     match node:
         case ast.Import(names=names):

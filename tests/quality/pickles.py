@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from sources import parsed
+
 PACKAGES = ("ringref", "ringverify")
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 CALLS = {("torch", "save"), ("torch", "load"), ("np", "save"), ("numpy", "save"), ("pandas", "read_pickle")}
@@ -22,7 +24,7 @@ def pickles(root: Path) -> list[str]:
     found = []
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(parsed(path)):
                 found += [f"{path.relative_to(root).as_posix()}:{line}: {what}" for line, what in _in_node(node)]
     return found
 

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+from sources import parsed
+
 HOME = "torch_private.py"
 """The one file of a room that may use them."""
 
@@ -20,19 +22,14 @@ def private_torch(root: Path) -> list[str]:
         for path in sorted((root / package).rglob("*.py")):
             place = path.relative_to(root)
             if path.name != HOME and not any(place.is_relative_to(folder) for folder in EXPLAINED):
-                uses = _uses(ast.parse(path.read_text(encoding="utf-8")))
+                uses = _uses(parsed(path))
                 found += [f"{place.as_posix()}:{line} uses {name}" for line, name in sorted(uses)]
     return found
 
 
 def explained(root: Path) -> set[str]:
     """The folders of `EXPLAINED` whose files use private interfaces of torch."""
-    return {
-        folder
-        for folder in EXPLAINED
-        for path in (root / folder).rglob("*.py")
-        if any(_uses(ast.parse(path.read_text(encoding="utf-8"))))
-    }
+    return {folder for folder in EXPLAINED for path in (root / folder).rglob("*.py") if any(_uses(parsed(path)))}
 
 
 def _uses(tree: ast.Module) -> set[tuple[int, str]]:

@@ -4,6 +4,8 @@ import ast
 import collections
 from pathlib import Path
 
+from sources import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {"ringverify/confirm/script_template.py"}
 """Text of a script that stands alone, where it calls things as the package does."""
@@ -16,7 +18,7 @@ def names_of_several_classes(root):
         for path in sorted((root / package).rglob("*.py")):
             place = path.relative_to(root).as_posix()
             if place not in SCRIPTS:
-                classes = [one for one in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(one, ast.ClassDef)]
+                classes = [one for one in ast.walk(parsed(path)) if isinstance(one, ast.ClassDef)]
                 for one in classes:
                     found[one.name.lstrip("_")].append(place)
     return {name: places for name, places in found.items() if len(places) > 1}

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from sources import parsed
+
 HOME = Path("ringref") / "rounding.py"
 """Where tolerances are derived; nowhere else may one be written."""
 
@@ -28,7 +30,7 @@ def literal_tolerances(root: Path) -> list[str]:
             if relative == HOME:
                 continue
             text = path.read_text(encoding="utf-8")
-            for node in ast.walk(ast.parse(text)):
+            for node in ast.walk(parsed(path)):
                 found += [f"{relative}:{line}: {what}" for line, what in _in_node(node, text)]
     return found
 
@@ -83,5 +85,6 @@ def _number(node: ast.AST | None) -> float:
 
 def _is_small(node: ast.AST, text: str) -> bool:
     value = abs(_number(node))
-    written = (ast.get_source_segment(text, node) or "").lower()
-    return 0 < value < SMALL or (value != 0 and re.search(r"\de-\d", written) is not None)
+    if value == 0 or value < SMALL:
+        return value > 0
+    return re.search(r"\de-\d", (ast.get_source_segment(text, node) or "").lower()) is not None

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from sources import parsed
+
 PACKAGES = ("ringref", "ringverify")
 
 HOME = Path("ringverify") / "worlds" / "foreign_text.py"
@@ -50,7 +52,7 @@ def decisions(root: Path) -> list[str]:
             relative = path.relative_to(root)
             if relative == HOME:
                 continue
-            for scope in _scopes(ast.parse(path.read_text(encoding="utf-8"))):
+            for scope in _scopes(parsed(path)):
                 found += [f"{relative.as_posix()}:{line}: {what}" for line, what in _in_scope(scope)]
     return sorted(found)
 

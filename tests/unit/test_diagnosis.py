@@ -85,7 +85,7 @@ BACKWARD = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("mutant", FORWARD)
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(3)
 def test_a_fault_of_the_forward_is_named(mutant):
     """Told from everything else in the library by out and lse alone."""
     case, words = FORWARD[mutant]
@@ -96,7 +96,7 @@ def test_a_fault_of_the_forward_is_named(mutant):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("mutant", BACKWARD)
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_a_fault_of_the_backward_is_named(mutant):
     """The forward is right, and has to stay right under the hypothesis."""
     case, words = BACKWARD[mutant]
@@ -117,6 +117,7 @@ ONE_RANK = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", ONE_RANK)
+@pytest.mark.by_day(1)
 def test_a_fault_of_one_rank_is_named_with_the_rank(words):
     """The other ranks are right, so no fault of all ranks explains the case."""
     steps, gradients = ONE_RANK[words]
@@ -239,6 +240,7 @@ class SameWay(torch.autograd.Function):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.nightly
 def test_gradients_that_travel_the_way_of_their_blocks_are_named():
     """diffusers 0.42.1: on two ranks left and right are one."""
 
@@ -271,7 +273,7 @@ class RoundsGradient(torch.autograd.Function):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("tensor", ["dq", "dv"])
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 def test_a_gradient_that_is_rounded_to_another_dtype_is_named(dtype, tensor):
     """`dq.to(torch.bfloat16)` at the end of a backward, whatever q is: right in bfloat16, too coarse in float16."""
 

@@ -76,6 +76,7 @@ def counted(monkeypatch):
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS[:3])
+@pytest.mark.by_day(1)
 def test_a_million_positions_on_64_ranks_take_few_steps(sharding, counted):
     """Hops of a block once for all ranks, tiles once for all rectangles that are alike."""
     branches = ((2048, 1), (16_384, 4), (262_144, 16))

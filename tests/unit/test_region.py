@@ -62,6 +62,7 @@ def test_keys_that_the_mask_excludes_are_cells_outside_the_pattern():
 
 
 @pytest.mark.parametrize("tensor", ["dk", "dv"])
+@pytest.mark.by_day(1)
 def test_what_each_query_adds_to_each_key_is_told_of_gradients(tensor):
     """dk and dv come from the own queries only, so the parts of all others are missing."""
     found = region("F1b", tensor=tensor)
@@ -101,6 +102,7 @@ def test_a_head_that_reads_the_wrong_keys_is_a_column():
 
 
 @pytest.mark.parametrize(("mutant", "tensor"), [("O65", "out"), ("F1b", "dk")])
+@pytest.mark.by_day(1)
 def test_an_implementation_that_is_not_linear_is_not_believed(mutant, tensor):
     """What probes say has to add up to what was seen; if not, there are rows and no pairs."""
 

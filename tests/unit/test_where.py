@@ -127,6 +127,7 @@ def test_a_block_that_a_row_does_not_attend_is_not_missing_from_it():
 
 
 @pytest.mark.parametrize(("mutant", "tensor", "field"), [("O65", "out", "out"), ("F1b", "dk", "dk")])
+@pytest.mark.by_day(1)
 def test_an_implementation_that_is_not_linear_is_not_believed(mutant, tensor, field):
     """What probes say has to add up to what was seen; if not, rows are named and no keys."""
 

@@ -32,7 +32,7 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_every_command_of_the_page_succeeds(command, generated, monkeypatch, capsys, tmp_path) -> None:
     """As it stands, in a folder like the project's, whose vectors stay as they are. What is generated was so before."""
     monkeypatch.setattr(generating, "contents", lambda stories: generated)

@@ -40,6 +40,7 @@ def test_the_committed_vectors_are_those_that_are_generated(fixtures, generated)
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.nightly
 def test_the_bits_are_the_same_on_a_machine_that_computes_otherwise(fixtures, tmp_path) -> None:
     """All vectors, in a process that sums and exponentiates in another way."""
     ended = subprocess.run(

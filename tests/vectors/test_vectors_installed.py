@@ -34,6 +34,7 @@ def installed(tmp_path_factory):
     return site
 
 
+@pytest.mark.nightly
 def test_vectors_are_checked_from_an_installed_package(installed, tmp_path):
     """In an empty folder: the files are found, complete and unedited, and the oracle reproduces their results."""
     ended = subprocess.run(

@@ -90,6 +90,7 @@ def test_an_implementation_has_a_test_a_vector(fixtures, capsys) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_more_failures_are_told_than_are_shown(fixtures, capsys, monkeypatch) -> None:
     """The terminal has the first few whole, a machine all of them."""
     monkeypatch.setattr(running, "SHOWN", 2)

@@ -251,7 +251,7 @@ def becomes_true(condition, seconds=10.0):
         for name in OPEN
     ],
 )
-@pytest.mark.by_day(12)
+@pytest.mark.by_day(8)
 def test_every_fault_gets_its_verdict_in_every_world_and_leaves_it_healthy(fault, world_name, worlds):
     """The verdict and who is to blame; then a right implementation passes in the same world, and nobody is left."""
     expected, world = MATRIX[fault], worlds[world_name]
@@ -288,6 +288,7 @@ def test_a_killed_process_is_replaced_within_seconds(world_name, worlds, record_
         pytest.param("floods_standard_output", "gloo", marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.nightly
 def test_ctrl_c_ends_a_run_within_seconds_and_leaves_nobody(fault, world_name, record_property, request):
     """Sent as a terminal does, to the whole foreground group; 0.8 s on quiet cores, 2 s are promised."""
     forever = ("--deadline", "3600", "--suite", "nightly", "--world-sizes", "3")

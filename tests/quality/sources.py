@@ -1,0 +1,15 @@
+"""Syntax trees of source files, which several tests walk: each is made once a process."""
+
+import ast
+import functools
+from pathlib import Path
+
+
+def parsed(path: Path) -> ast.Module:
+    """The tree of a file as it is now."""
+    return _tree(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
