@@ -37,6 +37,7 @@ def test_a_ring_that_sends_to_itself_alone_gets_the_same_verdict_in_both_worlds(
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.nightly
 def test_a_message_to_oneself_does_not_hide_what_is_wrong_elsewhere(ringverify, world):
     """Wrong values are the violation, on two ranks or three; the message is shown beside them."""
     outcome = checked(ringverify, "wrong", world, "--only", "forward", "--max-examples", "20")

@@ -40,9 +40,8 @@ def found(project):
     return [(one["implementation"], one["property"], one["verdict"]) for one in events if one["event"] == "property"]
 
 
-@pytest.mark.parametrize(
-    "target", ["right.py:attend_in_processes", pytest.param("right.py:attend", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("target", ["right.py:attend_in_processes", "right.py:attend"])
+@pytest.mark.nightly
 def test_ctrl_c_ends_a_session_and_keeps_what_was_found(target, project):
     """With ranks in threads and in processes; the report of what came before is no whole one."""
     project.write(test_first=FIRST)

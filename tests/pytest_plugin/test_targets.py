@@ -151,6 +151,7 @@ def test_what_failed_last_is_run_alone(ran, lasting):
     assert "passed" not in again.counts()
 
 
+@pytest.mark.nightly
 def test_workers_of_xdist_share_the_work_and_one_report_comes_of_it(project):
     """The verdicts, the summary and the exit status are the same."""
     ran = project.pytest_apart(*TARGETS, *FEW, "-n", "2", "--ringverify-report=report.jsonl")

@@ -134,7 +134,8 @@ def test_a_violation_that_is_gone_fails_its_test(theirs):
     assert "forward of swapped gradients passes, but is listed as violated" in ran.out
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.nightly
 def test_a_baseline_may_name_who_is_not_tested(workers, project):
     """It excuses nobody else: the violation stays a failure, alone and among workers."""
     (project.folder / "known.toml").write_text(MISNAMED)
