@@ -36,7 +36,8 @@ def pytest_collection_modifyitems(items):
     """Leaves to the night what a test marked `by_day` does not do by day: the same cases each time."""
     cases = {}
     for item in items:
-        if (mark := item.get_closest_marker("by_day")) is not None:
+        mark = item.get_closest_marker("by_day")
+        if mark is not None and item.get_closest_marker("nightly") is None:
             cases.setdefault((item.parent, item.originalname, *mark.args), []).append(item)
     for (*_, count), those in cases.items():
         by_day = {number * len(those) // count for number in range(count)}

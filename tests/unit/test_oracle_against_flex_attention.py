@@ -92,7 +92,7 @@ def mask_mod(problem: Problem):
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 20.0])
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-@pytest.mark.by_day(13)
+@pytest.mark.by_day(14)
 def test_out_and_lse_are_those_of_flex_attention(problem: Problem, size: float) -> None:
     """Natural logarithm, −inf and 0 in empty rows, both window ends inclusive: as flex_attention has them."""
     inputs = normal_inputs(problem, size=size)

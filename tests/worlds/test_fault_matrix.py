@@ -251,7 +251,7 @@ def becomes_true(condition, seconds=10.0):
         for name in OPEN
     ],
 )
-@pytest.mark.by_day(8)
+@pytest.mark.by_day(12)
 def test_every_fault_gets_its_verdict_in_every_world_and_leaves_it_healthy(fault, world_name, worlds):
     """The verdict and who is to blame; then a right implementation passes in the same world, and nobody is left."""
     expected, world = MATRIX[fault], worlds[world_name]

@@ -49,8 +49,8 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, *(pytest.param(size, marks=pytest.mark.nightly) for size in (4, 5))])
-@pytest.mark.by_day(1)
+@pytest.mark.parametrize("world_size", [3, 2, 1, *(pytest.param(size, marks=pytest.mark.nightly) for size in (4, 5))])
+@pytest.mark.by_day(2)
 def test_messages_in_flight_are_left_alone_and_no_schedule_changes_a_bit(world_size):
     """Every sharding and problem, forward and backward, against the oracle; then unfriendly, by both transports."""
     turns = itertools.cycle(itertools.product(CONDITIONS, range(1, 6)))

@@ -71,6 +71,7 @@ def passes_through(monkeypatch, kernel, problem, sharding):
 @pytest.mark.parametrize(("kernel", "dtype"), KERNELS, ids=[f"{kernel.name}-{dtype}" for kernel, dtype in KERNELS])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("sharding", ["zigzag", dealt])
+@pytest.mark.by_day(19)
 def test_a_pass_asks_the_device_nothing(monkeypatch, kernel, dtype, pattern, sharding):
     """Masks, what is not finite, rows of nothing: all of it is decided on the host, or on the device."""
     dims = {"heads": 4, "key_heads": 2, "head_dim": 20, "value_dim": 24}
