@@ -155,18 +155,6 @@ def test_a_report_is_shown_again_without_measuring(whole, capsys):
     assert capsys.readouterr().out == file.getvalue()
 
 
-def test_a_crossover_names_lengths_and_the_cost_of_a_hop(bench):
-    """Three methods at every length."""
-    code, out, _, report = bench("--crossover", *TINY, "--length", "128", "--pattern", "dense", "--json", "bench.json")
-    assert code == 0
-    found = report["crossover"][0]
-    assert [point["length"] for point in found["points"]] == [64, 128]
-    assert all(set(point["seconds"]) == {"local", "allgather", "ring"} for point in found["points"])
-    assert found["link"]["latency"] > 0
-    assert found["link"]["bandwidth"] > 0
-    assert "a hop: latency" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
