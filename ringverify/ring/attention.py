@@ -155,8 +155,8 @@ def ring_attention(
     compared = check_shards and ring.world_size > 1
     gradient = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v))
     elsewhere = False
+    refusal: Exception | None = None
     terms = {"method": str(method), "autocast": str(autocast_dtype(device.type) or "off")}
-    call: Call | Exception
     try:
         check_dropout(dropout_p)
         inputs = inputs_of(q, k, v, layout)
@@ -180,15 +180,15 @@ def ring_attention(
         if ring.rank == 0:
             warn_of_positions_without_a_document(call.job.plan.problem)
     except Exception as error:  # whatever keeps one rank from its call, the others have to hear of it
-        call = error
+        refusal = error
         terms[REFUSED] = refusal_of(error)
     if compared:
         try:
             elsewhere = check_agreement(ring, terms, device, gradient=gradient)
         except ValueError as error:
-            raise error from (call if isinstance(call, Exception) else None)
-    if isinstance(call, Exception):
-        raise call
+            raise error from refusal
+    if refusal is not None:
+        raise refusal
     out, lse = _compute(call, explain=explain, takes_part=elsewhere and not gradient)
     out = relaid(out, layout)
     return (out, lse) if return_lse else out

@@ -155,6 +155,18 @@ def test_a_report_is_shown_again_without_measuring(whole, capsys):
     assert capsys.readouterr().out == file.getvalue()
 
 
+def test_one_rank_alone_stands_beside_both_methods_at_every_length(bench):
+    """From which length on several ranks pay is read off a table for each."""
+    options = [*TINY, "--sides", "local,allgather,ring", "--length", "64,128", "--pattern", "dense"]
+    code, out, _, report = bench(*options, "--json", "bench.json")
+    assert code == 0
+    assert [entry["length"] for entry in report["speed"]] == [64, 128]
+    for entry in report["speed"]:
+        assert [row["side"] for row in entry["rows"]] == ["local", "allgather", "ring"]
+        assert entry["left_out"] == []
+    assert "n=128, 2 ranks" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
