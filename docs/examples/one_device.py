@@ -2,7 +2,7 @@
 
 python docs/examples/one_device.py
 python docs/examples/one_device.py --sharding zigzag --budget 100000 --dtype bfloat16
-python docs/examples/one_device.py --ranks 8 --method auto --bandwidth 1e9
+python docs/examples/one_device.py --ranks 8 --method allgather
 """
 
 import argparse
@@ -39,8 +39,6 @@ def one_rank(options):
             method=options.method,
             kernel=options.kernel,
             memory_budget=options.budget,
-            bandwidth=options.bandwidth,
-            latency=options.latency,
             explain=True,
         )
         out.backward(dout)
@@ -83,9 +81,7 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", default="float32", choices=["float64", "float32", "bfloat16", "float16"])
     parser.add_argument("--sharding", default="contiguous", choices=["contiguous", "zigzag", "striped"])
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--method", default="ring", choices=["auto", "ring", "allgather"])
+    parser.add_argument("--method", default="ring", choices=["ring", "allgather"])
     parser.add_argument("--kernel", default="auto", help="what computes a tile")
     parser.add_argument("--budget", type=int, help="bytes that a rank may use beside its inputs and outputs")
-    parser.add_argument("--bandwidth", type=float, help="bytes a second between neighbours, for --method auto")
-    parser.add_argument("--latency", type=float, help="seconds of a hop that carries nothing, for --method auto")
     main(parser.parse_args())

@@ -59,12 +59,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--memory", action="store_true", help="also measure peak memory per rank by component, beside the prediction"
     )
-    parser.add_argument(
-        "--crossover",
-        action="store_true",
-        help="instead of sides, time local, allgather and ring at doubling lengths, and measure a hop's latency and "
-        "bandwidth",
-    )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write everything as JSON")
     parser.add_argument("--report", dest="json", action=Renamed, now="--json")
     parser.add_argument(
@@ -93,7 +87,6 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         sides=options.sides,
         phases=options.phases,
         memory=options.memory,
-        crossover=options.crossover,
         report=options.json,
         plot=options.plot,
         markdown=options.markdown,

@@ -8,8 +8,6 @@ from typing import Any
 from ringverify.bench.sides import MEANING, ONE_PROCESS_PER_RANK
 from ringverify.bench.table import (
     busy,
-    crossover_lines,
-    crossover_table,
     dilation_lines,
     load,
     memory_table,
@@ -22,7 +20,7 @@ from ringverify.reports.markdown import table
 
 def page(report: Mapping[str, Any]) -> str:
     """Return the whole page as Markdown."""
-    return "\n".join([*_head(report), *_speed(report), *_memory(report), *_crossover(report), *_cuda(report)]) + "\n"
+    return "\n".join([*_head(report), *_speed(report), *_memory(report), *_cuda(report)]) + "\n"
 
 
 def _head(report: Mapping[str, Any]) -> Iterable[str]:
@@ -75,16 +73,6 @@ def _memory(report: Mapping[str, Any]) -> Iterable[str]:
         lines = [[ranks, f"{one:.3f}"] for ranks, one in found["exponents"].items() if one is not None]
         if lines:
             yield table(["ranks", "exponent of the peak in n / ranks"], lines)
-
-
-def _crossover(report: Mapping[str, Any]) -> Iterable[str]:
-    for found in report["crossover"]:
-        yield f"## Crossover, {found['pattern']}, {found['ranks']} ranks"
-        yield ""
-        yield table(*crossover_table(found))
-        for line in crossover_lines(found):
-            yield f"- {line}"
-        yield ""
 
 
 def _cuda(report: Mapping[str, Any]) -> Iterable[str]:

@@ -138,24 +138,15 @@ def _panels(report: Mapping[str, Any]) -> Iterable[tuple[str, str, str, Series]]
         longest = max(map(len, by_ranks.values()), default=0)
         whole = {label: points for label, points in by_ranks.items() if len(points) == longest}
         yield title, "ranks", "MiB", whole
-    for one in report["crossover"]:
-        series: Series = {}
-        for point in one["points"]:
-            for name, spread in point["seconds"].items():
-                series.setdefault(name, []).append(_point(point["length"], spread))
-        yield f"crossover, {one['pattern']}, {one['ranks']} ranks", "sequence length", "seconds", series
 
 
 def _times(entries: Iterable[Mapping[str, Any]], along: str) -> Series:
     series: Series = {}
     for entry in entries:
         for row in entry["rows"]:
-            series.setdefault(row["side"], []).append(_point(entry[along], row["both"]["seconds"]))
+            spread = row["both"]["seconds"]
+            series.setdefault(row["side"], []).append((entry[along], spread["median"], spread["low"], spread["high"]))
     return series
-
-
-def _point(x: float, spread: Mapping[str, float]) -> tuple[float, float, float, float]:
-    return x, spread["median"], spread["low"], spread["high"]
 
 
 def _peaks(entries: Iterable[Mapping[str, Any]], along: str, of: str, label: str) -> Series:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ringverify.bench import crossover, cuda, machine, markdown, memory, plots, speed
+from ringverify.bench import cuda, machine, markdown, memory, plots, speed
 from ringverify.bench.sides import Side, chosen_sides, side
 from ringverify.bench.table import Tables
 from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
@@ -42,7 +42,6 @@ class BenchOptions:
         sides: names of sides; `None` for ours and the installed peers.
         phases: also measure where our ring's time goes.
         memory: also measure peaks by component.
-        crossover: compare methods by length, instead of sides.
         report: where to write the report.
         plot: where to draw it, as SVG or PNG.
         markdown: where to write it as a page.
@@ -59,7 +58,6 @@ class BenchOptions:
     sides: tuple[str, ...] | None = None
     phases: bool = False
     memory: bool = False
-    crossover: bool = False
     report: Path | None = None
     plot: Path | None = None
     markdown: Path | None = None
@@ -78,8 +76,8 @@ def run(asked: BenchOptions, tables: Tables, progress: Progress) -> int:
             raise UsageError(f"cannot write {path}{reason}")
     if asked.plot is not None:
         plots.look_at(asked.plot)
-    if not asked.rounds and (asked.crossover or not (asked.memory or asked.saved)):
-        raise UsageError("--repeat 0 measures no times: pass at least 1, or add --memory and drop --crossover")
+    if not (asked.rounds or asked.memory or asked.saved):
+        raise UsageError("--repeat 0 measures no times: pass at least 1, or add --memory")
     if asked.saved is not None:
         report = read(asked.saved)
         tables.everything(report)
@@ -88,7 +86,7 @@ def run(asked: BenchOptions, tables: Tables, progress: Progress) -> int:
         try:
             _measure(asked, report, tables, progress)
         except (Inconclusive, KeyboardInterrupt) as error:
-            if report["speed"] or report["memory"] or report["crossover"]:  # what was measured is kept
+            if report["speed"] or report["memory"]:  # what was measured is kept
                 report["remarks"].append(f"ended early: {error or 'interrupted'}")
                 report["machine"]["load_after"] = machine.load()
                 _write(asked, report)
@@ -117,7 +115,6 @@ def _begun(asked: BenchOptions) -> Report:
         "remarks": remarks,
         "speed": [],
         "memory": [],
-        "crossover": [],
         "cuda": None,
     }
 
@@ -126,13 +123,8 @@ def _measure(asked: BenchOptions, report: Report, tables: Tables, progress: Prog
     """Fill in a report, part by part."""
     sides = [side(name) for name in report["options"]["sides"]]
     tables.header(report)
-    timed = asked.rounds > 0 and not asked.crossover
     with contextlib.closing(GlooWorld(ThisMachine(reproducible=False))) as world:
-        if asked.crossover:
-            for several in _by_length(asked):
-                report["crossover"].append(crossover.report(world, several, asked.rounds, progress))
-                tables.crossover(report["crossover"][-1])
-        for one in _workloads(asked) if timed else ():
+        for one in _workloads(asked) if asked.rounds else ():
             entry = speed.measured(world, one, sides, asked.rounds, progress, phases=asked.phases)
             report["speed"].append(entry)
             tables.speed(entry)
@@ -140,7 +132,7 @@ def _measure(asked: BenchOptions, report: Report, tables: Tables, progress: Prog
         for pattern in _patterns(asked):
             report["memory"].append(_memory(asked, pattern, progress))
             tables.memory(report["memory"][-1])
-    if timed:
+    if asked.rounds:
         report["cuda"] = _cuda(asked, progress)
         tables.cuda(report["cuda"])
     report["machine"]["load_after"] = machine.load()
@@ -177,13 +169,6 @@ def _cuda(asked: BenchOptions, progress: Progress) -> dict[str, Any]:
         return cuda.report(asked.rounds, step)
     finally:
         progress.stop()
-
-
-def _by_length(asked: BenchOptions) -> Iterator[list[Workload]]:
-    for ranks in asked.ranks:
-        for pattern in _patterns(asked):
-            lengths = crossover.lengths_up_to(max(asked.lengths), ranks)
-            yield [workload(pattern, length, ranks, asked.shape, asked.causal) for length in lengths]
 
 
 def _workloads(asked: BenchOptions) -> Iterator[Workload]:
@@ -236,5 +221,4 @@ def _options(asked: BenchOptions, sides: list[Side]) -> dict[str, Any]:
         "sides": [side.name for side in sides],
         "phases": asked.phases,
         "memory": asked.memory,
-        "crossover": asked.crossover,
     }

@@ -71,13 +71,6 @@ class Tables:
         )
         self._line(f"peak memory grows as (n / ranks)^e, with e = {told or '?, which takes two lengths'}")
 
-    def crossover(self, found: Mapping[str, Any]) -> None:
-        """Print the times of the methods by length, and where the fastest one changes."""
-        self._line(f"\ncrossover, {found['pattern']}, {found['ranks']} ranks: forward and backward, ms", "bold")
-        self.console.print(_table(*crossover_table(found)))
-        for line in crossover_lines(found):
-            self._line(line)
-
     def cuda(self, found: Mapping[str, Any]) -> None:
         """Print the comparisons on one CUDA device, or why there are none."""
         if found["reason"] is not None:
@@ -90,7 +83,7 @@ class Tables:
     def everything(self, report: Mapping[str, Any]) -> None:
         """Print a whole report."""
         self.header(report)
-        for show, part in ((self.speed, "speed"), (self.memory, "memory"), (self.crossover, "crossover")):
+        for show, part in ((self.speed, "speed"), (self.memory, "memory")):
             for entry in report[part]:
                 show(entry)
         if report["cuda"] is not None:
@@ -145,20 +138,6 @@ def dilation_lines(found: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
-def crossover_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return lines on where the fastest method changes, and on what a hop costs."""
-    ring, ranks, link, assumed = (found[name] for name in ("ring_from", "ranks_from", "link", "assumed"))
-    longest = found["points"][-1]["length"]
-    return [
-        f"several ranks are faster than one from n = {ranks} on"
-        if ranks
-        else f"one rank is faster up to n = {longest}",
-        f"the ring is the fastest from n = {ring} on" if ring else f"the ring is not the fastest up to n = {longest}",
-        f"a hop: latency {1e6 * link['latency']:.0f} µs, bandwidth {link['bandwidth'] / 1e9:.2f} GB/s (the ring "
-        f"assumes {1e6 * assumed['latency']:.0f} µs and {assumed['bandwidth'] / 1e9:.2f} GB/s)",
-    ]
-
-
 def speed_table(entry: Mapping[str, Any], *against: str) -> Cells:
     """Times and ratios of one workload; `against` titles the ratios to the plain call and to the floor."""
     head = ["side", *(f"{name} ms" for name in PASSES), *against]
@@ -198,14 +177,6 @@ def memory_table(found: Mapping[str, Any]) -> Cells:
             f"{entry['to_predicted']:.3f}",
         ]
         for entry in found["entries"]
-    ]
-
-
-def crossover_table(found: Mapping[str, Any]) -> Cells:
-    """Times of the methods by length."""
-    names = list(found["points"][0]["seconds"])
-    return ["n", *(f"{name} ms" for name in names)], [
-        [str(point["length"]), *(milliseconds(point["seconds"][name]) for name in names)] for point in found["points"]
     ]
 
 

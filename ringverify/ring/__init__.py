@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringverify.ring.attention import ring_attention
     from ringverify.ring.dilated import DilatedRingAttention
-    from ringverify.ring.link import measured_link
     from ringverify.ring.module import RingAttention
     from ringverify.ring.sdpa import ring_sdpa
     from ringverify.ring.shards import position_ids, shard, unshard, unshard_from
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DilatedRingAttention",
     "RingAttention",
-    "measured_link",
     "position_ids",
     "ring_attention",
     "ring_sdpa",
@@ -42,7 +40,6 @@ __all__ = [
 _ON_DEMAND = {
     "DilatedRingAttention": "ringverify.ring.dilated",
     "RingAttention": "ringverify.ring.module",
-    "measured_link": "ringverify.ring.link",
     "position_ids": "ringverify.ring.shards",
     "ring_attention": "ringverify.ring.attention",
     "ring_sdpa": "ringverify.ring.sdpa",

@@ -31,10 +31,9 @@ from ringverify.ring.calls import (
     problem_of,
     warn_of_positions_without_a_document,
 )
-from ringverify.ring.choosing import MethodName
 from ringverify.ring.group import Ring
 from ringverify.ring.layouts import TensorLayout, check_not_mixed_up, hinted, relaid
-from ringverify.ring.method import method_of
+from ringverify.ring.method import MethodName
 from ringverify.ring.torch_private import disable_dynamo
 from ringverify.ring.transport import TransportName
 
@@ -84,8 +83,6 @@ def ring_attention(
     transport: TransportName = "p2p",
     kernel: str = "auto",
     memory_budget: int | None = None,
-    bandwidth: float | None = None,
-    latency: float | None = None,
     check_shards: bool | None = None,
     explain: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -114,23 +111,22 @@ def ring_attention(
         softcap: c turns a score s into `c · tanh(s / c)`.
         dropout_p: only 0.0 is supported.
         return_lse: return `(out, lse)` instead of out.
-        method: ring, allgather, local, or auto, which chooses.
+        method: ring passes keys and values on hop by hop; allgather gathers them on every rank, which holds those of
+            all ranks then. Where no query needs a key of another rank, nothing is sent.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
-        memory_budget: bytes for what is worked on at a time: a tile's scores, its mask and what it returns; and for
-            keys that `method="auto"` may gather, for which it is the same on all ranks. Inputs, outputs, blocks and
-            gradients on their way come on top. Tiles have at least 32 rows and keys, even where that takes more.
-        bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks; `None` assumes it.
-        latency: seconds of a hop that carries next to nothing, likewise.
+        memory_budget: bytes for what is worked on at a time: a tile's scores, its mask and what it returns. Inputs,
+            outputs, blocks and gradients on their way come on top. Tiles have at least 32 rows and keys, even where
+            that takes more. Each rank may have its own.
         check_shards: compare the ranks' calls before anything else is sent, by gathering three integers of each rank,
-            and raise on all of them if they differ in a length, a dtype, the pattern, the sharding, autocast or what
-            `method="auto"` depends on, or if one of them refuses its call, for the shape of its shard say. `None`
-            compares on CPU where a length is not given or the method is auto; not on CUDA, where reading the answer
-            would stall the device: there, ask for it with True, at least while you set things up, or else ranks that
-            differ exchange garbage, hang or die. False never compares. The same on all ranks. If an input of some rank
-            requires a gradient, out then requires one on every rank that was compared (not under `torch.no_grad`), so
-            that every rank runs its part of backward; without the comparison some input of every rank has to.
-        explain: say on standard error, on rank 0, which method and kernel were chosen and why.
+            and raise on all of them if they differ in a length, a dtype, the pattern, the sharding, the method or
+            autocast, or if one of them refuses its call, for the shape of its shard say. `None` compares on CPU where a
+            length is not given; not on CUDA, where reading the answer would stall the device: there, ask for it with
+            True, at least while you set things up, or else ranks that differ exchange garbage, hang or die. False never
+            compares. The same on all ranks. If an input of some rank requires a gradient, out then requires one on
+            every rank that was compared (not under `torch.no_grad`), so that every rank runs its part of backward;
+            without the comparison some input of every rank has to.
+        explain: say on standard error, on rank 0, what the method exchanges, and which kernel was chosen and why.
 
     Returns:
         out `(B, S, H, E)`, or as `layout` says, in the dtype of q, and with `return_lse` lse `(B, H, S)`, natural
@@ -152,15 +148,15 @@ def ring_attention(
         "causal": causal, "window": window, "documents": documents, "key_lengths": key_lengths, "dilation": dilation,
         "scale": scale, "softcap": softcap,
     }  # fmt: skip
-    engine = Engine(method, transport, kernel, memory_budget, bandwidth, latency)
+    engine = Engine(method, transport, kernel, memory_budget)
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     if check_shards is None:
-        check_shards = device.type == "cpu" and (query_length is None or key_length is None or method == "auto")
+        check_shards = device.type == "cpu" and (query_length is None or key_length is None)
     compared = check_shards and ring.world_size > 1
     gradient = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v))
     elsewhere = False
-    terms: dict[str, str] = {}
-    call: Call | Exception
+    refusal: Exception | None = None
+    terms = {"method": str(method), "autocast": str(autocast_dtype(device.type) or "off")}
     try:
         check_dropout(dropout_p)
         inputs = inputs_of(q, k, v, layout)
@@ -184,19 +180,15 @@ def ring_attention(
         if ring.rank == 0:
             warn_of_positions_without_a_document(call.job.plan.problem)
     except Exception as error:  # whatever keeps one rank from its call, the others have to hear of it
-        call = error
+        refusal = error
         terms[REFUSED] = refusal_of(error)
     if compared:
-        settings: dict[str, object] = {"method": method, "autocast": autocast_dtype(device.type) or "off"}
-        if method == "auto":
-            settings |= {"memory_budget": memory_budget, "bandwidth": bandwidth, "latency": latency}
         try:
-            terms |= {name: str(value) for name, value in settings.items()}
             elsewhere = check_agreement(ring, terms, device, gradient=gradient)
         except ValueError as error:
-            raise error from (call if isinstance(call, Exception) else None)
-    if isinstance(call, Exception):
-        raise call
+            raise error from refusal
+    if refusal is not None:
+        raise refusal
     out, lse = _compute(call, explain=explain, takes_part=elsewhere and not gradient)
     out = relaid(out, layout)
     return (out, lse) if return_lse else out
@@ -224,12 +216,11 @@ def _compute(call: Call, *, explain: bool = False, takes_part: bool = False) -> 
     """out and lse of a call that has been checked; with `takes_part` they require a gradient although no input does."""
     job = call.job
     if explain and job.plan.rank == 0:
-        print(f"ring_attention: method {call.method.method}: {call.method.reason}", file=sys.stderr)
-        print(f"ring_attention: kernel {job.kernel.name}: {call.why_kernel}", file=sys.stderr)
-    method = method_of(call.method.method, job.plan)
+        for line in call.explanation:
+            print(f"ring_attention: {line}", file=sys.stderr)
     q, k, v = call.inputs
     # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
     inputs = aligned(q), aligned(k), aligned(v)
     for_others = torch.zeros((), requires_grad=True) if takes_part else None
-    out, lse = Attention.apply(*inputs, for_others, job, method)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out, lse = Attention.apply(*inputs, for_others, job, call.method)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out, lse

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 
 from ringref.problem import DTYPES, Problem
 from ringref.sharding import SHARDINGS, Sharding, key_positions, query_positions
-from ringverify.ring.choosing import METHODS, Choice, MethodName, choose_method
 from ringverify.ring.compute import Job
 from ringverify.ring.group import Ring
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.kernel import Setting
 from ringverify.ring.layouts import AXES, TensorLayout, check_layout, in_layout, relaid
+from ringverify.ring.method import METHODS, Method, MethodName, method_of
 from ringverify.ring.plan.plan import Plan, make_plan
 from ringverify.ring.sides import make_sides
-from ringverify.ring.transport import Transport, TransportName
+from ringverify.ring.transport import TRANSPORTS, Transport, TransportName
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """q `(B, S, H, D)`, k `(B, T, K, D)` and v `(B, T, K, E)`."""
-TRANSPORTS = ("p2p", "blocking")
 ACCUMULATES = {
     torch.float64: torch.float64,
     torch.float32: torch.float32,
@@ -136,26 +134,24 @@ class Call(NamedTuple):
     Attributes:
         inputs: q, k and v.
         job: what is to be computed, and by which kernel.
-        method: chosen, and why.
-        why_kernel: why that kernel.
+        method: how the ranks compute it together.
+        explanation: a line on the method and one on the kernel.
     """
 
     inputs: Inputs
     job: Job
-    method: Choice
-    why_kernel: str
+    method: Method
+    explanation: tuple[str, str]
 
 
 class Engine(NamedTuple):
     """How a call is computed; see `ring_attention`.
 
     Attributes:
-        method: ring, allgather, local, or auto.
+        method: ring or allgather.
         transport: p2p or blocking.
         kernel: what computes a tile, or auto.
         memory_budget: bytes.
-        bandwidth: bytes a second.
-        latency: seconds.
         deterministic: the same inputs give the same bits on every device, whatever torch is set to.
     """
 
@@ -163,8 +159,6 @@ class Engine(NamedTuple):
     transport: TransportName = "p2p"
     kernel: str = "auto"
     memory_budget: int | None = None
-    bandwidth: float | None = None
-    latency: float | None = None
     deterministic: bool = False
 
 
@@ -184,14 +178,11 @@ def prepare(
     Raises:
         ValueError: the inputs do not fit the problem, or a setting is unknown or out of range.
     """
-    method, memory_budget = engine.method, engine.memory_budget
     if engine.transport not in TRANSPORTS:
         raise ValueError(f"transport={engine.transport!r}: expected {' or '.join(TRANSPORTS)}")
-    if method not in METHODS:
-        raise ValueError(f"method={method!r}: expected {', '.join(METHODS)}")
+    if engine.method not in METHODS:
+        raise ValueError(f"method={engine.method!r}: expected {' or '.join(METHODS)}")
     check_sharding(sharding)
-    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral)):
-        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
     plan = make_plan(problem, sharding, ring.world_size, ring.rank)
     q, k, v = inputs
     _check(q, k, v, plan, layout)
@@ -205,18 +196,17 @@ def prepare(
         problem.softcap,
         engine.deterministic,
     )
-    chosen, why = choose_kernel(engine.kernel, setting)
-    chosen_method = choose_method(plan, setting, method, memory_budget, engine.bandwidth, engine.latency)
-    sides = make_sides(problem, setting, chosen, plan.query_count, plan.key_count(ring.rank), memory_budget)
+    kernel, why = choose_kernel(engine.kernel, setting)
+    method, exchanged = method_of(engine.method, plan)
     job = Job(
         plan,
         setting,
-        chosen,
-        sides,
+        kernel,
+        make_sides(problem, setting, kernel, plan.query_count, plan.key_count(ring.rank), engine.memory_budget),
         Transport(ring.group, ring.rank, ring.world_size, engine.transport, q.device),
         _positions(plan, sharding),
     )
-    return Call(inputs, job, chosen_method, why)
+    return Call(inputs, job, method, (f"method {engine.method}: {exchanged}", f"kernel {kernel.name}: {why}"))
 
 
 def check_sharding(sharding: object) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 
 from ringverify.ring.accumulate import PartialResult
 from ringverify.ring.allgather import AllGather
-from ringverify.ring.choosing import MethodName
 from ringverify.ring.compute import Job, Rows
 from ringverify.ring.one_process import OneProcess
 from ringverify.ring.passes import KVRing
 from ringverify.ring.plan.plan import Plan
 from ringverify.ring.replicated import ReplicatedQueries
+
+MethodName = Literal["ring", "allgather"]
+METHODS: tuple[MethodName, ...] = get_args(MethodName)
 
 
 class Method(Protocol):
@@ -51,11 +53,18 @@ class Method(Protocol):
         """
 
 
-def method_of(name: MethodName, plan: Plan) -> Method:
-    """The method of a call: what was asked for, as far as the plan leaves anything to exchange."""
+def method_of(name: MethodName, plan: Plan) -> tuple[Method, str]:
+    """The method of a call, what was asked for as far as the plan leaves anything to exchange, and what is exchanged.
+
+    Both are the same on every rank.
+    """
     collectives = name == "allgather"
-    if plan.replicated and plan.world_size > 1:
-        return ReplicatedQueries(collectives=collectives)
+    if plan.world_size == 1:
+        return OneProcess(), "nothing is sent, there is one rank"
+    if plan.replicated:
+        return ReplicatedQueries(collectives=collectives), "queries are replicated, and partial results are combined"
     if plan.schedule.steps == 1:
-        return OneProcess()
-    return AllGather() if collectives else KVRing()
+        return OneProcess(), "nothing is sent, no query needs a key of another rank"
+    if collectives:
+        return AllGather(), "every KV block is gathered on every rank"
+    return KVRing(), f"KV blocks travel at most {plan.schedule.steps - 1} of {plan.world_size - 1} hops"

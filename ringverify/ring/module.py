@@ -15,8 +15,8 @@ from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding, key_positions
 from ringverify.ring.attention import ring_attention
 from ringverify.ring.calls import check_dropout
-from ringverify.ring.choosing import MethodName
 from ringverify.ring.layouts import TensorLayout, check_layout
+from ringverify.ring.method import MethodName
 from ringverify.ring.transport import TransportName
 
 if TYPE_CHECKING:
@@ -53,17 +53,14 @@ class RingAttention(nn.Module):
         softcap: c turns a score s into `c · tanh(s / c)`.
         dropout_p: only 0.0 is supported.
         return_lse: return `(out, lse)` instead of out.
-        method: ring, allgather, local, or auto, which chooses.
+        method: ring passes keys and values on hop by hop; allgather gathers them on every rank.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
-        memory_budget: bytes for a tile, its mask and results, beside inputs, outputs and what is on its way; the same
-            on all ranks with `method="auto"`.
-        bandwidth: bytes a second between two neighbours, for `method="auto"`, the same on all ranks.
-        latency: seconds of a hop that carries next to nothing, likewise.
+        memory_budget: bytes for a tile, its mask and results, beside inputs, outputs and what is on its way.
         check_shards: compare the ranks' calls before anything else is sent, and raise on all of them if they differ or
             one of them refuses its call, for the shape or the dtype of its shard say; `None` does so on CPU where a
-            length is not given or the method is auto. On CUDA it stalls the device.
-        explain: say on standard error, on rank 0, what was chosen and why.
+            length is not given. On CUDA it stalls the device.
+        explain: say on standard error, on rank 0, what the method exchanges, and which kernel was chosen and why.
 
     Raises:
         ValueError: the sharding or the layout is unknown, the pattern has no meaning, dropout is asked for, or the mesh
@@ -88,8 +85,6 @@ class RingAttention(nn.Module):
         transport: TransportName = "p2p",
         kernel: str = "auto",
         memory_budget: int | None = None,
-        bandwidth: float | None = None,
-        latency: float | None = None,
         check_shards: bool | None = None,
         explain: bool = False,
     ) -> None:
@@ -108,8 +103,8 @@ class RingAttention(nn.Module):
         self.settings: dict[str, Any] = {
             "sharding": sharding, "layout": layout, "causal": causal, "window": window, "dilation": dilation,
             "scale": scale, "softcap": softcap, "dropout_p": dropout_p, "return_lse": return_lse, "method": method,
-            "transport": transport, "kernel": kernel, "memory_budget": memory_budget, "bandwidth": bandwidth,
-            "latency": latency, "check_shards": check_shards, "explain": explain,
+            "transport": transport, "kernel": kernel, "memory_budget": memory_budget,
+            "check_shards": check_shards, "explain": explain,
         }  # fmt: skip
 
     @property

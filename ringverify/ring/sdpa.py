@@ -75,7 +75,7 @@ def ring_sdpa(
             one of them refuses its call. `None` compares every call on CPU, and the first call of the context on other
             devices, which waits for the device. The same on all ranks.
         **settings: others of `RingAttention`: window, dilation, softcap, method, transport, kernel, memory_budget,
-            bandwidth, latency, explain.
+            explain.
 
     Raises:
         ValueError: the settings have no meaning; raised here. Within the context, by a call that the ring cannot

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
+from numbers import Integral
 from typing import NamedTuple
 
 from ringref.problem import Problem
@@ -63,7 +64,7 @@ def make_sides(
         memory_budget: bytes for a tile and its mask, or `None`. It is exceeded where not even the smallest tile fits.
 
     Raises:
-        ValueError: the budget is not positive.
+        ValueError: the budget is no positive integer.
     """
     liked = kernel.bucket(setting, max(queries, keys))
     streaming = min(liked, STREAMING.bucket(setting, liked))
@@ -73,8 +74,8 @@ def make_sides(
     band, positions = (min(max(NARROWEST, math.isqrt(elements // each)), WIDEST_MASK) for each in (1, planes))
     if memory_budget is None:
         return Sides(liked, streaming, band, positions)
-    if memory_budget <= 0:
-        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes")
+    if isinstance(memory_budget, bool) or not isinstance(memory_budget, Integral) or memory_budget <= 0:
+        raise ValueError(f"memory_budget={memory_budget!r}: expected a positive number of bytes, an integer, or None")
 
     def extent(rows: int, keys: int) -> Extent:
         return Extent(problem.batch, problem.heads, problem.hk, rows, keys)

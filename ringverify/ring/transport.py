@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TransportName = Literal["p2p", "blocking"]
+TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 Message = tuple[torch.Tensor, int]
 """A contiguous buffer, and the rank within the group that it goes to or comes from."""
 Wait = Callable[[], None]

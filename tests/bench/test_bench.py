@@ -155,16 +155,16 @@ def test_a_report_is_shown_again_without_measuring(whole, capsys):
     assert capsys.readouterr().out == file.getvalue()
 
 
-def test_a_crossover_names_lengths_and_the_cost_of_a_hop(bench):
-    """Three methods at every length."""
-    code, out, _, report = bench("--crossover", *TINY, "--length", "128", "--pattern", "dense", "--json", "bench.json")
+def test_one_rank_alone_stands_beside_both_methods_at_every_length(bench):
+    """From which length on several ranks pay is read off a table for each."""
+    options = [*TINY, "--sides", "local,allgather,ring", "--length", "64,128", "--pattern", "dense"]
+    code, out, _, report = bench(*options, "--json", "bench.json")
     assert code == 0
-    found = report["crossover"][0]
-    assert [point["length"] for point in found["points"]] == [64, 128]
-    assert all(set(point["seconds"]) == {"local", "allgather", "ring"} for point in found["points"])
-    assert found["link"]["latency"] > 0
-    assert found["link"]["bandwidth"] > 0
-    assert "a hop: latency" in out
+    assert [entry["length"] for entry in report["speed"]] == [64, 128]
+    for entry in report["speed"]:
+        assert [row["side"] for row in entry["rows"]] == ["local", "allgather", "ring"]
+        assert entry["left_out"] == []
+    assert "n=128, 2 ranks" in out
 
 
 @pytest.mark.parametrize(

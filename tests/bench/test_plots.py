@@ -20,15 +20,9 @@ def speed(length, ranks):
     return {"pattern": "causal", "length": length, "ranks": ranks, "rows": rows}
 
 
-def crossover(*lengths):
-    """Methods by length."""
-    points = [{"length": length, "seconds": {name: spread(of) for name, of in SIDES.items()}} for length in lengths]
-    return {"pattern": "dense", "ranks": 2, "points": points}
-
-
 def panels(**parts):
     """The panels of a report that has these parts."""
-    return plots.figure({"speed": [], "memory": [], "crossover": [], **parts}).axes
+    return plots.figure({"speed": [], "memory": [], **parts}).axes
 
 
 def labels(axes):
@@ -36,10 +30,9 @@ def labels(axes):
     return [line.get_label() for line in axes.lines]
 
 
-@pytest.mark.parametrize("parts", [{"speed": [speed(4, 2)]}, {"crossover": [crossover(4)]}])
-def test_of_one_length_there_are_bars(parts):
+def test_of_one_length_there_are_bars():
     """From nothing, longest below, with spread and number; the length is in the title."""
-    (axes,) = panels(**parts)
+    (axes,) = panels(speed=[speed(4, 2)])
     assert "sequence length 4" in axes.get_title()
     assert axes.get_xlabel() == "seconds"
     assert [text.get_text() for text in axes.get_yticklabels()] == list(reversed(SIDES))

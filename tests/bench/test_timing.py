@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringverify.bench import crossover, memory
+from ringverify.bench import memory
 from ringverify.bench.sides import Side
 from ringverify.bench.timing import LEAST_SECONDS, MOST_CALLS, Seconds, interleaved, rows, spread
 
@@ -69,26 +69,3 @@ def test_the_exponent_of_a_power_is_fitted(exponent):
     positions = [64.0, 256.0, 1024.0]
     assert round(memory.fitted_exponent(positions, [3 * one**exponent for one in positions]), 6) == exponent
     assert memory.fitted_exponent([64.0, 64.0], [1.0, 2.0]) is None
-
-
-def point(length, **seconds):
-    """A length with the medians of the methods."""
-    return {"length": length, "seconds": {name: spread([value]) for name, value in seconds.items()}}
-
-
-def test_a_method_wins_from_the_length_on_after_which_it_never_loses():
-    """A win that is followed by a defeat does not count."""
-    points = [
-        point(64, ring=1.0, allgather=2.0),
-        point(128, ring=3.0, allgather=2.0),
-        point(256, ring=4.0, allgather=4.0),
-        point(512, ring=5.0, allgather=8.0),
-    ]
-    assert crossover.won_from(points, "ring", ["allgather"]) == 256
-    assert crossover.won_from(points, "allgather", ["ring"]) is None
-
-
-def test_lengths_of_a_crossover_double():
-    """From the shortest that ranks can share."""
-    assert crossover.lengths_up_to(512, 2) == [64, 128, 256, 512]
-    assert crossover.lengths_up_to(10, 2) == [64]

@@ -60,21 +60,6 @@ REPORT = {
             "exponents": {"1": 1.0, "2": None, "3 and more": 0.9876},
         }
     ],
-    "crossover": [
-        {
-            "pattern": "dense",
-            "ranks": 2,
-            "link": {"latency": 2e-4, "bandwidth": 2e9},
-            "assumed": {"latency": 3e-4, "bandwidth": 1.5e9},
-            "points": [
-                {"length": length, "seconds": {"local": spread(1e-3), "allgather": spread(2e-3), "ring": spread(3e-3)}}
-                for length in (64, 128)
-            ],
-            "ring_from": None,
-            "allgather_from": 128,
-            "ranks_from": 128,
-        }
-    ],
     "cuda": {"device": None, "reason": "no CUDA device here", "speed": []},
 }  # fmt: skip
 

@@ -90,7 +90,6 @@ def test_the_package_hands_out_what_a_training_loop_uses() -> None:
     assert ended.stdout.split() == [
         "ringverify.ring.dilated.DilatedRingAttention",
         "ringverify.ring.module.RingAttention",
-        "ringverify.ring.link.measured_link",
         "ringverify.ring.shards.position_ids",
         "ringverify.ring.attention.ring_attention",
         "ringverify.ring.sdpa.ring_sdpa",

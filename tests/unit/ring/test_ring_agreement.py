@@ -15,6 +15,7 @@ from on_ranks import WORLD
 from ringverify.ring import DilatedRingAttention, RingAttention, ring_attention, shard
 from ringverify.ring.agreement import check_agreement, disagreement
 from ringverify.ring.group import Ring
+from ringverify.ring.method import METHODS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -59,7 +60,7 @@ def gathers(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("method", ["ring", "allgather", "auto"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_shards_of_unequal_length_need_the_lengths(method, causal):
     """Four and five tokens: each rank would take its own shard times two for the whole."""
@@ -124,7 +125,7 @@ def no_such_shard(length, world_size):
         (None, {"memory_budget": -1}, "memory_budget=-1: expected a positive number of bytes"),
         (None, {"memory_budget": "1"}, "memory_budget='1': expected a positive number of bytes"),
         (None, {"transport": "mpi"}, "transport='mpi': expected p2p or blocking"),
-        (None, {"bandwidth": -1.0}, "bandwidth=-1.0: expected a positive number of bytes a second"),
+        (None, {"method": "auto"}, "method='auto': expected ring or allgather"),
         (None, {"dropout_p": 0.5}, "dropout_p=0.5: ring attention has no dropout"),
         (None, {"layout": "sbhd"}, "layout='sbhd': expected bshd or bhsd"),
         (None, {"sharding": no_such_shard}, "IndexError: no shard of 8"),
@@ -167,14 +168,24 @@ def test_every_rank_is_given_the_same(how, words):
     assert message == f"the ranks do not make the same call: {words}; give every rank the same"
 
 
-@pytest.mark.parametrize("name", ["memory_budget", "bandwidth", "latency"])
-def test_what_auto_depends_on_is_compared_even_with_the_lengths(name, gathers):
-    """One rank would gather and the other pass on. Other methods may have a budget for each rank."""
-    lengths = {"query_length": 8, "key_length": 8}
-    message = said(lambda rank: ring_attention(*tensors(4), method="auto", **lengths, **{name: (1, 10**12)[rank]}))
-    assert f"{name} is 1 on rank 0 and 1000000000000 on rank 1" in message
-    results, _ = gathers(lambda rank: ring_attention(*tensors(4), **{name: (1, 10**12)[rank]}).shape)
-    assert results == ((1, 4, 2, 4), (1, 4, 2, 4))
+def test_what_every_rank_refuses_alike_is_said_as_it_is():
+    """The same line on all of them, compared or not."""
+
+    def program(check_shards):
+        with pytest.raises(ValueError, match=r"^method='local': expected ring or allgather$"):
+            ring_attention(*tensors(4), method="local", check_shards=check_shards)
+
+    for check_shards in (True, False):
+        run = WORLD.run(program, check_shards, world_size=2, seed=0, deadline=20)
+        assert run.failure is None, run.failure.detail
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_rank_may_have_a_memory_budget_of_its_own(method, gathers):
+    """It decides how large tiles are, and nothing that is sent."""
+    budgets = 1, 10**12
+    results, _ = gathers(lambda rank: ring_attention(*tensors(80), method=method, memory_budget=budgets[rank]).shape)
+    assert results == ((1, 80, 2, 4), (1, 80, 2, 4))
 
 
 def test_a_call_that_is_the_same_costs_one_gather_where_a_length_is_inferred(gathers):
@@ -185,7 +196,6 @@ def test_a_call_that_is_the_same_costs_one_gather_where_a_length_is_inferred(gat
         ({"query_length": 8}, 1),
         ({"key_length": 8}, 1),
         (lengths, 0),
-        ({"method": "auto", "bandwidth": 1.0, **lengths}, 1),
         ({"check_shards": False}, 0),
         ({"check_shards": True, **lengths}, 1),
     ):
@@ -287,7 +297,7 @@ def gradients(wanting, world_size, sharding, method, **how):
     return run.results
 
 
-@pytest.mark.parametrize("method", ["ring", "allgather"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("sharding", ["contiguous", "zigzag", "replicated_query"])
 @pytest.mark.parametrize("world_size", [2, 3, 6])
 def test_a_rank_that_wants_no_gradient_takes_part_where_another_does(world_size, sharding, method):

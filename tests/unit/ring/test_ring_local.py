@@ -16,9 +16,9 @@ from ringverify.ring.attention import ring_attention
 from ringverify.ring.kernels.fused_cpu import FusedCPU
 from ringverify.ring.kernels.kernel import Extent
 from ringverify.ring.kernels.streaming import Streaming
+from ringverify.ring.method import METHODS
 from ringverify.ring.sides import BUDGET_SHARE, SMALLEST
 
-METHODS = ("ring", "allgather", "local", "auto")
 BY_METHOD = pytest.mark.parametrize("method", METHODS)
 
 
@@ -357,12 +357,12 @@ def test_inputs_that_are_not_finite_leave_masks_to_the_streaming_kernel(monkeypa
     assert bool(spoilt[0][:, 5:].isnan().any())
 
 
-def test_the_reasons_for_what_was_chosen_are_told(capsys):
+def test_what_computes_a_call_is_told_with_the_reasons(capsys):
     """With `explain`, a line for the method and one for the kernel, on standard error; else nothing."""
     q, k, v = inputs_of(PROBLEMS[1])[:3]
     ring_attention(q, k, v)
     assert capsys.readouterr() == ("", "")
-    ring_attention(q, k, v, method="auto", softcap=2.0, explain=True)
+    ring_attention(q, k, v, method="allgather", softcap=2.0, explain=True)
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "ring_attention: method local: there is one rank"
+    assert told[0] == "ring_attention: method allgather: nothing is sent, there is one rank"
     assert told[1].startswith("ring_attention: kernel streaming: fused_cpu knows no softcap; ")
