@@ -32,6 +32,7 @@ Raises:
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,8 @@ _parallel: Any = _imported("diffusers.models._modeling_parallel")
 torch_flash_kernel.register()
 
 _SEVERAL = tuple(range(2, 9))
+_parts: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
+"""Groups of some ranks of a ring's group, made once for each, as `enable_parallelism` does for a model."""
 
 
 def _configured(call: AttentionCall, ring: int, ulysses: int, **options: bool) -> Any:
@@ -75,7 +78,10 @@ def _mesh(call: AttentionCall, ranks: list[int]) -> Any:
     if len(ranks) == call.world_size:
         group = call.group
     elif len(ranks) > 1:
-        group = dist.new_group(ranks, use_local_synchronization=True)
+        parts = _parts.setdefault(call.group, {})
+        if tuple(ranks) not in parts:
+            parts[tuple(ranks)] = dist.new_group(ranks, use_local_synchronization=True)
+        group = parts[tuple(ranks)]
     else:
         return None
     return DeviceMesh.from_group(group, call.positions.device.type)
