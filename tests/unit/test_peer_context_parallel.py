@@ -67,6 +67,11 @@ def load_lse(target: str) -> bool:
         pytest.skip(str(error))
 
 
+def test_meshes_are_made_once() -> None:
+    """Rings within Ulysses need groups of some of the ranks: those of an adapter are no fault of the package."""
+    assert hunted("peer:diffusers-unified", "reentrancy", 2).counterexample is None
+
+
 @pytest.mark.parametrize("target", [name for name in (*TORCH, *DIFFUSERS) if not name.endswith("anything")])
 @pytest.mark.by_day(2)
 def test_gradients_are_right_but_for_one(target: str) -> None:
