@@ -15,8 +15,8 @@ import torch
 
 from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Kernel, KernelTile, MergedRows, Setting, TileMask
+from ringverify.ring.kernels.streaming import STREAMING
 from ringverify.ring.masks import band_bias, position_bias
 from ringverify.ring.plan.kv_slices import KVTensors
 from ringverify.ring.plan.plan import Plan
@@ -178,15 +178,9 @@ class Job:
             return None
         if not self.kernel.at_once(self.setting, backward=rows is not None):
             return None
-        everything = (
-            0,
-            (0, problem.batch),
-            Span(0, problem.heads),
-            Span(0, problem.hk),
-            Span(0, plan.query_count),
-            Span(0, plan.key_count(plan.rank)),
-        )
         regions = tuple(islice(plan.regions(plan.rank), 2))
+        every_query, every_key = Span(0, plan.query_count), Span(0, plan.key_count(plan.rank))
+        everything = 0, (0, problem.batch), Span(0, problem.heads), Span(0, problem.hk), every_query, every_key
         if len(regions) != 1 or regions[0][:6] != everything or regions[0].by_position:
             return None
         region = regions[0]
@@ -207,9 +201,7 @@ class Job:
         biased = region.low is not None or region.by_position  # a band with an upper side only has causal squares
         masked = biased or region.high is not None
         fused = self.kernel.blocked and (safe or not masked) and (self.kernel.takes_bias or not biased)
-        bucket = self.sides.bucket
-        if not fused:
-            bucket = self.sides.streaming
+        bucket = self.sides.bucket if fused else self.sides.streaming
         if region.by_position:
             bucket = min(bucket, self.sides.positions)
         if not fused or region.by_position:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 
 from ringverify.ring.kernels.kernel import KernelTile, Setting
-from ringverify.ring.kernels.streaming import Streaming
+from ringverify.ring.kernels.streaming import STREAMING
 
-STREAMING = Streaming()
 PIECE = 1 << 18
 """Scores that are formed at a time."""
 

@@ -107,6 +107,9 @@ class Streaming:
         return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
 
+STREAMING = Streaming()
+
+
 def _scores(
     setting: Setting, q: torch.Tensor, k: torch.Tensor, *, derivative: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

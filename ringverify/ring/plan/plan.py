@@ -129,9 +129,8 @@ class Plan:
         """Elements of what crosses a boundary."""
         travel = self._travel_of(owner)
         cut = travel.cut[boundary]
-        if cut < 0:
-            return self.whole(owner).numel
-        return travel.beyond[cut] * self.problem.batch * (self.problem.head_dim + self.problem.dv)
+        rows = self._rows(owner) if cut < 0 else travel.beyond[cut]
+        return rows * self.problem.batch * (self.problem.head_dim + self.problem.dv)
 
     def dkv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block's gradient crosses a boundary: what ranks have added to."""
