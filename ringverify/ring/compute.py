@@ -15,7 +15,7 @@ import torch
 
 from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.kernels.kernel import Kernel, KernelTile, MergedRows, Setting, TileMask
+from ringverify.ring.kernels.kernel import Kernel, KernelTile, MergedRows, QKVGradients, Setting, TileMask
 from ringverify.ring.kernels.streaming import STREAMING
 from ringverify.ring.masks import band_bias, position_bias
 from ringverify.ring.plan.kv_slices import KVTensors
@@ -85,7 +85,7 @@ class BlockTile(NamedTuple):
         """See `Kernel.forward`."""
         return self.kernel.forward(setting, self.given)
 
-    def backward(self, setting: Setting, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def backward(self, setting: Setting, rows: Rows) -> QKVGradients:
         """See `Kernel.backward`; `rows` are all of this rank's."""
         return self.kernel.backward(setting, self.given, rows.at(self.place))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from ringverify.ring.kernels.kernel import Gradients, KernelTile, MergedRows, Setting
+from ringverify.ring.kernels.kernel import KernelTile, MergedRows, QKVGradients, Setting
 
 
 def to_width(x: torch.Tensor, width: int) -> torch.Tensor:
@@ -57,8 +57,8 @@ def positive(setting: Setting, tile: KernelTile) -> tuple[Setting, KernelTile, i
     return setting._replace(scale=abs(setting.scale) or 1.0), tile._replace(q=tile.q * sign), sign
 
 
-def as_given(setting: Setting, gradients: Gradients, sign: int) -> Gradients:
-    """Gradients of what `to_width` and `positive` were given, by those of what they returned."""
+def as_given(setting: Setting, gradients: QKVGradients, sign: int) -> QKVGradients:
+    """QKVGradients of what `to_width` and `positive` were given, by those of what they returned."""
     dq, dk, dv = gradients
     if sign != 1:
         dq = dq * sign

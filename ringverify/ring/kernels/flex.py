@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ringverify.ring.kernels.columns import to_width
-from ringverify.ring.kernels.kernel import Extent, Gradients, KernelTile, MergedRows, Setting
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 from ringverify.ring.kernels.on_cuda import OnCUDA
 
 NARROWEST = 16
@@ -58,7 +58,7 @@ class Flex(OnCUDA):
         out, aux = compiled(setting.softcap, setting.scale, tile.causal, grouped)(*given[:3])
         return out[..., : setting.value_dim], aux.lse
 
-    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> Gradients:
+    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         dout, out, lse, dlse = rows
         leaves = tile.each(lambda x: x.detach().requires_grad_())
         with torch.enable_grad():

@@ -22,7 +22,7 @@ import torch
 
 from ringverify.ring.accumulate import widened_at_once
 from ringverify.ring.kernels.columns import as_given, positive, to_width, with_lse_cotangent
-from ringverify.ring.kernels.kernel import Extent, Gradients, KernelTile, MergedRows, Setting
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 from ringverify.ring.kernels.settled import settle_
 from ringverify.ring.torch_private import cpu_backward, cpu_forward
 
@@ -78,7 +78,7 @@ class FusedCPU:
         settle_(setting, tile, out, lse)
         return out, lse
 
-    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> Gradients:
+    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """See `Kernel.backward`."""
         rows = with_lse_cotangent(rows.each(_fast))
         width = max(setting.head_dim, rows.out.size(-1))

@@ -33,7 +33,7 @@ from torch.nn.functional import pad
 
 from ringverify.ring.kernels.columns import to_width, with_lse_cotangent
 from ringverify.ring.kernels.excluded import largest
-from ringverify.ring.kernels.kernel import Extent, Gradients, KernelTile, MergedRows, Setting
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 from ringverify.ring.kernels.on_cuda import OnCUDA
 from ringverify.ring.torch_private import (
     cuda_efficient_backward,
@@ -90,7 +90,7 @@ class EfficientCUDA(OnCUDA):
             emptied = emptied | (tile.bias == -torch.inf).all(dim=-1)
         return out.masked_fill(emptied[..., None], 0.0), lse.masked_fill(emptied, -torch.inf)
 
-    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> Gradients:
+    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         dout, out, lse, _ = with_lse_cotangent(rows)
         key_heads, bias = tile.k.size(1), _aligned_bias(tile)
         q, k, v, _ = _repeated(tile)
@@ -138,7 +138,7 @@ class FlashCUDA(OnCUDA):
         strange = lse == torch.inf  # see 8. of the module
         return out, lse.masked_fill(strange, -torch.inf).masked_fill(strange & out[..., 0].isnan(), torch.nan)
 
-    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> Gradients:
+    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         wider = with_lse_cotangent(rows)
         width = max(tile.q.size(-1), wider.out.size(-1))
         if width > WIDEST_FLASH:  # by the columns of dlse

@@ -26,7 +26,8 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+QKVGradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""dq, dk and dv."""
 TileMask = torch.Tensor | Literal["causal"] | None
 """What restricts a tile: nothing; causal, on a square whose row x attends keys 0 to x; or a bias added to scores.
 
@@ -194,5 +195,5 @@ class Kernel(Protocol):
             row attends nothing.
         """
 
-    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> Gradients:
+    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """What a tile adds to the gradients: dq `(B, H, S, D)`, dk `(B, K, T, D)`, dv `(B, K, T, E)`."""

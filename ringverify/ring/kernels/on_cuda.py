@@ -11,7 +11,7 @@ import torch
 
 from ringverify.ring.kernels.columns import as_given, positive
 from ringverify.ring.kernels.excluded import spoilt, without_strange_keys, without_strange_rows
-from ringverify.ring.kernels.kernel import Gradients, KernelTile, MergedRows, Setting
+from ringverify.ring.kernels.kernel import KernelTile, MergedRows, QKVGradients, Setting
 
 
 class OnCUDA(abc.ABC):
@@ -48,7 +48,7 @@ class OnCUDA(abc.ABC):
         out, lse = self._forward(wanted, tile)
         return spoilt(out[..., : setting.value_dim], *attending), spoilt(lse, attending.key)
 
-    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> Gradients:
+    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """See `Kernel.backward`."""
         tile, attending = without_strange_keys(tile)
         tile, rows, strange, attended = without_strange_rows(tile, rows)
@@ -65,5 +65,5 @@ class OnCUDA(abc.ABC):
         """out `(B, H, S, at least E)` and lse, of a positive scale."""
 
     @abc.abstractmethod
-    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> Gradients:
+    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """dq, dk and dv, whose last axes may be longer, of a positive scale."""

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from ringverify.ring.kernels.kernel import Extent, Gradients, KernelTile, MergedRows, Setting
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 
 
 class Streaming:
@@ -73,7 +73,7 @@ class Streaming:
         lse = (largest + total.log()).squeeze(-1)
         return out.view(*q.shape[:3], v.size(-1)), lse
 
-    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> Gradients:
+    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """See `Kernel.backward`."""
         tile = tile.each(lambda x: x.to(setting.accumulates))
         q, k, v, _ = tile
