@@ -70,7 +70,8 @@ class FusedCPU:
     def forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel.forward`."""
         width = max(setting.head_dim, setting.value_dim)
-        wanted, used, _ = positive(setting, tile.each(_fast))
+        used = tile.each(torch.Tensor.float) if setting.dtype == torch.float16 else tile
+        wanted, used, _ = positive(setting, used)
         used = used.each(lambda x: to_width(x, width))
         out, lse = cpu_forward(*used[:3], 0.0, used.causal, attn_mask=used.bias, scale=wanted.scale)
         out = out[..., : setting.value_dim]
@@ -80,12 +81,15 @@ class FusedCPU:
 
     def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """See `Kernel.backward`."""
-        rows = with_lse_cotangent(rows.each(_fast))
+        if setting.dtype == torch.float16:
+            tile, rows = tile.each(torch.Tensor.float), rows.each(torch.Tensor.float)
+        rows = with_lse_cotangent(rows)
         width = max(setting.head_dim, rows.out.size(-1))
-        setting, tile, sign = positive(setting, tile.each(_fast))
+        setting, tile, sign = positive(setting, tile)
         tile = tile.each(lambda x: to_width(x, width))
+        rows = rows.each(lambda x: to_width(x, width))
         q, k, v, _ = tile
-        dout, out, lse, _ = rows.each(lambda x: to_width(x, width))
+        dout, out, lse, _ = rows
         group = q.size(1) // k.size(1)
         causal, bias, scale = tile.causal, tile.bias, setting.scale
         if q.dtype != torch.bfloat16 or group == 1:
@@ -103,7 +107,3 @@ class FusedCPU:
             dv += dv_g
             del dk_g, dv_g
         return as_given(setting, (dq, dk, dv), sign)
-
-
-def _fast(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype == torch.float16 else x
