@@ -39,12 +39,17 @@ def held(dtype: torch.dtype, rows: int, keys: int, *, planes: int = 1) -> int:
 def band_bias(tile: Tile, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The bias `(S, T)` of a tile of kind band: 0 where `low <= j - i <= high`, −inf elsewhere."""
     shape = tuple(stop - start for start, stop in (tile.rows, tile.keys))
-    outside = torch.zeros(shape, dtype=torch.bool, device=device)
+    sides = []
     if tile.low is not None:
-        outside |= torch.ones_like(outside).tril_(tile.low - 1)
+        sides.append(torch.full(shape, -math.inf, dtype=dtype, device=device).tril_(tile.low - 1))
     if tile.high is not None:
-        outside |= torch.ones_like(outside).triu_(tile.high + 1)
-    return torch.zeros(shape, dtype=dtype, device=device).masked_fill_(outside, -math.inf)
+        sides.append(torch.full(shape, -math.inf, dtype=dtype, device=device).triu_(tile.high + 1))
+    match sides:
+        case []:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        case [side]:
+            return side
+    return sides[0].add_(sides[1])
 
 
 def position_bias(
