@@ -15,7 +15,7 @@ import torch
 
 from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.kernels.kernel import Kernel, KernelTile, MergedRows, QKVGradients, Setting, TileMask
+from ringverify.ring.kernels.kernel import Kernel, KernelTile, MergedRows, Setting, TileMask
 from ringverify.ring.kernels.streaming import STREAMING
 from ringverify.ring.masks import band_bias, position_bias
 from ringverify.ring.plan.kv_slices import KVTensors
@@ -81,14 +81,6 @@ class BlockTile(NamedTuple):
     kernel: Kernel
     given: KernelTile
 
-    def forward(self, setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Kernel.forward`."""
-        return self.kernel.forward(setting, self.given)
-
-    def backward(self, setting: Setting, rows: Rows) -> QKVGradients:
-        """See `Kernel.backward`; `rows` are all of this rank's."""
-        return self.kernel.backward(setting, self.given, rows.at(self.place))
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
@@ -128,11 +120,11 @@ class Job:
     def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
         """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
         for tile in self.tiles(q, block, owner):
-            running.merge(*tile.place, *tile.forward(self.setting))
+            running.merge(*tile.place, *tile.kernel.forward(self.setting, tile.given))
 
     def differentiate(self, rows: Rows, tile: BlockTile, dq: Sum) -> TileGradient:
         """Add to `dq (B, S, H, D)` what a tile contributes; returns what it adds to dk and dv."""
-        dq_b, dk_b, dv_b = tile.backward(self.setting, rows)
+        dq_b, dk_b, dv_b = tile.kernel.backward(self.setting, tile.given, rows.at(tile.place))
         dq.add(*tile.place, dq_b)
         return TileGradient(tile.region, tile.keys, dk_b, dv_b)
 

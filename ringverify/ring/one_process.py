@@ -18,7 +18,7 @@ class OneProcess:
         """As `Method` says."""
         tile = job.single_tile(q, k, v)
         if tile is not None:
-            out_BHSE, lse = tile.forward(job.setting)
+            out_BHSE, lse = tile.kernel.forward(job.setting, tile.given)
             return PartialResult(out_BHSE.transpose(1, 2).to(q.dtype).contiguous(), lse)
         running = job.running(q)
         job.attend(running, q, job.own(k, v), job.plan.rank)
@@ -28,7 +28,8 @@ class OneProcess:
         """As `Method` says."""
         tile = job.single_tile(rows.q, k, v, rows)
         if tile is not None:
-            dq, dk, dv = (gradient.transpose(1, 2) for gradient in tile.backward(job.setting, rows))
+            found = tile.kernel.backward(job.setting, tile.given, rows.at(tile.place))
+            dq, dk, dv = (gradient.transpose(1, 2) for gradient in found)
             return dq, dk, dv
         total = job.dq_sum(rows)
         dk, dv = own_gradients(job, rows, k, v, total)
