@@ -71,9 +71,9 @@ class FusedCPU:
         """See `Kernel.forward`."""
         width = max(setting.head_dim, setting.value_dim)
         used = tile.each(torch.Tensor.float) if setting.dtype == torch.float16 else tile
-        wanted, used, _ = positive(setting, used)
+        scaled, used, _ = positive(setting, used)
         used = used.each(lambda x: to_width(x, width))
-        out, lse = cpu_forward(*used[:3], 0.0, used.causal, attn_mask=used.bias, scale=wanted.scale)
+        out, lse = cpu_forward(*used[:3], 0.0, used.causal, attn_mask=used.bias, scale=scaled.scale)
         out = out[..., : setting.value_dim]
         lse = lse.contiguous()  # its heads lie together, and merging would be several times as slow
         settle_(setting, tile, out, lse)

@@ -44,8 +44,8 @@ class OnCUDA(abc.ABC):
     def forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel.forward`."""
         tile, attending = without_strange_keys(tile)
-        wanted, tile, _ = positive(setting, tile)
-        out, lse = self._forward(wanted, tile)
+        scaled, tile, _ = positive(setting, tile)
+        out, lse = self._forward(scaled, tile)
         return spoilt(out[..., : setting.value_dim], *attending), spoilt(lse, attending.key)
 
     def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
