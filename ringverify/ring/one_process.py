@@ -7,7 +7,6 @@ import torch
 from ringverify.ring.accumulate import PartialResult, Sum
 from ringverify.ring.compute import Job, Rows, TileGradients
 from ringverify.ring.gradients import Gradients
-from ringverify.ring.kernels.kernel import QKVGradients
 from ringverify.ring.plan.kv_slices import KVTensors
 
 
@@ -24,7 +23,9 @@ class OneProcess:
         job.attend(running, q, job.own(k, v), job.plan.rank)
         return running.result(q.dtype)
 
-    def backward(self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor) -> QKVGradients:
+    def backward(
+        self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `Method` says."""
         tile = job.single_tile(rows.q, k, v, rows)
         if tile is not None:

@@ -19,7 +19,6 @@ import torch
 from ringverify.ring.accumulate import PartialResult
 from ringverify.ring.compute import Job, Rows, TileGradients
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.kernels.kernel import QKVGradients
 from ringverify.ring.plan.kv_slices import KVSlice, KVTensors
 from ringverify.ring.transport import Wait
 
@@ -35,7 +34,9 @@ class KVRing:
                 job.attend(running, q, block, owner)
         return running.result(q.dtype)
 
-    def backward(self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor) -> QKVGradients:
+    def backward(
+        self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `Method` says."""
         return _Backward(job, rows, k, v).run()
 
@@ -117,7 +118,7 @@ class _Backward:
         self._packs = False
         self._kept: list[TileGradient] = []
 
-    def run(self) -> QKVGradients:
+    def run(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """dq, dk and dv of this rank, in the accumulation dtype."""
         self._begin_and_visit()
         for boundary in range(self._moves.steps, len(self._moves.gradients)):  # relay
