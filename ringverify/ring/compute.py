@@ -15,8 +15,8 @@ import torch
 
 from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.gradients import Gradients, TileGradient
-from ringverify.ring.kernels.choose import STREAMING
-from ringverify.ring.kernels.kernel import Kernel, Setting, TileMask
+from ringverify.ring.kernels.kernel import Kernel, KernelTile, MergedRows, Setting, TileMask
+from ringverify.ring.kernels.streaming import STREAMING
 from ringverify.ring.masks import band_bias, position_bias
 from ringverify.ring.plan.kv_slices import KVTensors
 from ringverify.ring.plan.plan import Plan
@@ -31,8 +31,12 @@ if TYPE_CHECKING:
     from ringverify.ring.transport import Transport
 
 
+Place = tuple[slice, slice, slice]
+"""Rows of a tile among this rank's: batch, queries, heads."""
+
+
 class Rows:
-    """This rank's side of a backward pass, merged over all keys; see `Kernel.backward`.
+    """This rank's side of a backward pass, merged over all keys; see `MergedRows`.
 
     Args:
         q: `(B, S, H, D)`.
@@ -53,31 +57,29 @@ class Rows:
         """Whether a mask may be left to a fused kernel, as far as these rows go."""
         return all_finite(self.q, self.dout, self.out)
 
+    def at(self, place: Place) -> MergedRows:
+        """Those of a tile."""
+        batch, queries, heads = place
+        dlse = None if self.dlse is None else self.dlse[batch, heads, queries]
+        return MergedRows(_by_head(self.dout, place), _by_head(self.out, place), self.lse[batch, heads, queries], dlse)
+
 
 class BlockTile(NamedTuple):
-    """A tile with what its kernel reads of the block.
+    """A tile of a block, and what computes it.
 
     Attributes:
         region: it is a piece of this.
-        place: its rows among this rank's: batch, queries, heads.
+        place: its rows among this rank's.
         keys: its keys within the region.
-        k: `(B, K, T, D)`.
-        v: `(B, K, T, E)`.
         kernel: what computes it.
-        mask: what restricts it.
+        given: what the kernel reads of it.
     """
 
     region: Rectangle
-    place: tuple[slice, slice, slice]
+    place: Place
     keys: slice
-    k: torch.Tensor
-    v: torch.Tensor
     kernel: Kernel
-    mask: TileMask
-
-    def rows_of(self, x: torch.Tensor) -> torch.Tensor:
-        """Its rows of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
-        return x[self.place].transpose(1, 2)
+    given: KernelTile
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,30 +119,20 @@ class Job:
 
     def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
         """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
-        for tile in self.tiles(block, owner):
-            running.merge(*tile.place, *tile.kernel.forward(self.setting, tile.rows_of(q), tile.k, tile.v, tile.mask))
+        for tile in self.tiles(q, block, owner):
+            running.merge(*tile.place, *tile.kernel.forward(self.setting, tile.given))
 
     def differentiate(self, rows: Rows, tile: BlockTile, dq: Sum) -> TileGradient:
         """Add to `dq (B, S, H, D)` what a tile contributes; returns what it adds to dk and dv."""
-        batch, queries, heads = tile.place
-        dq_b, dk_b, dv_b = tile.kernel.backward(
-            self.setting,
-            tile.rows_of(rows.dout),
-            tile.rows_of(rows.q),
-            tile.k,
-            tile.v,
-            tile.rows_of(rows.out),
-            rows.lse[batch, heads, queries],
-            None if rows.dlse is None else rows.dlse[batch, heads, queries],
-            tile.mask,
-        )
+        dq_b, dk_b, dv_b = tile.kernel.backward(self.setting, tile.given, rows.at(tile.place))
         dq.add(*tile.place, dq_b)
         return TileGradient(tile.region, tile.keys, dk_b, dv_b)
 
-    def tiles(self, block: KVTensors, owner: int, rows: Rows | None = None) -> Iterator[BlockTile]:
+    def tiles(self, q: torch.Tensor, block: KVTensors, owner: int, rows: Rows | None = None) -> Iterator[BlockTile]:
         """The tiles of a rank's block in which a query of this rank attends a key, each made when it is asked for.
 
         Args:
+            q: `(B, S, H, D)`.
             block: what is here of it.
             owner: whose it is.
             rows: for a backward pass; `None` for a forward pass.
@@ -156,16 +148,19 @@ class Job:
                 if some:
                     keys = slice(*tile.keys)
                     place = slice(*region.batch), region.queries.slice(*tile.rows), region.heads.slice()
-                    kernel = self._kernel(mask, safe)
-                    yield BlockTile(region, place, keys, k_r[:, :, keys], v_r[:, :, keys], kernel, mask)
+                    given = KernelTile(_by_head(q, place), k_r[:, :, keys], v_r[:, :, keys], mask)
+                    yield BlockTile(region, place, keys, self._kernel(mask, safe), given)
         self._band.clear()
 
-    def single_tile(self, k: torch.Tensor, v: torch.Tensor, rows: Rows | None = None) -> BlockTile | None:
+    def single_tile(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows | None = None
+    ) -> BlockTile | None:
         """All of this rank's queries and keys as one tile, where one call of the kernel does all the work.
 
         Its results then need no sum: they are as wide as sums, and nothing else is added to them.
 
         Args:
+            q: `(B, S, H, D)`.
             k: `(B, T, K, D)`, all keys there are.
             v: `(B, T, K, E)`.
             rows: for a backward pass; `None` for a forward pass.
@@ -175,15 +170,9 @@ class Job:
             return None
         if not self.kernel.at_once(self.setting, backward=rows is not None):
             return None
-        everything = (
-            0,
-            (0, problem.batch),
-            Span(0, problem.heads),
-            Span(0, problem.hk),
-            Span(0, plan.query_count),
-            Span(0, plan.key_count(plan.rank)),
-        )
         regions = tuple(islice(plan.regions(plan.rank), 2))
+        every_query, every_key = Span(0, plan.query_count), Span(0, plan.key_count(plan.rank))
+        everything = 0, (0, problem.batch), Span(0, problem.heads), Span(0, problem.hk), every_query, every_key
         if len(regions) != 1 or regions[0][:6] != everything or regions[0].by_position:
             return None
         region = regions[0]
@@ -191,21 +180,20 @@ class Job:
         if (region.low, region.high) != (None, None):
             if region.queries.size != region.keys.size or (region.low, region.high) != (None, 0):
                 return None
-            finite = (k, v) if rows is None else (rows.q, k, v, rows.dout, rows.out)
+            finite = (k, v) if rows is None else (q, k, v, rows.dout, rows.out)
             if not (self.kernel.keeps_out or all_finite(*finite)):
                 return None
             mask = "causal"
         every = slice(None)
-        return BlockTile(region, (every,) * 3, every, k.transpose(1, 2), v.transpose(1, 2), self.kernel, mask)
+        given = KernelTile(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
+        return BlockTile(region, (every,) * 3, every, self.kernel, given)
 
     def _buckets(self, region: Rectangle, safe: bool, *, forward: bool) -> tuple[int, int]:
         """Longest sides of this region's tiles. Forward, a kernel that cuts tiles itself takes all there is at once."""
         biased = region.low is not None or region.by_position  # a band with an upper side only has causal squares
         masked = biased or region.high is not None
         fused = self.kernel.blocked and (safe or not masked) and (self.kernel.takes_bias or not biased)
-        bucket = self.sides.bucket
-        if not fused:
-            bucket = self.sides.streaming
+        bucket = self.sides.bucket if fused else self.sides.streaming
         if region.by_position:
             bucket = min(bucket, self.sides.positions)
         if not fused or region.by_position:
@@ -274,7 +262,7 @@ class TileGradients:
     ) -> None:
         self._job, self._rows, self._dq = job, rows, dq
         self.computed = [] if computed is None else computed
-        self._left = islice(job.tiles(block, owner, rows), len(self.computed), None)
+        self._left = islice(job.tiles(rows.q, block, owner, rows), len(self.computed), None)
 
     def compute_one(self) -> None:
         """Compute the next one and keep it; work for a rank that would otherwise wait for a message."""
@@ -288,6 +276,11 @@ class TileGradients:
         for tile in self._left:
             gradients.add(self._job.differentiate(self._rows, tile, self._dq))
         gradients.complete()
+
+
+def _by_head(x: torch.Tensor, place: Place) -> torch.Tensor:
+    """Some rows of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
+    return x[place].transpose(1, 2)
 
 
 def all_finite(*tensors: torch.Tensor) -> bool:

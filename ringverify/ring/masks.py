@@ -10,12 +10,14 @@ Shape letters: B batch or 1, H query heads or 1, S queries, T keys, N positions,
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 
-from ringref.problem import Dilation, Problem
+from ringref.problem import Problem
 from ringverify.ring.plan.geometry import band
+from ringverify.ring.plan.heads import Branch, branches
 from ringverify.ring.plan.tiles import Tile
 
 NO_QUERY_LABEL = -1
@@ -85,9 +87,7 @@ def position_bias(
         factors.append(times_HST > 0)
     if not factors:
         return None
-    allowed = factors[0]
-    for factor in factors[1:]:
-        allowed = allowed & factor
+    allowed = functools.reduce(torch.logical_and, factors)
     if bool(allowed.all()) and (times_HST is None or bool((times_HST == 1).all())):
         return None
     if times_HST is None or times_HST.dtype == torch.bool:
@@ -128,28 +128,10 @@ def labels(problem: Problem, positions: torch.Tensor, nowhere: int) -> torch.Ten
         inside = (document > 0) & (document < len(problem.documents))
         return torch.where(inside, document, nowhere)[None, None]
     assert problem.dilation is not None
-    segment_RH1, rate_RH1, offset_RH1 = _branches(problem.dilation, problem.heads, positions.device)
+    of_heads: list[list[Branch]] = [[] for _ in range(problem.heads)]  # equally many each
+    for branch, heads in branches(problem.dilation, problem.heads):
+        for head in range(*heads.bounds()):
+            of_heads[head].append(branch)
+    segment_RH1, rate_RH1, offset_RH1 = torch.tensor(of_heads, device=positions.device).permute(2, 1, 0)[..., None]
     covered = positions % segment_RH1 % rate_RH1 == offset_RH1
     return torch.where(covered, positions // segment_RH1, nowhere)
-
-
-def _branches(dilation: Dilation, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Segment length, dilation rate and offset of every branch in every head, each `(R, H, 1)`.
-
-    With heads split a head runs one branch, so there R is 1.
-    """
-    count = len(dilation.branches)
-    rows: list[list[tuple[int, int, int]]]
-    if dilation.heads == "split":
-        size, larger = divmod(heads, count)
-        rows = [[]]
-        for number, (segment, rate) in enumerate(dilation.branches):
-            rows[0] += [(segment, rate, number % rate)] * (size + (number < larger))
-    elif dilation.head_offset == "cyclic":
-        rows = [[(segment, rate, head % rate) for head in range(heads)] for segment, rate in dilation.branches]
-    else:
-        rows = [
-            [(segment, rate, head // -(-heads // rate)) for head in range(heads)] for segment, rate in dilation.branches
-        ]
-    segment_RH1, rate_RH1, offset_RH1 = torch.tensor(rows, device=device)[..., None].unbind(dim=2)
-    return segment_RH1, rate_RH1, offset_RH1

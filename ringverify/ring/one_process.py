@@ -15,9 +15,9 @@ class OneProcess:
 
     def forward(self, job: Job, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> PartialResult:
         """As `Method` says."""
-        tile = job.single_tile(k, v)
+        tile = job.single_tile(q, k, v)
         if tile is not None:
-            out_BHSE, lse = tile.kernel.forward(job.setting, tile.rows_of(q), tile.k, tile.v, tile.mask)
+            out_BHSE, lse = tile.kernel.forward(job.setting, tile.given)
             return PartialResult(out_BHSE.transpose(1, 2).to(q.dtype).contiguous(), lse)
         running = job.running(q)
         job.attend(running, q, job.own(k, v), job.plan.rank)
@@ -27,10 +27,9 @@ class OneProcess:
         self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `Method` says."""
-        tile = job.single_tile(k, v, rows)
+        tile = job.single_tile(rows.q, k, v, rows)
         if tile is not None:
-            dout, q, out = (tile.rows_of(x) for x in (rows.dout, rows.q, rows.out))
-            found = tile.kernel.backward(job.setting, dout, q, tile.k, tile.v, out, rows.lse, rows.dlse, tile.mask)
+            found = tile.kernel.backward(job.setting, tile.given, rows.at(tile.place))
             dq, dk, dv = (gradient.transpose(1, 2) for gradient in found)
             return dq, dk, dv
         total = job.dq_sum(rows)

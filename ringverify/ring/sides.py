@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ringref.problem import Problem
 from ringverify.ring import masks
-from ringverify.ring.kernels.choose import STREAMING
 from ringverify.ring.kernels.kernel import Extent, Kernel, Setting
+from ringverify.ring.kernels.streaming import STREAMING
 from ringverify.ring.plan.geometry import constrained
 from ringverify.ring.plan.tiles import NARROWEST, WIDEST_MASK
 

@@ -6,9 +6,8 @@ from ringverify.ring.kernels.flex import Flex
 from ringverify.ring.kernels.fused_cpu import FusedCPU
 from ringverify.ring.kernels.fused_cuda import EfficientCUDA, FlashCUDA
 from ringverify.ring.kernels.kernel import Kernel, Setting
-from ringverify.ring.kernels.streaming import Streaming
+from ringverify.ring.kernels.streaming import STREAMING
 
-STREAMING = Streaming()
 KERNELS: tuple[Kernel, ...] = (FusedCPU(), FlashCUDA(), EfficientCUDA(), Flex(), STREAMING)
 """In order of preference; the last one computes everything."""
 

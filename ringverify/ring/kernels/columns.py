@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from ringverify.ring.kernels.kernel import KernelTile, MergedRows, QKVGradients, Setting
+
 
 def to_width(x: torch.Tensor, width: int) -> torch.Tensor:
     """`x` with zeros after its last axis up to `width`, and that axis contiguous, as fused ops want it.
@@ -19,29 +21,23 @@ def to_width(x: torch.Tensor, width: int) -> torch.Tensor:
     return x if x.stride(-1) == 1 or x.size(-1) == 1 else x.contiguous()
 
 
-def with_lse_cotangent(
-    dout: torch.Tensor, out: torch.Tensor, dlse: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """dout and out with columns after which `Σ_e dout·out` is smaller by dlse.
+def with_lse_cotangent(rows: MergedRows) -> MergedRows:
+    """dout and out with columns after which `Σ_e dout·out` is smaller by dlse; as they are without a dlse.
 
     Backward needs `Σ_e dout·out − dlse` where fused ops form `Σ_e dout·out`: with one more column, 0 in v, w in dout
     and −dlse / w in out, that sum is what is wanted and dout·v is unchanged. w is 1; in float16, whose largest number
     is 65504, it is the power of two up to 2^15 that leaves −dlse / w below 1, so that a dlse below 2^31 is held.
-
-    Args:
-        dout: `(B, H, S, E)`.
-        out: `(B, H, S, E)`.
-        dlse: `(B, H, S)`, or `None` for no columns.
     """
+    dout, out, _, dlse = rows
     if dlse is None:
-        return dout, out
+        return rows
     column = -dlse[..., None]
     weight = torch.ones_like(column)
     if out.dtype == torch.float16:
         weight = torch.ldexp(weight, torch.frexp(column).exponent.clamp(0, 15))
     columns = in_columns(column / weight, out.dtype)
     weights = weight.to(out.dtype).expand(columns.shape)
-    return torch.cat([dout, weights], dim=-1), torch.cat([out, columns], dim=-1)
+    return rows._replace(dout=torch.cat([dout, weights], dim=-1), out=torch.cat([out, columns], dim=-1))
 
 
 def in_columns(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -53,9 +49,17 @@ def in_columns(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.cat(columns, dim=-1)
 
 
-def positive(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float, int]:
-    """q and a positive scale of the same scores, and the sign, or 0, that was moved into q."""
-    if scale > 0:
-        return q, scale, 1
-    sign = -1 if scale < 0 else 0
-    return q * sign, abs(scale) or 1.0, sign
+def positive(setting: Setting, tile: KernelTile) -> tuple[Setting, KernelTile, int]:
+    """The same scores with a positive scale, and the sign, or 0, that was moved into q."""
+    if setting.scale > 0:
+        return setting, tile, 1
+    sign = -1 if setting.scale < 0 else 0
+    return setting._replace(scale=abs(setting.scale) or 1.0), tile._replace(q=tile.q * sign), sign
+
+
+def as_given(setting: Setting, gradients: QKVGradients, sign: int) -> QKVGradients:
+    """QKVGradients of what `to_width` and `positive` were given, by those of what they returned."""
+    dq, dk, dv = gradients
+    if sign != 1:
+        dq = dq * sign
+    return dq[..., : setting.head_dim], dk[..., : setting.head_dim], dv[..., : setting.value_dim]

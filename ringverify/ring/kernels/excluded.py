@@ -15,17 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ringverify.ring.kernels.kernel import TileMask
-
-
-class TileRows(NamedTuple):
-    """What a backward pass reads of some rows; see `Kernel.backward`."""
-
-    dout: torch.Tensor
-    q: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-    dlse: torch.Tensor | None
+from ringverify.ring.kernels.kernel import KernelTile, MergedRows
 
 
 class Affected(NamedTuple):
@@ -35,22 +25,15 @@ class Affected(NamedTuple):
     value: torch.Tensor | None
 
 
-def without_strange_keys(
-    mask: TileMask, heads: int, k: torch.Tensor, v: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, Affected]:
-    """k and v with 0 for those that are not finite, and which rows attend one; as they are without a mask.
-
-    Args:
-        mask: of the tile.
-        heads: H.
-        k: `(B, K, T, D)`.
-        v: `(B, K, T, E)`.
-    """
+def without_strange_keys(tile: KernelTile) -> tuple[KernelTile, Affected]:
+    """The tile with 0 for keys and values that are not finite, and which rows attend one; as it is without a mask."""
+    q, k, v, mask = tile
     if mask is None:
-        return k, v, Affected(None, None)
+        return tile, Affected(None, None)
     strange = ~_finite(k), ~_finite(v)
     k, v = (x.masked_fill(which[..., None], 0.0) for x, which in zip((k, v), strange, strict=True))
-    return k, v, Affected(*(_attending(mask, which.repeat_interleave(heads // k.size(1), dim=1)) for which in strange))
+    by_head = (which.repeat_interleave(q.size(1) // k.size(1), dim=1) for which in strange)
+    return KernelTile(q, k, v, mask), Affected(*(_attending(mask, which) for which in by_head))
 
 
 def _attending(mask: torch.Tensor | str, strange_BHT: torch.Tensor) -> torch.Tensor:
@@ -61,38 +44,32 @@ def _attending(mask: torch.Tensor | str, strange_BHT: torch.Tensor) -> torch.Ten
 
 
 def without_strange_rows(
-    mask: TileMask, key_heads: int, rows: TileRows
-) -> tuple[TileRows, torch.Tensor | None, torch.Tensor | None]:
-    """TileRows that add nothing where they are not finite or attend nothing, and what they spoil.
-
-    Args:
-        mask: of the tile.
-        key_heads: K.
-        rows: of the tile.
+    tile: KernelTile, rows: MergedRows
+) -> tuple[KernelTile, MergedRows, torch.Tensor | None, torch.Tensor | None]:
+    """Rows that add nothing where they are not finite or attend nothing, and what they spoil; alike without a mask.
 
     Returns:
-        The rows, as they are without a mask; which of them are not finite, `(B, H, S)`; and which keys those attend,
-        `(B, K, T)`.
+        The tile and its rows; which of these are not finite, `(B, H, S)`; and which keys those attend, `(B, K, T)`.
     """
-    if mask is None:
-        return rows, None, None
-    nothing = rows.lse == torch.inf
-    finite = _finite(rows.q) & _finite(rows.dout) & _finite(rows.out) & ~rows.lse.isnan()
-    if rows.dlse is not None:
-        finite &= rows.dlse.isfinite()
+    if tile.mask is None:
+        return tile, rows, None, None
+    dout, out, lse, dlse = rows
+    nothing = lse == torch.inf
+    finite = _finite(tile.q) & _finite(dout) & _finite(out) & ~lse.isnan()
+    if dlse is not None:
+        finite &= dlse.isfinite()
     strange_BHS = ~(finite | nothing)
-    if isinstance(mask, str):
-        place = torch.arange(rows.q.size(2), device=rows.q.device)
-        last_BH1 = place.where(strange_BHS, -1).amax(dim=-1, keepdim=True)
-        attended = place <= last_BH1
+    if tile.bias is not None:
+        attended = _meet("bhst,bhs->bht", tile.bias, strange_BHS)
     else:
-        attended = _meet("bhst,bhs->bht", mask, strange_BHS)
+        place = torch.arange(lse.size(-1), device=lse.device)
+        attended = place <= place.where(strange_BHS, -1).amax(dim=-1, keepdim=True)
+    attended_BKT = attended.view(len(attended), tile.k.size(1), -1, attended.size(-1)).any(dim=2)
     gone = ~finite | nothing
-    dout, q, out = (x.masked_fill(gone[..., None], 0.0) for x in (rows.dout, rows.q, rows.out))
-    lse = rows.lse.masked_fill(gone, torch.inf)
-    dlse = None if rows.dlse is None else rows.dlse.masked_fill(gone, 0.0)
-    attended_BKT = attended.view(len(attended), key_heads, -1, attended.size(-1)).any(dim=2)
-    return TileRows(dout, q, out, lse, dlse), strange_BHS, attended_BKT
+    dout, out, q = (x.masked_fill(gone[..., None], 0.0) for x in (dout, out, tile.q))
+    dlse = None if dlse is None else dlse.masked_fill(gone, 0.0)
+    rows = MergedRows(dout, out, lse.masked_fill(gone, torch.inf), dlse)
+    return tile._replace(q=q), rows, strange_BHS, attended_BKT
 
 
 def spoilt(x: torch.Tensor, *which: torch.Tensor | None) -> torch.Tensor:
@@ -103,10 +80,15 @@ def spoilt(x: torch.Tensor, *which: torch.Tensor | None) -> torch.Tensor:
     return x
 
 
+def largest(x: torch.Tensor) -> torch.Tensor:
+    """The largest absolute value of the last axis, or NaN; one pass and no copy."""
+    found: torch.Tensor = torch.linalg.vector_norm(x, ord=torch.inf, dim=-1)
+    return found
+
+
 def _finite(x: torch.Tensor) -> torch.Tensor:
-    """Whether all of the last axis is finite; one pass and no copy."""
-    largest: torch.Tensor = torch.linalg.vector_norm(x, ord=torch.inf, dim=-1)
-    return largest < torch.inf
+    """Whether all of the last axis is finite."""
+    return largest(x) < torch.inf
 
 
 def _meet(equation: str, bias: torch.Tensor, strange: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from ringverify.ring.kernels.columns import to_width
-from ringverify.ring.kernels.excluded import TileRows
-from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 from ringverify.ring.kernels.on_cuda import OnCUDA
 
 NARROWEST = 16
@@ -53,28 +52,24 @@ class Flex(OnCUDA):
         sums = tile.of_rows(d + 4 * e + 4) + tile.of_keys(d + e)
         return elements * setting.dtype.itemsize + sums * setting.accumulates.itemsize
 
-    def _forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        grouped = q.size(1) != k.size(1)
-        q, k, v = (to_width(x, max(x.size(-1), NARROWEST)) for x in (q, k, v))
-        out, aux = compiled(setting.softcap, scale, mask is not None, grouped)(q, k, v)
+    def _forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
+        grouped = tile.q.size(1) != tile.k.size(1)
+        given = tile.each(lambda x: to_width(x, max(x.size(-1), NARROWEST)))
+        out, aux = compiled(setting.softcap, setting.scale, tile.causal, grouped)(*given[:3])
         return out[..., : setting.value_dim], aux.lse
 
-    def _backward(
-        self, setting: Setting, rows: TileRows, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
-    ) -> Gradients:
-        dout, q, out, lse, dlse = rows
-        leaves = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
+    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
+        dout, out, lse, dlse = rows
+        leaves = tile.each(lambda x: x.detach().requires_grad_())
         with torch.enable_grad():
-            out_b, lse_b = self._forward(setting, *leaves, mask, scale)
+            out_b, lse_b = self._forward(setting, leaves)
         weight = torch.exp(lse_b.detach() - lse)
         wide = dout.to(setting.accumulates)
         change = (wide * (out_b.detach().to(setting.accumulates) - out.to(setting.accumulates))).sum(dim=-1)
         if dlse is not None:
             change = change + dlse
         cotangents = (weight[..., None] * wide).to(out_b.dtype), (weight * change).to(lse_b.dtype)
-        dq, dk, dv = torch.autograd.grad((out_b, lse_b), leaves, cotangents)
+        dq, dk, dv = torch.autograd.grad((out_b, lse_b), leaves[:3], cotangents)
         return dq, dk, dv
 
 

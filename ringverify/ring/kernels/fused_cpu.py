@@ -21,8 +21,8 @@ from __future__ import annotations
 import torch
 
 from ringverify.ring.accumulate import widened_at_once
-from ringverify.ring.kernels.columns import positive, to_width, with_lse_cotangent
-from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
+from ringverify.ring.kernels.columns import as_given, positive, to_width, with_lse_cotangent
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 from ringverify.ring.kernels.settled import settle_
 from ringverify.ring.torch_private import cpu_backward, cpu_forward
 
@@ -67,68 +67,43 @@ class FusedCPU:
                 rows += tile.of_rows(width) * tile.key_heads // tile.heads
         return (rows + keys) * size + sums * setting.accumulates.itemsize
 
-    def forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel.forward`."""
-        causal, bias = _flags(mask)
-        given = q, k, v
-        q, k, v = _fast(q, k, v)
-        q, scale, _ = positive(q, setting.scale)
-        q, k, v = _widened(q, k, v, max(setting.head_dim, setting.value_dim))
-        out, lse = cpu_forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+        width = max(setting.head_dim, setting.value_dim)
+        used = tile.each(torch.Tensor.float) if setting.dtype == torch.float16 else tile
+        scaled, used, _ = positive(setting, used)
+        used = used.each(lambda x: to_width(x, width))
+        out, lse = cpu_forward(*used[:3], 0.0, used.causal, attn_mask=used.bias, scale=scaled.scale)
         out = out[..., : setting.value_dim]
         lse = lse.contiguous()  # its heads lie together, and merging would be several times as slow
-        settle_(setting, *given, mask, out, lse)
+        settle_(setting, tile, out, lse)
         return out, lse
 
-    def backward(
-        self,
-        setting: Setting,
-        dout: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dlse: torch.Tensor | None,
-        mask: TileMask,
-    ) -> Gradients:
+    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """See `Kernel.backward`."""
-        causal, bias = _flags(mask)
-        dout, q, k, v, out = _fast(dout, q, k, v, out)
-        dout, out = with_lse_cotangent(dout, out, dlse)
-        width = max(setting.head_dim, out.size(-1))
-        q, scale, sign = positive(q, setting.scale)
-        q, k, v = _widened(q, k, v, width)
-        dout, out = (to_width(x, width) for x in (dout, out))
+        if setting.dtype == torch.float16:
+            tile, rows = tile.each(torch.Tensor.float), rows.each(torch.Tensor.float)
+        rows = with_lse_cotangent(rows)
+        width = max(setting.head_dim, rows.out.size(-1))
+        setting, tile, sign = positive(setting, tile)
+        tile = tile.each(lambda x: to_width(x, width))
+        rows = rows.each(lambda x: to_width(x, width))
+        q, k, v, _ = tile
+        dout, out, lse, _ = rows
         group = q.size(1) // k.size(1)
-        if q.dtype == torch.bfloat16 and group > 1:
-            dq = torch.empty_like(q)
-            dk, dv = (torch.zeros(x.shape, dtype=setting.accumulates) for x in (k, v))
-            for member in range(group):
-                part = slice(member, None, group)
-                one = bias[:, part] if bias is not None and bias.dim() == 4 and bias.size(1) > 1 else bias
-                dq[:, part], dk_g, dv_g = cpu_backward(
-                    dout[:, part], q[:, part], k, v, out[:, part], lse[:, part], 0.0, causal, attn_mask=one, scale=scale
-                )
-                dk += dk_g
-                dv += dv_g
-                del dk_g, dv_g
-        else:
-            dq, dk, dv = cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
-        if sign != 1:
-            dq = dq * sign
-        return dq[..., : setting.head_dim], dk[..., : setting.head_dim], dv[..., : setting.value_dim]
-
-
-def _fast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(x.float() if x.dtype == torch.float16 else x for x in tensors)
-
-
-def _flags(mask: TileMask) -> tuple[bool, torch.Tensor | None]:
-    return (True, None) if isinstance(mask, str) else (False, mask)
-
-
-def _widened(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
-    return tuple(to_width(x, width) for x in (q, k, v))
+        causal, bias, scale = tile.causal, tile.bias, setting.scale
+        if q.dtype != torch.bfloat16 or group == 1:
+            found = cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+            return as_given(setting, found, sign)
+        dq = torch.empty_like(q)
+        dk, dv = (torch.zeros(x.shape, dtype=setting.accumulates) for x in (k, v))
+        for member in range(group):
+            part = slice(member, None, group)
+            one = bias[:, part] if bias is not None and bias.dim() == 4 and bias.size(1) > 1 else bias
+            dq[:, part], dk_g, dv_g = cpu_backward(
+                dout[:, part], q[:, part], k, v, out[:, part], lse[:, part], 0.0, causal, attn_mask=one, scale=scale
+            )
+            dk += dk_g
+            dv += dv_g
+            del dk_g, dv_g
+        return as_given(setting, (dq, dk, dv), sign)

@@ -32,8 +32,8 @@ import torch
 from torch.nn.functional import pad
 
 from ringverify.ring.kernels.columns import to_width, with_lse_cotangent
-from ringverify.ring.kernels.excluded import TileRows
-from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
+from ringverify.ring.kernels.excluded import largest
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 from ringverify.ring.kernels.on_cuda import OnCUDA
 from ringverify.ring.torch_private import (
     cuda_efficient_backward,
@@ -75,30 +75,25 @@ class EfficientCUDA(OnCUDA):
         """See `Kernel.held`: results, also as wider sums, and keys and values once for every query head."""
         return _held(setting, tile, repeated=3)
 
-    def _forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, _, _ = tile
+        given = _repeated(tile).each(lambda x: _readable(x, x.size(-1)))
         out, lse, *_ = cuda_efficient_forward(
-            *(_readable(x, x.size(-1)) for x in (q, *_repeated(q, k, v))),
-            _aligned_bias(mask, q, k), True, 0.0, isinstance(mask, str), scale=scale,
-        )  # fmt: skip
+            *given[:3], _aligned_bias(tile), True, 0.0, tile.causal, scale=setting.scale
+        )
         lse = lse[..., : q.size(2)]
         # (0, 0) is also said of a query of 0 and values of 0. Scores of −inf come of products that may overflow alone.
-        largest = _largest(q) * _largest(k).amax(dim=-1, keepdim=True).repeat_interleave(q.size(1) // k.size(1), dim=1)
-        overflows = ~(largest * (q.size(-1) * scale) < torch.finfo(torch.float32).max)
-        emptied = overflows & (lse == 0) & (out == 0).all(dim=-1)
-        if isinstance(mask, torch.Tensor):
-            emptied = emptied | (mask == -torch.inf).all(dim=-1)
+        most_k = largest(k).float().amax(dim=-1, keepdim=True).repeat_interleave(q.size(1) // k.size(1), dim=1)
+        most = largest(q).float() * most_k * (q.size(-1) * setting.scale)
+        emptied = ~(most < torch.finfo(torch.float32).max) & (lse == 0) & (out == 0).all(dim=-1)
+        if tile.bias is not None:
+            emptied = emptied | (tile.bias == -torch.inf).all(dim=-1)
         return out.masked_fill(emptied[..., None], 0.0), lse.masked_fill(emptied, -torch.inf)
 
-    def _backward(
-        self, setting: Setting, rows: TileRows, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
-    ) -> Gradients:
-        _, q, _, lse, dlse = rows
-        dout, out = with_lse_cotangent(rows.dout, rows.out, dlse)
-        key_heads = k.size(1)
-        bias = _aligned_bias(mask, q, k)
-        k, v = _repeated(q, k, v)
+    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
+        dout, out, lse, _ = with_lse_cotangent(rows)
+        key_heads, bias = tile.k.size(1), _aligned_bias(tile)
+        q, k, v, _ = _repeated(tile)
         q, k = _readable(q, q.size(-1)), _readable(k, k.size(-1))
         v, dout, out = (_readable(x, out.size(-1)) for x in (v, dout, out))
         out = out.transpose(1, 2).contiguous().transpose(1, 2)  # see 4. of the module
@@ -107,7 +102,7 @@ class EfficientCUDA(OnCUDA):
         with _in_order(setting):
             dq, dk, dv, _ = cuda_efficient_backward(
                 dout, q, k, v, bias, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False],
-                isinstance(mask, str), scale=scale,
+                tile.causal, scale=setting.scale,
             )  # fmt: skip
         if q.size(1) > key_heads:
             dk, dv = (x.unflatten(1, (key_heads, -1)).sum(dim=2, dtype=setting.accumulates) for x in (dk, dv))
@@ -136,29 +131,26 @@ class FlashCUDA(OnCUDA):
         """See `Kernel.held`: results, also as wider sums, what the op wants padded, and its sums of dq."""
         return _held(setting, tile, repeated=1) + _in_order_bytes(setting, tile)
 
-    def _forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        width = max(q.size(-1), v.size(-1))
-        q, k, v = (_readable(x, width) for x in (q, k, v))
-        out, lse, *_ = cuda_flash_forward(q, k, v, 0.0, mask is not None, False, scale=scale)
+    def _forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
+        width = max(tile.q.size(-1), tile.v.size(-1))
+        given = tile.each(lambda x: _readable(x, width))
+        out, lse, *_ = cuda_flash_forward(*given[:3], 0.0, tile.causal, False, scale=setting.scale)
         strange = lse == torch.inf  # see 8. of the module
         return out, lse.masked_fill(strange, -torch.inf).masked_fill(strange & out[..., 0].isnan(), torch.nan)
 
-    def _backward(
-        self, setting: Setting, rows: TileRows, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
-    ) -> Gradients:
-        _, q, _, lse, dlse = rows
-        dout, out = with_lse_cotangent(rows.dout, rows.out, dlse)
-        width = max(q.size(-1), out.size(-1))
+    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
+        wider = with_lse_cotangent(rows)
+        width = max(tile.q.size(-1), wider.out.size(-1))
         if width > WIDEST_FLASH:  # by the columns of dlse
-            return EFFICIENT._backward(setting, rows, k, v, mask, scale)
-        q, k, v, dout, out = (_readable(x, width) for x in (q, k, v, dout, out))
+            return EFFICIENT._backward(setting, tile, rows)
+        q, k, v, _ = tile.each(lambda x: _readable(x, width))
+        wider = wider.each(lambda x: _readable(x, width))
+        dout, out, lse, _ = wider
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
         with _in_order(setting):
             dq, dk, dv = cuda_flash_backward(
-                dout, q, k, v, out, lse.contiguous(), None, None, q.size(2), k.size(2), 0.0, mask is not None,
-                no_dropout, no_dropout, scale=scale,
+                dout, q, k, v, out, lse.contiguous(), None, None, q.size(2), k.size(2), 0.0, tile.causal,
+                no_dropout, no_dropout, scale=setting.scale,
             )  # fmt: skip
         return dq, dk, dv
 
@@ -228,22 +220,17 @@ def _readable(x: torch.Tensor, width: int) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format) if x.data_ptr() % READ_BYTES else x
 
 
-def _largest(x: torch.Tensor) -> torch.Tensor:
-    """The largest absolute value of the last axis, in float32, or NaN."""
-    largest: torch.Tensor = torch.linalg.vector_norm(x, ord=torch.inf, dim=-1)
-    return largest.float()
+def _repeated(tile: KernelTile) -> KernelTile:
+    """The tile with keys and values once for every query head."""
+    group = tile.q.size(1) // tile.k.size(1)
+    if group == 1:
+        return tile
+    return tile._replace(k=tile.k.repeat_interleave(group, dim=1), v=tile.v.repeat_interleave(group, dim=1))
 
 
-def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values once for every query head."""
-    group = q.size(1) // k.size(1)
-    return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
-
-
-def _aligned_bias(mask: TileMask, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+def _aligned_bias(tile: KernelTile) -> torch.Tensor | None:
     """The bias in the dtype of q for all batch elements, heads and rows; rows lie a multiple of 16 elements apart."""
-    if not isinstance(mask, torch.Tensor):
+    if tile.bias is None:
         return None
-    keys = k.size(2)
-    aligned = pad(mask.to(q.dtype), (0, -keys % 16))[..., :keys]
-    return aligned.expand(q.size(0), q.size(1), q.size(2), keys)
+    shape = *tile.q.shape[:3], tile.k.size(2)
+    return pad(tile.bias.to(tile.q.dtype), (0, -shape[-1] % 16))[..., : shape[-1]].expand(shape)

@@ -21,11 +21,13 @@ Shape letters: B batch, S queries, T keys, H query heads, K key heads, D head_di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+QKVGradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""dq, dk and dv."""
 TileMask = torch.Tensor | Literal["causal"] | None
 """What restricts a tile: nothing; causal, on a square whose row x attends keys 0 to x; or a bias added to scores.
 
@@ -84,8 +86,58 @@ class Extent(NamedTuple):
         return self.batch * self.key_heads * self.keys * width
 
 
+class KernelTile(NamedTuple):
+    """What a kernel reads of a tile, forward and backward. No side of a tile is ever empty.
+
+    Attributes:
+        q: `(B, H, S, D)`, any strides but of the last axis.
+        k: `(B, K, T, D)`, likewise.
+        v: `(B, K, T, E)`, likewise.
+        mask: what restricts it.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: TileMask = None
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask is causal."""
+        return isinstance(self.mask, str)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The mask, if it is a bias."""
+        return None if isinstance(self.mask, str) else self.mask
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> KernelTile:
+        """The same with q, k and v changed."""
+        return KernelTile(change(self.q), change(self.k), change(self.v), self.mask)
+
+
+class MergedRows(NamedTuple):
+    """What a backward pass knows of the rows of a tile beside q: results merged over all keys, and their cotangents.
+
+    Attributes:
+        dout: cotangent of out `(B, H, S, E)`, in the dtype of q.
+        out: `(B, H, S, E)`, in the dtype of q.
+        lse: `(B, H, S)`, +inf (sic) in rows that attend nothing, so that every p of theirs is 0.
+        dlse: cotangent of lse `(B, H, S)`, or `None` for none.
+    """
+
+    dout: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    dlse: torch.Tensor | None = None
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> MergedRows:
+        """The same with dout and out changed."""
+        return MergedRows(change(self.dout), change(self.out), self.lse, self.dlse)
+
+
 class Kernel(Protocol):
-    """One way to compute a tile. No side of a tile is ever empty.
+    """One way to compute a tile.
 
     Attributes:
         name: how users ask for it.
@@ -135,48 +187,13 @@ class Kernel(Protocol):
     def why_not(self, setting: Setting) -> str | None:
         """Why it cannot compute such tiles, as the end of a sentence; `None` if it can."""
 
-    def forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
         """The partial over the keys of a tile.
-
-        Args:
-            setting: of the call.
-            q: `(B, H, S, D)`, any strides but of the last axis.
-            k: `(B, K, T, D)`, likewise.
-            v: `(B, K, T, E)`, likewise.
-            mask: of the tile.
 
         Returns:
             out `(B, H, S, E)` in the dtype of q or wider, and lse `(B, H, S)` in the accumulation dtype, −inf where a
             row attends nothing.
         """
 
-    def backward(
-        self,
-        setting: Setting,
-        dout: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dlse: torch.Tensor | None,
-        mask: TileMask,
-    ) -> Gradients:
-        """What a tile adds to the gradients.
-
-        Args:
-            setting: of the call.
-            dout: cotangent of out `(B, H, S, E)`, in the dtype of q.
-            q: as in `forward`.
-            k: as in `forward`.
-            v: as in `forward`.
-            out: merged output `(B, H, S, E)`, in the dtype of q.
-            lse: merged lse `(B, H, S)`, +inf (sic) in rows that attend nothing, so that every p of theirs is 0.
-            dlse: cotangent of lse `(B, H, S)`, or `None` for none.
-            mask: of the tile.
-
-        Returns:
-            dq `(B, H, S, D)`, dk `(B, K, T, D)`, dv `(B, K, T, E)`.
-        """
+    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
+        """What a tile adds to the gradients: dq `(B, H, S, D)`, dk `(B, K, T, D)`, dv `(B, K, T, E)`."""

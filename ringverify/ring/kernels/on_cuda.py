@@ -5,14 +5,16 @@ Shape letters: see `ringverify.ring.kernels.kernel`.
 
 from __future__ import annotations
 
+import abc
+
 import torch
 
-from ringverify.ring.kernels.columns import positive
-from ringverify.ring.kernels.excluded import TileRows, spoilt, without_strange_keys, without_strange_rows
-from ringverify.ring.kernels.kernel import Gradients, Setting, TileMask
+from ringverify.ring.kernels.columns import as_given, positive
+from ringverify.ring.kernels.excluded import spoilt, without_strange_keys, without_strange_rows
+from ringverify.ring.kernels.kernel import KernelTile, MergedRows, QKVGradients, Setting
 
 
-class OnCUDA:
+class OnCUDA(abc.ABC):
     """A kernel whose subclass says how its op is called.
 
     Attributes:
@@ -39,49 +41,29 @@ class OnCUDA:
         del setting, backward
         return True
 
-    def forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel.forward`."""
-        k, v, attending = without_strange_keys(mask, q.size(1), k, v)
-        q, scale, _ = positive(q, setting.scale)
-        out, lse = self._forward(setting, q, k, v, mask, scale)
+        tile, attending = without_strange_keys(tile)
+        scaled, tile, _ = positive(setting, tile)
+        out, lse = self._forward(scaled, tile)
         return spoilt(out[..., : setting.value_dim], *attending), spoilt(lse, attending.key)
 
-    def backward(
-        self,
-        setting: Setting,
-        dout: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dlse: torch.Tensor | None,
-        mask: TileMask,
-    ) -> Gradients:
+    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """See `Kernel.backward`."""
-        k, v, attending = without_strange_keys(mask, q.size(1), k, v)
-        rows, strange, attended = without_strange_rows(mask, k.size(1), TileRows(dout, q, out, lse, dlse))
-        q, scale, sign = positive(rows.q, setting.scale)
-        dq, dk, dv = self._backward(setting, rows._replace(q=q), k, v, mask, scale)
-        if sign != 1:
-            dq = dq * sign
-        dq, dk, dv = dq[..., : setting.head_dim], dk[..., : setting.head_dim], dv[..., : setting.value_dim]
+        tile, attending = without_strange_keys(tile)
+        tile, rows, strange, attended = without_strange_rows(tile, rows)
+        setting, tile, sign = positive(setting, tile)
+        dq, dk, dv = as_given(setting, self._backward(setting, tile, rows), sign)
         return spoilt(dq, strange, *attending), spoilt(dk, attended), spoilt(dv, attended)
 
+    @abc.abstractmethod
     def _refuses(self, setting: Setting) -> str | None:
         """As `why_not`, on a CUDA device."""
-        raise NotImplementedError
 
-    def _forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    @abc.abstractmethod
+    def _forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
         """out `(B, H, S, at least E)` and lse, of a positive scale."""
-        raise NotImplementedError
 
-    def _backward(
-        self, setting: Setting, rows: TileRows, k: torch.Tensor, v: torch.Tensor, mask: TileMask, scale: float
-    ) -> Gradients:
+    @abc.abstractmethod
+    def _backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """dq, dk and dv, whose last axes may be longer, of a positive scale."""
-        raise NotImplementedError

@@ -7,23 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from ringverify.ring.kernels.kernel import Setting, TileMask
-from ringverify.ring.kernels.streaming import Streaming
+from ringverify.ring.kernels.kernel import KernelTile, Setting
+from ringverify.ring.kernels.streaming import STREAMING
 
-STREAMING = Streaming()
 PIECE = 1 << 18
 """Scores that are formed at a time."""
 
 
-def settle_(
-    setting: Setting,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: TileMask,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-) -> None:
+def settle_(setting: Setting, tile: KernelTile, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Mend in place what the op says of rows that are empty or NaN.
 
     A row that the mask empties has lse 0, or NaN of its query. Where the largest score is +inf, among the first keys of
@@ -39,18 +30,15 @@ def settle_(
 
     Args:
         setting: of the call.
-        q: as the kernel was given it; so are k, v and mask.
-        k: likewise.
-        v: likewise.
-        mask: likewise.
+        tile: as the kernel was given it.
         out: `(B, H, S, E)`, written to.
         lse: `(B, H, S)`, written to.
     """
     finite = float(lse.amax()) < torch.inf  # NaN is larger than all numbers, and less than none
     if finite and not _has_zeros(lse):
         return
-    if isinstance(mask, torch.Tensor):
-        emptied = (mask == -torch.inf).all(dim=-1)
+    if tile.bias is not None:
+        emptied = (tile.bias == -torch.inf).all(dim=-1)
         lse.masked_fill_(emptied, -torch.inf)
         if not finite:
             out.masked_fill_(emptied[..., None], 0.0)
@@ -62,11 +50,10 @@ def settle_(
         return
     doubtful = (lse == 0) & ~(out != 0).any(dim=-1)
     which = doubtful.any(dim=1).any(dim=0).nonzero().squeeze(1)
-    batch, heads, keys = *lse.shape[:2], k.size(2)
-    at_a_time = max(1, PIECE // (batch * heads * keys))
+    at_a_time = max(1, PIECE // (lse.size(0) * lse.size(1) * tile.k.size(2)))
     for start in range(0, len(which), at_a_time):
         rows = which[start : start + at_a_time]
-        out_s, lse_s = STREAMING.forward(setting, q[:, :, rows], k, v, _of_rows(mask, rows, keys, setting))
+        out_s, lse_s = STREAMING.forward(setting, _of_rows(tile, rows, setting.accumulates))
         anew = doubtful[:, :, rows]
         out[:, :, rows] = torch.where(anew[..., None], out_s.to(out.dtype), out[:, :, rows])
         lse[:, :, rows] = torch.where(anew, lse_s, lse[:, :, rows])
@@ -76,11 +63,12 @@ def _has_zeros(x: torch.Tensor) -> bool:
     return int(torch.count_nonzero(x)) < x.numel()
 
 
-def _of_rows(mask: TileMask, rows: torch.Tensor, keys: int, setting: Setting) -> torch.Tensor | None:
-    """The mask of some rows of a tile, as a bias."""
-    if mask is None:
-        return None
-    if isinstance(mask, torch.Tensor):
-        return mask if mask.size(-2) == 1 else mask[..., rows, :]
-    later = torch.arange(keys, device=rows.device) > rows[:, None]
-    return torch.zeros(later.shape, dtype=setting.accumulates, device=rows.device).masked_fill_(later, -torch.inf)
+def _of_rows(tile: KernelTile, rows: torch.Tensor, dtype: torch.dtype) -> KernelTile:
+    """Some rows of a tile, whose mask is a bias if it has one."""
+    mask = tile.bias
+    if tile.causal:
+        later = torch.arange(tile.k.size(2), device=rows.device) > rows[:, None]
+        mask = torch.zeros(later.shape, dtype=dtype, device=rows.device).masked_fill_(later, -torch.inf)
+    elif mask is not None and mask.size(-2) > 1:
+        mask = mask[..., rows, :]
+    return tile._replace(q=tile.q[:, :, rows], mask=mask)

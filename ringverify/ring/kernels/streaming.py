@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from ringverify.ring.kernels.kernel import Extent, Gradients, Setting, TileMask
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 
 
 class Streaming:
@@ -54,13 +54,12 @@ class Streaming:
         keys = tile.of_keys(2 * d + 2 * e + converted * (d + e))
         return (scores + causal + rows + keys) * setting.accumulates.itemsize
 
-    def forward(
-        self, setting: Setting, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: TileMask
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, setting: Setting, tile: KernelTile) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel.forward`."""
-        q, k, v = (x.to(setting.accumulates) for x in (q, k, v))
+        tile = tile.each(lambda x: x.to(setting.accumulates))
+        q, k, v, _ = tile
         s_BHST, _ = _scores(setting, q, k, derivative=False)
-        bias = _bias(mask, s_BHST)
+        bias = _bias(tile, s_BHST)
         excluded = None if bias is None else bias == -math.inf
         if bias is not None and excluded is not None:
             s_BHST.add_(bias).masked_fill_(excluded, -math.inf)
@@ -74,22 +73,13 @@ class Streaming:
         lse = (largest + total.log()).squeeze(-1)
         return out.view(*q.shape[:3], v.size(-1)), lse
 
-    def backward(
-        self,
-        setting: Setting,
-        dout: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dlse: torch.Tensor | None,
-        mask: TileMask,
-    ) -> Gradients:
+    def backward(self, setting: Setting, tile: KernelTile, rows: MergedRows) -> QKVGradients:
         """See `Kernel.backward`."""
-        dout, q, k, v, out = (x.to(setting.accumulates) for x in (dout, q, k, v, out))
+        tile = tile.each(lambda x: x.to(setting.accumulates))
+        q, k, v, _ = tile
+        dout, out, lse, dlse = rows.each(lambda x: x.to(setting.accumulates))
         s_BHST, tanh = _scores(setting, q, k, derivative=True)
-        bias = _bias(mask, s_BHST)
+        bias = _bias(tile, s_BHST)
         nothing = lse == math.inf
         delta = (dout * out).sum(dim=-1)
         if dlse is not None:
@@ -117,6 +107,9 @@ class Streaming:
         return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
 
+STREAMING = Streaming()
+
+
 def _scores(
     setting: Setting, q: torch.Tensor, k: torch.Tensor, *, derivative: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -129,11 +122,8 @@ def _scores(
     return (tanh * setting.softcap, tanh) if derivative else (tanh.mul_(setting.softcap), None)
 
 
-def _bias(mask: TileMask, s_BHST: torch.Tensor) -> torch.Tensor | None:
-    if not isinstance(mask, str):
-        return mask
-    rows, keys = s_BHST.shape[-2:]
-    return s_BHST.new_full((rows, keys), -math.inf).triu_(1)
+def _bias(tile: KernelTile, s_BHST: torch.Tensor) -> torch.Tensor | None:
+    return s_BHST.new_full(s_BHST.shape[-2:], -math.inf).triu_(1) if tile.causal else tile.bias
 
 
 def _pairs(x_BKTD: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from ringref.problem import Dilation, Problem
-from ringverify.ring.plan.rows import Span
+from ringverify.ring.plan.rows import Span, evenly
 
 Branch = tuple[int, int, int]
 """Segment length, dilation rate and offset."""
@@ -51,20 +52,20 @@ def head_classes(dilation: Dilation | None, heads: int, key_heads: int) -> tuple
         for span in _spans(members_of, together=group == 1 or whole, neighbours=group > 1):
             lanes = []
             for branch, mine in lanes_of:
-                step = mine[1] - mine[0] if len(mine) > 1 else 1
-                one = span.size == 1
-                size, step = (len(mine), step) if one else (span.size * group, span.step if group == 1 else 1)
-                lanes.append((branch, Span(span.start * group + mine[0], size, step)))
+                heads_of = evenly(
+                    np.array([key_head * group + head for key_head in range(*span.bounds()) for head in mine])
+                )
+                assert isinstance(heads_of, Span)
+                lanes.append((branch, heads_of))
             found.append(HeadClass(span, tuple(lanes)))
     return tuple(found)
 
 
 def _spans(members: list[int], *, together: bool, neighbours: bool) -> Iterator[Span]:
     """Ascending numbers as one span if they may be together and are evenly spaced, else one by one."""
-    step = members[1] - members[0] if len(members) > 1 else 1
-    even = all(after - before == step for before, after in pairwise(members))
-    if together and even and (step == 1 or not neighbours):
-        yield Span(members[0], len(members), step)
+    span = evenly(np.array(members))
+    if together and isinstance(span, Span) and (span.step == 1 or not neighbours):
+        yield span
     else:
         yield from (Span(member, 1) for member in members)
 

@@ -62,6 +62,7 @@ class Plan:
         replicated: whether every rank holds all queries.
         keys: every rank's keys, by rank.
         schedule: who sends what at which hop.
+        nbytes: about what the plan takes, which grows with what it is asked.
     """
 
     def __init__(self, problem: Problem, sharding: Sharding, world_size: int, rank: int) -> None:
@@ -76,7 +77,7 @@ class Plan:
         self._classes = tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
         self._travel: dict[int, Travel] = {}
         held = sum(map(len, (*self.keys, *self._queries)))
-        self._nbytes = 20_000 + 200 * held + 40 * len(problem.documents or ())
+        self.nbytes = 20_000 + 200 * held + 40 * len(problem.documents or ())
         if self.replicated:  # nothing visits
             self.schedule = Schedule(rank, world_size, (0,) * world_size, (len(self.regions(rank)) > 0,), ())
         else:
@@ -104,16 +105,9 @@ class Plan:
 
     @functools.cached_property
     def _regions(self) -> tuple[Regions, ...]:
-        return regions(self.problem, self._queries[self.rank], self.keys)
-
-    @property
-    def nbytes(self) -> int:
-        """About what the plan takes, which grows with what it is asked."""
-        return self._nbytes + ("_regions" in self.__dict__ and self._table_bytes)
-
-    @functools.cached_property
-    def _table_bytes(self) -> int:
-        return sum(of.nbytes for of in self._regions)
+        found = regions(self.problem, self._queries[self.rank], self.keys)
+        self.nbytes += sum(of.nbytes for of in found)
+        return found
 
     def whole(self, owner: int) -> KVSlice:
         """All keys of a rank."""
@@ -129,9 +123,8 @@ class Plan:
         """Elements of what crosses a boundary."""
         travel = self._travel_of(owner)
         cut = travel.cut[boundary]
-        if cut < 0:
-            return self.whole(owner).numel
-        return travel.beyond[cut] * self.problem.batch * (self.problem.head_dim + self.problem.dv)
+        rows = self._rows(owner) if cut < 0 else travel.beyond[cut]
+        return rows * self.problem.batch * (self.problem.head_dim + self.problem.dv)
 
     def dkv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block's gradient crosses a boundary: what ranks have added to."""
@@ -148,7 +141,7 @@ class Plan:
     def _travel_of(self, owner: int) -> Travel:
         if owner not in self._travel:
             found = hops(self.problem, self._queries, self.keys, owner)
-            self._nbytes += found.nearest.nbytes + found.furthest.nbytes
+            self.nbytes += found.nearest.nbytes + found.furthest.nbytes
             near, far = (self._cumulated(of) for of in found)
             beyond = [self._rows(owner) - reached for reached in far]
             held, cut, cuts = self._rows(owner), -1, []

@@ -148,12 +148,11 @@ def _by_position(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowR
 
 def _batches(problem: Problem) -> Iterator[tuple[tuple[int, int], int | None]]:
     """Neighbouring batch elements of one key length, and that length; `None` for all keys."""
-    if problem.key_lengths is None:
-        yield (0, problem.batch), None
-        return
-    for length, group in groupby(range(problem.batch), key=lambda element: problem.key_lengths[element]):  # type: ignore[index]
-        elements = list(group)
-        yield (elements[0], elements[-1] + 1), length
+    lengths: Sequence[int | None] = problem.key_lengths or (None,) * problem.batch
+    stop = 0
+    for length, group in groupby(lengths):
+        start, stop = stop, stop + len(list(group))
+        yield (start, stop), length
 
 
 def _tables(

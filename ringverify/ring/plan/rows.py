@@ -58,11 +58,7 @@ def same(first: Rows, second: Rows) -> bool:
 def locate(inner: Rows, outer: Rows) -> slice | NDArray[np.int64]:
     """Where the rows of `inner` lie within those of `outer`, which holds them all."""
     if isinstance(inner, Span) and isinstance(outer, Span):
-        first, by = (inner.start - outer.start) // outer.step, max(inner.step // outer.step, 1)
-        return slice(first, first + by * (inner.size - 1) + 1, by)
-    places = np.searchsorted(as_array(outer), as_array(inner))
-    steps = np.diff(places)
-    if len(places) == 1 or (steps == steps[0]).all():
-        by = int(steps[0]) if len(steps) else 1
-        return slice(int(places[0]), int(places[-1]) + 1, by)
-    return places
+        by = max(inner.step // outer.step, 1)
+        return Span((inner.start - outer.start) // outer.step, inner.size, by).slice()
+    places = evenly(np.searchsorted(as_array(outer), as_array(inner)))
+    return places.slice() if isinstance(places, Span) else places

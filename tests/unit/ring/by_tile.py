@@ -11,7 +11,7 @@ from ringref.pattern import multiplicity
 from ringref.rounding import Pipeline, allowed_error, margins
 from ringverify.ring.accumulate import Running, merge_
 from ringverify.ring.calls import ACCUMULATES
-from ringverify.ring.kernels.kernel import Setting
+from ringverify.ring.kernels.kernel import KernelTile, MergedRows, Setting
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
@@ -86,7 +86,8 @@ def computed(kernel, problem, inputs, cuts=((), ())):
     out, lse = sums.out.transpose(1, 2), sums.lse
     tiles = list(tiles_of(problem, cuts, device))
     for rows, keys, mask in tiles:
-        out_b, lse_b = kernel.forward(setting, q[:, :, rows], k[:, :, keys], v[:, :, keys], mask)
+        tile = KernelTile(q[:, :, rows], k[:, :, keys], v[:, :, keys], mask)
+        out_b, lse_b = kernel.forward(setting, tile)
         assert lse_b.dtype == setting.accumulates
         assert out_b.dtype in (setting.dtype, setting.accumulates)
         merge_(out[:, :, rows], lse[:, :, rows], out_b, lse_b)
@@ -95,8 +96,9 @@ def computed(kernel, problem, inputs, cuts=((), ())):
     known = lse.masked_fill(lse == -math.inf, math.inf)
     for rows, keys, mask in tiles:
         dlse = None if inputs.dlse is None else inputs.dlse[:, :, rows]
-        arguments = dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], merged[:, :, rows]
-        gradients = kernel.backward(setting, *arguments, known[:, :, rows], dlse, mask)
+        tile = KernelTile(q[:, :, rows], k[:, :, keys], v[:, :, keys], mask)
+        of_rows = MergedRows(dout[:, :, rows], merged[:, :, rows], known[:, :, rows], dlse)
+        gradients = kernel.backward(setting, tile, of_rows)
         for total, part, where in zip(found, gradients, (rows, keys, keys), strict=True):
             total[:, :, where] += part
     results = [merged.transpose(1, 2), lse, *(x.to(setting.dtype).transpose(1, 2) for x in found)]

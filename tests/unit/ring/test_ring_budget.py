@@ -11,7 +11,7 @@ from ringverify.ring.accumulate import Sum, merge_
 from ringverify.ring.calls import ACCUMULATES
 from ringverify.ring.kernels.choose import KERNELS, STREAMING, choose_kernel
 from ringverify.ring.kernels.fused_cpu import FusedCPU
-from ringverify.ring.kernels.kernel import Extent, Setting
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, Setting
 from ringverify.ring.kernels.streaming import Streaming
 from ringverify.ring.sides import SMALLEST, make_sides
 from ringverify.worlds.simulated import SimulatedWorld
@@ -45,11 +45,11 @@ def taken(kernel, setting, tile):
         gradients = [Sum(x.shape, x.dtype, x.device, into=x, written=x.size(1)) for x in into]
         for mask in (None, "causal"):
             with measured():
-                found = kernel.forward(setting, q, k, v, mask)
+                found = kernel.forward(setting, KernelTile(q, k, v, mask))
                 merge_(*sums, *found)
             del found
             with measured():
-                found = kernel.backward(setting, dout, q, k, v, dout, lse, None, mask)
+                found = kernel.backward(setting, KernelTile(q, k, v, mask), MergedRows(dout, dout, lse))
                 for total, part in zip(gradients, found, strict=True):
                     total.add(slice(0, tile.batch), slice(0, part.size(2)), slice(0, part.size(1)), part)
             del found, part

@@ -17,6 +17,7 @@ from ringref.rounding import UNDERFLOW, rms_error, witness_bound
 from ringverify.ring.attention import ring_attention
 from ringverify.ring.kernels.columns import in_columns, positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.fused_cpu import FusedCPU
+from ringverify.ring.kernels.kernel import KernelTile, MergedRows, Setting
 
 forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -163,12 +164,14 @@ def test_columns_lower_the_row_sum_by_dlse():
     generator = torch.Generator().manual_seed(0)
     dout, out = torch.randn(2, 1, 3, 5, 4, generator=generator, dtype=torch.float64)
     dlse = torch.randn(1, 3, 5, generator=generator, dtype=torch.float64)
-    wider = [x.numpy() for x in with_lse_cotangent(dout, out, dlse)]
+    rows = MergedRows(dout, out, torch.zeros_like(dlse), dlse)
+    wider = [x.numpy() for x in with_lse_cotangent(rows)[:2]]
     expected = (dout * out).sum(dim=-1) - dlse
     size = (dout * out).abs().sum(dim=-1) + dlse.abs()
     bound = witness_bound("float64", 10) * size.numpy()
     assert bool((np.abs((wider[0] * wider[1]).sum(axis=-1) - expected.numpy()) <= bound).all())
-    assert with_lse_cotangent(dout, out, None) == (dout, out)
+    rows = rows._replace(dlse=None)
+    assert with_lse_cotangent(rows) is rows
 
 
 def test_what_is_wide_and_contiguous_enough_is_not_copied():
@@ -183,9 +186,10 @@ def test_what_is_wide_and_contiguous_enough_is_not_copied():
 def test_a_sign_goes_into_the_queries():
     """The scores stay, and 0 becomes queries of 0 with a scale of 1."""
     q = torch.randn(3)
-    assert positive(q, 0.25) == (q, 0.25, 1)
+    setting, tile = Setting("cpu", torch.float32, torch.float32, 3, 3, 0.25, None), KernelTile(q, q, q)
+    assert positive(setting, tile) == (setting, tile, 1)
     for scale in (-0.25, 0.0):
-        moved, factor, sign = positive(q, scale)
-        assert factor > 0
-        assert torch.equal(moved * factor, q * scale)
+        other, moved, sign = positive(setting._replace(scale=scale), tile)
+        assert other.scale > 0
+        assert torch.equal(moved.q * other.scale, q * scale)
         assert sign == (-1 if scale else 0)

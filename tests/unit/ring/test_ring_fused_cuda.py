@@ -28,7 +28,7 @@ from ringverify.ring.kernels import fused_cuda
 from ringverify.ring.kernels.choose import choose_kernel
 from ringverify.ring.kernels.flex import Flex
 from ringverify.ring.kernels.fused_cuda import LSE_ALIGNMENT, EfficientCUDA, FlashCUDA
-from ringverify.ring.kernels.kernel import Extent
+from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows
 
 READ_BYTES = 16
 """Bytes that are read at a time: addresses and strides are multiples of it."""
@@ -238,13 +238,12 @@ def test_a_bias_of_one_row_is_that_of_every_row(ops, dtype):
     bias[0, ..., 4:] = -torch.inf
     q, k, v, dout = (x.transpose(1, 2) for x in given[:4])
     for_all = bias.expand(2, 2, 6, 9)
-    out, lse = EfficientCUDA().forward(setting, q, k, v, bias)
-    expected = EfficientCUDA().forward(setting, q, k, v, for_all)
+    tiles = [KernelTile(q, k, v, mask) for mask in (bias, for_all)]
+    (out, lse), expected = (EfficientCUDA().forward(setting, tile) for tile in tiles)
     assert all(map(torch.equal, (out, lse), expected))
-    arguments = setting, dout, q, k, v, out, lse, given.dlse
-    assert all(
-        map(torch.equal, EfficientCUDA().backward(*arguments, bias), EfficientCUDA().backward(*arguments, for_all))
-    )
+    rows = MergedRows(dout, out, lse, given.dlse)
+    found, expected = (EfficientCUDA().backward(setting, tile, rows) for tile in tiles)
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -336,7 +335,7 @@ def test_efficient_rows_whose_scores_are_all_minus_infinity_are_empty(ops, causa
     given.q[:, 3:], given.k[:] = 1e20, -1e20
     given.q[:, 0], given.v[:, 0] = 0.0, 0.0
     q, k, v, _ = (x.transpose(1, 2) for x in given[:4])
-    out, lse = EfficientCUDA().forward(setting_of(problem), q, k, v, "causal" if causal else None)
+    out, lse = EfficientCUDA().forward(setting_of(problem), KernelTile(q, k, v, "causal" if causal else None))
     assert bool((lse[:, :, 3:] == -torch.inf).all())
     assert not bool(out[:, :, 3:].any())
     if causal:
@@ -375,11 +374,12 @@ def test_rows_and_heads_of_a_dilation_are_packed(ops, part):
     rows, heads = part
     q, k, v, dout = (x[:, rows, heads].transpose(1, 2) for x in given[:4])
     setting = setting_of(Problem(query_length=12, head_dim=8, dtype="bfloat16"))
-    out, lse = EfficientCUDA().forward(setting, q, k, v, None)
+    tile = KernelTile(q, k, v)
+    out, lse = EfficientCUDA().forward(setting, tile)
     apart = torch.zeros(2, 12, 4, 8, dtype=torch.bfloat16)
     apart[:, rows, heads] = out.transpose(1, 2)
     outs = apart[:, rows, heads].transpose(1, 2), out.transpose(1, 2).contiguous().transpose(1, 2)
-    found, expected = (EfficientCUDA().backward(setting, dout, q, k, v, one, lse, None, None) for one in outs)
+    found, expected = (EfficientCUDA().backward(setting, tile, MergedRows(dout, one, lse)) for one in outs)
     assert all(map(torch.equal, found, expected))
 
 
@@ -401,12 +401,11 @@ def deterministic_mode(mode):
 def test_the_deterministic_mode_is_on_where_it_was_asked_for(ops, kernel):
     """While the op is launched; otherwise, and afterwards, it is as the user has set it."""
     q, k, v, dout = (x.transpose(1, 2) for x in inputs_of(Problem(query_length=4, dtype="float16"))[:4])
-    setting = setting_of(Problem(query_length=4, dtype="float16"))
+    setting, tile = setting_of(Problem(query_length=4, dtype="float16")), KernelTile(q, k, v)
     for asked, mode in itertools.product((False, True), (DEFAULT, WARNS, RAISES)):
         with deterministic_mode(mode):
             given = setting._replace(deterministic=asked)
-            out, lse = kernel.forward(given, q, k, v, None)
-            kernel.backward(given, dout, q, k, v, out, lse, None, None)
+            kernel.backward(given, tile, MergedRows(dout, *kernel.forward(given, tile)))
             assert torch.get_deterministic_debug_mode() == mode
         assert ops["modes"].pop() == (RAISES if asked else mode)
 
@@ -421,7 +420,7 @@ def test_a_failing_op_leaves_the_mode_as_it_was(monkeypatch):
     q = torch.zeros(1, 1, 4, 8, dtype=torch.float16)
     setting = setting_of(Problem(query_length=4, dtype="float16"))._replace(deterministic=True)
     with pytest.raises(RuntimeError, match="out of memory"):
-        FlashCUDA().backward(setting, q, q, q, q, q, torch.zeros(1, 1, 4), None, None)
+        FlashCUDA().backward(setting, KernelTile(q, q, q), MergedRows(q, q, torch.zeros(1, 1, 4)))
     assert torch.get_deterministic_debug_mode() == DEFAULT
 
 

@@ -202,12 +202,12 @@ def test_the_margin_sees_a_wrong_kernel():
     class Wrong:
         takes_bias = True
 
-        def forward(self, setting, q, k, v, mask):
-            return STREAMING.forward(*self.changed(setting, q, k, v, mask))
+        def forward(self, setting, tile):
+            return STREAMING.forward(*self.changed(setting, tile))
 
-        def backward(self, setting, dout, q, k, v, out, lse, dlse, mask):
-            setting, q, k, v, mask = self.changed(setting, q, k, v, mask)
-            return self.returned(STREAMING.backward(setting, dout, q, k, v, out, lse, self.cotangent(dlse), mask))
+        def backward(self, setting, tile, rows):
+            rows = rows._replace(dlse=self.cotangent(rows.dlse))
+            return self.returned(STREAMING.backward(*self.changed(setting, tile), rows))
 
         changed = staticmethod(lambda *them: them)
         cotangent = staticmethod(lambda dlse: dlse)
@@ -215,13 +215,14 @@ def test_the_margin_sees_a_wrong_kernel():
 
     assert worst_margin(problem, given, computed(Wrong(), problem, given)[0]) <= 1
     for name, change in {
-        "changed": lambda setting, *others: (setting._replace(scale=1.01 * setting.scale), *others),
+        "changed": lambda setting, tile: (setting._replace(scale=1.01 * setting.scale), tile),
         "cotangent": lambda dlse: -dlse,
         "returned": lambda them: (them[0], 2 * them[1], them[2]),
     }.items():
         wrong = type("Mutant", (Wrong,), {name: staticmethod(change)})()
         assert worst_margin(problem, given, computed(wrong, problem, given)[0]) > 1, name
-    lost = type("Mutant", (Wrong,), {"changed": staticmethod(lambda *them: (*them[:-1], them[-1].clamp(max=0.0)))})()
+    once = staticmethod(lambda setting, tile: (setting, tile._replace(mask=tile.mask.clamp(max=0.0))))
+    lost = type("Mutant", (Wrong,), {"changed": once})()
     assert worst_margin(problem, given, computed(lost, problem, given)[0]) > 1
 
 

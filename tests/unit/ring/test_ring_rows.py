@@ -14,6 +14,7 @@ from ringref.attention import attention
 from ringref.problem import Dilation, Problem
 from ringverify.ring.kernels import settled
 from ringverify.ring.kernels.choose import KERNELS, STREAMING
+from ringverify.ring.kernels.kernel import KernelTile
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,7 +71,7 @@ def test_a_tile_whose_scores_are_minus_infinity_is_the_empty_partial(kernel, dty
     given = with_keys(inputs_of(problem), lambda j: -INF if j < keys else 1.0)
     setting = setting_of(problem)
     q, k, v = (x.transpose(1, 2) for x in given[:3])
-    out, lse = kernel.forward(setting, q, k[:, :, :keys], v[:, :, :keys], None)
+    out, lse = kernel.forward(setting, KernelTile(q, k[:, :, :keys], v[:, :, :keys]))
     assert not bool(out.any())
     assert bool((lse == -INF).all())
     results, _ = computed(kernel, problem, given, ((), (keys,)))
@@ -158,7 +159,7 @@ def test_rows_under_a_bias_are_computed_anew_whatever_it_is_broadcast_over(kerne
     bias[0, ..., 5:] = -INF
     q, k, v = (x.transpose(1, 2) for x in given[:3])
     mask = bias.expand(2, 1, 3, 8) if by_row else bias
-    out, lse = kernel.forward(setting_of(problem), q, k, v, mask)
+    out, lse = kernel.forward(setting_of(problem), KernelTile(q, k, v, mask))
     assert not bool(out[0].any())
     assert bool((lse[0] == -INF).all())
     assert bool(lse[1].isfinite().all())
@@ -169,9 +170,9 @@ def test_what_an_op_says_of_a_row_of_zeros_is_right(monkeypatch):
     asked = []
     forward = STREAMING.forward
 
-    def noted(setting, q, *others):
-        asked.append(q.size(2))
-        return forward(setting, q, *others)
+    def noted(setting, tile):
+        asked.append(tile.q.size(2))
+        return forward(setting, tile)
 
     monkeypatch.setattr(settled, "STREAMING", type("Noted", (), {"forward": staticmethod(noted)}))
     fused = KERNELS[0]
