@@ -17,7 +17,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringverify import targets
@@ -55,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         facts = read_facts(FACTS)
-        if options.survey is not None:
-            gathered = gather(options.survey, facts)
-            write_whole(VERDICTS, json.dumps(as_json(gathered), indent=1, ensure_ascii=False) + "\n")
-        verdicts = read_verdicts(VERDICTS)
+        verdicts, cases = (read_verdicts(VERDICTS), None) if options.survey is None else gather(options.survey, facts)
         for line in (amiss := unexplained(verdicts, facts)):
             print(f"cannot publish: {line}")
         if amiss:
             return 1
+        if cases is not None:
+            _keep(cases)
+            write_whole(VERDICTS, json.dumps(as_json(verdicts), indent=1, ensure_ascii=False) + "\n")
         write_whole(PAGE, published_page(verdicts, facts, FOLDER.name))
     except (UsageError, Inconclusive, ReportError) as error:
         print(f"publishing: {error}", file=sys.stderr)
@@ -72,8 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def gather(survey: Path, facts: Facts) -> Verdicts:
-    """Collect the verdicts of the reports in a folder, copy the violations' case files, and run the facts' scripts.
+def gather(survey: Path, facts: Facts) -> tuple[Verdicts, dict[str, str]]:
+    """Collect the verdicts of the reports in a folder and the violations' case files, and run the facts' scripts.
+
+    Returns:
+        The verdicts, and the texts of the case files by name.
 
     Raises:
         UsageError: the folder holds no reports, or there are verdicts on another version than the facts name.
@@ -88,19 +91,13 @@ def gather(survey: Path, facts: Facts) -> Verdicts:
         seen.setdefault(one.implementation, {})[one.property] = (one.outcome, one.said)
     found = {one.name: told_of(one, seen.get(one.name, {})) for one in results.implementations}
     _same_versions(facts)
-    CASES.mkdir(parents=True, exist_ok=True)
     named = [
         Path(outcome.counterexample.file)
         for one in results.implementations
         for outcome in one.failures
         if outcome.counterexample is not None and outcome.counterexample.file is not None
     ]
-    kept = {path.name: path if path.is_file() else survey / path for path in named}
-    for path in CASES.glob("*.json"):
-        if path.name not in kept:
-            path.unlink()
-    for name, path in kept.items():
-        write_whole(CASES / name, read_text(path))
+    cases = {path.name: read_text(path if path.is_file() else survey / path) for path in named}
     header = results.headers[0]
     made = SurveyConditions(
         ringverify=header.ringverify,
@@ -114,7 +111,17 @@ def gather(survey: Path, facts: Facts) -> Verdicts:
     known = [target for package in facts.packages for target in package.targets]
     ordered = [*(target for target in known if target in found), *(target for target in found if target not in known)]
     scripts = {script.file: _output(FOLDER / script.file) for script in facts.scripts}
-    return Verdicts(schema=SCHEMA, made=made, targets={name: found[name] for name in ordered}, scripts=scripts)
+    return Verdicts(schema=SCHEMA, made=made, targets={name: found[name] for name in ordered}, scripts=scripts), cases
+
+
+def _keep(cases: Mapping[str, str]) -> None:
+    """Replace the case files that are kept."""
+    CASES.mkdir(parents=True, exist_ok=True)
+    for path in CASES.glob("*.json"):
+        if path.name not in cases:
+            path.unlink()
+    for name, text in cases.items():
+        write_whole(CASES / name, text)
 
 
 def _same_versions(facts: Facts) -> None:
