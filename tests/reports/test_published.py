@@ -122,6 +122,25 @@ def test_what_does_not_fit_is_named(verdicts, facts):
     assert "peer:new has a verdict, but no [[package]] in packages.toml lists it under targets" in lines
 
 
+def test_what_is_refused_leaves_everything_as_it_was(verdicts, facts, tmp_path, monkeypatch, capsys):
+    """A survey with a violation that nothing explains: neither verdicts nor case files are replaced."""
+    none = Facts(facts.packages, (), facts.scripts)
+    monkeypatch.chdir(tmp_path)
+    publishing.CASES.mkdir(parents=True)
+    kept = publishing.CASES / "kept.json"
+    kept.write_text("{}")
+    monkeypatch.setattr(publishing, "read_facts", lambda _path: none)
+    monkeypatch.setattr(publishing, "gather", lambda _survey, _facts: (verdicts, {"new.json": "{}"}))
+    assert publishing.main(["survey"]) == 1
+    assert "cannot publish: " in capsys.readouterr().out
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / kept]
+    monkeypatch.setattr(publishing, "read_facts", lambda _path: facts)
+    assert publishing.main(["survey"]) == 0
+    assert [path.name for path in publishing.CASES.iterdir()] == ["new.json"]
+    assert publishing.VERDICTS.exists()
+    assert publishing.PAGE.exists()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
