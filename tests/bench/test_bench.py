@@ -204,6 +204,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(bench, monkeypatch):
     assert err == "ringverify: --plot needs matplotlib: pip install 'ringverify[plots]'\n"
 
 
+@pytest.mark.nightly
 def test_no_rounds_leave_memory_alone(bench):
     """For long sequences, whose times nobody waits for."""
     code, out, _, report = bench(*TINY, "--repeat", "0", "--memory", "--length", "32", "--json", "bench.json")
@@ -252,6 +253,7 @@ def test_an_interrupt_ends_it_and_leaves_no_process(tmp_path):
     assert_nobody_is_left(process)
 
 
+@pytest.mark.nightly
 def test_dilations_are_compared_with_what_they_are_made_of(bench):
     """Both head modes with the branches that were named, beside the dense problems and a ring of all pairs."""
     options = [*TINY, "--dilation", "8:1,32:3", "--length", "64", "--heads", "2"]

@@ -59,6 +59,7 @@ def test_ctrl_c_ends_a_run_with_130_and_leaves_nobody(world, ringverify):
         read_report(Path("report.jsonl.partial"))
 
 
+@pytest.mark.nightly
 def test_a_reader_who_leaves_ends_the_run_silently_and_without_a_verdict(ringverify):
     """`ringverify check … | head -1` ends with 141: 1 would say that something is wrong with the implementation."""
     process = ringverify.apart(

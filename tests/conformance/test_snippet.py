@@ -96,6 +96,7 @@ def recorded(property, **fields):
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.nightly
 def test_a_snippet_holds_values_that_are_no_numbers(tmp_path):
     """Keys that nothing attends are NaN in some cases; this implementation knows no key lengths, and attends them."""
     written = tmp_path / "poisoned.py"

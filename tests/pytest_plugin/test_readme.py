@@ -32,11 +32,8 @@ def test_the_test_file_is_a_test_file(theirs):
     assert ran.counts() == {"passed": 3}
 
 
-@pytest.mark.parametrize(
-    "command",
-    [COMMANDS[0], *(pytest.param(command, marks=pytest.mark.nightly) for command in COMMANDS[1:])],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.nightly
 def test_the_commands_are_what_people_can_type(command, theirs):
     """Each from where the package lies, as a command of its own."""
     (theirs.folder / "test_ring.py").unlink()

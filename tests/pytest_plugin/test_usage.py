@@ -50,6 +50,7 @@ def test_wrong_usage_is_one_line_and_exit_status_4(mistake, project):
     assert {path.name for path in project.folder.iterdir()} <= {*before, "__pycache__"}
 
 
+@pytest.mark.nightly
 def test_a_target_that_ends_its_process_when_it_is_imported_does_not_end_pytest(project):
     """With exit status 0 nothing would have been checked, and nobody would know."""
     project.write(gone="import os\n\nos._exit(0)\n")

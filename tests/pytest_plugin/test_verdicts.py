@@ -130,6 +130,7 @@ def test_call():
 """
 
 
+@pytest.mark.nightly
 def test_the_seed_of_a_night_is_said_however_quiet(project):
     """Of each that was drawn, at the end and in the properties of the test; else nobody sees that night again."""
     project.write(test_night=NIGHTLY)
@@ -161,6 +162,7 @@ def test_a_baseline_may_name_what_is_not_run(project):
     assert project.pytest_apart(*FEW).code == 1, "what it does not name fails"
 
 
+@pytest.mark.nightly
 def test_a_run_whose_only_violations_are_known_ends_with_0(project):
     """Settings come from the project's own file; the path of the baseline is that file's."""
     (project.folder / "known.toml").write_text(BASELINE.split("\n\n")[0])

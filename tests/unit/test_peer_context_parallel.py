@@ -49,7 +49,7 @@ def hunted(target: str, property: str, examples: int, world: World | None = None
 
 
 @pytest.mark.parametrize("target", [*TORCH, *DIFFUSERS])
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_the_forward_pass_is_right(target: str) -> None:
     """Out and, where it is returned, the log-sum-exp, of any scale and any number of ranks that is declared."""
     found = hunted(target, "lse" if load_lse(target) else "forward", 24)

@@ -39,7 +39,7 @@ def hunted(target: str, property: str, examples: int) -> Hunt:
 
 
 @pytest.mark.parametrize("target", VARIANTS)
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_values_and_gradients_are_right(target: str) -> None:
     """Out, log-sum-exp and gradients, of grouped heads, any scale and any number of ranks."""
     for property, examples in (("lse", 10), ("gradients", 15)):

@@ -41,7 +41,7 @@ def hunted(target: str, property: str, examples: int) -> Hunt:
 
 
 @pytest.mark.parametrize("target", ON_FLASH_ATTN)
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_values_and_gradients_are_right_on_flash_attn(target: str) -> None:
     """Of grouped heads, any scale, softcap and any number of ranks that is declared."""
     for property, examples in (("forward", 8), ("gradients", 12)):
@@ -57,7 +57,7 @@ def test_dq_of_float16_is_rounded_to_bfloat16_by_the_plain_ring(target: str) -> 
 
 
 @pytest.mark.parametrize("target", ON_TORCH)
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_out_is_wrong_on_torch(target: str) -> None:
     """Known faults of the package: log-sum-exps of 0 or in the input dtype, and a ring within Ulysses."""
     found = hunted(target, "forward", 20).counterexample

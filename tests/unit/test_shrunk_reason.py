@@ -47,6 +47,7 @@ def two_faults(below, above):
         (_wrong_lse, _wrong_values, "out"),
     ],
 )
+@pytest.mark.by_day(1)
 def test_shrinking_does_not_slip_into_another_fault(below, above, reason):
     """A short case fails too, and is smaller, but for another reason."""
     world = SimulatedWorld()

@@ -97,6 +97,7 @@ def _use_a_world():
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.nightly
 def test_a_child_that_uses_a_world_leaves_its_parent_the_sockets_folder():
     """A process inherits the folder of `multiprocessing` from its parent, whose fork server starts anew in it."""
     folder = Path(multiprocessing.util.get_temp_dir())

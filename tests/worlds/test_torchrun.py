@@ -43,6 +43,7 @@ def exit_codes(err):
     return {int(rank): int(code) for rank, code in found}
 
 
+@pytest.mark.nightly
 def test_the_ring_conforms_and_says_so_once(tmp_path):
     """Rank 0 drives and tells; the others print nothing; everybody ends with 0."""
     code, out, err = torchrun(tmp_path, "ring", "--max-examples", 3, "--only", "forward,gradients")

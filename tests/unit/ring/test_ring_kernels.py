@@ -159,6 +159,7 @@ def test_a_softcap_is_a_literal_of_the_kernel():
     assert scalars_of(closure, *given_flex(40, 50)) != 0
 
 
+@pytest.mark.nightly
 def test_flex_stays_compiled_however_many_settings_there_are():
     """Dynamo counts by code: with code in common the ninth setting would run with all scores in memory."""
     with torch._dynamo.config.patch(recompile_limit=2):

@@ -26,6 +26,7 @@ tests.test_only_the_inputs_that_require_a_gradient_get_one()
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: " ".join(mode.values()) or "as it is")
+@pytest.mark.by_day(1)
 def test_whatever_code_multiplies_the_same_inputs_give_the_same_bits(mode):
     """MKL and torch choose their code by processor; both can be told to take that of another one."""
     others = {name: value for name, value in os.environ.items() if name not in ("MKL_CBWR", "ATEN_CPU_CAPABILITY")}
