@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,8 @@ from ringref.problem import Problem
 Float = NDArray[np.float64]
 Array = NDArray[np.int64]
 
+Values = Callable[[Array], Float]
+"""Returns a row of numbers for each of some positions."""
 BLOCK = 256
 """Keys, or queries, that are summed by class at a time, and the length of a run."""
 
@@ -95,149 +97,196 @@ def class_attention(
     _check(problem, queries, keys, v, dout, dlse)
     if dout is None and dlse is not None:
         raise ValueError("dlse without dout: give a dout of zeros for the gradient of lse alone")
-    out = np.zeros((problem.batch, problem.nq, problem.heads, problem.dv))
-    lse = np.full((problem.batch, problem.heads, problem.nq), -np.inf)
-    answer = ClassAnswer(out, lse)
-    if dout is not None:
-        shapes = ((*out.shape[:3], problem.head_dim), (*v.shape[:3], problem.head_dim), v.shape)
-        answer = ClassAnswer(out, lse, *(np.zeros(shape) for shape in shapes))
-    for b, h in itertools.product(range(problem.batch), range(problem.heads)):
-        kh = h // problem.group_size
-        known = _class_pairs(problem, queries.codebook[h], keys.codebook[kh])
-        some = [
-            _PartOfHead(part, known, queries.classes[b, part.queries, h], keys.classes[b, part.keys, kh], block)
-            for part in parts(problem, b, h)
-        ]
-        for one in some:
-            one.merge_into(out[b, :, h], lse[b, h], one.read(v[b, one.part.keys, kh]))
-        if dout is None:
-            continue
-        assert answer.dq is not None
-        assert answer.dk is not None
-        assert answer.dv is not None
-        # An empty row contributes nothing, whatever its cotangents are.
-        empty = lse[b, h] == -np.inf
-        cotangent = np.where(empty[:, None], 0.0, dout[b, :, h])
-        towards = -(cotangent * out[b, :, h]).sum(axis=-1)
-        if dlse is not None:
-            towards += np.where(empty, 0.0, dlse[b, h])
-        for one in some:
-            rows = _MergedQueries(*(x[one.part.queries] for x in (lse[b, h], cotangent, towards)))
-            values = one.read(v[b, one.part.keys, kh])
-            answer.dq[b, one.part.queries, h] += one.dq(rows, values)
-            dk, dv = one.dk_and_dv(rows, values)
-            answer.dk[b, one.part.keys, kh] += dk
-            answer.dv[b, one.part.keys, kh] += dv
-    return answer
+    p = problem
+    out, lse = np.zeros((p.batch, p.nq, p.heads, p.dv)), np.zeros((p.batch, p.heads, p.nq))
+    dq, dk, dv = np.zeros((*out.shape[:3], p.head_dim)), np.zeros((*v.shape[:3], p.head_dim)), np.zeros(v.shape)
+    for b, h in itertools.product(range(p.batch), range(p.heads)):
+        kh = h // p.group_size
+        head = ClassHead(
+            p,
+            b,
+            h,
+            (queries.codebook[h], queries.classes[b, :, h]),
+            (keys.codebook[kh], keys.classes[b, :, kh]),
+            v[b, :, kh].__getitem__,
+            None if dout is None else dout[b, :, h].__getitem__,
+            None if dlse is None else dlse[b, h],
+            block=block,
+        )
+        for piece in _pieces(p.nq, block):
+            out[b, piece, h], lse[b, h, piece], dq[b, piece, h] = head.rows(piece)
+        for piece in _pieces(p.nk, block) if dout is not None else ():
+            of_keys, of_values = head.gradients_of_keys(piece)
+            dk[b, piece, kh] += of_keys
+            dv[b, piece, kh] += of_values
+    return ClassAnswer(out, lse) if dout is None else ClassAnswer(out, lse, dq, dk, dv)
 
 
-class _ClassPairs(NamedTuple):
-    """What one head has of every query class and every key class.
+def _pieces(length: int, block: int) -> Iterator[slice]:
+    return (slice(start, min(start + block, length)) for start in range(0, length, block))
 
-    Attributes:
-        scores: `(Cq, Ck)`, after softcap.
-        slopes: derivative of a score by `q·k`, `(Cq, Ck)`.
-        q: codebook of the queries `(Cq, D)`.
-        k: codebook of the keys `(Ck, D)`.
+
+class ClassHead:
+    """One query head of one element of a batch, piece by piece: rows of queries first, all of them, then keys.
+
+    Nothing is kept of the length of the sequence but classes, two numbers a query, and sums by class of blocks.
+
+    Args:
+        problem: what to compute.
+        batch: the element.
+        head: the query head.
+        queries: codebook `(Cq, D)` and class of each query `(N,)`.
+        keys: codebook `(Ck, D)` and class of each key `(M,)`, of the key head.
+        values: returns values at some positions, `(positions, E)`; called for a position several times.
+        cotangents: returns cotangents of out at some positions, `(positions, E)`, likewise; `None` without gradients.
+        dlse: cotangent of lse `(N,)`; `None` is zero.
+        block: positions that are summed at a time.
     """
 
-    scores: Float
-    slopes: Float
-    q: Float
-    k: Float
+    def __init__(
+        self,
+        problem: Problem,
+        batch: int,
+        head: int,
+        queries: tuple[Float, Array],
+        keys: tuple[Float, Array],
+        values: Values,
+        cotangents: Values | None = None,
+        dlse: Float | None = None,
+        *,
+        block: int = BLOCK,
+    ) -> None:
+        (self._q, query_classes), (self._k, key_classes) = queries, keys
+        self._values, self._cotangents, self._block = values, cotangents, block
+        self._dlse = np.zeros(problem.nq) if dlse is None else dlse
+        self._dv = problem.dv
+        self._lse = np.full(problem.nq, -np.inf)
+        self._towards = np.zeros(problem.nq)  # dlse − dout·out
+        self._scores = self._q @ self._k.T * problem.scale_value  # of a query class with a key class, after softcap
+        self._slopes = np.full_like(self._scores, problem.scale_value)  # their derivatives by q·k
+        if problem.softcap is not None:
+            self._slopes /= np.cosh(self._scores / problem.softcap) ** 2
+            self._scores = problem.softcap * np.tanh(self._scores / problem.softcap)
+        self._parts = [
+            _PartOfHead(part, query_classes[part.queries], key_classes[part.keys])
+            for part in parts(problem, batch, head)
+        ]
 
+    def rows(
+        self, positions: slice
+    ) -> tuple[Float64[np.ndarray, "n E"], Float64[np.ndarray, " n"], Float64[np.ndarray, "n D"]]:
+        """Return out, lse and dq of the queries from `positions.start` to `stop`; dq is 0 without cotangents."""
+        count = positions.stop - positions.start
+        out, lse, dq = np.zeros((count, self._dv)), np.full(count, -np.inf), np.zeros((count, self._q.shape[1]))
+        for rows, classes, members in self._attended(positions):
+            scores = self._scores[classes, members.classes] + members.log_weights
+            top = scores.max(axis=-1, initial=-np.inf)
+            weights = _exp(scores, top[:, None])
+            total = weights.sum(axis=-1)
+            some = total > 0
+            here, total = rows[some], total[some]
+            partial, partial_lse = weights[some] @ members.payload[:, :-1] / total[:, None], top[some] + np.log(total)
+            merged = np.logaddexp(lse[here], partial_lse)
+            mine, other = np.exp(lse[here] - merged)[:, None], np.exp(partial_lse - merged)[:, None]
+            out[here], lse[here] = mine * out[here] + other * partial, merged
+        self._lse[positions] = lse
+        if self._cotangents is None:
+            return out, lse, dq
+        dout = self._read_cotangents(np.arange(positions.start, positions.stop))
+        towards = np.where(lse == -np.inf, 0.0, self._dlse[positions]) - (dout * out).sum(axis=-1)
+        self._towards[positions] = towards
+        for rows, classes, members in self._attended(positions):
+            p = _exp(self._scores[classes, members.classes] + members.log_weights, lse[rows, None])
+            dp = dout[rows] @ members.payload[:, :-1].T + towards[rows, None]
+            dq[rows] += p * dp * self._slopes[classes, members.classes] @ self._k[members.classes]
+        return out, lse, dq
 
-def _class_pairs(problem: Problem, q: Float, k: Float) -> _ClassPairs:
-    scores = q @ k.T * problem.scale_value
-    slopes = np.full_like(scores, problem.scale_value)
-    if problem.softcap is not None:
-        slopes /= np.cosh(scores / problem.softcap) ** 2
-        scores = problem.softcap * np.tanh(scores / problem.softcap)
-    return _ClassPairs(scores, slopes, q, k)
+    def gradients_of_keys(self, positions: slice) -> tuple[Float64[np.ndarray, "n D"], Float64[np.ndarray, "n E"]]:
+        """Return what this head gives to dk and dv of some keys, after `rows` of all queries."""
+        count = positions.stop - positions.start
+        dk, dv = np.zeros((count, self._k.shape[1])), np.zeros((count, self._dv))
+        for part in self._parts:
+            if part.by_query is None:
+                part.by_query = self._sums_of_queries(part)
+            numbers = part.numbers(part.keys, positions)
+            for run, members in _runs(part.first_query[numbers], part.last_query[numbers], part.by_query):
+                of_run = np.arange(numbers.start, numbers.stop)[run]
+                keys, pairs = part.keys[of_run] - positions.start, (members.classes, part.key_classes[of_run][:, None])
+                p = _exp(self._scores[pairs] + members.log_weights, 0.0)
+                dout, towards = members.payload[:, :-1], members.payload[:, -1]
+                dp = self._read_values(part, of_run) @ dout.T + towards
+                dv[keys] += p @ dout
+                dk[keys] += p * dp * self._slopes[pairs] @ self._q[members.classes]
+        return dk, dv
 
+    def _attended(self, positions: slice) -> Iterator[tuple[Array, Array, _Members]]:
+        """Yield runs of queries, as rows among those at `positions` and their classes, and the keys that they attend.
 
-class _MergedQueries(NamedTuple):
-    """Queries of a part, merged over all keys: lse `(x,)`, dout `(x, E)`, and `dlse − dout·out` as `(x,)`."""
+        A key that is one by one has weight 1, a class the number of its keys; payloads are values, or their mean.
+        """
+        for part in self._parts:
+            if part.by_key is None:
+                part.by_key = self._sums_of_keys(part)
+            numbers = part.numbers(part.queries, positions)
+            for run, members in _runs(part.first[numbers], part.last[numbers], part.by_key):
+                of_run = np.arange(numbers.start, numbers.stop)[run]
+                counts = members.payload[:, -1]
+                log_counts = np.log(counts, where=counts > 0, out=np.full(len(counts), -np.inf))
+                means = members.payload / np.where(counts == 0, 1.0, counts)[:, None]
+                found = _Members(members.classes, members.log_weights + log_counts, means)
+                yield part.queries[of_run] - positions.start, part.query_classes[of_run][:, None], found
 
-    lse: Float
-    dout: Float
-    towards: Float
+    def _sums_of_keys(self, part: _PartOfHead) -> _ClassSums:
+        """Keys of a part by class: weight 1, payload the value and 1."""
+
+        def payload(keys: Array) -> Float:
+            return np.concatenate([self._read_values(part, keys), np.ones((len(keys), 1))], axis=-1)
+
+        weights = np.zeros(len(part.keys))
+        return _ClassSums(part.key_classes, weights, payload, self._dv + 1, len(self._k), self._block)
+
+    def _sums_of_queries(self, part: _PartOfHead) -> _ClassSums:
+        """Queries of a part by class: weight exp(−lse), payload dout and `dlse − dout·out`."""
+
+        def payload(queries: Array) -> Float:
+            at = part.queries[queries]
+            return np.concatenate([self._read_cotangents(at), self._towards[at, None]], axis=-1)
+
+        lse = self._lse[part.queries]
+        weights = np.where(lse == -np.inf, -np.inf, -lse)
+        return _ClassSums(part.query_classes, weights, payload, self._dv + 1, len(self._q), self._block)
+
+    def _read_values(self, part: _PartOfHead, keys: Array) -> Float:
+        """Return the values of keys of a part, 0 for those that no query attends, which may hold anything."""
+        attended = part.first_query[keys] < part.last_query[keys]
+        return np.where(attended[:, None], self._values(part.keys[keys]), 0.0)
+
+    def _read_cotangents(self, positions: Array) -> Float:
+        """Return dout, 0 for empty rows, which contribute nothing, whatever their cotangents are."""
+        assert self._cotangents is not None
+        return np.where((self._lse[positions] == -np.inf)[:, None], 0.0, self._cotangents(positions))
 
 
 class _PartOfHead:
-    """One part of one head: its queries and keys by class, `(x,)` and `(y,)`."""
+    """One part of a head: what `Part` says, turned round too, with the classes of its queries and keys.
 
-    def __init__(self, part: Part, known: _ClassPairs, queries: Array, keys: Array, block: int) -> None:
-        self.part, self._known, self._queries, self._keys, self._block = part, known, queries, keys, block
+    Since intervals never fall, the queries that attend a key are an interval too, from `first_query` to `last_query`.
+    """
 
-    def read(self, v: Float) -> Float:
-        """Return `v (y, E)` with 0 for keys that no query attends, which may hold anything."""
-        return np.where((self._first_query < self._last_query)[:, None], v, 0.0)
+    def __init__(self, part: Part, query_classes: Array, key_classes: Array) -> None:
+        self.queries, self.keys, self.first, self.last = part
+        self.query_classes, self.key_classes = query_classes, key_classes
+        numbers = np.arange(len(part.keys))
+        self.first_query = np.searchsorted(part.last, numbers, side="right")
+        self.last_query = np.searchsorted(part.first, numbers, side="right")
+        self.by_key: _ClassSums | None = None
+        self.by_query: _ClassSums | None = None
 
-    def merge_into(self, out: Float, lse: Float, v: Float) -> None:
-        """Merge its attention into `out (N, E)` and `lse (N,)` of the head; `v (y, E)`."""
-        for run, members in self._by_query(v):
-            scores = self._known.scores[self._queries[run][:, None], members.classes] + members.log_weights
-            top = scores.max(axis=-1, initial=-np.inf)
-            weights = np.exp(scores - np.where(top == -np.inf, 0.0, top)[:, None])
-            total = weights.sum(axis=-1)
-            some = total > 0
-            rows = self.part.queries[run][some]
-            partial_lse = top[some] + np.log(total[some])
-            merged = np.logaddexp(lse[rows], partial_lse)
-            partial = weights[some] @ members.payload[:, :-1] / total[some, None]
-            out[rows] = (
-                np.exp(lse[rows] - merged)[:, None] * out[rows] + np.exp(partial_lse - merged)[:, None] * partial
-            )
-            lse[rows] = merged
-
-    def dq(self, rows: _MergedQueries, v: Float) -> Float:
-        """What it adds to dq of its queries, `(x, D)`; `v (y, E)`."""
-        dq = np.zeros((len(self._queries), self._known.q.shape[1]))
-        for run, members in self._by_query(v):
-            pairs = self._queries[run][:, None], members.classes
-            p = _exp(self._known.scores[pairs] + members.log_weights, rows.lse[run, None])
-            ds = p * (rows.dout[run] @ members.payload[:, :-1].T + rows.towards[run, None]) * self._known.slopes[pairs]
-            dq[run] = ds @ self._known.k[members.classes]
-        return dq
-
-    def dk_and_dv(self, rows: _MergedQueries, v: Float) -> tuple[Float, Float]:
-        """What it adds to dk and dv of its keys, `(y, D)` and `(y, E)`; `v (y, E)`."""
-        dk, dv = np.zeros((len(self._keys), self._known.k.shape[1])), np.zeros_like(v)
-        for run, members in self._by_key(rows):
-            pairs = members.classes, self._keys[run][:, None]
-            p = _exp(self._known.scores[pairs] + members.log_weights, 0.0)
-            dout, towards = members.payload[:, :-1], members.payload[:, -1]
-            dv[run] = p @ dout
-            dk[run] = p * (v[run] @ dout.T + towards) * self._known.slopes[pairs] @ self._known.q[members.classes]
-        return dk, dv
-
-    def _by_query(self, v: Float) -> Iterator[tuple[slice, _Members]]:
-        """Runs of queries, and the keys that each attends: weight 1, payload the value and 1."""
-        payload = np.concatenate([v, np.ones((len(v), 1))], axis=-1)
-        sums = _ClassSums(self._keys, np.zeros(len(v)), payload, self._known.scores.shape[1], self._block)
-        for run, members in _runs(self.part.first, self.part.last, sums):
-            counts = members.payload[:, -1:]  # of keys that are one by one this is 1
-            log_counts = np.log(counts[:, 0], where=counts[:, 0] > 0, out=np.full(len(counts), -np.inf))
-            means = members.payload / np.where(counts == 0, 1.0, counts)
-            yield run, _Members(members.classes, members.log_weights + log_counts, means)
-
-    def _by_key(self, rows: _MergedQueries) -> Iterator[tuple[slice, _Members]]:
-        """Runs of keys, and the queries that attend each: weight exp(−lse), payload dout and `towards`."""
-        weights = np.where(rows.lse == -np.inf, -np.inf, -rows.lse)
-        payload = np.concatenate([rows.dout, rows.towards[:, None]], axis=-1)
-        sums = _ClassSums(self._queries, weights, payload, self._known.scores.shape[0], self._block)
-        return _runs(self._first_query, self._last_query, sums)
-
-    @property
-    def _first_query(self) -> Array:
-        """By key, the number of the first query that attends it: intervals never fall, so these do not either."""
-        return np.searchsorted(self.part.last, np.arange(len(self._keys)), side="right")
-
-    @property
-    def _last_query(self) -> Array:
-        """By key, one more than the number of the last query that attends it."""
-        return np.searchsorted(self.part.first, np.arange(len(self._keys)), side="right")
+    @staticmethod
+    def numbers(ascending: Array, positions: slice) -> slice:
+        """Return which of some positions lie between two."""
+        start, stop = np.searchsorted(ascending, [positions.start, positions.stop])
+        return slice(int(start), int(stop))
 
 
 class _Members(NamedTuple):
@@ -267,13 +316,15 @@ class _ClassSums:
     Args:
         classes: of the members, `(y,)`.
         log_weights: of the members, `(y,)`.
-        payload: `(y, F)`, finite.
+        payload: returns what members by number have, `(numbers, F)`, finite.
+        width: F.
         count: number of classes.
         block: members of a block.
     """
 
-    def __init__(self, classes: Array, log_weights: Float, payload: Float, count: int, block: int) -> None:
+    def __init__(self, classes: Array, log_weights: Float, payload: Values, width: int, count: int, block: int) -> None:
         self.classes, self.log_weights, self.payload, self.block = classes, log_weights, payload, block
+        self.width = width
         self._count = count
         level = [self._of(slice(start, start + block)) for start in range(0, len(classes) - block + 1, block)]
         self._levels = [level]
@@ -287,7 +338,7 @@ class _ClassSums:
         np.maximum.at(top, classes, weights)
         one_hot = np.zeros((self._count, len(classes)))
         one_hot[classes, np.arange(len(classes))] = _exp(weights, top[classes])
-        return _ByClass(top, one_hot @ self.payload[members])
+        return _ByClass(top, one_hot @ self.payload(np.arange(members.start, members.stop)))
 
     def over(self, first: int, last: int) -> _ByClass:
         """Return the sums over blocks `first` to `last - 1`, of which there is at least one."""
@@ -328,7 +379,7 @@ def _runs(first: Array, last: Array, sums: _ClassSums) -> Iterator[tuple[slice, 
             whole = sums.over(begin, end)
             near = np.concatenate([np.arange(least, begin * block), np.arange(end * block, most)])
         else:
-            whole = _ByClass(np.zeros(0), np.zeros((0, sums.payload.shape[1])))
+            whole = _ByClass(np.zeros(0), np.zeros((0, sums.width)))
             near = np.arange(least, most)
         attended: Bool[np.ndarray, "run z"] = (begins <= near) & (near < ends)
         one_by_one = np.where(attended, sums.log_weights[near], -np.inf)
@@ -337,7 +388,7 @@ def _runs(first: Array, last: Array, sums: _ClassSums) -> Iterator[tuple[slice, 
             _Members(
                 np.concatenate([np.arange(len(whole.top)), sums.classes[near]]),
                 np.concatenate([np.broadcast_to(whole.top, (stop - start, len(whole.top))), one_by_one], axis=-1),
-                np.concatenate([whole.payload, sums.payload[near]]),
+                np.concatenate([whole.payload, sums.payload(near)]),
             ),
         )
         start = stop
