@@ -1,7 +1,7 @@
 """What is special about a case, in a few words a dimension: what a run counts, to say what its verdict is about.
 
-Each dimension has one value in each case, and `ABSENT` where the case does without it: the counts of a dimension add up
-to the number of cases.
+Each dimension has one value in each case, `ABSENT` where the case does without it: the counts of a dimension add up to
+the number of cases.
 """
 
 from __future__ import annotations
@@ -10,21 +10,16 @@ from itertools import pairwise
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, even_multiple
-
-ABSENT = "no"
-"""The value of a dimension that a case does without, such as documents."""
-
-PRESENT = "yes"
-"""The value of a dimension of which there is one kind only."""
+from ringverify.events import ABSENT, PRESENT
 
 WORLDS = ((1, "1"), (2, "2"), (4, "3-4"), (8, "5-8"))
 """Largest world size of each range, and the range; larger ones are `MORE_WORLDS`."""
 
 MORE_WORLDS = "more than 8"
-KEYS = ((1, "at most 1"), (8, "2-8"), (32, "9-32"))
+KEYS = ((1, "0-1"), (8, "2-8"), (32, "9-32"))
 """The same of the most keys on a rank. Kernels have tiles of 32 keys or more."""
 
-DIMS = ((8, "up to 8"), (32, "9-32"))
+DIMS = ((8, "1-8"), (32, "9-32"))
 """The same of the head dimension."""
 
 

@@ -10,8 +10,9 @@ import pytest
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
-from ringverify.cases.features import ABSENT, PRESENT, features_of, leaves_rows_empty
+from ringverify.cases.features import features_of, leaves_rows_empty
 from ringverify.check.drawing import drawn
+from ringverify.events import ABSENT, PRESENT
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.ring.declared import ring
 
