@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from ringverify.events import ABSENT, PRESENT, Feature, ImplementationEvent, TriedEvent
 
@@ -25,7 +26,7 @@ WITHOUT_MEANING = (
 MOST = 160
 """Most rows and most columns of a table; a report from elsewhere may tell of any number of features."""
 
-NAMED = 8
+NAMED = 12
 """Most declared features that were not tried and that a summary names."""
 
 
@@ -139,4 +140,13 @@ def untried_line(event: ImplementationEvent, *, most: int | None = NAMED) -> str
         return None
     named = event.untried if most is None else event.untried[:most]
     more = len(event.untried) - len(named)
-    return f"declared but in no example, so not tested: {', '.join(named)}{f' and {more} more' if more else ''}"
+    return (
+        f"declared but in no example, so not tested: {', '.join(_joined(named))}{f' and {more} more' if more else ''}"
+    )
+
+
+def _joined(names: Sequence[str]) -> Iterator[str]:
+    """Yield names, those of one dimension as one: "world size 1 or 2" for "world size 1" and "world size 2"."""
+    for dimension, alike in itertools.groupby(names, lambda name: name.rpartition(" ")[0] or name):
+        values = [name.rpartition(" ")[2] for name in alike]
+        yield f"{dimension} {' or '.join(values)}" if values != [dimension] else dimension

@@ -18,10 +18,10 @@ from ringverify.check.counting import joined
 from ringverify.check.drawing import drawn
 from ringverify.check.outcome import TriedProperty, implementation_event
 from ringverify.check.tried import Tried, tried_event, untried
-from ringverify.events import KINDS, as_json, from_json
+from ringverify.events import KINDS, ImplementationEvent, as_json, from_json
 from ringverify.implementation import Capabilities
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.reports.features import MOST, long_table
+from ringverify.reports.features import MOST, long_table, untried_line
 from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import Source, read_results
 from ringverify.reports.terminal import Terminal
@@ -102,7 +102,7 @@ def test_counts_of_several_processes_are_added_up():
 
 
 def test_counting_a_case_takes_microseconds():
-    """Less than 30 of a processor, pairs included, which are taken apart once a property ends."""
+    """At most 100 of a processor, pairs included, which are taken apart once a property ends: mostly some 25."""
     cases = drawn(PROPERTIES["gradients"], ring.capabilities, 250)
 
     def seconds():
@@ -110,9 +110,9 @@ def test_counting_a_case_takes_microseconds():
         for case in cases:
             tried.add(case)
         tried_event(tried, PROPERTIES["gradients"], ring.capabilities, implementation="ring")
-        return (time.process_time() - started) / len(cases)
+        return time.process_time() - started
 
-    assert min(seconds() for _ in range(5)) < 30e-6
+    assert 1_000_000 * min(seconds() for _ in range(5)) < 100 * len(cases)
 
 
 # -- what is declared --------------------------------------------------------------------------------------------------
@@ -178,7 +178,8 @@ def test_a_declared_feature_that_no_example_had_is_named_and_counts_as_not_teste
     assert not {"gradients", "dtype bfloat16", "documents"} & {*told["untried"]}
     count = len(told["untried"])
     assert f"1 pass; not run on gloo; {count} declared features not tried\n" in outcome.out
-    assert f"\n  declared but in no example, so not tested: {', '.join(told['untried'])}\n" in outcome.out
+    assert "\n  declared but in no example, so not tested: world size 1, " in outcome.out
+    assert ", dtype float32, window, softcap\n" in outcome.out
     assert "all  world size" not in outcome.out
     assert "all  world size" in ringverify.check(*UNREACHED, "-v").out
 
@@ -220,10 +221,10 @@ def test_an_example_that_fails_counts_and_a_run_without_examples_has_no_table(ri
 
 def test_a_stored_report_tells_the_same(ringverify):
     """As a page and as Markdown."""
-    told = ringverify.check(*UNREACHED).told("implementation")[0]["untried"]
+    ringverify.check(*UNREACHED)
     path = Path("report-1.jsonl")
     assert ringverify("report", path, "--html", "page.html", "--markdown", "short.md").code == 0
-    line = f"eclared but in no example, so not tested: {', '.join(told)}"
+    line = "eclared but in no example, so not tested: world size 1, "
     assert line in Path("page.html").read_text()
     assert '<table class="tried">' in Path("page.html").read_text()
     assert line in Path("short.md").read_text().replace("\\", "")
@@ -245,6 +246,34 @@ def test_a_report_of_before_still_reads(ringverify):
         assert "not run on gloo" in Path(path).read_text()
         assert "declared but" not in Path(path).read_text().lower()
         assert 'class="tried"' not in Path(path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("untried", "line"),
+    [
+        ((), None),
+        (("window",), "window"),
+        (("world size 1", "world size 5-8", "not causal", "window"), "world size 1 or 5-8, not causal, window"),
+        (
+            tuple(f"dtype {n}" for n in range(14)),
+            "dtype 0 or 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8 or 9 or 10 or 11 and 2 more",
+        ),
+    ],
+)
+def test_features_of_one_dimension_are_named_together(untried, line):
+    """In one line, however many there are."""
+    event = ImplementationEvent(implementation="a", verdict="conformant", world="simulated", untried=untried)
+    assert untried_line(event) == (line and f"declared but in no example, so not tested: {line}")
+    assert event.not_reached == {0: "", 1: "; 1 declared feature not tried"}.get(
+        len(untried), f"; {len(untried)} declared features not tried"
+    )
+
+
+def test_after_a_new_violation_nothing_is_said_of_what_was_not_tried():
+    """It ended the search; known ones end only their own property's."""
+    event = ImplementationEvent(implementation="a", verdict="violations", untried=("window",), properties={"fail": 2})
+    assert untried_line(dataclasses.replace(event, known=1)) is None
+    assert untried_line(dataclasses.replace(event, known=2)) is not None
 
 
 @pytest.mark.parametrize(

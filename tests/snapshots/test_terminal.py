@@ -140,7 +140,10 @@ TRIED = {
         [5, 20, 25, 12, 13, 6, 18, 1], [5, 10, 15, 4, 11, 0, 14, 1], [10, 30, 40, 16, 24, 6, 32, 2, 25, 15],
     ],
 }  # fmt: skip
-UNTRIED = ["world size 3-4", "world size 5-8", "dtype bfloat16", *(f"feature {n}" for n in range(7))]
+UNTRIED = [
+    "world size 3-4", "world size 5-8", "dtype bfloat16", "dilation split", "dilation shared", "gqa", "value_dim", "scale",
+    "documents", "softcap", "uneven", "empty_shards", "subgroups", "lse_gradient",
+]  # fmt: skip
 
 RUNS = {
     "conformant": [
