@@ -141,8 +141,8 @@ TRIED = {
     ],
 }  # fmt: skip
 UNTRIED = [
-    "world size 3-4", "world size 5-8", "dtype bfloat16", "dilation split", "dilation shared", "gqa", "value_dim", "scale",
-    "documents", "softcap", "uneven", "empty_shards", "subgroups", "lse_gradient",
+    "world size 3-4", "world size 5-8", "dtype bfloat16", "dilation split", "dilation shared", "gqa", "value_dim",
+    "scale", "documents", "softcap", "uneven", "empty_shards", "subgroups", "lse_gradient",
 ]  # fmt: skip
 
 RUNS = {
