@@ -367,9 +367,9 @@ class TriedEvent:
         "number of examples; no: a case does without it",
     ]
     pairs: Annotated[
-        tuple[tuple[int, ...], ...],
+        tuple[Annotated[str, Rules({"pattern": "^([0-9]{1,9}( [0-9]{1,9})*)?$"})], ...],
         "a row for each feature, in the order above: how many of its examples had each feature of the dimensions "
-        "before its own",
+        "before its own, numbers with a space between",
     ]
 
     def together(self) -> dict[tuple[Feature, Feature], int]:
@@ -379,7 +379,7 @@ class TriedEvent:
         for dimension, counts in self.features.items():
             mine = [(dimension, value) for value in counts]
             for one, row in zip(mine, rows, strict=False):  # what is read may lack rows
-                for other, count in zip(before, row, strict=False):
+                for other, count in zip(before, map(int, row.split()), strict=False):
                     if count:
                         found[one, other] = found[other, one] = count
             before += mine

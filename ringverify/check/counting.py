@@ -16,13 +16,13 @@ def counted(
 ) -> TriedEvent:
     """Return the event of these counts, values in alphabetical order, properties in that in which they were tried."""
     features: dict[str, dict[str, int]] = {}
-    pairs: list[tuple[int, ...]] = []
+    pairs: list[str] = []
     before: list[Feature] = []
     for dimension in dict.fromkeys(name for name, _ in single):
         counts = {value: count for (name, value), count in single.items() if name == dimension}
         features[dimension] = counts if dimension == PROPERTY else dict(sorted(counts.items()))
         mine = [(dimension, value) for value in features[dimension]]
-        pairs += [tuple(together.get((other, one), 0) for other in before) for one in mine]
+        pairs += [" ".join(str(together.get((other, one), 0)) for other in before) for one in mine]
         before += mine
     return TriedEvent(implementation=implementation, features=features, pairs=tuple(pairs))
 
