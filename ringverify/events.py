@@ -347,6 +347,45 @@ class CounterexampleEvent:
     replay: str
 
 
+Feature = tuple[str, str]
+"""A dimension such as "window", and one of its values, such as "left"."""
+
+ABSENT, PRESENT = "no", "yes"
+"""The value of a dimension that a case does without, and that of one of which there is one kind only."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TriedEvent:
+    """What the examples of an implementation were: how many had each feature, and how many each pair of features."""
+
+    event: ClassVar[str] = "tried"
+
+    implementation: str
+    features: Annotated[
+        Mapping[str, Mapping[str, int]],
+        "examples by dimension and value, those of all properties together: the counts of a dimension add up to the "
+        "number of examples; no: a case does without it",
+    ]
+    pairs: Annotated[
+        tuple[Annotated[str, Rules({"pattern": "^([0-9]{1,9}( [0-9]{1,9})*)?$"})], ...],
+        "a row for each feature, in the order above: how many of its examples had each feature of the dimensions "
+        "before its own, numbers with a space between",
+    ]
+
+    def together(self) -> dict[tuple[Feature, Feature], int]:
+        """Return how many examples had both of two features, in both orders; 0 is left out."""
+        found: dict[tuple[Feature, Feature], int] = {}
+        rows, before = iter(self.pairs), list[Feature]()
+        for dimension, counts in self.features.items():
+            mine = [(dimension, value) for value in counts]
+            for one, row in zip(mine, rows, strict=False):  # what is read may lack rows
+                for other, count in zip(before, map(int, row.split()), strict=False):
+                    if count:
+                        found[one, other] = found[other, one] = count
+            before += mine
+        return found
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImplementationEvent:
     """All properties of an implementation were tried."""
@@ -359,6 +398,9 @@ class ImplementationEvent:
     not_run_in: Annotated[tuple[str, ...] | None, "worlds of real processes in which nothing of this was run"] = None
     gloo_refuses: Refusals | None = None
     undeclared: tuple[str, ...] | None = None
+    untried: Annotated[tuple[str, ...] | None, "declared features that no example had, so that they are not tested"] = (
+        None
+    )
     properties: Mapping[str, int] | None = None
     known: int | None = None
     not_run: int | None = None
@@ -380,8 +422,12 @@ class ImplementationEvent:
 
     @property
     def not_reached(self) -> str:
-        """Of a pass: where it was not tried; in older reports that is not said. Empty for other verdicts."""
-        return f"; not run on {' and '.join(self.not_run_in)}" if self._is_pass_somewhere() and self.not_run_in else ""
+        """Of a pass: where and of what it is none; in older reports that is not said. Empty for other verdicts."""
+        if not self._is_pass_somewhere():
+            return ""
+        where = f"; not run on {' and '.join(self.not_run_in)}" if self.not_run_in else ""
+        features = f"{len(self.untried or ())} declared feature{'s' if len(self.untried or ()) > 1 else ''}"
+        return f"{where}; {features} not tried" if self.untried else where
 
     def _is_pass_somewhere(self) -> bool:
         return self.verdict == "conformant" and self.world is not None
@@ -423,7 +469,9 @@ class FooterEvent:
     ] = None
 
 
-Event = HeaderEvent | PropertyEvent | CounterexampleEvent | ImplementationEvent | ExchangeEvent | FooterEvent
+Event = (
+    HeaderEvent | PropertyEvent | CounterexampleEvent | TriedEvent | ImplementationEvent | ExchangeEvent | FooterEvent
+)
 KINDS: Mapping[str, type[Event]] = {kind.event: kind for kind in typing.get_args(Event)}
 """The classes by the name of their kind."""
 
@@ -435,10 +483,12 @@ class PropertyOutcome:
     Attributes:
         verdict: the event of the property.
         counterexample: that of the smallest case that violates it, if there is one.
+        tried: what its examples were, which a report tells of all properties together.
     """
 
     verdict: PropertyEvent
     counterexample: CounterexampleEvent | None = None
+    tried: TriedEvent | None = None
 
     @property
     def id(self) -> str:

@@ -18,6 +18,7 @@ from ringverify.check.explaining import explained
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
+from ringverify.check.tried import Tried
 from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint
@@ -91,6 +92,7 @@ class Hunt:
         remembered: how many of the examples are cases of earlier runs.
         unfinished: when the time budget ended the work on a counterexample, as in "before the case was explained".
         mishaps: steps that failed by an error of ours, or because a world was unavailable.
+        tried: the examples by their features.
     """
 
     examples: int = 0
@@ -101,6 +103,7 @@ class Hunt:
     remembered: int = 0
     unfinished: str | None = None
     mishaps: list[Mishap] = dataclasses.field(default_factory=list)
+    tried: Tried = dataclasses.field(default_factory=Tried)
 
 
 class _Stop(BaseException):
@@ -159,6 +162,7 @@ def hunt(
         if not judgement.applies:
             return
         hunt.examples += 1
+        hunt.tried.add(case)
         progress(hunt.examples)
         if judgement.violation is None:
             hunt.margin = max(hunt.margin, judgement.margin)

@@ -23,6 +23,7 @@ from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
 from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
+from ringverify.check.counting import joined
 from ringverify.check.declaring import in_words
 from ringverify.check.explaining import takes
 from ringverify.check.hunting import Counterexample, Hunt, hunt
@@ -37,6 +38,7 @@ from ringverify.check.outcome import (
 )
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.sameness import ToldFailure, same_as
+from ringverify.check.tried import tried_event, untried
 from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import (
@@ -276,13 +278,11 @@ class ImplementationRun:
             tried.append(self.try_property(property))
             if self.options.stop_early and tried[-1].verdict.is_new_violation():
                 break
-        event = implementation_event(
-            tried,
-            implementation=self.implementation.name,
-            asked=len(properties),
-            seconds=time.monotonic() - started,
-        )
-        tellable = tells(self.tell, event)
+        name, seconds = self.implementation.name, time.monotonic() - started
+        event = implementation_event(tried, implementation=name, asked=len(properties), seconds=seconds)
+        features = joined([one.outcome.tried for one in tried], implementation=name)
+        tellable = features is None or tells(self.tell, features)
+        tellable = tells(self.tell, event) and tellable
         try:
             self._exchange(self._runner)
         except Exception:
@@ -318,6 +318,7 @@ class ImplementationRun:
             outcome=outcome,
             world=self.world.name,
             undeclared=tuple(undeclared(self.implementation.capabilities)),
+            untried=tuple(untried(self._plan.declared, outcome.tried)),
             runs=runner.log.runs,
             seconds_inside=runner.log.seconds_inside,
         )
@@ -415,10 +416,13 @@ class ImplementationRun:
         )
         if options.baseline is not None:
             event = _expected(event, options.baseline, whole=not found.out_of_time)
+        tried = None
+        if found.examples:
+            tried = tried_event(found.tried, property, runner.capabilities, implementation=event.implementation)
         if found.counterexample is None:
-            return PropertyOutcome(event)
+            return PropertyOutcome(event, tried=tried)
         told = self._counterexample(property, found, found.counterexample, runner)
-        return PropertyOutcome(with_mishaps(event, found.mishaps), told)
+        return PropertyOutcome(with_mishaps(event, found.mishaps), told, tried)
 
     def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
         """Return cases that failed in earlier runs, to be tried first, and a message for each that cannot be tried."""

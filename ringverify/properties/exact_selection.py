@@ -92,4 +92,5 @@ EXACT_SELECTION = Property(
     judge=_judge,
     unsupported=_too_narrow,
     applies=_selects,
+    results=("out", "dv"),
 )

@@ -122,4 +122,5 @@ MEMORY = Property(
     unsupported=_not_claimed,
     simulated_only=True,
     applies=_outweighs,
+    results=(),
 )

@@ -19,7 +19,7 @@ from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import Pipeline, precision_allowed, rms_error, unit_in_words
 from ringverify.cases.case import SEEDS, Case
-from ringverify.cases.comparing import allowed, answer, gathered, pipeline_of
+from ringverify.cases.comparing import GRADIENTS, allowed, answer, gathered, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.cases.shapes import fitted
@@ -156,4 +156,5 @@ PRECISION = Property(
     judge=_judge,
     unsupported=_full_precision_only,
     applies=_in_low_precision,
+    results=("out", *GRADIENTS),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import get_args
 
 from hypothesis.strategies import SearchStrategy
 
@@ -97,6 +98,7 @@ class Property:
         applies: whether a case can test it. This is asked of every case, whether drawn, shrunk, remembered or
             replayed, so that no violation comes from a case that the property is not about.
         compared: the cases whose results are compared with each other, the given case first.
+        results: the results that it judges, where they are declared; by default all.
     """
 
     id: str
@@ -108,6 +110,7 @@ class Property:
     simulated_only: bool = False
     applies: Callable[[Case, Capabilities], bool] = _any_case
     compared: Callable[[Case, Capabilities], list[Case]] = _itself
+    results: tuple[TensorName, ...] = get_args(TensorName)
 
     def examples_in(self, suite: Suite) -> int:
         """Return how many cases of this property a suite tries."""

@@ -16,7 +16,9 @@ from ringverify.events import (
     HeaderEvent,
     ImplementationEvent,
     PropertyEvent,
+    TriedEvent,
 )
+from ringverify.reports.features import NAMED, Table, short_tables, untried_line
 from ringverify.reports.story import DETAIL_LINES, detail_lines, margin_text, repeated, shown, story
 from ringverify.words import PRINTED, legible, plural
 
@@ -62,6 +64,9 @@ class Terminal:
                 self._property(event)
             case CounterexampleEvent():
                 self._counterexample(event)
+            case TriedEvent() if self.verbose:
+                for one in short_tables(event):
+                    self._table(one)
             case ImplementationEvent():
                 self._implementation(event)
             case ExchangeEvent():
@@ -145,8 +150,31 @@ class Terminal:
                 f"{inside:.0f} % of the time inside the implementation",
                 "dim",
             )
+        if (untried := untried_line(event, most=None if self.verbose else NAMED)) is not None:
+            more = len(event.untried or ()) > NAMED and not self.verbose
+            self._line(f"  {untried}{' with -v' if more else ''}", "dim")
         if event.undeclared:
             self._line(f"  not declared, so not tested: {', '.join(event.undeclared)}", "dim")
+
+    def _table(self, table: Table) -> None:
+        """Print how many examples had features together: values of columns below their dimensions."""
+        first = max((len(row.line.label) for row in table.rows), default=0)
+        heads, values, widths = f"  {'tried':{first}}     all", " " * (first + 10), []
+        for place, column in enumerate(table.columns):
+            head = "" if place and table.columns[place - 1].dimension == column.dimension else column.dimension
+            value = column.value or ""
+            widths.append(max(len(head), len(value), 3) + 2)
+            heads, values = heads + head.rjust(widths[-1]), values + value.rjust(widths[-1])
+        for line in (heads, values):
+            if line.strip():
+                self._line(line.rstrip(), "dim")
+        for row in table.rows:
+            cells = zip(row.cells, widths, strict=True)
+            counts = [("" if cell is None else str(cell)).rjust(width) for cell, width in cells]
+            while counts and not counts[-1].strip():
+                counts.pop()
+            styles = ("yellow" if count.strip() == "0" else "dim" for count in counts)
+            self._print((f"  {row.line.label:{first}}{row.examples:>8}", "dim"), *zip(counts, styles, strict=True))
 
     def _exchange(self, event: ExchangeEvent) -> None:
         self._line(f"  exchanged on {event.case_text}", "dim")

@@ -129,6 +129,22 @@ REFUSED = {
 }
 STACKED = "a gathered tensor that does not lie along the first axis: all_gather_into_tensor of [2, 3] into [2, 2, 3]"
 
+TRIED = {
+    "event": "tried", "implementation": "my_package.ring.attend",
+    "features": {
+        "world size": {"1": 10, "2": 30}, "sharding": {"zigzag": 40}, "causal": {"no": 16, "yes": 24},
+        "window": {"left": 6, "no": 32, "right": 2}, "key_lengths": {"no": 25, "yes": 15}, "property": {"forward": 40},
+    },
+    "pairs": [
+        "", "", "10 30", "4 12 16", "6 18 24", "0 6 6 0 6", "10 22 32 16 16", "0 2 2 0 2",
+        "5 20 25 12 13 6 18 1", "5 10 15 4 11 0 14 1", "10 30 40 16 24 6 32 2 25 15",
+    ],
+}  # fmt: skip
+UNTRIED = [
+    "world size 3-4", "world size 5-8", "dtype bfloat16", "dilation split", "dilation shared", "gqa", "value_dim",
+    "scale", "documents", "softcap", "uneven", "empty_shards", "subgroups", "lse_gradient",
+]  # fmt: skip
+
 RUNS = {
     "conformant": [
         HEADER,
@@ -195,6 +211,12 @@ RUNS = {
             seconds_inside=1.0,
         ),
     ],
+    "untried": [
+        HEADER,
+        row("forward", "pass", examples=40, seconds=4.25, margin=0.0123),
+        TRIED,
+        *end("conformant", {"pass": 1}, examples=40, runs=40, seconds=4.25, seconds_inside=1.0, untried=UNTRIED),
+    ],
     "inconclusive": [
         HEADER,
         row("forward", "pass", examples=57, seconds=3.0, margin=0.5, reason="the time budget ended after 57 of 200"),
@@ -251,6 +273,13 @@ def test_verbose_shows_every_failure_in_full_and_what_ranks_printed():
     text = printed(RUNS["same"], verbose=True)
     assert_as_recorded("same_verbose", text)
     assert text.count("printed by rank 1\n        | shape [1, 2]\n        | hop 1\n") == 2
+
+
+def test_verbose_shows_what_was_tried_and_names_all_that_was_not():
+    """A table of features by layout, and one of constraints by one another."""
+    text = printed(RUNS["untried"], verbose=True)
+    assert_as_recorded("untried_verbose", text)
+    assert " more" not in text
 
 
 def test_lines_are_not_wrapped_where_a_reader_would_cut_them():
