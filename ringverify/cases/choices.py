@@ -37,7 +37,7 @@ Maker = Callable[[Choices], T]
 class SeededChoices:
     """Uniform and independent choices, the same for the same seed on every machine."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         generator = random.Random(seed)
         self.among = generator.choice
         self.integer = generator.randint

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 import random
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ringverify.cases.case import Case
-from ringverify.cases.choices import Maker, SeededChoices
+from ringverify.cases.choices import SeededChoices
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Property
 
@@ -35,14 +34,14 @@ def visit_cases(
         return property.applies(case, capabilities)
 
     if isinstance(source, list):
-        tests = list(filter(applies, source))
-        for case in random.Random(seed).sample(tests, min(examples, len(tests))):
+        listed = list(filter(applies, source))
+        for case in random.Random(seed).sample(listed, min(examples, len(listed))):
             visit(case)
     else:
-        # A seed for each property: with one for all, what one property's cases miss, all would miss.
-        for case in itertools.islice(
-            _draw(source, applies, DRAWS * examples, seed + zlib.crc32(property.id.encode())), examples
-        ):
+        # Choices of its own for each property: with one seed for all, what one property's cases miss, all would miss.
+        choices = SeededChoices(f"{seed}:{property.id}")
+        tests = filter(applies, (source(choices) for _ in range(DRAWS * examples)))
+        for case in itertools.islice(tests, examples):
             visit(case)
 
 
@@ -51,9 +50,3 @@ def drawn(property: Property, capabilities: Capabilities, examples: int) -> list
     found: list[Case] = []
     visit_cases(property, capabilities, examples, 0, found.append)
     return found
-
-
-def _draw(make: Maker[Case], applies: Callable[[Case], bool], draws: int, seed: int) -> Iterator[Case]:
-    """Yield those of the first `draws` cases of a seed that apply."""
-    choices = SeededChoices(seed)
-    return filter(applies, (make(choices) for _ in range(draws)))
