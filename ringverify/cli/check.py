@@ -75,7 +75,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     with contextlib.suppress(OSError):  # if it cannot be started, the first run that needs it says so
         start_fork_server("ringverify.worlds.processes.contained")  # it imports torch while this process does
 
-    from ringverify.check.drawing import home_of_our_own
     from ringverify.check.run import check
 
     subjects = _subjects(options.targets, options.load_deadline, console)
@@ -87,7 +86,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
     events: list[Event] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(home_of_our_own())
         writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
 
         def tell(event: Event) -> None:

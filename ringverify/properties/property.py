@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import get_args
 
-from hypothesis.strategies import SearchStrategy
-
 from ringverify.cases.case import Case
+from ringverify.cases.choices import Maker
 from ringverify.cases.comparing import GRADIENTS, Finding, Right, worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.events import TensorName
@@ -91,7 +90,7 @@ class Property:
         id: its name on the command line and in reports.
         meaning: what must hold, in a sentence.
         examples: number of cases that the quick suite tries.
-        cases: a strategy that draws cases within declared capabilities, or a sweep that lists them.
+        cases: a maker of cases within declared capabilities, or a sweep that lists them.
         judge: runs a case and says whether the property holds on it.
         unsupported: why it does not apply to an implementation, or `None` if it does.
         simulated_only: whether it needs the simulated world, which can watch ranks and hold messages back.
@@ -104,7 +103,7 @@ class Property:
     id: str
     meaning: str
     examples: int
-    cases: Callable[[Capabilities], SearchStrategy[Case] | list[Case]]
+    cases: Callable[[Capabilities], Maker[Case] | list[Case]]
     judge: Callable[[Case, Runner], Judgement]
     unsupported: Callable[[Capabilities], str | None]
     simulated_only: bool = False

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.cases.strategies import Scope, cases
 from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.scene import Scene
@@ -19,6 +18,7 @@ from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.place import Partial
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, attend, ring_of
 from ringverify.implementation import Capabilities, Implementation
+from ringverify.strategies import cases
 from ringverify.worlds.simulated import SimulatedWorld
 
 
@@ -294,7 +294,7 @@ def test_what_is_right_has_no_diagnosis():
 
 @pytest.mark.timeout(60)
 @settings(max_examples=25)
-@given(cases(PLAIN.capabilities, Scope(cotangents=("both",), dtypes=("float64",))))
+@given(cases(PLAIN.capabilities, cotangents=("both",), dtypes=("float64",)))
 def test_with_nothing_suspected_the_model_is_the_oracle(case):
     """What the plain ring returns is what the steps predict, on every rank, gradients included."""
     world = SimulatedWorld()

@@ -27,7 +27,7 @@ from ringverify.worlds import reproducible, whose
 from ringverify.worlds.foreign_text import stacks_of
 from ringverify.worlds.limits import too_many
 from ringverify.worlds.processes.blame import is_importing, main_thread
-from ringverify.worlds.processes.server import CACHE, SOCKETS
+from ringverify.worlds.processes.server import SOCKETS
 from ringverify.worlds.processes.wire import (
     Died,
     Event,
@@ -338,7 +338,7 @@ def _sockets_named() -> Iterator[None]:
         _SOCKET_FOLDERS.add((os.getpid(), folder))
     # One that was inherited is the parent's, which still needs it when this process has ended.
     own = [folder] if (os.getpid(), folder) in _SOCKET_FOLDERS else []
-    os.environ[SOCKETS] = "\n".join([str(os.getpid()), *own, CACHE])
+    os.environ[SOCKETS] = "\n".join([str(os.getpid()), *own])
     try:
         yield
     finally:
