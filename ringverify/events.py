@@ -185,6 +185,22 @@ class Hint:
     property: Annotated[str | None, "the property that says so", NULLED] = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Needed:
+    """When a case fails, found by varying it."""
+
+    requires: Annotated[tuple[str, ...], "conditions, all of which it takes"]
+    irrelevant: Annotated[tuple[str, ...], "factors whose variants all failed"]
+    complete: Annotated[bool, "false: the time ended before all was tried"]
+
+    def __str__(self) -> str:
+        """Say it in a line, to follow "needs"."""
+        told = ", ".join(self.requires) or "nothing in particular"
+        if self.irrelevant:
+            told += f"; not a matter of {', '.join(self.irrelevant)}"
+        return told if self.complete else f"{told}; the time ended before all was tried"
+
+
 @dataclasses.dataclass(frozen=True)
 class Printed:
     """The end of what a rank printed."""
@@ -312,7 +328,7 @@ class CounterexampleEvent:
     allowed: float | None
     diagnosis: str | None
     hints: Annotated[tuple[Hint, ...] | None, "what was found beside the failure, where nothing explains it"] = None
-    takes: Annotated[tuple[str, ...] | None, "what the smallest case has that the simplest one has not"] = None
+    needs: Annotated[Needed | None, "when it fails, found by varying the smallest case"] = None
     printed: Annotated[tuple[Printed, ...] | None, "the end of what each rank printed"] = None
     where: Annotated[Where | None, NULLED] = None
     summary: str | None = None

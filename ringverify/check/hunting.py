@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,12 +15,13 @@ from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
-from ringverify.check.explaining import explained
+from ringverify.check.explaining import explained, judged, judged_if_possible, quick_place, when_it_fails
 from ringverify.check.mishap import Mishap, attempt
-from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
+from ringverify.check.suggesting import suggested
 from ringverify.check.tried import Tried
 from ringverify.diagnosis.diagnose import Diagnosis
+from ringverify.diagnosis.needs import Needs
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint
 from ringverify.properties.property import Judgement, Property, Violation
@@ -59,6 +61,7 @@ class Counterexample:
         after: cases that have to run before it in the same process for it to fail; mostly none.
         diagnosis: the cause, and where the result is wrong; empty if none was found, or no values came back.
         declaration: what would have to be declared for the implementation to pass, if nothing else is wrong.
+        needs: when it fails; `None` if it was not varied.
         refused: a case in which the transport refused a call, and that violation; the search went on after it.
         hints: what else was noticed, if no cause was found.
         printed: what each rank printed when the case was last run; `None` stands for a process that ranks share.
@@ -74,6 +77,7 @@ class Counterexample:
     after: tuple[Case, ...] = ()
     diagnosis: Diagnosis = Diagnosis()
     declaration: Declaration | None = None
+    needs: Needs | None = None
     refused: tuple[Case, Violation] | None = None
     hints: tuple[Hint, ...] = ()
     printed: tuple[tuple[int | None, str], ...] = ()
@@ -209,46 +213,17 @@ def _plainest(refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violatio
     return case, judgement.violation
 
 
-def _needed(
-    property: Property, runner: Runner, watched: Callable[[], Runner | None], case: Case, violation: Violation
-) -> list[Hint]:
-    """Return a hint at the capability that would keep the suite from drawing such a case, if there is one.
-
-    Ranks that are processes are started anew after a run that fails, so dozens of runs are made in a simulated world if
-    the case fails in the same way there.
-    """
-
-    def seen_in(there: Runner, other: Case) -> Judgement | None:
-        try:
-            return judged(property, other, there)
-        except (Inconclusive, WorldUnavailable):
-            return None
+def _suggested(property: Property, place: Runner, case: Case, violation: Violation) -> list[Hint]:
+    """Return a hint at the capability that would keep the suite from drawing such a case, if there is one."""
 
     def passes(other: Case) -> bool:
-        seen = seen_in(place, other)
+        seen = judged_if_possible(property, other, place)
         return seen is not None and seen.applies and seen.violation is None
-
-    place = runner
-    if runner.world.name != "simulated" and (simulated := watched()) is not None:
-        alike = seen_in(simulated, case)
-        if alike is not None and alike.violation is not None and alike.violation.reason == violation.reason:
-            place = simulated
 
     failure = violation.failure
     refused = failure is not None and failure.kind == "raised" and failure.rule in (None, "shape")
-    found = needed(case, runner.capabilities, passes, refused=refused)
+    found = suggested(case, place.capabilities, passes, refused=refused)
     return [] if found is None else [Hint(found)]
-
-
-def judged(property: Property, case: Case, runner: Runner) -> Judgement:
-    """Judge one case. A case that cannot test the property is not run.
-
-    Raises:
-        WorldUnavailable: the world could not be set up, or a limit of the machine was reached.
-    """
-    if not property.applies(case, runner.capabilities):
-        return Judgement(0.0, None, applies=False)
-    return property.judge(case, runner)
 
 
 def as_found(case: Case, judgement: Judgement) -> Counterexample:
@@ -341,8 +316,12 @@ def _smallest(
     # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
     steady = repeats and not after
     in_time = time.monotonic() <= share.late
-    diagnosis, declaration = Diagnosis(), None
+    diagnosis, declaration, needs = Diagnosis(), None, None
+    place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     if steady and in_time:
+        if not hangs:
+            varied = "finding out when the case fails"
+            needs = attempt(mishaps, varied, lambda: when_it_fails(property, place(), case, violation), None)
         explanation = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
         diagnosis = explanation or diagnosis
         declaration = attempt(
@@ -358,7 +337,7 @@ def _smallest(
         hints.append(Hint(SHARED_STATE))
     unexplained = declaration is None and not diagnosis.causes
     if steady and in_time and unexplained and not hangs:
-        hints += attempt(mishaps, "looking for hints", lambda: _needed(property, runner, watched, case, violation), [])
+        hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
     if in_time and not hints and not hangs and unexplained:
 
         def around() -> list[Hint]:
@@ -377,6 +356,7 @@ def _smallest(
         after=after,
         diagnosis=diagnosis,
         declaration=declaration,
+        needs=needs,
         hints=tuple(hints),
         printed=printed,
     )

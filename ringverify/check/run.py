@@ -25,7 +25,6 @@ from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
 from ringverify.check.counting import joined
 from ringverify.check.declaring import in_words
-from ringverify.check.explaining import takes
 from ringverify.check.hunting import Counterexample, Hunt, hunt
 from ringverify.check.mishap import Mishap, attempt, with_mishaps
 from ringverify.check.options import Options, Subject, Unavailable
@@ -471,7 +470,7 @@ class ImplementationRun:
         )
         return dataclasses.replace(
             counterexample_event(shown, implementation=self.implementation.name, property=property.id),
-            takes=tuple(takes(shown.case)) if shown.smallest else (),
+            needs=None if shown.needs is None else shown.needs.told(),
             region=None if region is None else region.told(),
             after=tuple(case.describe() for case in shown.after),
             shrunk_from=shown.first.describe(),

@@ -89,7 +89,7 @@ NO_VALUES = {
 }
 IN_BLOCKS = {
     "tensor": "dq", "rank": 0, "hop": None, "index": [0, 1, 1, 0], "position": 1,
-    "diagnosis": None, "takes": ["3 ranks", "6 tokens", "2 heads"],
+    "diagnosis": None, "needs": {"requires": ["at least 3 ranks"], "irrelevant": ["length", "masks"], "complete": True},
     "summary": "dq is wrong on ranks 0, 2: 7 of 96 elements",
     "where": {
         "tensor": "dq", "rows": {"0": [0, 1], "2": [5]}, "heads": [0, 1],

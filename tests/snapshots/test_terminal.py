@@ -89,14 +89,16 @@ NAN = counterexample(
 EXACT = counterexample(
     "masked_rows", rank=0, tensor="out", index=[0, 1, 0, 0], position=1, actual=1e-8, expected=0.0, error=1e-8,
     allowed=0.0, margin="inf", wrong={"0": 1}, of=2, summary="out is wrong on rank 0: 1 of 2 elements",
-    takes=["2 ranks", "2 tokens", "a causal mask"], first_margin=120.0,
+    needs={"requires": ["causal", "at least 2 ranks"], "irrelevant": ["dtype", "shapes"], "complete": True},
+    first_margin=120.0,
     where=NOWHERE | {"text": ["out, rank 0 query 1 (position 1), head 0 of 2"]},
 )  # fmt: skip
 BESIDE = counterexample(
     "forward", rank=0, tensor="out", index=[0, 0, 0, 0], position=0, actual=-0.5, expected=0.0, error=0.5,
     allowed=1.1e-5, margin=44300.0, wrong={"0": 1, "1": 1}, of=2, summary="out is wrong on ranks 0, 1: 2 of 2 elements",
     hints=[{"property": "hazards", "text": "rank 1 read the buffer of its receive from rank 0 before it completed"}],
-    takes=["2 ranks", "2 tokens"], first_margin=1.5e36, printed=[{"rank": 1, "text": "shape [1, 2]\nhop 1\n"}],
+    needs={"requires": [], "irrelevant": ["ranks"], "complete": False}, first_margin=1.5e36,
+    printed=[{"rank": 1, "text": "shape [1, 2]\nhop 1\n"}],
 )  # fmt: skip
 AGAIN = BESIDE | {"property": "chunk_boundaries", "same_as": "forward"}
 BOTH_NAN = NAN | {"expected": "nan"}
