@@ -339,7 +339,9 @@ def _smallest(
     in_time = time.monotonic() <= share.late
     diagnosis, declaration = Diagnosis(), None
     if steady and in_time:
-        explanation = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
+        explanation = attempt(
+            mishaps, "explaining the case", lambda: explained(runner, property, violation, case, first), None
+        )
         diagnosis = explanation or diagnosis
         declaration = attempt(
             mishaps,
