@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
@@ -96,14 +97,26 @@ def when_it_fails(property: Property, runner: Runner, case: Case, violation: Vio
     return needs(case, fails, there.capabilities, seconds=seconds, most_ranks=ranks, wrong_ranks=wrong.get)
 
 
-def explained(runner: Runner, violation: Violation, smallest: Case, first: Case) -> Diagnosis | None:
+def explained(
+    runner: Runner,
+    property: Property,
+    violation: Violation,
+    smallest: Case,
+    first: Case,
+    needs: Needs | None = None,
+) -> Diagnosis | None:
     """Diagnose a case that violates a property; `None` if no value is wrong, or none in an ordinary run.
+
+    A property may compare cases with each other: the first of them that is wrong is diagnosed, and where it is wrong is
+    told of the case itself only.
 
     Args:
         runner: runs the implementation in its world.
+        property: what must hold.
         violation: what is wrong on the smallest case.
         smallest: the case to explain.
         first: the case from which it was shrunk; the same cause has to explain it.
+        needs: what the case needs in order to fail, if that was found.
     """
     if violation.finding is None:
         return None
@@ -119,14 +132,20 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
     def differentiate(case: Case) -> Observation:
         return runner.run(case, gradients=True)
 
+    c = runner.capabilities
     try:
-        return diagnose(
-            observe,
-            (smallest, first),
-            runner.capabilities,
-            tensor=violation.finding.tensor,
-            probe=probe,
-            differentiate=differentiate if runner.capabilities.gradients and not gradients else None,
-        )
+        for these in zip(property.compared(smallest, c), property.compared(first, c), strict=False):
+            found = diagnose(
+                observe,
+                these,
+                c,
+                tensor=violation.finding.tensor,
+                probe=probe if these[0] == smallest else None,
+                differentiate=differentiate if c.gradients and not gradients else None,
+                needs=needs if these[0] == smallest else None,
+            )
+            if found is not None:
+                return found if these[0] == smallest else replace(found, where=None)
     except WorldUnavailable:
-        return None
+        pass
+    return None

@@ -322,7 +322,12 @@ def _smallest(
         if not hangs:
             varied = "finding out when the case fails"
             needs = attempt(mishaps, varied, lambda: when_it_fails(property, place(), case, violation), None)
-        explanation = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
+        explanation = attempt(
+            mishaps,
+            "explaining the case",
+            lambda: explained(runner, property, violation, case, first, needs),
+            None,
+        )
         diagnosis = explanation or diagnosis
         declaration = attempt(
             mishaps,
