@@ -5,9 +5,10 @@ import random
 
 import pytest
 
+from ringverify.cases.choices import SeededChoices
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
-from ringverify.cases.strategies import ROOTS, Scope, case_from, cases
+from ringverify.cases.strategies import Scope, case_of, cases
 from ringverify.check.explaining import when_it_fails
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.conditions import features
@@ -63,8 +64,8 @@ def found(planted, capabilities, **how):
     def fails(case):
         return min(case.problem.nq, case.problem.nk) > 0 and bool(planted(features(case, capabilities)))
 
-    draw = random.Random(1)
-    drawn = [case_from(draw.randrange(ROOTS), capabilities, scope) for _ in range(300)]
+    choices = SeededChoices(1)
+    drawn = [case_of(choices, capabilities, scope) for _ in range(300)]
     first = next(case for case in drawn if fails(case))
     smallest = shrink(first, fails, capabilities).case
     whole = [case for case in drawn if min(case.problem.nq, case.problem.nk) >= case.world_size]
