@@ -7,12 +7,10 @@ meanwhile is dropped. That violation is then shrunk and explained in one worker,
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import multiprocessing
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -20,19 +18,13 @@ from ringverify.cases.running import RunLog, Runner
 from ringverify.check.budget import Share
 from ringverify.check.hunting import Ending, Hunt, Search, found_only
 from ringverify.check.mishap import Mishap
-from ringverify.check.units import CaseToJudge, Draw, Finish, Judge, JudgedCase, Setup, Unit, Wanted, Whole, work
+from ringverify.check.units import CaseToJudge, Draw, Finish, Judge, JudgedCase, Setup, Unit, Wanted, Whole
+from ringverify.check.workers import Workers
 from ringverify.describing import FunctionElsewhere, place_of
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.reports.progress import Progress
 from ringverify.worlds.limits import cores
-from ringverify.worlds.processes.rank import start_fork_server, started
-from ringverify.worlds.processes.server import CACHE
-from ringverify.worlds.processes.sharing import shared_server
-from ringverify.worlds.processes.wire import how_it_ended
 from ringverify.worlds.world import WorldUnavailable
-
-WORKER_MODULE = "ringverify.check.units"
-"""The module that workers need, for the fork server to import."""
 
 WORTH_A_WORKER = 100
 """Without `--jobs`, there is one worker for so many examples, at most: it takes a tenth of a second to start."""
@@ -41,38 +33,42 @@ MOST_CASES, PIECES = 16, 8
 """A unit judges a PIECES-th of the examples that the quick suite has of a property, and at most so many: properties
 whose cases take long have few examples."""
 
-ENDING_SECONDS = 7.0
-"""How long a worker that is asked to end may take to end the process of its world."""
-
 
 class PropertyTrial:
     """The trial of one property: which units are to be done next, and what came of those that were.
 
     Args:
-        asked: what is to be tried.
-        unit: its first unit: the drawing of its cases, or all of it within a time.
+        wanted: what is to be tried.
+        share: returns its share of the time when it begins; it is then a single unit. `None` where time is not limited.
         progress: called after each unit.
     """
 
-    def __init__(self, asked: Wanted, unit: Unit, progress: Callable[[], None]) -> None:
-        self.asked = asked
+    def __init__(self, wanted: Wanted, share: Callable[[], Share] | None, progress: Callable[[], None]) -> None:
+        self.wanted = wanted
         self.log = RunLog()
         self.search = Search()
         self.error: Exception | None = None
         self.done = False
-        self.waiting: deque[Unit] = deque([unit])
+        self.waiting: deque[Unit] = deque([Draw(wanted) if share is None else Whole(wanted)])
+        self._share = share
         self._progress = progress
         self._concluded = False
         self._pieces = 0
         self._answers: dict[int, list[JudgedCase]] = {}
         self._taken = 0
-        self._again: list[Unit] = []
         self._history: tuple[Any, ...] = ()
 
     @property
     def examples(self) -> int:
         """How many examples were tried, those of units that are not taken yet included."""
         return self.search.hunt.examples + sum(map(len, self._answers.values()))
+
+    def next(self) -> Unit:
+        """Return the next unit to be done."""
+        unit = self.waiting.popleft()
+        if isinstance(unit, Whole) and unit.share is None and self._share is not None:
+            return Whole(unit.wanted, self._share())
+        return unit
 
     def take(self, unit: Unit, answer: Any) -> None:
         """Take the answer to a unit, which is an exception if the unit failed."""
@@ -96,13 +92,8 @@ class PropertyTrial:
                 self.done = True
         self._progress()
 
-    def lost(self, unit: Unit, how: str) -> None:
-        """Do a unit whose worker has ended once more; the second time, nothing more is learned of the property."""
-        if not any(unit is other for other in self._again):
-            self._again.append(unit)
-            self.waiting.appendleft(unit)
-            return
-        error = WorldUnavailable(f"the worker process that tried it {how}, and so did another one")
+    def lost(self, unit: Unit, error: WorldUnavailable) -> None:
+        """Do without the answer to a unit: a violation stands as it was found, else nothing is learned."""
         if isinstance(unit, Finish):
             mishap = Mishap.of(error, "explaining the case")
             self._finished(Ending(found_only(unit.found), mishaps=(mishap,)), RunLog())
@@ -110,11 +101,11 @@ class PropertyTrial:
             self.take(unit, error)
 
     def _drawn(self, trials: list[CaseToJudge]) -> None:
-        size = max(1, min(MOST_CASES, PROPERTIES[self.asked.property].examples // PIECES))
-        first = tuple(CaseToJudge(known.case, known.after) for known in self.asked.first)
+        size = max(1, min(MOST_CASES, PROPERTIES[self.wanted.property].examples // PIECES))
+        first = tuple(CaseToJudge(known.case, known.after) for known in self.wanted.first)
         pieces = [tuple(trials[start : start + size]) for start in range(0, len(trials), size)]
         # The first piece is that of earlier failures, though it may be empty.
-        self.waiting.extend(Judge(self.asked, place, piece) for place, piece in enumerate([first, *pieces]) if piece)
+        self.waiting.extend(Judge(self.wanted, place, piece) for place, piece in enumerate([first, *pieces]) if piece)
         self._pieces = 1 + len(pieces)
         if not first:
             self._judged(0, [])
@@ -155,7 +146,7 @@ class PropertyTrial:
         if found is None:
             self.done = True
         else:
-            self.waiting.append(Finish(self.asked, found))
+            self.waiting.append(Finish(self.wanted, found))
 
     def _finished(self, ending: Ending, log: RunLog) -> None:
         self.search.ends_with(ending)
@@ -164,66 +155,19 @@ class PropertyTrial:
         self.done = True
 
 
-class Worker:
-    """A worker process, started when this is made.
-
-    Raises:
-        OSError: it could not be started.
-        WorldUnavailable: this platform has no fork server.
-    """
-
-    def __init__(self) -> None:
-        start_fork_server(WORKER_MODULE)
-        self.connection, theirs = multiprocessing.Pipe()
-        lifeline, self._lifeline = multiprocessing.Pipe(duplex=False)
-        self.unit: Unit | None = None
-        self.task: PropertyTrial | None = None
-        self.setup: Setup | None = None
-        with theirs, lifeline:
-            arguments = (theirs, lifeline, shared_server(), CACHE)
-            self._process = started(work, arguments, "ringverify worker")
-
-    def begin(self, task: PropertyTrial, unit: Unit, setup: Setup) -> None:
-        """Have it do a unit."""
-        self.task, self.unit = task, unit
-        with contextlib.suppress(OSError):  # it has just ended, which is seen when its answer is read
-            if self.setup is not setup:
-                self.connection.send(setup)
-                self.setup = setup
-            self.connection.send(unit)
-
-    def how_it_ended(self) -> str:
-        """Say how it ended, once nothing comes from it any more."""
-        self._process.join(ENDING_SECONDS)
-        return how_it_ended(self._process.exitcode or 0)
-
-    def ask_to_end(self) -> None:
-        """Have it end the process of its world, and end."""
-        self._process.terminate()
-
-    def end(self) -> None:
-        """Wait until it has ended."""
-        self._process.join(ENDING_SECONDS)
-        self._process.kill()
-        self.connection.close()
-        self._lifeline.close()
-
-
 class Jobs:
-    """Worker processes, started when there is work for them.
+    """Has workers try the properties of one implementation after another.
 
     Args:
-        asked: how many; `None` is one for each core that this process may use, unless there is little to do.
+        asked: how many workers; `None` is one for each core that this process may use, unless there is little to do.
         progress: informed of how far the work has come.
     """
 
     def __init__(self, asked: int | None, progress: Progress) -> None:
         self._asked, self._progress = asked, progress
-        self._most = 0
-        self._workers: list[Worker] = []
-        self._tasks: dict[str, PropertyTrial] = {}
-        self._setup: Setup | None = None
-        self._share: Callable[[int], Share] | None = None
+        self._workers = Workers(progress.loading)
+        self._examples = 0
+        self._trials: dict[str, PropertyTrial] = {}
         self._title = ""
 
     def begin(self, runner: Runner, asked: Sequence[Wanted], share: Callable[[int], Share] | None) -> bool:
@@ -235,21 +179,15 @@ class Jobs:
             share: returns the share of a property when it begins, given how many are tried side by side; `None` where
                 there is no time budget. With one, a property is a single unit, so that its share is one worker's.
         """
-        self._tasks.clear()
-        self._setup = _setup(runner)
-        examples = sum(one.examples for one in asked)
-        most = min(cores(), examples // WORTH_A_WORKER) if self._asked is None else self._asked
-        self._most = most if share is None else min(most, len(asked))
-        if self._setup is None or self._most < 2:
+        setup = setup_of(runner)
+        self._examples += sum(one.examples for one in asked)
+        most = min(cores(), self._examples // WORTH_A_WORKER) if self._asked is None else self._asked
+        most = most if share is None else min(most, len(asked))
+        if setup is None or not self._workers.ready(most, setup):
             return False
-        try:
-            self._start()
-        except (OSError, WorldUnavailable):
-            return False  # this process does the work, and says what is wrong if it cannot
-        self._share, self._title = share, runner.implementation.name
-        for one in asked:
-            first: Unit = Draw(one) if share is None else Whole(one)
-            self._tasks[one.property] = PropertyTrial(one, first, self._step)
+        self._title = runner.implementation.name
+        of_each = None if share is None else functools.partial(share, self._workers.most)
+        self._trials = {one.property: PropertyTrial(one, of_each, self._step) for one in asked}
         return True
 
     def hunt(self, property: str, log: RunLog) -> Hunt:
@@ -258,83 +196,29 @@ class Jobs:
         Raises:
             Exception: as there.
         """
-        task = self._tasks[property]
-        done = sum(one.done for one in self._tasks.values())
-        total = sum(one.asked.examples + len(one.asked.first) for one in self._tasks.values())
-        self._progress.start(self._title, f"{done} of {len(self._tasks)} properties", total)
+        trial, trials = self._trials[property], self._trials.values()
+        total = sum(one.wanted.examples + len(one.wanted.first) for one in trials)
+        done = sum(one.done for one in trials)
+        self._progress.start(self._title, f"{done} of {len(trials)} properties", total)
         self._step()
         try:
-            self._dispatch()
-            while not task.done:
-                self._listen()
-                self._dispatch()
+            self._workers.work_on(list(trials), lambda: trial.done)
         finally:
             self._progress.stop()
-        log.add(task.log)
-        if task.error is not None:
-            raise task.error
-        return task.search.hunt
+        log.add(trial.log)
+        if trial.error is not None:
+            raise trial.error
+        return trial.search.hunt
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
-        ending, self._workers = self._workers, []
-        for worker in ending:
-            worker.ask_to_end()
-        for worker in ending:
-            worker.end()
-
-    def _start(self) -> Worker:
-        self._workers.append(worker := Worker())
-        return worker
+        self._workers.close()
 
     def _step(self) -> None:
-        self._progress.step(sum(task.examples for task in self._tasks.values()))
-
-    def _dispatch(self) -> None:
-        """Give units to idle workers, those of earlier properties first, and start workers while there are more."""
-        for task in self._tasks.values():
-            while task.waiting:
-                worker = next((one for one in self._workers if one.unit is None), None)
-                if worker is None:
-                    if len(self._workers) == self._most:
-                        return
-                    try:
-                        worker = self._start()
-                    except (OSError, WorldUnavailable):
-                        if not self._workers:
-                            raise
-                        self._most = len(self._workers)
-                        return
-                unit = task.waiting.popleft()
-                if isinstance(unit, Whole) and unit.share is None and self._share is not None:
-                    unit = Whole(unit.asked, self._share(self._most))
-                assert self._setup is not None
-                worker.begin(task, unit, self._setup)
-
-    def _listen(self) -> None:
-        """Wait for workers, and take what they answer."""
-        busy = {worker.connection: worker for worker in self._workers if worker.unit is not None}
-        for connection in wait(list(busy)):
-            assert isinstance(connection, Connection)
-            worker = busy[connection]
-            unit, task = worker.unit, worker.task
-            assert unit is not None
-            assert task is not None
-            try:
-                kind, answer = connection.recv()
-            except (EOFError, OSError):
-                self._workers.remove(worker)
-                task.lost(unit, worker.how_it_ended())
-                worker.end()
-                continue
-            if kind == "loading":
-                self._progress.loading(answer)
-            else:
-                worker.unit = worker.task = None
-                task.take(unit, answer)
+        self._progress.step(sum(trial.examples for trial in self._trials.values()))
 
 
-def _setup(runner: Runner) -> Setup | None:
+def setup_of(runner: Runner) -> Setup | None:
     """Return the setup of a runner, or `None` if workers could not make the same one of it."""
     if runner.target is None or runner.world.name != "simulated":
         return None

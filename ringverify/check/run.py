@@ -111,7 +111,7 @@ def check(
         for property in properties
         if why_not(property, plan, options.device) is None
     ]
-    _not_side_by_side(plans, options)
+    not_side_by_side(plans, options.jobs)
     budget = Budget(options.time_budget, len(tried))
     tell(header(options))
     outcomes: list[ImplementationOutcome] = []
@@ -133,16 +133,16 @@ def check(
     return footer.exit_code if tells(tell, footer) else footer.exit_code or Inconclusive.exit_code
 
 
-def _not_side_by_side(plans: Sequence[RunPlan | Unavailable], options: Options) -> None:
+def not_side_by_side(plans: Sequence[RunPlan | Unavailable], jobs: int | None) -> None:
     """Refuse several jobs where the ranks of one case are processes, which use the cores already.
 
     Raises:
         UsageError: more than one job is asked for, and an implementation runs in such a world.
     """
     for plan in plans:
-        if isinstance(plan, RunPlan) and plan.world != "simulated" and (options.jobs or 1) > 1:
+        if isinstance(plan, RunPlan) and plan.world != "simulated" and (jobs or 1) > 1:
             raise UsageError(
-                f"--jobs {options.jobs}: {plan.implementation.name} runs in the {plan.world} world, whose ranks are "
+                f"--jobs {jobs}: {plan.implementation.name} runs in the {plan.world} world, whose ranks are "
                 "processes and run one case at a time: leave --jobs out"
             )
 

@@ -76,7 +76,7 @@ class CaseToJudge:
 class Draw:
     """Draw the cases of a property. The answer is a list of them."""
 
-    asked: Wanted
+    wanted: Wanted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +84,12 @@ class Judge:
     """Judge cases until one violates the property. The answer is a list with a `JudgedCase` for each that was judged.
 
     Attributes:
-        asked: the property.
+        wanted: the property.
         place: the unit's place among those of the property.
         trials: the cases.
     """
 
-    asked: Wanted
+    wanted: Wanted
     place: int
     trials: tuple[CaseToJudge, ...]
 
@@ -98,7 +98,7 @@ class Judge:
 class Finish:
     """Shrink, confirm and explain a violation. The answer is an `Ending` and the log of its runs."""
 
-    asked: Wanted
+    wanted: Wanted
     found: Found
 
 
@@ -107,15 +107,29 @@ class Whole:
     """Search for a violation of a property within a time. The answer is a `Hunt` and the log of its runs.
 
     Attributes:
-        asked: the property.
+        wanted: the property.
         share: its time; `None` until it begins.
     """
 
-    asked: Wanted
+    wanted: Wanted
     share: Share | None = None
 
 
 Unit = Draw | Judge | Finish | Whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """Call a function. The answer is what it returns.
+
+    Attributes:
+        function: called with a runner whose log is its own, or with `None` if workers have no setup; importable by
+            name.
+        argument: its second argument.
+    """
+
+    function: Callable[[Any, Any], Any]
+    argument: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,25 +186,41 @@ class Bench:
         """End the world's process."""
         self._runner.world.close()
 
-    def do(self, unit: Unit) -> Any:
+    def do(self, unit: Unit | Call) -> Any:
         """Do a unit, and return the answer."""
-        asked = unit.asked
-        property = PROPERTIES[asked.property]
-        wanted: dict[str, Any] = {"examples": asked.examples, "seed": asked.seed, "first": asked.first}
         with self._alone() as runner:
+            if isinstance(unit, Call):
+                return unit.function(runner, unit.argument)
+            wanted, property = unit.wanted, PROPERTIES[unit.wanted.property]
             match unit:
                 case Draw():
                     cases: list[Case] = []
-                    visit_cases(property, runner.capabilities, asked.examples, asked.seed, cases.append)
+                    visit_cases(property, runner.capabilities, wanted.examples, wanted.seed, cases.append)
                     return cases
                 case Judge():
                     return list(self._seen(property, unit.trials))
                 case Finish():
-                    return finished(property, runner, unit.found, **wanted), _without_history(runner.log)
+                    ending = finished(
+                        property,
+                        runner,
+                        unit.found,
+                        examples=wanted.examples,
+                        seed=wanted.seed,
+                        first=wanted.first,
+                    )
+                    return ending, without_history(runner.log)
                 case Whole():
                     assert unit.share is not None
-                    found = hunt(property, runner, share=unit.share, progress=lambda done: None, **wanted)
-                    return found, _without_history(runner.log)
+                    found = hunt(
+                        property,
+                        runner,
+                        examples=wanted.examples,
+                        seed=wanted.seed,
+                        share=unit.share,
+                        progress=lambda done: None,
+                        first=wanted.first,
+                    )
+                    return found, without_history(runner.log)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Runner]:
@@ -214,13 +244,14 @@ class Bench:
                 except Exception as raised:
                     error = _sendable(raised)
             violates = judgement is not None and judgement.violation is not None
-            log, seconds = _without_history(runner.log), time.monotonic() - began
+            log, seconds = without_history(runner.log), time.monotonic() - began
             yield (seen := JudgedCase(trial.case, judgement, log, seconds, history if violates else (), error))
             if seen.ends:
                 return
 
 
-def _without_history(log: RunLog) -> RunLog:
+def without_history(log: RunLog) -> RunLog:
+    """Return a log as it is sent to the tool, which has no use for the history of another process."""
     return dataclasses.replace(log, history=deque())
 
 
@@ -257,9 +288,8 @@ def work(connection: Connection, lifeline: Connection, server: dict[str, Any], c
                     bench.close()
                 bench = Bench(asked, lambda what: connection.send(("loading", what)))
                 continue
-            assert bench is not None
             try:
-                answer = bench.do(asked)
+                answer = asked.function(None, asked.argument) if bench is None else bench.do(asked)
             except Exception as error:
                 answer = _sendable(error)
             try:
