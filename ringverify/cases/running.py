@@ -111,6 +111,13 @@ class RunLog:
     findings: dict[str, str] = dataclasses.field(default_factory=dict)
     load_failure: str | None = None
 
+    def add(self, other: RunLog) -> None:
+        """Add what was counted and noticed later, by a log that began empty."""
+        self.runs += other.runs
+        self.seconds_inside += other.seconds_inside
+        self.notes += [note for note in other.notes if note not in self.notes]
+        self.findings.update({name: text for name, text in other.findings.items() if name not in self.findings})
+
 
 @dataclasses.dataclass(frozen=True)
 class Runner:

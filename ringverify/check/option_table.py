@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringverify.option_types import OUTPUTS, count, names, positive, seconds, sizes
+from ringverify.option_types import OUTPUTS, count, jobs, names, positive, seconds, sizes
 from ringverify.properties.suites import SMOKE_EXAMPLES, SUITES
 
 
@@ -126,6 +126,15 @@ OPTIONS: tuple[Option, ...] = (
         metavar="SECONDS",
         meaning="time to import the target in a process",
         default="120",
+    ),
+    Option(
+        name="jobs",
+        read=jobs,
+        metavar="N|auto",
+        meaning="processes that try cases side by side, in the simulated world",
+        default="auto: one for each core, fewer for few examples",
+        pytest=False,
+        argument=False,
     ),
     Option(name="report", read=Path, metavar="FILE.jsonl", meaning="write events as JSON lines", argument=False),
     *(

@@ -50,6 +50,7 @@ class Terminal:
         self.quiet = quiet
         self._with_printed = printed or verbose
         self._named = ""
+        self._worked = 0.0
 
     def tell(self, event: Event) -> None:
         """Print an event."""
@@ -97,6 +98,7 @@ class Terminal:
 
     def _property(self, event: PropertyEvent) -> None:
         verdict = event.verdict
+        self._worked += event.seconds
         unremarkable = verdict == "unsupported" or (verdict == "pass" and event.reason is None)
         if self.quiet and unremarkable and event.unexpected is None:
             return
@@ -127,6 +129,7 @@ class Terminal:
 
     def _implementation(self, event: ImplementationEvent) -> None:
         seconds = max(event.seconds or 0.0, 1e-9)
+        worked, self._worked = max(self._worked, seconds), 0.0  # longer, if properties were tried side by side
         kinds = {**dict.fromkeys(STYLES, ""), "fail": f" ({event.known} known)" if event.known else ""}
         counts = ", ".join(
             f"{count} {kind}{kinds.get(kind, '')}" for kind, count in (event.properties or {}).items() if count
@@ -141,7 +144,7 @@ class Terminal:
         if self.quiet:
             return
         if event.examples:
-            inside = 100 * (event.seconds_inside or 0.0) / seconds
+            inside = 100 * (event.seconds_inside or 0.0) / worked
             beside = "" if event.simulated_runs is None else f" and {event.simulated_runs} of the simulated one"
             self._line(
                 f"  {event.examples} {plural('example', event.examples)} in {event.runs} "

@@ -21,6 +21,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Protocol
 
 from ringverify.worlds import reproducible, whose
@@ -183,10 +184,7 @@ class LocalRank:
     """
 
     def __init__(self, seat: Seat, directory: str, program_module: str) -> None:
-        try:
-            context = multiprocessing.get_context("forkserver")
-        except ValueError:
-            raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
+        context = _context()
         start_fork_server(program_module)
         # These import torch, which a tool that only uses other worlds does not need. The fork server does so meanwhile.
         from ringverify.worlds.processes.keeper import keep
@@ -200,18 +198,9 @@ class LocalRank:
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self._worker: int | None = None
         self._was_ours = True
-        self._process = context.Process(
-            target=keep,
-            args=(seat, directory, theirs, printing, lifeline),
-            name=f"ringverify {seat.backend} rank {seat.rank} of {seat.world_size}",
-            daemon=True,
-        )
-        with theirs, printing, lifeline, _unknown_main(), _interrupts_held_back():
-            try:
-                self._process.start()
-            except ConnectionRefusedError:  # a program has just killed the fork server, which is about to be noticed
-                time.sleep(GRACE_SECONDS / 10)
-                self._process.start()
+        name = f"ringverify {seat.backend} rank {seat.rank} of {seat.world_size}"
+        with theirs, printing, lifeline:
+            self._process = started(keep, (seat, directory, theirs, printing, lifeline), name)
         os.set_blocking(self._output.fileno(), False)
 
     @property
@@ -298,6 +287,30 @@ class LocalRank:
         for connection in (self._jobs, self._wire, self._output, self._lifeline):
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _context() -> ForkServerContext:
+    try:
+        return multiprocessing.get_context("forkserver")
+    except ValueError:
+        raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
+
+
+def started(target: Callable[..., object], arguments: tuple[Any, ...], name: str) -> ForkServerProcess:
+    """Start a process from the fork server, which must have been started, and return it.
+
+    Raises:
+        WorldUnavailable: this platform has no fork server.
+        OSError: the process could not be started.
+    """
+    process = _context().Process(target=target, args=arguments, name=name, daemon=True)
+    with _unknown_main(), _interrupts_held_back():
+        try:
+            process.start()
+        except ConnectionRefusedError:  # a program has just killed the fork server, which is about to be noticed
+            time.sleep(GRACE_SECONDS / 10)
+            process.start()
+    return process
 
 
 def start_fork_server(program_module: str) -> None:
