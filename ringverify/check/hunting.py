@@ -21,9 +21,8 @@ from ringverify.check.repeating import same_failure
 from ringverify.check.suggesting import suggested
 from ringverify.check.tried import Tried
 from ringverify.diagnosis.diagnose import Diagnosis
-from ringverify.diagnosis.needs import Needs
 from ringverify.errors import Inconclusive
-from ringverify.events import Hint
+from ringverify.events import Hint, Needed
 from ringverify.properties.property import Judgement, Property, Violation
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
@@ -77,7 +76,7 @@ class Counterexample:
     after: tuple[Case, ...] = ()
     diagnosis: Diagnosis = Diagnosis()
     declaration: Declaration | None = None
-    needs: Needs | None = None
+    needs: Needed | None = None
     refused: tuple[Case, Violation] | None = None
     hints: tuple[Hint, ...] = ()
     printed: tuple[tuple[int | None, str], ...] = ()
@@ -529,7 +528,7 @@ def _smallest(
         after=after,
         diagnosis=diagnosis,
         declaration=declaration,
-        needs=needs,
+        needs=None if needs is None else needs.told(),
         hints=tuple(hints),
         printed=printed,
     )

@@ -93,7 +93,7 @@ class Standing:
         text = self.hypothesis.sentence(smallest)
         if self.somewhere:
             return f"{text}, though not in every case"
-        return f"{text}, only with {' and '.join(self.only)}" if self.only else text
+        return f"{text}, which needs {' and '.join(self.only)}" if self.only else text
 
 
 def _fewest(lacking: list[set[int]], count: int) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
+from ringverify.check.explaining import explained
 from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.limiting import limited
@@ -22,6 +23,7 @@ from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.place import Partial
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, attend, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
+from ringverify.properties.world_size_invariance import WORLD_SIZE_INVARIANCE
 from ringverify.strategies import cases
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -161,16 +163,16 @@ SHARED = Requirement("shared key heads", lambda case: case.problem.hk != case.pr
 NARROW = Requirement("a 16-bit dtype", lambda case: case.problem.dtype in ("bfloat16", "float16"))
 SHARED_HEADS = case_of(heads=4, key_heads=2)
 CONDITIONAL = {
-    "scale applied twice, only with at least 3 ranks": (
+    "scale applied twice, which needs at least 3 ranks": (
         where(lambda q, call: call.world_size > 2, fault("O15")), case_of(), False, [MANY, MASKED]
     ),
-    "the merged lse is the larger of both, only with a causal mask": (
+    "the merged lse is the larger of both, which needs a causal mask": (
         where(lambda q, call: call.causal, fault("O05")), CAUSAL, False, [MANY, MASKED]
     ),
-    "scale is missing from dq, only with shared key heads": (
+    "scale is missing from dq, which needs shared key heads": (
         where(lambda q, call: call.problem.hk != call.problem.heads, fault("O16")), SHARED_HEADS, True, [SHARED]
     ),
-    "scale not applied, only with a 16-bit dtype": (
+    "scale not applied, which needs a 16-bit dtype": (
         where(lambda q, call: q.dtype.itemsize == 2, replace(STEPS, scale=lambda here: 1.0)),
         case_of(dtype="bfloat16", query_length=6), False, [NARROW]
     ),
@@ -217,9 +219,23 @@ def test_a_condition_is_what_right_cases_lack():
     """Of all that a case needs, the fewest things that every right case lacks of which a hypothesis is wrong."""
     scenes = [Scene(case_of(size=size, causal=causal), EVERYTHING, None) for size, causal in ((1, True), (2, False))]
     standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=scenes[:1], excused=scenes)
-    assert standing.settled(scenes[0], [MASKED, MANY]).sentence(None) == "a fault, only with at least 3 ranks"
+    assert standing.settled(scenes[0], [MASKED, MANY]).sentence(None) == "a fault, which needs at least 3 ranks"
     assert standing.settled(scenes[0], [MASKED]) is None
     assert replace(standing, confirmed=[]).settled(scenes[0], [MASKED, MANY]) is None
+
+
+@pytest.mark.timeout(60)
+def test_of_cases_that_are_compared_the_one_that_is_wrong_is_explained():
+    """One rank is right; two ranks, with which it is compared, are not. Where is told of the case itself only."""
+    implementation, world = where(lambda q, call: call.world_size > 1, fault("O15")), SimulatedWorld()
+    try:
+        runner, case = Runner(implementation, world), case_of(size=1)
+        violation = WORLD_SIZE_INVARIANCE.judge(case, runner).violation
+        found = explained(runner, WORLD_SIZE_INVARIANCE, violation, case, case)
+    finally:
+        world.close()
+    assert found.text.startswith("scale applied twice")
+    assert found.where is found.region is None
 
 
 def test_numbers_that_a_coarser_dtype_holds_are_not_called_those_of_a_finer_one():
