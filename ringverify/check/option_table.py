@@ -167,7 +167,7 @@ OPTIONS: tuple[Option, ...] = (
         name="verbose",
         short="-v",
         read=None,
-        meaning="show full tracebacks, traffic between ranks and peak memory",
+        meaning="show full tracebacks, what was tried, traffic between ranks and peak memory",
         pytest=False,
         argument=False,
     ),

@@ -72,7 +72,7 @@ class ImplementationResult:
 
     @property
     def where(self) -> str:
-        """For a pass, the world it was reached in and the worlds it was not tried in; "" for other verdicts."""
+        """For a pass, where it is one, where it is none, and how much was not tried; "" for other verdicts."""
         return self.verdict.reached + self.verdict.not_reached
 
     @property

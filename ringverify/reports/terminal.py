@@ -39,7 +39,7 @@ class Terminal:
 
     Args:
         console: where to print.
-        verbose: print full tracebacks, every failure in full, and what ranks printed.
+        verbose: print full tracebacks, every failure in full, what was tried, and what ranks printed.
         printed: print what ranks printed, also where `verbose` is false.
         quiet: print only the verdicts, and the properties that did not pass or were cut short.
     """
