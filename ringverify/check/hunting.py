@@ -316,8 +316,11 @@ def _smallest(
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     if steady and in_time:
         if not hangs:
-            varied = "finding out when the case fails"
-            needs = attempt(mishaps, varied, lambda: when_it_fails(property, place(), case, violation), None)
+
+            def varied() -> Needs:
+                return when_it_fails(property, place(), case, violation, until=share.late)
+
+            needs = attempt(mishaps, "finding out when the case fails", varied, None)
         explanation = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
         diagnosis = explanation or diagnosis
         declaration = attempt(

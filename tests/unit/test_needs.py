@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 import pytest
+
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.cases.strategies import ROOTS, Scope, case_from, cases
