@@ -40,7 +40,7 @@ TOGETHER = {
     "masks": ("causal", "window", "documents", "key_lengths", "dilation"),
     "shapes": ("heads", "key heads", "dims", "batch"),
 }
-"""Factors that are named as one where none of those that were varied matters."""
+"""Factors that are named as one where several do not matter: "masks", or "other masks" where one of them does."""
 
 MORE = 9
 """Variants of a factor that are run, if one of them passes."""
@@ -133,8 +133,9 @@ def _irrelevant(varied: dict[str, bool]) -> tuple[str, ...]:
     found = {factor: factor for factor, free in varied.items() if free}
     for name, members in TOGETHER.items():
         tried = [factor for factor in members if factor in varied]
-        if len(tried) > 1 and all(varied[factor] for factor in tried):
-            found |= dict.fromkeys(tried, name)
+        free = [factor for factor in tried if varied[factor]]
+        if len(free) > 1:
+            found |= dict.fromkeys(free, name if free == tried else f"other {name}")
     return tuple(dict.fromkeys(found.values()))
 
 
