@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -55,7 +57,9 @@ def quick_place(
     return runner
 
 
-def when_it_fails(property: Property, runner: Runner, case: Case, violation: Violation) -> Needs:
+def when_it_fails(
+    property: Property, runner: Runner, case: Case, violation: Violation, *, until: float = math.inf
+) -> Needs:
     """Vary a case that violates a property, and return when it fails.
 
     Args:
@@ -63,6 +67,7 @@ def when_it_fails(property: Property, runner: Runner, case: Case, violation: Vio
         runner: where to run variants; see `quick_place`.
         case: the smallest case.
         violation: how it violates the property.
+        until: value of `time.monotonic()` at which to end, if that is before `NEEDS_SECONDS`.
     """
     there = runner.for_another_property().within(HANGING)
     finding, wrong = violation.finding, dict[Case, frozenset[int]]()
@@ -91,8 +96,9 @@ def when_it_fails(property: Property, runner: Runner, case: Case, violation: Vio
             wrong[other] = frozenset(seen.violation.finding.wrong)
         return True if reasons & {seen.violation.reason, *seen.violation.also} else None
 
-    # Processor time of other processes is not seen from here: there, the wall clock has to end it.
-    seconds = NEEDS_SECONDS if there.world.name == "simulated" else NEEDS_SECONDS / WALL
+    seconds = min(NEEDS_SECONDS, until - time.monotonic())
+    if there.world.name != "simulated" or violation.kind == "died":
+        seconds /= WALL  # processor time of other processes is not seen from here: the wall clock has to end it
     ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
     return needs(case, fails, there.capabilities, seconds=seconds, most_ranks=ranks, wrong_ranks=wrong.get)
 

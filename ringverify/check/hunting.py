@@ -21,6 +21,7 @@ from ringverify.check.repeating import same_failure
 from ringverify.check.suggesting import suggested
 from ringverify.check.tried import Tried
 from ringverify.diagnosis.diagnose import Diagnosis
+from ringverify.diagnosis.needs import Needs
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint, Needed
 from ringverify.properties.property import Judgement, Property, Violation
@@ -487,8 +488,11 @@ def _smallest(
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     if steady and in_time:
         if not hangs:
-            varied = "finding out when the case fails"
-            needs = attempt(mishaps, varied, lambda: when_it_fails(property, place(), case, violation), None)
+
+            def varied() -> Needs:
+                return when_it_fails(property, place(), case, violation, until=share.late)
+
+            needs = attempt(mishaps, "finding out when the case fails", varied, None)
         explanation = attempt(
             mishaps,
             "explaining the case",

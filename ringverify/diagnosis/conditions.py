@@ -53,6 +53,8 @@ FLAGS: dict[str, tuple[str, str, float]] = {
     "window": ("window", "window", 1.0),
     "left": ("a window bounded on the left", "window", 1.2),
     "right": ("a window bounded on the right", "window", 1.2),
+    "no_left": ("a window unbounded on the left", "window", 1.25),
+    "no_right": ("a window unbounded on the right", "window", 1.25),
     "forward": ("a window bounded on the right, without causal", "window", 1.6),
     "narrow": ("a window narrower than a rank's shard", "window", 1.3),
     "narrow_left": ("a window shorter to the left than a rank's shard", "window", 1.3),
@@ -180,6 +182,8 @@ def features(case: Case, capabilities: Capabilities) -> Features:
         "not_causal": not p.causal,
         "left": left is not None,
         "right": right is not None,
+        "no_left": p.window is not None and left is None,
+        "no_right": p.window is not None and right is None,
         "forward": right is not None and not p.causal,
         "narrow_left": left is not None and left < here,
         "narrow_right": right is not None and right < here,
@@ -261,7 +265,7 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
     found = list(_flags())
     for name in CHOICES:
         for value in sorted({str(one[name]) for one in cases}):
-            found.append(_choice(name, value))
+            found += _choices(name, value)
     for name in (*COUNTS, *SIZES):
         replicated = any(one["sharding"] == "replicated_query" for one in cases)
         if not c.cross_lengths and (name == "queries" or (name == "queries_here" and not replicated)):
@@ -288,11 +292,13 @@ def _flag(names: tuple[str, ...], one: Features) -> bool:
     return any(bool(one.get(name, False)) for name in names)
 
 
-def _choice(name: str, value: str) -> Condition:
+def _choices(name: str, value: str) -> Iterator[Condition]:
+    """Yield the statements that a name is this one, and that it is another one."""
     text, factor = CHOICES[name]
-    return Condition(
-        text.format(value.replace("_", " ")), frozenset({factor}), 1.15, lambda one: str(one[name]) == value
-    )
+    about, shown = frozenset({factor}), text.format(value.replace("_", " "))
+    yield Condition(shown, about, 1.15, lambda one: str(one[name]) == value)
+    if name in ("sharding", "dtype"):
+        yield Condition(f"{factor} other than {value}", about, 1.3, lambda one: str(one[name]) != value)
 
 
 def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Condition]:
@@ -330,6 +336,8 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         article = "" if name in SIZES else "an "
         yield one_of(f"{article}even {number}", 0.3, lambda value: value % 2 == 0)
         yield one_of(f"{article}odd {number}", 0.3, lambda value: value % 2 == 1)
+    if name == "ranks":
+        yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
     if name in DIVIDED:
         subject = number if name in SIZES else f"a {number} that is"
         for n in (4, 8, 16):

@@ -24,7 +24,7 @@ from ringverify.implementation import Capabilities
 MOST_RUNS = 260
 """Runs for one failure, at most, so that a quick machine and a slow one mostly say the same."""
 
-WALL = 4
+WALL = 2
 """Times as many seconds of the wall clock as of processor time are allowed: the machine may be busy."""
 
 MOST_RANKS = 8
@@ -40,7 +40,7 @@ TOGETHER = {
     "masks": ("causal", "window", "documents", "key_lengths", "dilation"),
     "shapes": ("heads", "key heads", "dims", "batch"),
 }
-"""Factors that are named as one where none of those that were varied matters."""
+"""Factors that are named as one where several do not matter: "masks", or "other masks" where one of them does."""
 
 MORE = 9
 """Variants of a factor that are run, if one of them passes."""
@@ -133,8 +133,9 @@ def _irrelevant(varied: dict[str, bool]) -> tuple[str, ...]:
     found = {factor: factor for factor, free in varied.items() if free}
     for name, members in TOGETHER.items():
         tried = [factor for factor in members if factor in varied]
-        if len(tried) > 1 and all(varied[factor] for factor in tried):
-            found |= dict.fromkeys(tried, name)
+        free = [factor for factor in tried if varied[factor]]
+        if len(free) > 1:
+            found |= dict.fromkeys(free, name if free == tried else f"other {name}")
     return tuple(dict.fromkeys(found.values()))
 
 
@@ -200,6 +201,8 @@ class _Search:
         complete = False
         try:
             generous = self._generous()
+            for probe in self.varying.probes(generous):
+                self.failed(probe)
             # First what the case is likely to need, so that it is known when the time ends.
             factors = sorted(self.varying.factors, key=lambda factor: factor not in self._has())
             for some in (factors[: len(self._has())], factors):

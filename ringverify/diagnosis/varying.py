@@ -9,6 +9,7 @@ from typing import Any
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.shapes import fitted, length_unit
+from ringverify.diagnosis.conditions import LARGE
 from ringverify.implementation import Capabilities, sharding_name
 
 LONGEST = 72
@@ -87,7 +88,7 @@ class Varying:
             "dims": self._dims,
             "batch": lambda case: self._batches(case, (1, 2, 3)),
             "dtype": lambda case: _each(case, "dtype", c.dtypes),
-            "values": lambda case: _each(case, "values", ("normal", "integers", "large_scores")),
+            "values": self._values,
             "strides": lambda case: _each(
                 case, "memory", ("contiguous", "transposed", "strided", "offset", "packed", "expanded")
             ),
@@ -113,6 +114,12 @@ class Varying:
         return self._allowed(
             case, (one for size in self.sizes for n in tokens for one in self._of_length(case, n, world_size=size))
         )
+
+    def probes(self, case: Case) -> list[Case]:
+        """Return the case with other sizes and lengths at once: of numbers that are coprime to those of the others."""
+        return self._allowed(
+            case, (one for size, n in ((3, 5), (1, 7), (1, 8)) for one in self._of_length(case, n, world_size=size))
+        )[:4]
 
     def _allowed(self, case: Case, variants: Iterable[Case]) -> list[Case]:
         """Return what is declared of the variants, and leaves no rank empty unless the case does."""
@@ -148,8 +155,10 @@ class Varying:
         p, size = case.problem, case.world_size
         unit = even_multiple(case.sharding, size) // size
         here = -(-max(p.nq, p.nk) // size)
-        for tokens in sorted({unit, 2 * unit, 3 * unit, 4 * unit, here - unit, here + unit, here + 2 * unit}):
-            yield from list(self._of_length(case, tokens))[:2]
+        tokens = [n for n in (unit, 4 * unit, here + unit, here - unit, 8 * unit, 2 * unit, 3 * unit) if n > 0]
+        for of_all in (slice(0, 1), slice(1, 2)):  # even first
+            for n in tokens:
+                yield from list(self._of_length(case, n))[of_all]
 
     def _cross(self, case: Case) -> Iterator[Case]:
         p, size = case.problem, case.world_size
@@ -231,6 +240,11 @@ class Varying:
         for n in counts:
             repeated = None if lengths is None else tuple(lengths[i % len(lengths)] for i in range(n))
             yield from _with(case, batch=n, key_lengths=repeated)
+
+    def _values(self, case: Case) -> Iterator[Case]:
+        yield from _each(case, "values", ("normal", "integers", "large_scores"))
+        if case.values in LARGE:
+            yield from _each(case, "values", LARGE)
 
     # -- how it is run -------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "open_world", lambda name: SimulatedWorld())
     monkeypatch.setattr(hunting, "shrink", lambda case, *_, **__: Shrunk(case, 0, complete=True))
-    for explains, nothing in {"explained": None, "would_pass": None, "needed": None, "beside": []}.items():
+    silent = {"when_it_fails": None, "explained": None, "would_pass": None, "suggested": None, "beside": []}
+    for explains, nothing in silent.items():
         monkeypatch.setattr(hunting, explains, lambda *_, nothing=nothing, **__: nothing)
 
 
@@ -94,9 +95,10 @@ def test_an_error_before_a_violation_is_found_costs_one_property_its_verdict(pha
 AFTER = {
     "shrinking": (hunting, "shrink"),
     "confirming afresh": (hunting, "_afresh"),
+    "varying": (hunting, "when_it_fails"),
     "diagnosing": (explaining, "diagnose"),
     "declaring": (hunting, "would_pass"),
-    "hints": (hunting, "needed"),
+    "hints": (hunting, "suggested"),
     "what is beside": (hunting, "beside"),
     "saving the case": (casefile, "save"),
     "drawing the region": (run, "outline"),

@@ -89,6 +89,13 @@ def test_where_keys_are_as_many_as_queries_they_are_called_tokens():
     assert set(said.irrelevant) == {"ranks", "masks", "sharding", "shapes", "values", "strides", "schedule"}
 
 
+def test_factors_that_do_not_matter_are_named_together():
+    """As others, where one of them matters."""
+    said, _, _ = found(lambda one: one["causal"] and one["heads"] > 1, EVERYTHING, seconds=60)
+    assert {"other masks", "other shapes", "dtype", "ranks"} <= set(said.irrelevant)
+    assert not {"window", "documents", "masks", "dims", "causal", "heads"} & set(said.irrelevant)
+
+
 def test_nothing_is_said_that_a_run_contradicts():
     """A fault by chance has no condition: every one that is named was met by all runs that failed."""
     luck, failed = random.Random(7), []
