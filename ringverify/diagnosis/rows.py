@@ -65,11 +65,11 @@ def on_wrong_rows(scene: Scene, rank: int, results: Results) -> Results:
     return found
 
 
-Rule = Callable[["Rows"], Mask]
+Rule = Callable[["FaultyRows"], Mask]
 """Which rows have something in common."""
 
 
-class Rows:
+class FaultyRows:
     """Rows that a fault would make wrong, of many cases; which of them are wrong; and what is known of each.
 
     Args:
@@ -130,7 +130,7 @@ _AXES: tuple[tuple[str, str, str, str, str], ...] = (
 """An axis, its length, and how one place on it, the last one, and even or odd ones are named."""
 
 
-def _rules(rows: Rows) -> Iterator[tuple[str, Rule]]:
+def _rules(rows: FaultyRows) -> Iterator[tuple[str, Rule]]:
     """Yield what rows may have in common, in words, and which rows of a case have it; the plainest first."""
 
     def numbered(axis: str, length: str, one: str, last: str, some: str) -> Iterator[tuple[str, Rule]]:

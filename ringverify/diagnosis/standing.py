@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.needs import Requirement
-from ringverify.diagnosis.rows import Rows
+from ringverify.diagnosis.rows import FaultyRows
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
 
@@ -72,8 +72,8 @@ class Standing:
     def _in_rows(self, smallest: Scene) -> Iterator[Standing]:
         """Yield the hypothesis with what the wrong rows have in common, and the right cases that have it too."""
         steps = self.hypothesis.steps
-        failing = Rows((scene, predicted(scene, steps)) for scene in (smallest, *self.confirmed))
-        right = [(scene, Rows([(scene, predicted(scene, steps))])) for scene in self.right]
+        failing = FaultyRows((scene, predicted(scene, steps)) for scene in (smallest, *self.confirmed))
+        right = [(scene, FaultyRows([(scene, predicted(scene, steps))])) for scene in self.right]
         for text, rule in failing.alike() if failing.digits >= DIGITS else ():
             excused = [scene for scene, rows in right if bool(rule(rows).any())]
             hypothesis = dataclasses.replace(self.hypothesis, more=f"{self.hypothesis.more}, {text}")

@@ -109,10 +109,12 @@ class Faults:
     Attributes:
         mutants: by id, in the order in which they were added.
         causes: the plainest first.
+        named: the causes by their sentences.
     """
 
     mutants: dict[str, Mutant] = dataclasses.field(default_factory=dict)
     causes: list[Cause] = dataclasses.field(default_factory=list)
+    named: dict[str, list[Cause]] = dataclasses.field(default_factory=dict)
 
     def add(
         self,
@@ -154,7 +156,7 @@ class Faults:
         Raises:
             ValueError: no cause has this name, or several have, so that it does not say which one is meant.
         """
-        found = [cause for cause in self.causes if cause.sentence() == says]
+        found = self.named.get(says, [])
         if len(found) != 1:
             raise ValueError(f"mutant {id!r} needs one cause, and {len(found)} are called {says!r}")
         self._mutant(id, found[0], "value", EVERYTHING)
@@ -187,4 +189,6 @@ class Faults:
             variants += [(on_blocks(steps, others=False), f"{more} on the own block", True)]
         for changed, end, some in variants:
             for when in directions(changed):
-                self.causes.append(Cause(says, changed, when, end, some, advice, overflows))
+                cause = Cause(says, changed, when, end, some, advice, overflows)
+                self.causes.append(cause)
+                self.named.setdefault(cause.sentence(), []).append(cause)
