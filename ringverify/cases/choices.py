@@ -1,12 +1,10 @@
 """Where the choices behind a case come from: a seed, or Hypothesis.
 
-`ringverify check` makes its choices with a seeded generator, uniformly and independently. Hypothesis' own repeat what
-it drew before and prefer small things, which helps its shrinking: one seed had 3 cases of cross lengths in 120, another
-2 of key lengths, and every eighth case twice; and it takes constants from the source of imported modules, so that a
-seed would give other cases after an edit of the code under test.
-
-In a user's test the same makers draw from Hypothesis, see `ringverify.strategies`, which can then shrink, aim and
-remember.
+`ringverify check` makes its choices with a seeded generator, uniformly and independently. In a user's test the same
+makers draw from Hypothesis (`ringverify.strategies`), which can then shrink and remember. Hypothesis' own generation is
+not used by `check`, because it repeats what it drew before and prefers small things: one seed had 3 cases of cross
+lengths in 120, another 2 of key lengths, and every eighth case twice; and it takes constants from the source of
+imported modules, so that a seed would give other cases after an edit of the code under test.
 """
 
 from __future__ import annotations

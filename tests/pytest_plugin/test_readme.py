@@ -32,6 +32,14 @@ def test_the_test_file_is_a_test_file(theirs):
     assert ran.counts() == {"passed": 3}
 
 
+def test_the_test_of_cases_is_a_test(theirs):
+    """Of the README's example, which is right on every case."""
+    (of_cases,) = re.findall(r"<!-- a test of cases -->\n```python\n(.*?)```", SECTION, re.DOTALL)
+    theirs.write(test_ring=of_cases)
+    ran = theirs.pytest_apart("-v")
+    assert (ran.code, ran.counts()["passed"]) == (0, 1), ran.out
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "counts"),
     [
