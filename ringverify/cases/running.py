@@ -179,7 +179,7 @@ class Runner:
         self.log.seconds_inside += sum(rank.seconds for rank in results)
         return Observation(results, failure, run)
 
-    @property
+    @functools.cached_property
     def named(self) -> Implementation | str:
         """The implementation as a `Task` names it: its target with an absolute path, or the implementation itself."""
         return self.implementation if self.target is None else from_anywhere(self.target)
@@ -332,9 +332,13 @@ def _run_outside(group: dist.ProcessGroup, ranks: tuple[int, ...], device: str) 
         )
 
 
+_loaded = functools.lru_cache(maxsize=8)(load)
+"""Finding a target that is a file takes as long as making a rank's shards, and every rank of every run names it."""
+
+
 def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
     """Make this rank's shards, call the implementation, take gradients and copy the results."""
-    implementation = load(task.implementation) if isinstance(task.implementation, str) else task.implementation
+    implementation = _loaded(task.implementation) if isinstance(task.implementation, str) else task.implementation
     if task.layout is not None:
         capabilities = dataclasses.replace(implementation.capabilities, tensor_layout=task.layout)
         implementation = dataclasses.replace(implementation, capabilities=capabilities)

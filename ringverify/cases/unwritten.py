@@ -20,6 +20,10 @@ class Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
     but is a setting of the whole process and selects other kernels.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's guard against dynamo would import it, for over a second, and double the cost
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # the same
 

@@ -79,7 +79,7 @@ EVERY: tuple[TorchSetting, ...] = (
 
 def values(settings: Sequence[TorchSetting]) -> tuple[Any, ...]:
     """Return the current values of settings."""
-    return tuple(setting.read() for setting in settings)
+    return tuple([setting.read() for setting in settings])
 
 
 def put_back(settings: Sequence[TorchSetting], before: tuple[Any, ...]) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import overlapping
 import pytest
 import right
@@ -100,3 +103,14 @@ def test_new_memory_holds_nan_or_the_largest_integer_and_nothing_else_changes():
     assert bool((whole == torch.iinfo(torch.int64).max).all())
     assert bool((zeros == 0).all())
     assert bool((like == 0).all())
+
+
+def test_new_memory_is_filled_without_dynamo():
+    """Torch's guard would import it, for over a second, in every process that tries `uninitialised`."""
+    program = (
+        "import sys, torch; from ringverify.cases.unwritten import Unwritten\n"
+        "with Unwritten(): torch.empty(1)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

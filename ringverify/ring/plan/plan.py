@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,81 @@ class Travel(NamedTuple):
     added: list[int]
 
 
+class _Alike:
+    """What every rank knows alike. Ranks that share a process, as simulated ranks do, make it once for all of them.
+
+    Args:
+        problem: what all ranks compute together.
+        sharding: who holds which positions.
+        world_size: ranks in the group.
+
+    Attributes:
+        replicated: whether every rank holds all queries.
+        keys: every rank's keys, by rank.
+        queries: every rank's queries, by rank.
+        classes: key heads of each class.
+        nbytes: about what it takes, which grows with what it is asked.
+    """
+
+    def __init__(self, problem: Problem, sharding: Sharding, world_size: int) -> None:
+        self.problem, self.world_size = problem, world_size
+        self.replicated = sharding == "replicated_query"
+        self.keys = tuple(runs(sharding, problem.nk, world_size, one) for one in range(world_size))
+        self.queries: list[tuple[RowRun, ...]]
+        if self.replicated:
+            self.queries = [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size
+        else:
+            self.queries = [runs(sharding, problem.nq, world_size, one) for one in range(world_size)]
+        self.classes = tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
+        self._travel: dict[int, Travel] = {}
+        held = sum(map(len, (*self.keys, *self.queries)))
+        self.nbytes = 200 * held + 40 * len(problem.documents or ())
+
+    @functools.cached_property
+    def needs(self) -> Bools:
+        """Whether a query of a rank attends a key of an owner, `(ranks, owners)`."""
+        return needs(self.problem, self.queries, self.keys)
+
+    def rows(self, owner: int) -> int:
+        """Rows of a block over all key heads."""
+        return self.problem.hk * sum(run.size for run in self.keys[owner])
+
+    def travel_of(self, owner: int) -> Travel:
+        """How far the rows of an owner's block travel."""
+        if owner not in self._travel:
+            found = hops(self.problem, self.queries, self.keys, owner)
+            self.nbytes += found.nearest.nbytes + found.furthest.nbytes
+            near, far = (self._cumulated(of) for of in found)
+            beyond = [self.rows(owner) - reached for reached in far]
+            held, cut, cuts = self.rows(owner), -1, []
+            wanted = self.needs[(owner + np.arange(1, self.world_size)) % self.world_size, owner]
+            for boundary in range(int(np.max(1 + np.flatnonzero(wanted), initial=0))):
+                if _worth_cutting(beyond[boundary], held):
+                    held, cut = beyond[boundary], boundary
+                cuts.append(cut)
+            self._travel[owner] = Travel(found, cuts, beyond, [reached - near[0] for reached in near])
+        return self._travel[owner]
+
+    def _cumulated(self, hops: Counts) -> list[int]:
+        """By number of hops, how many rows have that many or fewer, over all key heads."""
+        count = np.zeros(self.world_size, dtype=np.int64)
+        for heads, of in zip(self.classes, hops, strict=True):
+            count += heads.size * np.bincount(of, minlength=self.world_size)
+        counted: list[int] = count.cumsum().tolist()
+        return counted
+
+
+_ALIKE: weakref.WeakValueDictionary[tuple[Problem, Sharding, int], _Alike] = weakref.WeakValueDictionary()
+"""Kept for as long as a rank's plan is."""
+
+
+def _alike(problem: Problem, sharding: Sharding, world_size: int) -> _Alike:
+    key = problem, sharding, world_size
+    if (found := _ALIKE.get(key)) is None:
+        _ALIKE[key] = found = _Alike(*key)
+    return found
+
+
 class Plan:
     """One attention as one rank sees it.
 
@@ -62,26 +138,22 @@ class Plan:
         replicated: whether every rank holds all queries.
         keys: every rank's keys, by rank.
         schedule: who sends what at which hop.
-        nbytes: about what the plan takes, which grows with what it is asked.
     """
 
     def __init__(self, problem: Problem, sharding: Sharding, world_size: int, rank: int) -> None:
         self.problem, self.rank, self.world_size = problem, rank, world_size
-        self.replicated = sharding == "replicated_query"
-        self.keys = tuple(runs(sharding, problem.nk, world_size, one) for one in range(world_size))
-        self._queries: list[tuple[RowRun, ...]]
-        if self.replicated:
-            self._queries = [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size
-        else:
-            self._queries = [runs(sharding, problem.nq, world_size, one) for one in range(world_size)]
-        self._classes = tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
-        self._travel: dict[int, Travel] = {}
-        held = sum(map(len, (*self.keys, *self._queries)))
-        self.nbytes = 20_000 + 200 * held + 40 * len(problem.documents or ())
+        self._alike = alike = _alike(problem, sharding, world_size)
+        self.replicated, self.keys, self._queries = alike.replicated, alike.keys, alike.queries
+        self._own_bytes = 20_000
         if self.replicated:  # nothing visits
             self.schedule = Schedule(rank, world_size, (0,) * world_size, (len(self.regions(rank)) > 0,), ())
         else:
-            self.schedule = schedule(needs(problem, self._queries, self.keys), rank)
+            self.schedule = schedule(alike.needs, rank)
+
+    @property
+    def nbytes(self) -> int:
+        """About what the plan takes, which grows with what it is asked; what ranks share counts in each of them."""
+        return self._own_bytes + self._alike.nbytes
 
     @functools.cached_property
     def by_position(self) -> bool:
@@ -106,64 +178,39 @@ class Plan:
     @functools.cached_property
     def _regions(self) -> tuple[Regions, ...]:
         found = regions(self.problem, self._queries[self.rank], self.keys)
-        self.nbytes += sum(of.nbytes for of in found)
+        self._own_bytes += sum(of.nbytes for of in found)
         return found
 
     def whole(self, owner: int) -> KVSlice:
         """All keys of a rank."""
-        return everything(self.problem, self._classes, self.key_count(owner))
+        return everything(self.problem, self._alike.classes, self.key_count(owner))
 
     def kv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block crosses a boundary: what ranks that it has not yet visited need."""
-        travel = self._travel_of(owner)
+        travel = self._alike.travel_of(owner)
         cut = travel.cut[boundary]
         return self.whole(owner) if cut < 0 else self._slice(travel.hops.furthest > cut)
 
     def kv_numel(self, owner: int, boundary: int) -> int:
         """Elements of what crosses a boundary."""
-        travel = self._travel_of(owner)
+        travel = self._alike.travel_of(owner)
         cut = travel.cut[boundary]
-        rows = self._rows(owner) if cut < 0 else travel.beyond[cut]
+        rows = self._alike.rows(owner) if cut < 0 else travel.beyond[cut]
         return rows * self.problem.batch * (self.problem.head_dim + self.problem.dv)
 
     def dkv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block's gradient crosses a boundary: what ranks have added to."""
         boundary = min(boundary, self.schedule.reach[owner])
-        travel = self._travel_of(owner)
-        if not _worth_cutting(travel.added[boundary], self._rows(owner)):
+        travel = self._alike.travel_of(owner)
+        if not _worth_cutting(travel.added[boundary], self._alike.rows(owner)):
             return self.whole(owner)
         return self._slice((travel.hops.nearest > 0) & (travel.hops.nearest <= boundary))
-
-    def _rows(self, owner: int) -> int:
-        """Rows of a block over all key heads."""
-        return self.problem.hk * self.key_count(owner)
-
-    def _travel_of(self, owner: int) -> Travel:
-        if owner not in self._travel:
-            found = hops(self.problem, self._queries, self.keys, owner)
-            self.nbytes += found.nearest.nbytes + found.furthest.nbytes
-            near, far = (self._cumulated(of) for of in found)
-            beyond = [self._rows(owner) - reached for reached in far]
-            held, cut, cuts = self._rows(owner), -1, []
-            for boundary in range(self.schedule.reach[owner]):
-                if _worth_cutting(beyond[boundary], held):
-                    held, cut = beyond[boundary], boundary
-                cuts.append(cut)
-            self._travel[owner] = Travel(found, cuts, beyond, [reached - near[0] for reached in near])
-        return self._travel[owner]
-
-    def _cumulated(self, hops: Counts) -> list[int]:
-        """By number of hops, how many rows have that many or fewer, over all key heads."""
-        count = np.zeros(self.world_size, dtype=np.int64)
-        for heads, of in zip(self._classes, hops, strict=True):
-            count += heads.size * np.bincount(of, minlength=self.world_size)
-        counted: list[int] = count.cumsum().tolist()
-        return counted
 
     def _slice(self, held: Bools) -> KVSlice:
         """The KV slice of some rows, `(classes, rows)`."""
         rows = {number: evenly(np.flatnonzero(of)) for number, of in enumerate(held) if of.any()}
-        return KVSlice(self.problem, {number: ClassRows(self._classes[number], of) for number, of in rows.items()})
+        classes = self._alike.classes
+        return KVSlice(self.problem, {number: ClassRows(classes[number], of) for number, of in rows.items()})
 
 
 def _worth_cutting(part: int, of: int) -> bool:

@@ -141,9 +141,12 @@ class _BookkeepingByThread:
         return calls
 
     def __getattr__(self, name: str) -> Any:
-        if not hasattr(self._of_thread, "bookkeeping"):
+        try:  # asked hundreds of times in a run
+            world = self._of_thread.bookkeeping
+        except AttributeError:
             self._threads.strange()
-        return getattr(getattr(self._of_thread, "bookkeeping", self.outer), name)
+            world = self.outer
+        return getattr(world, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(getattr(self._of_thread, "bookkeeping", self.outer), name, value)

@@ -9,8 +9,9 @@ import pytest
 from ringref.pattern import multiplicity
 from ringref.problem import Problem
 from ringref.sharding import key_positions, query_positions
+from ringverify.ring.plan import plan as plan_module
 from ringverify.ring.plan import schedule as schedule_module
-from ringverify.ring.plan.plan import make_plan
+from ringverify.ring.plan.plan import Plan, make_plan
 from ringverify.ring.plan.schedule import schedule
 
 
@@ -211,3 +212,34 @@ def test_plans_are_made_once():
     """Equal problems share a plan: nothing is planned again in the second step of a training loop."""
     problem = Problem(query_length=64, causal=True)
     assert make_plan(problem, "zigzag", 4, 1) is make_plan(Problem(query_length=64, causal=True), "zigzag", 4, 1)
+
+
+@pytest.mark.parametrize("other", [Problem(query_length=33, causal=True), "striped", 3])
+def test_ranks_of_one_process_find_once_what_they_all_know(other, monkeypatch):
+    """How far a block travels is found once for all ranks, again where anything is different, and goes with them."""
+    found, hops = [], plan_module.hops
+
+    def counted(*arguments):
+        found.append(arguments)
+        return hops(*arguments)
+
+    monkeypatch.setattr(plan_module, "hops", counted)
+    problem, sharding, size = Problem(query_length=32, causal=True), "zigzag", 4
+
+    def sent(problem, sharding, size):
+        plans = [Plan(problem, sharding, size, rank) for rank in range(size)]
+        return plans, [plan.kv_numel(owner, 0) for plan in plans for owner in range(size)]
+
+    plans, numels = sent(problem, sharding, size)
+    assert len(found) == size
+    match other:
+        case Problem():
+            sent(other, sharding, size)
+        case str():
+            sent(problem, other, size)
+        case int():
+            sent(problem, sharding, other)
+    assert len(found) == size + (other if isinstance(other, int) else size)
+    del plans
+    assert sent(problem, sharding, size)[1] == numels
+    assert len(found) == 2 * size + (other if isinstance(other, int) else size)
