@@ -170,22 +170,24 @@ class Jobs:
         self._trials: dict[str, PropertyTrial] = {}
         self._title = ""
 
-    def begin(self, runner: Runner, asked: Sequence[Wanted], share: Callable[[int], Share] | None) -> bool:
+    def begin(
+        self, setup: Setup | None, title: str, asked: Sequence[Wanted], share: Callable[[int], Share] | None
+    ) -> bool:
         """Take on the properties of an implementation, and return whether workers will try them.
 
         Args:
-            runner: runs the implementation in this process.
+            setup: what workers need, from `setup_of`; another object for another implementation.
+            title: the name of the implementation.
             asked: what is to be tried.
             share: returns the share of a property when it begins, given how many are tried side by side; `None` where
                 there is no time budget. With one, a property is a single unit, so that its share is one worker's.
         """
-        setup = setup_of(runner)
         self._examples += sum(one.examples for one in asked)
         most = min(cores(), self._examples // WORTH_A_WORKER) if self._asked is None else self._asked
         most = most if share is None else min(most, len(asked))
         if setup is None or not self._workers.ready(most, setup):
             return False
-        self._title = runner.implementation.name
+        self._title = title
         of_each = None if share is None else functools.partial(share, self._workers.most)
         self._trials = {one.property: PropertyTrial(one, of_each, self._step) for one in asked}
         return True

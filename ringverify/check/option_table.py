@@ -133,8 +133,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="N|auto",
         meaning="processes that try cases side by side, in the simulated world",
         default="auto: one for each core, fewer for few examples",
-        pytest=False,
-        argument=False,
+        in_pytest="processes that try cases of a property side by side; auto is 1 with -n",
     ),
     Option(name="report", read=Path, metavar="FILE.jsonl", meaning="write events as JSON lines", argument=False),
     *(

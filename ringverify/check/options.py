@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ringverify.check.option_table import ARGUMENTS
 from ringverify.errors import UsageError
 from ringverify.implementation import Implementation
+from ringverify.option_types import AUTO
 from ringverify.properties.suites import Suite
 from ringverify.worlds.world import LOAD_SECONDS
 
@@ -79,6 +80,7 @@ class CheckRequest:
         time_budget: seconds for the whole run.
         deadline: seconds for one run of a case.
         load_deadline: seconds that a process may take to load an implementation.
+        jobs: processes that try cases side by side, or "auto".
         cases: folder for counterexamples.
         baseline: file of known violations.
     """
@@ -94,6 +96,7 @@ class CheckRequest:
     time_budget: float | None = None
     deadline: float | None = None
     load_deadline: float | None = None
+    jobs: int | str | None = None
     cases: Path | None = None
     baseline: Path | None = None
 
@@ -179,6 +182,7 @@ class CheckRequest:
             time_budget=self.time_budget,
             deadline=self.deadline,
             load_deadline=self.load_deadline or default.load_deadline,
+            jobs=None if self.jobs in (None, AUTO) else int(self.jobs),
             cases=default.cases if self.cases is None else self.cases,
             stop_early=stop_early,
             verbose=verbose,

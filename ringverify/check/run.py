@@ -26,7 +26,7 @@ from ringverify.check.casefile import CaseFile
 from ringverify.check.counting import joined
 from ringverify.check.declaring import in_words
 from ringverify.check.hunting import Counterexample, Hunt, hunt
-from ringverify.check.jobs import Jobs
+from ringverify.check.jobs import Jobs, setup_of
 from ringverify.check.mishap import Mishap, attempt, with_mishaps
 from ringverify.check.options import Options, Subject, Unavailable
 from ringverify.check.outcome import (
@@ -259,7 +259,7 @@ class ImplementationRun:
         self._watched = plan.watched
         self._beside: Runner | None = None
         self._stories: list[ToldFailure] = []
-        self._jobs = jobs
+        self._jobs, self._setup = jobs, None if jobs is None else setup_of(self._runner)
         self._shared: set[str] = set()
 
     def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
@@ -296,7 +296,7 @@ class ImplementationRun:
     def outcome(self, properties: Sequence[Property]) -> ImplementationOutcome:
         """Try properties one after another, and report the verdict on the implementation."""
         started, tried = time.monotonic(), []
-        self._share_out(properties)
+        self.share_out(properties)
         for property in properties:
             tried.append(self.try_property(property))
             if self.options.stop_early and tried[-1].verdict.is_new_violation():
@@ -314,7 +314,7 @@ class ImplementationRun:
         outcome = ImplementationOutcome.of([one.verdict for one in tried])
         return outcome if tellable else outcome.without_a_word()
 
-    def _share_out(self, properties: Sequence[Property]) -> None:
+    def share_out(self, properties: Sequence[Property]) -> None:
         """Have worker processes begin with the properties, if there are any and it is worth it."""
         if self._jobs is None:
             return
@@ -324,8 +324,8 @@ class ImplementationRun:
                 if why_not(property, self._plan, self.options.device) is None and property in PROPERTIES.values():
                     asked.append(self._asked(property, self._runner)[0])
         share = None if self.options.time_budget is None else self.budget.share
-        if self._jobs.begin(self._runner, asked, share):
-            self._shared = {one.property for one in asked}
+        begun = self._jobs.begin(self._setup, self.implementation.name, asked, share)
+        self._shared = {one.property for one in asked} if begun else set()
 
     def _asked(self, property: Property, runner: Runner) -> tuple[Wanted, list[str]]:
         """Return what is to be tried of a property, and a message for each earlier case that cannot be tried."""

@@ -84,7 +84,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     subjects = _subjects(options.targets, options.load_deadline, console)
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})
     asked = request.options(stop_early=options.exitfirst, verbose=options.verbose)
-    asked = dataclasses.replace(asked, jobs=None if options.jobs == AUTO else options.jobs)
     properties = request.properties()
     outputs = Outputs.of(options)
     outputs.look(written=[options.report] if options.report else [])

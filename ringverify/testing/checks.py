@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ringverify.check.budget import Budget
 from ringverify.check.casefile import look_at
+from ringverify.check.jobs import Jobs
 from ringverify.check.options import Options, Subject
 from ringverify.check.outcome import TriedProperty
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
-from ringverify.check.run import ImplementationRun
+from ringverify.check.run import ImplementationRun, not_side_by_side
 from ringverify.implementation import Implementation
 from ringverify.interrupts import interrupts
 from ringverify.properties.property import Property
@@ -51,6 +52,7 @@ def plan_for(subject: Subject, options: Options) -> RunPlan:
     )
     find_device(options.device)
     look_at(options.cases)
+    not_side_by_side([plan], options.jobs)
     return plan
 
 
@@ -69,6 +71,7 @@ class Checks:
         self._targets: dict[str, str] = {}
         self._runs: dict[str, ImplementationRun] = {}
         self._warm: list[str] = []
+        self._jobs: dict[int | None, Jobs] = {}
 
     def of(self, key: str, implementation: Implementation, options: Options, *, asked: int) -> PlannedChecks:
         """Plan the checks of an implementation object, such as one of a decorated test.
@@ -86,20 +89,25 @@ class Checks:
     def try_property(self, one: PlannedChecks, property: Property) -> TriedProperty:
         """Try a property, and return what came of it."""
         with undisturbed(self._folder), interrupts():
-            return self._run(one).try_property(property)
+            run = self._run(one)
+            run.share_out([property])
+            return run.try_property(property)
 
     def close(self) -> None:
         """End all worlds."""
         for key in self._warm:
             self._runs[key].close()
         self._warm.clear()
+        for jobs in self._jobs.values():
+            jobs.close()
 
     def _run(self, one: PlannedChecks) -> ImplementationRun:
         if one.key not in self._runs:
             seconds = one.options.time_budget
             budget = self._budgets.setdefault(seconds, Budget(seconds, self._expected))
+            jobs = self._jobs.setdefault(one.options.jobs, Jobs(one.options.jobs, HIDDEN))
             self._runs[one.key] = ImplementationRun(
-                one.plan, open_world(one.plan.world), one.options, budget, lambda event: None, HIDDEN
+                one.plan, open_world(one.plan.world), one.options, budget, lambda event: None, HIDDEN, jobs
             )
         self._warm = [*(key for key in self._warm if key != one.key), one.key]
         while len(self._warm) > MOST_WARM:

@@ -56,6 +56,7 @@ def run_conformance(
     time_budget: float | None = None,
     deadline: float | None = None,
     load_deadline: float | None = None,
+    jobs: int | str | None = None,
     cases: str | Path | None = None,
     baseline: str | Path | None = None,
 ) -> ConformanceResult:
@@ -74,6 +75,7 @@ def run_conformance(
         time_budget: seconds for the whole run.
         deadline: seconds for one run of a case.
         load_deadline: seconds that a process may take to import the function's file.
+        jobs: processes that try cases side by side; by default, or as "auto", one for each core.
         cases: folder for counterexamples, `.ringverify` by default.
         baseline: TOML file of known violations, which do not count.
 
@@ -149,6 +151,7 @@ def conformance(
     max_examples: int | None = None,
     deadline: float | None = None,
     load_deadline: float | None = None,
+    jobs: int | str | None = None,
     cases: str | Path | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """Decorate a test function: pytest then collects one test for each property.
@@ -169,6 +172,7 @@ def conformance(
         max_examples: largest number of examples of each property.
         deadline: seconds for one run of a case.
         load_deadline: seconds that a process may take to import the function's file.
+        jobs: processes that try cases side by side; by default, or as "auto", one for each core.
         cases: folder for counterexamples.
 
     Raises:

@@ -118,7 +118,9 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores() -> int:
-    """Return the number of processor cores that this process may use."""
+    """Return the number of processor cores that this process may use: one in a worker of pytest-xdist."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return 1
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = QUOTA.read_text().split()

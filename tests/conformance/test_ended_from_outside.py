@@ -21,7 +21,8 @@ pytestmark = [
 
 # Long enough to be under way still when they are ended.
 RUNS = {
-    "simulated": ("check", "ring", "--report", "report.jsonl"),
+    "simulated": ("check", "ring", "--jobs", "1", "--report", "report.jsonl"),
+    "side by side": ("check", "ring", "--jobs", "2", "--report", "report.jsonl"),
     "gloo": ("check", miniature("right:attend_in_processes"), "--suite", "nightly", "--report", "report.jsonl"),
 }
 
@@ -43,7 +44,7 @@ def under_way(process):
     raise AssertionError("no run ever began")
 
 
-@pytest.mark.parametrize("world", ["gloo", pytest.param("simulated", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("world", ["gloo", "side by side", pytest.param("simulated", marks=pytest.mark.nightly)])
 def test_ctrl_c_ends_a_run_with_130_and_leaves_nobody(world, ringverify):
     """One line, the older report intact, the partial one kept."""
     Path("report.jsonl").write_text("an older report\n")
@@ -109,6 +110,7 @@ def becomes_empty(folder):
     [
         ("gloo", signal.SIGKILL),
         pytest.param("simulated", signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param("side by side", signal.SIGKILL, marks=pytest.mark.nightly),
         pytest.param("gloo", signal.SIGTERM, marks=pytest.mark.nightly),
         pytest.param("simulated", signal.SIGHUP, marks=pytest.mark.nightly),
     ],

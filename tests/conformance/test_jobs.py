@@ -11,7 +11,7 @@ from report_lines import report_lines
 
 from ringverify.cases.running import Runner
 from ringverify.check import jobs
-from ringverify.check.jobs import Jobs
+from ringverify.check.jobs import Jobs, setup_of
 from ringverify.check.units import Finish, Judge, Wanted
 from ringverify.check.workers import Worker, Workers
 from ringverify.implementation import implementation
@@ -179,7 +179,7 @@ def begun(monkeypatch, count, examples, target="ring", on=8):
 
     many = Jobs(count, HIDDEN)
     asked = [Wanted(property=id, examples=examples, seed=0) for id in ("forward", "gradients")]
-    return many.begin(Runner(attend, ContainedWorld(), target=target), asked, None), many._workers.most
+    return many.begin(setup_of(Runner(attend, ContainedWorld(), target=target)), "", asked, None), many._workers.most
 
 
 def test_auto_starts_no_workers_for_few_examples(monkeypatch):
@@ -201,6 +201,7 @@ def test_a_container_may_use_less_than_the_machine_has(monkeypatch, tmp_path):
     """A quota of one and a half cores is two jobs at most."""
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr(limits, "QUOTA", quota)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
     assert cores() == 8
     for text, expected in (("max 100000\n", 8), ("150000 100000\n", 2), ("1000 100000\n", 1), ("nonsense", 8)):

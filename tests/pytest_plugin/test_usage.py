@@ -19,6 +19,11 @@ MISTAKES = {
     "unknown world": ([*RIGHT, "--ringverify-world", "mars"], ["--ringverify-world 'mars'", "gloo"]),
     "world size 0": ([*RIGHT, "--ringverify-world-sizes", "2,0"], ["--ringverify-world-sizes '2,0'", "at least 1"]),
     "no examples": ([*RIGHT, "--ringverify-max-examples", "0"], ["--ringverify-max-examples '0'", "at least 1"]),
+    "no jobs": ([*RIGHT, "--ringverify-jobs", "0"], ["--ringverify-jobs '0'", "at least 1, or auto"]),
+    "jobs of processes": (
+        ["--ringverify", "right.py:attend_in_processes", "--ringverify-jobs", "2"],
+        ["--ringverify-jobs 2", "gloo", "leave --ringverify-jobs out"],
+    ),
     "processes as threads": (
         ["--ringverify", "right.py:attend_in_processes", "--ringverify-world", "simulated"],
         ["processes=True", "use --ringverify-world gloo"],

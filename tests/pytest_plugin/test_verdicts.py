@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -182,3 +183,16 @@ def test_a_run_whose_only_violations_are_known_ends_with_0(project):
     assert "suite quick, seed 7" in ran.out
     assert len(list((project.folder / "found").glob("*.json"))) == 1
     assert project.pytest_apart("test_none.py").out.count("swapped gradients") == 0
+
+
+def test_several_processes_try_the_cases_of_a_test_with_the_same_report(project):
+    """By option or by setting; workers stay for the next test, also of another implementation."""
+    asked = ("--ringverify", "right.py:attend", "--ringverify", "faulty_rings.py:wrong_scale", *FEW)
+    found = []
+    for count in (1, 2):
+        ran = project.pytest(*asked, "--ringverify-jobs", str(count), "--ringverify-report", "report.jsonl")
+        assert ran.code == 1
+        times = ("started", "seconds", "seconds_inside", "seal")
+        found.append([{k: v for k, v in event.items() if k not in times} for event in project.events("report.jsonl")])
+        shutil.rmtree(project.folder / ".ringverify")
+    assert found[0] == found[1]
