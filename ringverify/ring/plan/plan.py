@@ -50,7 +50,7 @@ class Travel(NamedTuple):
     added: list[int]
 
 
-class _Alike:
+class _CommonPlan:
     """What every rank knows alike. Ranks that share a process, as simulated ranks do, make it once for all of them.
 
     Args:
@@ -114,14 +114,14 @@ class _Alike:
         return counted
 
 
-_ALIKE: weakref.WeakValueDictionary[tuple[Problem, Sharding, int], _Alike] = weakref.WeakValueDictionary()
+_COMMON_PLANS: weakref.WeakValueDictionary[tuple[Problem, Sharding, int], _CommonPlan] = weakref.WeakValueDictionary()
 """Kept for as long as a rank's plan is."""
 
 
-def _alike(problem: Problem, sharding: Sharding, world_size: int) -> _Alike:
+def _common_plan(problem: Problem, sharding: Sharding, world_size: int) -> _CommonPlan:
     key = problem, sharding, world_size
-    if (found := _ALIKE.get(key)) is None:
-        _ALIKE[key] = found = _Alike(*key)
+    if (found := _COMMON_PLANS.get(key)) is None:
+        _COMMON_PLANS[key] = found = _CommonPlan(*key)
     return found
 
 
@@ -142,18 +142,18 @@ class Plan:
 
     def __init__(self, problem: Problem, sharding: Sharding, world_size: int, rank: int) -> None:
         self.problem, self.rank, self.world_size = problem, rank, world_size
-        self._alike = alike = _alike(problem, sharding, world_size)
-        self.replicated, self.keys, self._queries = alike.replicated, alike.keys, alike.queries
+        self._common = common = _common_plan(problem, sharding, world_size)
+        self.replicated, self.keys, self._queries = common.replicated, common.keys, common.queries
         self._own_bytes = 20_000
         if self.replicated:  # nothing visits
             self.schedule = Schedule(rank, world_size, (0,) * world_size, (len(self.regions(rank)) > 0,), ())
         else:
-            self.schedule = schedule(alike.needs, rank)
+            self.schedule = schedule(common.needs, rank)
 
     @property
     def nbytes(self) -> int:
         """About what the plan takes, which grows with what it is asked; what ranks share counts in each of them."""
-        return self._own_bytes + self._alike.nbytes
+        return self._own_bytes + self._common.nbytes
 
     @functools.cached_property
     def by_position(self) -> bool:
@@ -183,33 +183,33 @@ class Plan:
 
     def whole(self, owner: int) -> KVSlice:
         """All keys of a rank."""
-        return everything(self.problem, self._alike.classes, self.key_count(owner))
+        return everything(self.problem, self._common.classes, self.key_count(owner))
 
     def kv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block crosses a boundary: what ranks that it has not yet visited need."""
-        travel = self._alike.travel_of(owner)
+        travel = self._common.travel_of(owner)
         cut = travel.cut[boundary]
         return self.whole(owner) if cut < 0 else self._slice(travel.hops.furthest > cut)
 
     def kv_numel(self, owner: int, boundary: int) -> int:
         """Elements of what crosses a boundary."""
-        travel = self._alike.travel_of(owner)
+        travel = self._common.travel_of(owner)
         cut = travel.cut[boundary]
-        rows = self._alike.rows(owner) if cut < 0 else travel.beyond[cut]
+        rows = self._common.rows(owner) if cut < 0 else travel.beyond[cut]
         return rows * self.problem.batch * (self.problem.head_dim + self.problem.dv)
 
     def dkv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block's gradient crosses a boundary: what ranks have added to."""
         boundary = min(boundary, self.schedule.reach[owner])
-        travel = self._alike.travel_of(owner)
-        if not _worth_cutting(travel.added[boundary], self._alike.rows(owner)):
+        travel = self._common.travel_of(owner)
+        if not _worth_cutting(travel.added[boundary], self._common.rows(owner)):
             return self.whole(owner)
         return self._slice((travel.hops.nearest > 0) & (travel.hops.nearest <= boundary))
 
     def _slice(self, held: Bools) -> KVSlice:
         """The KV slice of some rows, `(classes, rows)`."""
         rows = {number: evenly(np.flatnonzero(of)) for number, of in enumerate(held) if of.any()}
-        classes = self._alike.classes
+        classes = self._common.classes
         return KVSlice(self.problem, {number: ClassRows(classes[number], of) for number, of in rows.items()})
 
 
