@@ -119,8 +119,8 @@ Unit = Draw | Judge | Finish | Whole
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """Call a function. The answer is what it returns.
+class FunctionCall:
+    """FunctionCall a function. The answer is what it returns.
 
     Attributes:
         function: called with a runner whose log is its own, or with `None` if workers have no setup; importable by
@@ -186,10 +186,10 @@ class Bench:
         """End the world's process."""
         self._runner.world.close()
 
-    def do(self, unit: Unit | Call) -> Any:
+    def do(self, unit: Unit | FunctionCall) -> Any:
         """Do a unit, and return the answer."""
         with self._alone() as runner:
-            if isinstance(unit, Call):
+            if isinstance(unit, FunctionCall):
                 return unit.function(runner, unit.argument)
             wanted, property = unit.wanted, PROPERTIES[unit.wanted.property]
             match unit:

@@ -25,7 +25,7 @@ ENDING_SECONDS = 7.0
 """How long a worker that is asked to end may take to end the process of its world."""
 
 
-class Task(Protocol):
+class WorkerTask(Protocol):
     """Something that is done unit by unit; which units are next may depend on the answers to others.
 
     Attributes:
@@ -60,13 +60,13 @@ class Worker:
         self.connection, theirs = multiprocessing.Pipe()
         lifeline, self._lifeline = multiprocessing.Pipe(duplex=False)
         self.unit: Any = None
-        self.task: Task | None = None
+        self.task: WorkerTask | None = None
         self.setup: Setup | None = None
         with theirs, lifeline:
             arguments = (theirs, lifeline, shared_server())
             self._process = started(work, arguments, "ringverify worker")
 
-    def begin(self, task: Task, unit: Any, setup: Setup | None) -> None:
+    def begin(self, task: WorkerTask, unit: Any, setup: Setup | None) -> None:
         """Have it do a unit of a task, with the setup if it needs one."""
         self.task, self.unit = task, unit
         with contextlib.suppress(OSError):  # it has just ended, which is seen when its answer is read
@@ -118,7 +118,7 @@ class Workers:
             return False  # the tool's own process does the work, and says what is wrong if it cannot
         return True
 
-    def work_on(self, tasks: Sequence[Task], done: Callable[[], bool]) -> None:
+    def work_on(self, tasks: Sequence[WorkerTask], done: Callable[[], bool]) -> None:
         """Have units done until `done`, those of earlier tasks first; then keep workers busy, but wait for none."""
         self._dispatch(tasks)
         while not done():
@@ -144,7 +144,7 @@ class Workers:
         self._workers.append(worker := Worker())
         return worker
 
-    def _dispatch(self, tasks: Sequence[Task]) -> None:
+    def _dispatch(self, tasks: Sequence[WorkerTask]) -> None:
         for task in tasks:
             while task.waiting:
                 worker = next((one for one in self._workers if one.unit is None), None)
@@ -181,7 +181,7 @@ class Workers:
                 worker.unit = worker.task = None
                 task.take(unit, answer)
 
-    def _ended(self, unit: Any, task: Task, how: str) -> None:
+    def _ended(self, unit: Any, task: WorkerTask, how: str) -> None:
         if any(unit is other for other in self._lost):
             task.lost(unit, WorldUnavailable(f"the worker process that tried it {how}, and so did another one"))
         else:
@@ -190,7 +190,7 @@ class Workers:
 
 
 class _Several:
-    """A `Task` of units that do not depend on one another."""
+    """A `WorkerTask` of units that do not depend on one another."""
 
     def __init__(self, units: Sequence[Any]) -> None:
         self.waiting = deque(units)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from ringverify import targets
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
-from ringverify.check.units import Call
+from ringverify.check.units import FunctionCall
 from ringverify.check.workers import Workers
 from ringverify.errors import Inconclusive
 from ringverify.faults.catalogue import MUTANTS
@@ -146,7 +146,7 @@ def side_by_side(work: Callable[[_Asked], _Told], over: Sequence[_Asked], jobs: 
         if not workers.ready(min(jobs, len(over)), None):
             yield from map(work, over)
             return
-        for answer in workers.in_order([Call(_called, (work, item)) for item in over]):
+        for answer in workers.in_order([FunctionCall(_called, (work, item)) for item in over]):
             if isinstance(answer, WorldUnavailable):
                 raise Inconclusive(str(answer))
             if isinstance(answer, Exception):

@@ -16,7 +16,7 @@ from ringverify.check.options import Subject
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.check.planning import RunPlan, WorldName, find_device, open_world, planned
 from ringverify.check.run import DEADLINES, named_apart, not_side_by_side, undeclared
-from ringverify.check.units import Call, without_history
+from ringverify.check.units import FunctionCall, without_history
 from ringverify.check.workers import Workers
 from ringverify.events import CounterexampleEvent, PropertyEvent, PropertyOutcome, Verdict
 from ringverify.properties.property import Judgement, Violation
@@ -160,10 +160,12 @@ class _Topic:
     tallies: dict[str, _Totals]
     trials: list[Trial]
 
-    def pieces(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[Call]:
+    def pieces(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[FunctionCall]:
         """Return its trials as units for workers."""
         cut = [self.trials[start : start + PIECE] for start in range(0, len(self.trials), PIECE)]
-        return [Call(_try_piece, (piece, {one.story.id: tensors[one.story.id] for one in piece})) for piece in cut]
+        return [
+            FunctionCall(_try_piece, (piece, {one.story.id: tensors[one.story.id] for one in piece})) for piece in cut
+        ]
 
 
 _Judged = tuple[Judgement, float]
@@ -192,7 +194,7 @@ def _one_by_one(
         yield judgement, time.monotonic() - since
 
 
-def _by_workers(topic: _Topic, pieces: Sequence[Call], answers: Iterator[Any]) -> Iterator[_Judged]:
+def _by_workers(topic: _Topic, pieces: Sequence[FunctionCall], answers: Iterator[Any]) -> Iterator[_Judged]:
     """Yield what `_one_by_one` would; of the answers to all units, exactly those to `pieces` are taken."""
     ended: Exception | None = None
     for _ in pieces:
