@@ -119,13 +119,15 @@ def needs(
         most_ranks: largest world to try.
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
     """
-    search = _Search(case, fails, Varying(capabilities, most_ranks), seconds)
-    explanation, complete = search.explained()
+    exploration = _Exploration(case, fails, Varying(capabilities, most_ranks), seconds)
+    explanation, complete = exploration.explained()
     requires = [Requirement(one.text, _holding(one, capabilities)) for one in explanation if one.said]
-    requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in search.runs.items() if failed])
+    requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
     about = frozenset[str]().union(*(one.factors for one in explanation))
-    varied = {factor: False not in seen and factor not in about for factor, seen in search.outcomes.items() if seen}
-    return Needs(tuple(requires), _irrelevant(varied), complete, search.tried)
+    varied = {
+        factor: False not in seen and factor not in about for factor, seen in exploration.outcomes.items() if seen
+    }
+    return Needs(tuple(requires), _irrelevant(varied), complete, exploration.tried)
 
 
 def _irrelevant(varied: dict[str, bool]) -> tuple[str, ...]:
@@ -147,7 +149,7 @@ class _Spent(Exception):
     """The time or the number of runs is used up."""
 
 
-class _Search:
+class _Exploration:
     """Runs of variants of one case, and the explanation of them.
 
     Args:

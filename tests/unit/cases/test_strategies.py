@@ -203,7 +203,7 @@ def test_what_is_drawn_half_as_often_is_noticed(fewer):
     """The test above can fail: every second case of a kind is left out."""
     declared, scope = WAYS["everything"]
     places = iter(range(10**6))
-    seen = [case for case in taken(cases(declared, scope), 2000) if not fewer(case) or next(places) % 2]
+    seen = [case for case in taken(cases(declared, scope), 4000) if not fewer(case) or next(places) % 2]
     assert differing("everything", seen)
 
 
