@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ringverify.cases.case import Undeclared
 from ringverify.cases.running import Runner
+from ringverify.cases.tensorfile import Tensor
 from ringverify.check.options import Subject
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.check.planning import RunPlan, WorldName, find_device, open_world, planned
@@ -21,7 +22,6 @@ from ringverify.vectors import checking
 from ringverify.vectors.index import Index
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story
-from ringverify.vectors.tensorfile import Tensor
 from ringverify.vectors.trying import Trial, trial, tried
 from ringverify.worlds.world import World, WorldUnavailable
 
