@@ -22,6 +22,7 @@ from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint
 from ringverify.properties.property import Judgement, Property, Violation
+from ringverify.worlds.external.world import CaseRefused
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
 if TYPE_CHECKING:
@@ -237,14 +238,18 @@ def _needed(
 
 
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
-    """Judge one case. A case that cannot test the property is not run.
+    """Judge one case. A case that cannot test the property is not run, and one that a program refuses tests nothing.
 
     Raises:
         WorldUnavailable: the world could not be set up, or a limit of the machine was reached.
     """
     if not property.applies(case, runner.capabilities):
         return Judgement(0.0, None, applies=False)
-    return property.judge(case, runner)
+    try:
+        return property.judge(case, runner)
+    except CaseRefused as refusal:
+        runner.log.refused.append(str(refusal))
+        return Judgement(0.0, None, applies=False)
 
 
 def as_found(case: Case, judgement: Judgement) -> Counterexample:
