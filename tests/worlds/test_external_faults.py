@@ -132,6 +132,7 @@ class Silent:
 
 
 def target_of(way, *more):
+    """The target of a worker that misbehaves in a way."""
     return f"program: {shlex.join([sys.executable, str(WORKER), way, *more])}"
 
 
@@ -189,7 +190,7 @@ BEGINNINGS = {
     "garbage_before_hello": (UsageError, "wrote a line that is no message: 'Loading weights: 100%'; standard output"),
     "another_version": (
         UsageError,
-        "the program speaks version 2 of the worker protocol, and this ringverify version 1",
+        "speaks version 2 of the worker protocol, and this ringverify version 1",
     ),
     "exits_at_once": (UsageError, "ended with exit code 1 before it said hello: no module named 'jax'"),
     "exits_well_at_once": (UsageError, "ended with exit code 0 before it said hello"),
@@ -241,16 +242,10 @@ def test_a_command_that_cannot_be_executed_is_wrong_usage(command, says, tmp_pat
 
 def test_inputs_that_nobody_compares_are_not_called_untouched():
     """A worker that does not say which inputs it changes gets no verdict on that."""
-    found = describe(target_of("says_no_changes"))
+    found, options, events = describe(target_of("says_no_changes")), Options(cases=Path("cases")), []
     assert not found.function.hello.reports_changes
-    options, events = Options(max_examples=1, cases=Path("cases")), []
-    check(
-        [Subject(target_of("says_no_changes"), found)],
-        select(["inputs_untouched"], ()),
-        options,
-        events.append,
-        Silent(),
-    )
+    subject = Subject(target_of("says_no_changes"), found)
+    check([subject], select(["inputs_untouched"], ()), options, events.append, Silent())
     (told,) = [event for event in events if isinstance(event, PropertyEvent)]
     assert (told.verdict, "does not say which inputs it changes" in told.reason) == ("unsupported", True)
 

@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-sys.path.insert(
-    0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "ringverify", "cli", "workers")
-)
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ringverify" / "cli" / "workers"))
 
 import numpy as np
 import numpy_worker as right
