@@ -23,7 +23,7 @@ NOT_FOR_PROGRAMS = ("devices", "processes", "subgroups", "memory", "traffic")
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ProgramElsewhere:
     """Placeholder for the function of a program; it cannot be called.
 
     Attributes:
@@ -77,7 +77,7 @@ def describe_program(target: str, *, seconds: float | None = None) -> Implementa
     finally:
         worker.end(kindly=True)
     try:
-        return Implementation(Program(target, hello), hello.name, capabilities_of(hello))
+        return Implementation(ProgramElsewhere(target, hello), hello.name, capabilities_of(hello))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{target}: its hello declares {error}") from None
 
@@ -113,6 +113,7 @@ def schema() -> Json:
     definitions: dict[str, Json] = {}
     for one in kinds.values():
         definitions |= one["$defs"]
+    definitions["number"] = {"type": "number"}  # without what reports write for numbers that JSON lacks
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"RingVerify worker protocol, version {PROTOCOL}: one message, one line of JSON",

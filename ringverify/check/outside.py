@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ringverify.events import Verdict
 from ringverify.implementation import Implementation
-from ringverify.programs import Program
+from ringverify.programs import ProgramElsewhere
 from ringverify.properties.property import Property
 from ringverify.words import cut
 
@@ -27,7 +27,7 @@ def why_not_outside(property: Property, implementation: Implementation) -> str |
     """Return why a property is not tried on a program; `None` if it is."""
     if property.id != "inputs_untouched":
         return UNSEEN.get(property.id)
-    seen = isinstance(implementation.function, Program) and implementation.function.hello.reports_changes
+    seen = isinstance(implementation.function, ProgramElsewhere) and implementation.function.hello.reports_changes
     return None if seen else "the program does not say which inputs it changes (reports_changes in its hello)"
 
 

@@ -19,7 +19,7 @@ from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import CounterexampleEvent, PropertyEvent
 from ringverify.implementation import Capabilities, Implementation
-from ringverify.programs import Program
+from ringverify.programs import ProgramElsewhere
 from ringverify.properties.catalogue import select
 from ringverify.worlds.external.messages import Hello
 from ringverify.worlds.external.process import Worker
@@ -162,10 +162,10 @@ def becomes_true(condition, seconds=10.0):
 def checked(target, *, property="forward", deadline=PLENTY, capabilities=None):
     """Verdict and explanation of one property on two examples, by the path that the command takes."""
     events = []
-    hello = Hello(kind="hello", protocol=1, name="worker", reports_changes=True)
+    hello = Hello(kind="hello", protocol=1, name="worker", capabilities={}, reports_changes=True)
     declared = Capabilities(sharding="zigzag", lse=True) if capabilities is None else capabilities
     options = Options(world_sizes=(3,), max_examples=2, deadline=deadline, cases=Path("cases"))
-    subject = Subject(target, Implementation(Program(target, hello), "worker", declared))
+    subject = Subject(target, Implementation(ProgramElsewhere(target, hello), "worker", declared))
     check([subject], select([property], ()), options, events.append, Silent())
     (told,) = [event for event in events if isinstance(event, PropertyEvent)]
     shown = [event.summary for event in events if isinstance(event, CounterexampleEvent)]

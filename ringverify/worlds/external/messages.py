@@ -34,12 +34,8 @@ class Hello:
     kind: Literal["hello"]
     protocol: Annotated[int, "version of the protocol that the worker speaks"]
     name: Annotated[str, "name of the implementation in reports"]
-    versions: Annotated[Mapping[str, str], "what else a report should name, such as the version of jax"] = (
-        dataclasses.field(default_factory=dict)
-    )
-    capabilities: Annotated[Mapping[str, Any], "keywords of ringverify.implementation, but for name and devices"] = (
-        dataclasses.field(default_factory=dict)
-    )
+    capabilities: Annotated[Mapping[str, Any], "keywords of ringverify.implementation, but for name and devices"]
+    versions: Annotated[Mapping[str, str] | None, "what else a report should name, such as the version of jax"] = None
     devices: Annotated[tuple[str, ...], "devices that it runs on"] = ("cpu",)
     reports_changes: Annotated[bool, "whether its results say which inputs a call has changed"] = False
 
@@ -140,8 +136,7 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 def _required(kind: type) -> list[str]:
-    lacking = dataclasses.MISSING
-    return [field.name for field in dataclasses.fields(kind) if field.default is field.default_factory is lacking]
+    return [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
 
 
 def _fits(value: Any, hint: Any) -> bool:
