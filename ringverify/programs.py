@@ -93,6 +93,8 @@ def capabilities_of(hello: Hello) -> Capabilities:
         TypeError: a value is of a type that the keyword cannot have.
         ValueError: a keyword is unknown, not for programs, or has an impossible value.
     """
+    if not hello.name.strip():
+        raise ValueError(f"name={hello.name!r}: expected the name of the implementation in reports")
     known = [field.name for field in dataclasses.fields(Capabilities) if field.name not in NOT_FOR_PROGRAMS]
     for name in hello.capabilities:
         if name in NOT_FOR_PROGRAMS:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import Shrunk
 from ringverify.check.options import Options, Subject
 from ringverify.check.run import check
@@ -23,6 +26,7 @@ from ringverify.programs import ProgramElsewhere
 from ringverify.properties.catalogue import select
 from ringverify.worlds.external.messages import Hello
 from ringverify.worlds.external.process import Worker
+from ringverify.worlds.external.world import ExternalWorld
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -159,12 +163,14 @@ def becomes_true(condition, seconds=10.0):
     return True
 
 
-def checked(target, *, property="forward", deadline=PLENTY, capabilities=None):
+def checked(target, *, property="forward", deadline=PLENTY, load_deadline=PLENTY):
     """Verdict and explanation of one property on two examples, by the path that the command takes."""
     events = []
     hello = Hello(kind="hello", protocol=1, name="worker", capabilities={}, reports_changes=True)
-    declared = Capabilities(sharding="zigzag", lse=True) if capabilities is None else capabilities
-    options = Options(world_sizes=(3,), max_examples=2, deadline=deadline, cases=Path("cases"))
+    declared = Capabilities(sharding="zigzag", lse=True)
+    options = Options(
+        world_sizes=(3,), max_examples=2, deadline=deadline, load_deadline=load_deadline, cases=Path("cases")
+    )
     subject = Subject(target, Implementation(ProgramElsewhere(target, hello), "worker", declared))
     check([subject], select([property], ()), options, events.append, Silent())
     (told,) = [event for event in events if isinstance(event, PropertyEvent)]
@@ -200,6 +206,7 @@ BEGINNINGS = {
     "impossible_value": (UsageError, "its hello declares sharding='diagonal': expected one of contiguous, zigzag"),
     "unseen_claim": (UsageError, "its hello declares 'memory', which is not for programs: a program's ranks are not"),
     "contradicts_itself": (UsageError, "its hello declares lse_gradient=True needs lse=True"),
+    "hello_with_an_empty_name": (UsageError, "its hello declares name=' '"),
     "hello_without_a_name": (UsageError, "the program sent hello without 'name'"),
     "hello_of_another_type": (UsageError, "the program sent hello with protocol="),
     "begins_with_a_result": (UsageError, "the program began with result instead of hello"),
@@ -248,6 +255,27 @@ def test_inputs_that_nobody_compares_are_not_called_untouched():
     check([subject], select(["inputs_untouched"], ()), options, events.append, Silent())
     (told,) = [event for event in events if isinstance(event, PropertyEvent)]
     assert (told.verdict, "does not say which inputs it changes" in told.reason) == ("unsupported", True)
+
+
+def test_a_program_that_has_ended_is_started_anew(tmp_path):
+    """The next case is answered, by another process."""
+    target, world = target_of("exits_once", str(tmp_path / "note")), ExternalWorld()
+    hello = Hello(kind="hello", protocol=1, name="worker", capabilities={})
+    declared = Capabilities(sharding="zigzag", lse=True)
+    runner = Runner(Implementation(ProgramElsewhere(target, hello), "worker", declared), world, target=target)
+    case = Case(problem=Problem(query_length=4), sharding="zigzag", world_size=2)
+    try:
+        first, second = (runner.run(case, gradients=False) for _ in range(2))
+    finally:
+        world.close()
+    assert (first.failure.kind, first.failure.exit_code, second.failure) == ("died", 3, None)
+    assert len(second.ranks) == 2
+
+
+def test_a_program_that_does_not_start_for_the_check_is_inconclusive():
+    """It said hello when it was described, and says nothing now; it is not waited for again."""
+    verdict, said = checked(target_of("never_says_hello"), load_deadline=1.0)
+    assert (verdict, "the program did not say hello in time" in said) == ("inconclusive", True), said
 
 
 def test_a_worker_ends_with_the_tool_even_when_the_tool_is_killed(tmp_path):

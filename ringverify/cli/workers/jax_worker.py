@@ -54,14 +54,15 @@ def compiled(size, causal, scale):
 def ring(q, k, v, *, size, causal, scale):
     """Compute out and lse of one device's queries; keys and values pass round the ring once."""
     rank, local = jax.lax.axis_index("ring"), q.shape[1]
-    groups = q.shape[2] // k.shape[2]
+    dtype, groups = q.dtype, q.shape[2] // k.shape[2]
+    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))  # so that vjp sums dk and dv of all hops in float32
     rows = rank * local + jnp.arange(local)
     sums = jnp.zeros((*q.shape[:3], v.shape[3]), jnp.float32)
     logs = jnp.full((q.shape[0], q.shape[2], local), -jnp.inf, jnp.float32)
     for hop in range(size):
         keys = (rank - hop) % size * local + jnp.arange(local)
-        wide_k, wide_v = (jnp.repeat(x.astype(jnp.float32), groups, axis=2) for x in (k, v))
-        scores = scale * jnp.einsum("bihd,bjhd->bhij", q.astype(jnp.float32), wide_k, precision="highest")
+        wide_k, wide_v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
+        scores = scale * jnp.einsum("bihd,bjhd->bhij", q, wide_k, precision="highest")
         if causal:
             scores = jnp.where(keys[None, :] <= rows[:, None], scores, -jnp.inf)
         new = jnp.logaddexp(logs, jax.nn.logsumexp(scores, axis=-1))
@@ -70,7 +71,7 @@ def ring(q, k, v, *, size, causal, scale):
         logs = new
         if hop + 1 < size:
             k, v = (jax.lax.ppermute(x, "ring", [(i, (i + 1) % size) for i in range(size)]) for x in (k, v))
-    return sums.astype(q.dtype), logs
+    return sums.astype(dtype), logs
 
 
 # -- the protocol ------------------------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ def before_hello():
             HELLO["capabilities"] = {"memory": "streaming"}
         case "contradicts_itself":
             HELLO["capabilities"] = {"lse_gradient": True}
+        case "hello_with_an_empty_name":
+            HELLO["name"] = " "
         case "hello_without_a_name":
             del HELLO["name"]
         case "hello_of_another_type":
@@ -80,6 +82,9 @@ def answer(case):
         case "hangs":
             time.sleep(3600)
         case "exits":
+            sys.exit(3)
+        case "exits_once" if not os.path.exists(NOTE):
+            Path(NOTE).touch()
             sys.exit(3)
         case "aborts":
             os.abort()
