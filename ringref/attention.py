@@ -91,7 +91,7 @@ def attention(
     known = _intermediates(problem, q, k)
     _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
     with np.errstate(all="ignore"):
-        out_BHNE = _sum_attended(known.probabilities, per_query_head(v, problem.group_size), known.m)
+        out_BHNE = sum_attended(known.probabilities, per_query_head(v, problem.group_size), known.m)
     out = np.ascontiguousarray(out_BHNE.swapaxes(1, 2))
     if dout is None:
         return Answer(out, known.lse, None, None, None, known)
@@ -109,7 +109,7 @@ def _backward(
     k_BHMD, v_BHME = per_query_head(k, problem.group_size), per_query_head(v, problem.group_size)
 
     with np.errstate(all="ignore"):
-        dv_BHME = _sum_attended(p_transposed, dout_BHNE, m_transposed)
+        dv_BHME = sum_attended(p_transposed, dout_BHNE, m_transposed)
 
         dp = np.where(m > 0, dout_BHNE @ v_BHME.swapaxes(2, 3), 0.0)
         towards = dp - (p * dp).sum(axis=-1, keepdims=True)
@@ -123,8 +123,8 @@ def _backward(
         # `towards` may be NaN in the row of a NaN cotangent; keys that this row does not attend must not become NaN.
         ds = np.where(m > 0, ds, 0.0) * problem.scale_value
 
-        dq_BHND = _sum_attended(ds, k_BHMD, m)
-        dk_BHMD = _sum_attended(ds.swapaxes(2, 3), q_BHND, m_transposed)
+        dq_BHND = sum_attended(ds, k_BHMD, m)
+        dk_BHMD = sum_attended(ds.swapaxes(2, 3), q_BHND, m_transposed)
     return (
         np.ascontiguousarray(dq_BHND.swapaxes(1, 2)),
         per_key_head(dk_BHMD, problem.group_size),
@@ -158,7 +158,7 @@ def _intermediates(problem: Problem, q: Float, k: Float) -> Intermediates:
     return Intermediates(m, raw_scores, scores, probabilities, lse)
 
 
-def _sum_attended(weights: Float, values: Float, m: NDArray[np.int64]) -> Float:
+def sum_attended(weights: Float, values: Float, m: NDArray[np.int64]) -> Float:
     """`Σ_c weights[..., a, c] · values[..., c, e]` over the pairs with `m[..., a, c] > 0`; weights are 0 elsewhere."""
     if np.isfinite(values).all():
         product: Float = weights @ values

@@ -1,7 +1,8 @@
 """The conformance suite: does this ring attention compute attention?
 
 `from ringverify import AttentionCall, implementation` is all that a plug-in needs; `run_conformance` and `conformance`
-check one from a test file. Importing this package does not import torch.
+check one from a test file, `check_case` runs one case of `ringverify.strategies`. Importing this package does not
+import torch.
 """
 
 import importlib
@@ -11,6 +12,7 @@ from ringverify.implementation import AttentionCall, Implementation, implementat
 
 if TYPE_CHECKING:
     from ringverify.testing.conformance import conformance, run_conformance
+    from ringverify.testing.one_case import check_case
     from ringverify.testing.results import ConformanceError
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "ConformanceError",
     "Implementation",
     "__version__",
+    "check_case",
     "conformance",
     "implementation",
     "run_conformance",
@@ -26,6 +29,7 @@ __version__ = "0.1.0"
 
 _ON_DEMAND = {
     "ConformanceError": "ringverify.testing.results",
+    "check_case": "ringverify.testing.one_case",
     "conformance": "ringverify.testing.conformance",
     "run_conformance": "ringverify.testing.conformance",
 }

@@ -137,6 +137,10 @@ class _Place:
         self._loaded = False
         self._shards: dict[tuple[int, int, int], list[list[int]] | str] = {}
 
+    def __reduce__(self) -> tuple[type[_Place], tuple[str, float]]:
+        """Pickle as another process for the same target: one of the tool's processes sends it to another."""
+        return _Place, (self._target, self._seconds)
+
     def implementation(self) -> Implementation:
         """Import the target in the process, and return what it is."""
         told = self.ask(_tell, self._target, self._seconds)

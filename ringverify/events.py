@@ -185,6 +185,22 @@ class Hint:
     property: Annotated[str | None, "the property that says so", NULLED] = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Needed:
+    """When a case fails, found by varying it."""
+
+    requires: Annotated[tuple[str, ...], "conditions, all of which it takes"]
+    irrelevant: Annotated[tuple[str, ...], "factors whose variants all failed"]
+    complete: Annotated[bool, "false: the time ended before all was tried"]
+
+    def __str__(self) -> str:
+        """Say it in a line, to follow "needs"."""
+        told = ", ".join(self.requires) or "nothing in particular"
+        if self.irrelevant:
+            told += f"; not a matter of {', '.join(self.irrelevant)}"
+        return told if self.complete else f"{told}; the time ended before all was tried"
+
+
 @dataclasses.dataclass(frozen=True)
 class Printed:
     """The end of what a rank printed."""
@@ -312,7 +328,7 @@ class CounterexampleEvent:
     allowed: float | None
     diagnosis: str | None
     hints: Annotated[tuple[Hint, ...] | None, "what was found beside the failure, where nothing explains it"] = None
-    takes: Annotated[tuple[str, ...] | None, "what the smallest case has that the simplest one has not"] = None
+    needs: Annotated[Needed | None, "when it fails, found by varying the smallest case"] = None
     printed: Annotated[tuple[Printed, ...] | None, "the end of what each rank printed"] = None
     where: Annotated[Where | None, NULLED] = None
     summary: str | None = None
@@ -347,6 +363,45 @@ class CounterexampleEvent:
     replay: str
 
 
+Feature = tuple[str, str]
+"""A dimension such as "window", and one of its values, such as "left"."""
+
+ABSENT, PRESENT = "no", "yes"
+"""The value of a dimension that a case does without, and that of one of which there is one kind only."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TriedEvent:
+    """What the examples of an implementation were: how many had each feature, and how many each pair of features."""
+
+    event: ClassVar[str] = "tried"
+
+    implementation: str
+    features: Annotated[
+        Mapping[str, Mapping[str, int]],
+        "examples by dimension and value, those of all properties together: the counts of a dimension add up to the "
+        "number of examples; no: a case does without it",
+    ]
+    pairs: Annotated[
+        tuple[Annotated[str, Rules({"pattern": "^([0-9]{1,9}( [0-9]{1,9})*)?$"})], ...],
+        "a row for each feature, in the order above: how many of its examples had each feature of the dimensions "
+        "before its own, numbers with a space between",
+    ]
+
+    def together(self) -> dict[tuple[Feature, Feature], int]:
+        """Return how many examples had both of two features, in both orders; 0 is left out."""
+        found: dict[tuple[Feature, Feature], int] = {}
+        rows, before = iter(self.pairs), list[Feature]()
+        for dimension, counts in self.features.items():
+            mine = [(dimension, value) for value in counts]
+            for one, row in zip(mine, rows, strict=False):  # what is read may lack rows
+                for other, count in zip(before, map(int, row.split()), strict=False):
+                    if count:
+                        found[one, other] = found[other, one] = count
+            before += mine
+        return found
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImplementationEvent:
     """All properties of an implementation were tried."""
@@ -359,6 +414,9 @@ class ImplementationEvent:
     not_run_in: Annotated[tuple[str, ...] | None, "worlds of real processes in which nothing of this was run"] = None
     gloo_refuses: Refusals | None = None
     undeclared: tuple[str, ...] | None = None
+    untried: Annotated[tuple[str, ...] | None, "declared features that no example had, so that they are not tested"] = (
+        None
+    )
     properties: Mapping[str, int] | None = None
     known: int | None = None
     not_run: int | None = None
@@ -380,8 +438,12 @@ class ImplementationEvent:
 
     @property
     def not_reached(self) -> str:
-        """Of a pass: where it was not tried; in older reports that is not said. Empty for other verdicts."""
-        return f"; not run on {' and '.join(self.not_run_in)}" if self._is_pass_somewhere() and self.not_run_in else ""
+        """Of a pass: where and of what it is none; in older reports that is not said. Empty for other verdicts."""
+        if not self._is_pass_somewhere():
+            return ""
+        where = f"; not run on {' and '.join(self.not_run_in)}" if self.not_run_in else ""
+        features = f"{len(self.untried or ())} declared feature{'s' if len(self.untried or ()) > 1 else ''}"
+        return f"{where}; {features} not tried" if self.untried else where
 
     def _is_pass_somewhere(self) -> bool:
         return self.verdict == "conformant" and self.world is not None
@@ -423,7 +485,9 @@ class FooterEvent:
     ] = None
 
 
-Event = HeaderEvent | PropertyEvent | CounterexampleEvent | ImplementationEvent | ExchangeEvent | FooterEvent
+Event = (
+    HeaderEvent | PropertyEvent | CounterexampleEvent | TriedEvent | ImplementationEvent | ExchangeEvent | FooterEvent
+)
 KINDS: Mapping[str, type[Event]] = {kind.event: kind for kind in typing.get_args(Event)}
 """The classes by the name of their kind."""
 
@@ -435,10 +499,12 @@ class PropertyOutcome:
     Attributes:
         verdict: the event of the property.
         counterexample: that of the smallest case that violates it, if there is one.
+        tried: what its examples were, which a report tells of all properties together.
     """
 
     verdict: PropertyEvent
     counterexample: CounterexampleEvent | None = None
+    tried: TriedEvent | None = None
 
     @property
     def id(self) -> str:

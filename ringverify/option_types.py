@@ -39,6 +39,19 @@ def positive(text: str) -> int:
     return _whole(text, 1)
 
 
+AUTO = "auto"
+
+
+def jobs(text: str) -> int | str:
+    """Parse a number of processes, or "auto"."""
+    if text == AUTO:
+        return text
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1, or auto") from None
+
+
 def _whole(text: str, minimum: int) -> int:
     if not text.isdecimal() or int(text) < minimum:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {minimum}")

@@ -114,6 +114,14 @@ class RunLog:
     load_failure: str | None = None
     refused: list[str] = dataclasses.field(default_factory=list)
 
+    def add(self, other: RunLog) -> None:
+        """Add what was counted and noticed later, by a log that began empty."""
+        self.runs += other.runs
+        self.seconds_inside += other.seconds_inside
+        self.notes += [note for note in other.notes if note not in self.notes]
+        self.refused += other.refused
+        self.findings.update({name: text for name, text in other.findings.items() if name not in self.findings})
+
 
 @dataclasses.dataclass(frozen=True)
 class Runner:

@@ -41,8 +41,8 @@ class Budget:
         self._end = ENDLESS.end if seconds is None else time.monotonic() + seconds
         self._left = properties
 
-    def share(self) -> Share:
-        """Return the share of the next property, which starts now."""
-        now, among = time.monotonic(), max(1, self._left)
+    def share(self, side_by_side: int = 1) -> Share:
+        """Return the share of the next property, which starts now beside others, at most so many at a time."""
+        now, among = time.monotonic(), max(1.0, self._left / side_by_side)
         self._left -= 1
         return Share(until=now + max(0.0, self._end - now) / among, end=self._end)

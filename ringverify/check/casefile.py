@@ -173,7 +173,7 @@ def remembered(folder: Path, *, target: str, property: str) -> tuple[list[tuple[
     """
     found, passed_over = [], []
     paths = folder.glob(f"{_stem(target, property)}-*.json") if folder.is_dir() else ()
-    latest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_REMEMBERED]
+    latest = sorted(paths, key=_written_at, reverse=True)[:MOST_REMEMBERED]
     for path in sorted(latest):
         try:
             file = read(path)
@@ -183,6 +183,14 @@ def remembered(folder: Path, *, target: str, property: str) -> tuple[list[tuple[
         if (file.target, file.property) == (target, property):
             found.append((path, file))
     return found, passed_over
+
+
+def _written_at(path: Path) -> float:
+    """Return the time of the last change; 0 for a link to nothing, and for what another run has removed meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _stem(target: str, property: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from ringverify.check.option_table import EXCLUSIVE, OPTIONS, Option
 from ringverify.errors import UsageError, instead
 from ringverify.files import moved, read_toml
-from ringverify.option_types import count, names, positive, seconds, sizes
+from ringverify.option_types import count, jobs, names, positive, seconds, sizes
 from ringverify.targets import with_file
 
 FILE = "pyproject.toml"
@@ -24,6 +24,7 @@ WRITTEN: dict[Any, tuple[tuple[type, ...], str]] = {
     count: ((int,), "a whole number"),
     positive: ((int,), "a whole number"),
     seconds: ((int, float), "a number of seconds"),
+    jobs: ((int, str), 'a whole number or "auto"'),
     names: ((list,), "a list of texts"),
     sizes: ((list,), "a list of whole numbers"),
 }

@@ -1,48 +1,128 @@
-"""Diagnose a counterexample with wrong values, and name what a case needs in order to fail."""
+"""Explain a counterexample: where its values are wrong and why, and when it fails."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation, Runner
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose
-from ringverify.properties.property import Violation
+from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
+from ringverify.errors import Inconclusive
+from ringverify.properties.property import Judgement, Property, Violation, judge_values
+from ringverify.worlds.external.world import CaseRefused
 from ringverify.worlds.world import WorldUnavailable
 
+NEEDS_SECONDS = 3.0
+"""Seconds for finding out when a case fails."""
 
-def takes(case: Case) -> list[str]:
-    """List how a case differs from the simplest one; for a smallest failing case, this is what it takes to fail."""
-    p = case.problem
-    counts = {"rank": case.world_size, "query": p.nq, "key": p.nk, "batch entry": p.batch, "head": p.heads}
-    if p.nq == p.nk:
-        counts = {"token" if name == "query" else name: n for name, n in counts.items() if name != "key"}
-    found = [f"{count} {_plural(name)}" for name, count in counts.items() if count > 1]
-    found += [f"head_dim {p.head_dim}"] if p.head_dim > 1 else []
-    found += [f"value_dim {p.dv}"] if p.dv != p.head_dim else []
-    found += [f"{p.hk} key heads"] if p.hk != p.heads else []
-    found += ["a causal mask"] if p.causal else []
-    named = ("window", "documents", "key_lengths", "dilation", "softcap", "scale")
-    found += [name for name in named if getattr(p, name) is not None]
-    found += [f"{case.memory} inputs"] if case.memory != "contiguous" else []
-    found += [f"an {case.group} group" if case.group == "offset" else f"a {case.group} group"] * (case.group != "world")
-    found += ["messages held back"] if case.delayed else []
-    found += ["sends that wait for their receive"] if case.transport == "rendezvous" else []
-    return found
+HANGING = 0.5
+"""Deadline in seconds of a variant's run: a small case takes milliseconds; a program may compile first."""
 
 
-def _plural(name: str) -> str:
-    return "queries" if name == "query" else "batch entries" if name == "batch entry" else f"{name}s"
+def judged(property: Property, case: Case, runner: Runner) -> Judgement:
+    """Judge one case. A case that cannot test the property is not run, and one that a program refuses tests nothing.
+
+    Raises:
+        WorldUnavailable: the world could not be set up, or a limit of the machine was reached.
+    """
+    if not property.applies(case, runner.capabilities):
+        return Judgement(0.0, None, applies=False)
+    try:
+        return property.judge(case, runner)
+    except CaseRefused as refusal:
+        runner.log.refused.append(str(refusal))
+        return Judgement(0.0, None, applies=False)
 
 
-def explained(runner: Runner, violation: Violation, smallest: Case, first: Case) -> Diagnosis | None:
+def judged_if_possible(property: Property, case: Case, runner: Runner) -> Judgement | None:
+    """Judge one case; `None` where nothing was learned."""
+    try:
+        return judged(property, case, runner)
+    except (Inconclusive, WorldUnavailable):
+        return None
+
+
+def quick_place(
+    property: Property, runner: Runner, watched: Callable[[], Runner | None], case: Case, violation: Violation
+) -> Runner:
+    """Return the runner for dozens of runs of cases like one that fails: in a simulated world, if it fails there too.
+
+    Ranks that are processes are started anew after a run that fails, which takes long.
+    """
+    if runner.world.name != "simulated" and (simulated := watched()) is not None:
+        alike = judged_if_possible(property, case, simulated)
+        if alike is not None and alike.violation is not None and alike.violation.reason == violation.reason:
+            return simulated
+    return runner
+
+
+def when_it_fails(property: Property, runner: Runner, case: Case, violation: Violation) -> Needs:
+    """Vary a case that violates a property, and return when it fails.
+
+    Args:
+        property: the violated property.
+        runner: where to run variants; see `quick_place`.
+        case: the smallest case.
+        violation: how it violates the property.
+    """
+    there = runner.for_another_property()
+    there = there if there.world.name == "external" else there.within(HANGING)
+    finding, wrong = violation.finding, dict[Case, frozenset[int]]()
+    tensors = () if finding is None else finding.tensors
+    gradients = any(tensor in GRADIENTS for tensor in tensors)
+
+    def plain(other: Case) -> Judgement:
+        return judge_values(other, there, tensors, gradients=gradients)
+
+    # Where an ordinary run shows it, other dtypes, values and layouts than those of the property are varied too.
+    wider = bool(tensors) and plain(case).violation is not None
+    reasons = {violation.reason, *((("value", tensor) for tensor in tensors) if wider else ())}
+
+    def fails(other: Case) -> bool | None:
+        if wider and not gradients and other.cotangent != case.cotangent:
+            return None
+        try:
+            seen = plain(other) if wider else judged(property, other, there)
+        except (Inconclusive, WorldUnavailable):
+            return None
+        if not seen.applies:
+            return None
+        if seen.violation is None:
+            return False
+        if seen.violation.finding is not None:
+            wrong[other] = frozenset(seen.violation.finding.wrong)
+        return True if reasons & {seen.violation.reason, *seen.violation.also} else None
+
+    # Processor time of other processes is not seen from here: there, the wall clock has to end it.
+    seconds = NEEDS_SECONDS if there.world.name == "simulated" else NEEDS_SECONDS / WALL
+    ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
+    return needs(case, fails, there.capabilities, seconds=seconds, most_ranks=ranks, wrong_ranks=wrong.get)
+
+
+def explained(
+    runner: Runner,
+    property: Property,
+    violation: Violation,
+    smallest: Case,
+    first: Case,
+    needs: Needs | None = None,
+) -> Diagnosis | None:
     """Diagnose a case that violates a property; `None` if no value is wrong, or none in an ordinary run.
+
+    A property may compare cases with each other: the first of them that is wrong is diagnosed, and where it is wrong is
+    told of the case itself only.
 
     Args:
         runner: runs the implementation in its world.
+        property: what must hold.
         violation: what is wrong on the smallest case.
         smallest: the case to explain.
         first: the case from which it was shrunk; the same cause has to explain it.
+        needs: what the case needs in order to fail, if that was found.
     """
     if violation.finding is None:
         return None
@@ -58,14 +138,20 @@ def explained(runner: Runner, violation: Violation, smallest: Case, first: Case)
     def differentiate(case: Case) -> Observation:
         return runner.run(case, gradients=True)
 
+    c = runner.capabilities
     try:
-        return diagnose(
-            observe,
-            (smallest, first),
-            runner.capabilities,
-            tensor=violation.finding.tensor,
-            probe=probe,
-            differentiate=differentiate if runner.capabilities.gradients and not gradients else None,
-        )
+        for these in zip(property.compared(smallest, c), property.compared(first, c), strict=False):
+            found = diagnose(
+                observe,
+                these,
+                c,
+                tensor=violation.finding.tensor,
+                probe=probe if these[0] == smallest else None,
+                differentiate=differentiate if c.gradients and not gradients else None,
+                needs=needs if these[0] == smallest else None,
+            )
+            if found is not None:
+                return found if these[0] == smallest else replace(found, where=None)
     except WorldUnavailable:
-        return None
+        pass
+    return None

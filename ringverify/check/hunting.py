@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ringverify.cases.case import Case
-from ringverify.cases.running import Runner
+from ringverify.cases.running import RunLog, Runner
 from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration, would_pass
 from ringverify.check.drawing import visit_cases
-from ringverify.check.explaining import explained
+from ringverify.check.explaining import explained, judged, judged_if_possible, quick_place, when_it_fails
 from ringverify.check.mishap import Mishap, attempt
-from ringverify.check.needing import needed
 from ringverify.check.repeating import same_failure
+from ringverify.check.suggesting import suggested
+from ringverify.check.tried import Tried
 from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.errors import Inconclusive
-from ringverify.events import Hint
+from ringverify.events import Hint, Needed
 from ringverify.properties.property import Judgement, Property, Violation
-from ringverify.worlds.external.world import CaseRefused
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Counterexample:
         after: cases that have to run before it in the same process for it to fail; mostly none.
         diagnosis: the cause, and where the result is wrong; empty if none was found, or no values came back.
         declaration: what would have to be declared for the implementation to pass, if nothing else is wrong.
+        needs: when it fails; `None` if it was not varied.
         refused: a case in which the transport refused a call, and that violation; the search went on after it.
         hints: what else was noticed, if no cause was found.
         printed: what each rank printed when the case was last run; `None` stands for a process that ranks share.
@@ -74,6 +76,7 @@ class Counterexample:
     after: tuple[Case, ...] = ()
     diagnosis: Diagnosis = Diagnosis()
     declaration: Declaration | None = None
+    needs: Needed | None = None
     refused: tuple[Case, Violation] | None = None
     hints: tuple[Hint, ...] = ()
     printed: tuple[tuple[int | None, str], ...] = ()
@@ -92,6 +95,7 @@ class Hunt:
         remembered: how many of the examples are cases of earlier runs.
         unfinished: when the time budget ended the work on a counterexample, as in "before the case was explained".
         mishaps: steps that failed by an error of ours, or because a world was unavailable.
+        tried: the examples by their features.
     """
 
     examples: int = 0
@@ -102,10 +106,116 @@ class Hunt:
     remembered: int = 0
     unfinished: str | None = None
     mishaps: list[Mishap] = dataclasses.field(default_factory=list)
+    tried: Tried = dataclasses.field(default_factory=Tried)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The violation that ended a search, before it is shrunk.
+
+    Attributes:
+        case: the failing case.
+        judgement: how it fails.
+        refused: cases in which the transport refused a call, with what was seen; `case` may be one of them.
+        history: cases run before, the latest first, each once: module state that they left may still be there.
+        notes: what ranks tried until then that cannot be done in this world, as in `RunLog`.
+    """
+
+    case: Case
+    judgement: Judgement
+    refused: tuple[tuple[Case, Judgement], ...]
+    history: tuple[Case, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """What the work on a found violation gave.
+
+    Attributes:
+        counterexample: the counterexample.
+        unfinished: as in `Hunt`.
+        mishaps: as in `Hunt`.
+        instead: the search from the beginning that found the violation shown, if it is another than the one found.
+        seconds: wall-clock time.
+    """
+
+    counterexample: Counterexample
+    unfinished: str | None = None
+    mishaps: tuple[Mishap, ...] = ()
+    instead: Hunt | None = None
+    seconds: float = 0.0
+
+
+class Search:
+    """What the cases of a property have shown so far, taken in the order in which they are drawn.
+
+    Args:
+        share: the time for the search.
+        progress: called with the number of cases that tested the property so far.
+    """
+
+    def __init__(self, share: Share = ENDLESS, progress: Callable[[int], None] = lambda done: None) -> None:
+        self.hunt = Hunt()
+        self.ended: Exception | None = None
+        self._share, self._progress = share, progress
+        self._found: list[tuple[Case, Judgement]] = []
+        self._refused: list[tuple[Case, Judgement]] = []
+
+    def in_time(self) -> bool:
+        """Whether another case may be started; if not, the hunt is out of time."""
+        late = time.monotonic() > (self._share.until if self.hunt.examples else self._share.end)
+        self.hunt.out_of_time = self.hunt.out_of_time or late
+        return not late
+
+    def goes_on_after(self, case: Case, judgement: Judgement) -> bool:
+        """Count a case, and return whether the search goes on."""
+        if not judgement.applies:
+            return True
+        self.hunt.examples += 1
+        self.hunt.tried.add(case)
+        self._progress(self.hunt.examples)
+        if judgement.violation is None:
+            self.hunt.margin = max(self.hunt.margin, judgement.margin)
+            return True
+        if judgement.violation.kind == REFUSED:
+            self._refused.append((case, judgement))
+            return len(self._refused) < MOST_REFUSED
+        self._found.append((case, judgement))
+        return False
+
+    def found(self, log: RunLog, history: Sequence[Case] | None = None) -> Found | None:
+        """Return the violation that was found, with the history of `log` unless another is given.
+
+        Raises:
+            Exception: what ended the search before a violation was found; afterwards, it is noted as a mishap.
+        """
+        if self.ended is not None and not self._found and not self._refused:
+            raise self.ended
+        if self.ended is not None:
+            self.hunt.mishaps.append(Mishap.of(self.ended, "trying further cases"))
+        if not self._found and not self._refused:
+            return None
+        case, judgement = (self._found or self._refused)[0]
+        self.hunt.margin = max(self.hunt.margin, judgement.margin)
+        before = reversed(log.history) if history is None else history
+        return Found(case, judgement, tuple(self._refused), tuple(dict.fromkeys(before)), tuple(log.notes))
+
+    def ends_with(self, ending: Ending) -> None:
+        """Add to the hunt what the work on the violation gave."""
+        if ending.instead is not None:
+            for name in ("examples", "margin", "remembered", "tried"):
+                setattr(self.hunt, name, getattr(ending.instead, name))
+        self.hunt.counterexample, self.hunt.unfinished = ending.counterexample, ending.unfinished
+        self.hunt.mishaps += ending.mishaps
 
 
 class _Stop(BaseException):
     """Ends the drawing of examples; not an `Exception`, so that Hypothesis lets it through."""
+
+
+class _Unrepeated(BaseException):
+    """A violation depends on what ran before it in its process, or on chance; no `Exception`, so not a mishap."""
 
 
 def hunt(
@@ -141,60 +251,118 @@ def hunt(
         Exception: an error of ours, before a violation was found; later errors are noted as mishaps.
     """
     started = time.monotonic()
-    hunt = Hunt()
-    found: list[tuple[Case, Judgement]] = []
-    refused: list[tuple[Case, Judgement]] = []
-    ended: list[Exception] = []
+    search = Search(share, progress)
+    _search(search, property, runner, examples, seed, first)
+    if (found := search.found(runner.log)) is not None:
+        if shrinking:
+            search.ends_with(
+                finished(
+                    property,
+                    runner,
+                    found,
+                    examples=examples,
+                    seed=seed,
+                    share=share,
+                    first=first,
+                    watched=watched,
+                )
+            )
+        else:
+            search.ends_with(Ending(found_only(found)))
+    search.hunt.seconds = time.monotonic() - started
+    return search.hunt
+
+
+def _search(
+    search: Search, property: Property, runner: Runner, examples: int, seed: int, first: Sequence[CaseFile]
+) -> None:
+    """Try the cases of a property one after another, until the search ends."""
 
     def visit(case: Case) -> None:
-        if time.monotonic() > (share.until if hunt.examples else share.end):
-            hunt.out_of_time = True
+        if not search.in_time():
             raise _Stop
         if runner.most_ranks is not None and case.ranks > runner.most_ranks:
             return
         try:
             judgement = judged(property, case, runner)
         except Exception as error:  # Hypothesis must not see it: it would run the case again
-            ended.append(error)
+            search.ended = error
             raise _Stop from None
-        if not judgement.applies:
-            return
-        hunt.examples += 1
-        progress(hunt.examples)
-        if judgement.violation is None:
-            hunt.margin = max(hunt.margin, judgement.margin)
-            return
-        if judgement.violation.kind == REFUSED:
-            refused.append((case, judgement))
-            if len(refused) < MOST_REFUSED:
-                return
-        else:
-            found.append((case, judgement))
-        raise _Stop
+        if not search.goes_on_after(case, judgement):
+            raise _Stop
 
     try:
         for known in first:
             for earlier in known.after:
                 judged(property, earlier, runner)
-            hunt.remembered += 1
+            search.hunt.remembered += 1
             visit(known.case)
         visit_cases(property, runner.capabilities, examples, seed, visit)
     except _Stop:
         pass
     except Exception as error:
-        ended.append(error)
-    if ended and not found and not refused:
-        raise ended[0]
-    hunt.mishaps += [Mishap.of(error, "trying further cases") for error in ended]
-    if found or refused:
-        case, judgement = (found or refused)[0]
-        shown = as_found(case, judgement)
-        if shrinking:
-            shown, hunt.unfinished = _smallest(property, runner, case, judgement, refused, share, watched, hunt.mishaps)
-        hunt.counterexample = dataclasses.replace(shown, refused=_plainest(refused) if found else None)
-        hunt.margin = max(hunt.margin, judgement.margin)
-    hunt.seconds = time.monotonic() - started
-    return hunt
+        search.ended = error
+
+
+def found_only(found: Found) -> Counterexample:
+    """Return the counterexample that a violation is if nothing more is done about it."""
+    shown = as_found(found.case, found.judgement)
+    return dataclasses.replace(shown, refused=_other_refused(found.judgement, found.refused))
+
+
+def finished(
+    property: Property,
+    runner: Runner,
+    found: Found,
+    *,
+    examples: int,
+    seed: int,
+    share: Share = ENDLESS,
+    first: Sequence[CaseFile] = (),
+    watched: Callable[[], Runner | None] = lambda: None,
+) -> Ending:
+    """Shrink a violation, run it again in a fresh process, and explain it.
+
+    A violation that does not repeat alone in a fresh process may depend on any case that ran before it in its process:
+    on other properties, and on how cases were shared out among processes. So the cases of this property are tried again
+    from the beginning in a fresh process, and what fails there is shown. Else what was found is.
+
+    Args:
+        property: what is violated.
+        runner: runs the implementation; its process need not be the one in which the violation was found.
+        found: the violation.
+        examples: as in `hunt`, for the search from the beginning, and so are all others.
+        seed: see there.
+        share: see there.
+        first: see there.
+        watched: see there.
+    """
+    mishaps: list[Mishap] = []
+    began = time.monotonic()
+
+    def shown(one: Found, *, own: bool) -> tuple[Counterexample, str | None]:
+        refused = list(one.refused)
+        shown, unfinished = _smallest(property, runner, one, refused, share, watched, mishaps, own=own)
+        return dataclasses.replace(shown, refused=_other_refused(one.judgement, refused)), unfinished
+
+    runner.log.notes += [note for note in found.notes if note not in runner.log.notes]
+    try:
+        return Ending(*shown(found, own=False), tuple(mishaps), seconds=time.monotonic() - began)
+    except _Unrepeated:
+        runner.world.close()
+        runner.log.history.clear()
+    search = Search(Share(until=share.late, end=share.late))
+    _search(search, property, runner, examples, seed, first)
+    again = attempt(mishaps, "trying its cases again", lambda: search.found(runner.log), None)
+    mishaps += search.hunt.mishaps
+    ending = shown(found if again is None else again, own=True)
+    return Ending(*ending, tuple(mishaps), None if again is None else search.hunt, time.monotonic() - began)
+
+
+def _other_refused(judgement: Judgement, refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violation] | None:
+    """Return the plainest refused case if the violation is another one."""
+    violation = judgement.violation
+    return _plainest(refused) if violation is not None and violation.kind != REFUSED else None
 
 
 def _plainest(refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violation] | None:
@@ -206,50 +374,17 @@ def _plainest(refused: Sequence[tuple[Case, Judgement]]) -> tuple[Case, Violatio
     return case, judgement.violation
 
 
-def _needed(
-    property: Property, runner: Runner, watched: Callable[[], Runner | None], case: Case, violation: Violation
-) -> list[Hint]:
-    """Return a hint at the capability that would keep the suite from drawing such a case, if there is one.
-
-    Ranks that are processes are started anew after a run that fails, so dozens of runs are made in a simulated world if
-    the case fails in the same way there.
-    """
-
-    def seen_in(there: Runner, other: Case) -> Judgement | None:
-        try:
-            return judged(property, other, there)
-        except (Inconclusive, WorldUnavailable):
-            return None
+def _suggested(property: Property, place: Runner, case: Case, violation: Violation) -> list[Hint]:
+    """Return a hint at the capability that would keep the suite from drawing such a case, if there is one."""
 
     def passes(other: Case) -> bool:
-        seen = seen_in(place, other)
+        seen = judged_if_possible(property, other, place)
         return seen is not None and seen.applies and seen.violation is None
-
-    place = runner
-    if runner.world.name != "simulated" and (simulated := watched()) is not None:
-        alike = seen_in(simulated, case)
-        if alike is not None and alike.violation is not None and alike.violation.reason == violation.reason:
-            place = simulated
 
     failure = violation.failure
     refused = failure is not None and failure.kind == "raised" and failure.rule in (None, "shape")
-    found = needed(case, runner.capabilities, passes, refused=refused)
+    found = suggested(case, place.capabilities, passes, refused=refused)
     return [] if found is None else [Hint(found)]
-
-
-def judged(property: Property, case: Case, runner: Runner) -> Judgement:
-    """Judge one case. A case that cannot test the property is not run, and one that a program refuses tests nothing.
-
-    Raises:
-        WorldUnavailable: the world could not be set up, or a limit of the machine was reached.
-    """
-    if not property.applies(case, runner.capabilities):
-        return Judgement(0.0, None, applies=False)
-    try:
-        return property.judge(case, runner)
-    except CaseRefused as refusal:
-        runner.log.refused.append(str(refusal))
-        return Judgement(0.0, None, applies=False)
 
 
 def as_found(case: Case, judgement: Judgement) -> Counterexample:
@@ -263,21 +398,26 @@ def as_found(case: Case, judgement: Judgement) -> Counterexample:
 def _smallest(
     property: Property,
     runner: Runner,
-    first: Case,
-    judgement: Judgement,
+    found: Found,
     refused: list[tuple[Case, Judgement]],
     share: Share,
     watched: Callable[[], Runner | None],
     mishaps: list[Mishap],
+    *,
+    own: bool,
 ) -> tuple[Counterexample, str | None]:
     """Shrink a failing case, run it again in a fresh process, and explain it.
 
     Smaller cases that the transport refuses are appended to `refused`, and failing steps to `mishaps`; the violation
-    stands whatever fails.
+    stands whatever fails. `own` says that the history is all that ran in its process, or that no such search found it.
 
     Returns:
         the counterexample, and when the time ended the work on it, as in `Hunt.unfinished`.
+
+    Raises:
+        _Unrepeated: it does not repeat alone in a fresh process, and the history is not its own.
     """
+    first, judgement = found.case, found.judgement
     violation = judgement.violation
     assert violation is not None
     reason, seconds = violation.reason, 20.0
@@ -302,7 +442,6 @@ def _smallest(
 
     # Half of what is left of the share, so that there is time to explain what was found.
     allowed = max(0.0, share.until - time.monotonic()) / 2
-    ran_before = tuple(dict.fromkeys(reversed(runner.log.history)))
     capabilities = runner.capabilities
 
     def smaller() -> Shrunk:
@@ -330,7 +469,9 @@ def _smallest(
         again = _afresh(property, runner, [case])
         if again.violation is not None:
             return (), again
-        return _what_it_follows(property, runner, case, ran_before, share)
+        if not own:
+            raise _Unrepeated
+        return _what_it_follows(property, runner, case, found.history, share)
 
     if not hangs and (again := attempt(mishaps, "running the case afresh", confirmed, None)) is not None:
         after, afresh = again
@@ -342,9 +483,18 @@ def _smallest(
     # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
     steady = repeats and not after
     in_time = time.monotonic() <= share.late
-    diagnosis, declaration = Diagnosis(), None
+    diagnosis, declaration, needs = Diagnosis(), None, None
+    place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     if steady and in_time:
-        explanation = attempt(mishaps, "explaining the case", lambda: explained(runner, violation, case, first), None)
+        if not hangs:
+            varied = "finding out when the case fails"
+            needs = attempt(mishaps, varied, lambda: when_it_fails(property, place(), case, violation), None)
+        explanation = attempt(
+            mishaps,
+            "explaining the case",
+            lambda: explained(runner, property, violation, case, first, needs),
+            None,
+        )
         diagnosis = explanation or diagnosis
         declaration = attempt(
             mishaps,
@@ -359,7 +509,7 @@ def _smallest(
         hints.append(Hint(SHARED_STATE))
     unexplained = declaration is None and not diagnosis.causes
     if steady and in_time and unexplained and not hangs:
-        hints += attempt(mishaps, "looking for hints", lambda: _needed(property, runner, watched, case, violation), [])
+        hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
     if in_time and not hints and not hangs and unexplained:
 
         def around() -> list[Hint]:
@@ -378,6 +528,7 @@ def _smallest(
         after=after,
         diagnosis=diagnosis,
         declaration=declaration,
+        needs=None if needs is None else needs.told(),
         hints=tuple(hints),
         printed=printed,
     )

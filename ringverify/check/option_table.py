@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringverify.option_types import OUTPUTS, count, names, positive, seconds, sizes
+from ringverify.option_types import OUTPUTS, count, jobs, names, positive, seconds, sizes
 from ringverify.properties.suites import SMOKE_EXAMPLES, SUITES
 
 
@@ -127,6 +127,15 @@ OPTIONS: tuple[Option, ...] = (
         meaning="time to import the target in a process",
         default="120",
     ),
+    Option(
+        name="jobs",
+        read=jobs,
+        metavar="N|auto",
+        meaning="processes that try cases side by side, in the simulated world",
+        default="auto: one for each core, fewer for few examples",
+        pytest=False,
+        argument=False,
+    ),
     Option(name="report", read=Path, metavar="FILE.jsonl", meaning="write events as JSON lines", argument=False),
     *(
         Option(name=name, read=Path, metavar=metavar, meaning=meaning, pytest=False, argument=False)
@@ -158,7 +167,7 @@ OPTIONS: tuple[Option, ...] = (
         name="verbose",
         short="-v",
         read=None,
-        meaning="show full tracebacks, traffic between ranks and peak memory",
+        meaning="show full tracebacks, what was tried, traffic between ranks and peak memory",
         pytest=False,
         argument=False,
     ),

@@ -39,6 +39,7 @@ class Options:
         deadline: seconds for one run of one case; `None` is what suits the world.
         load_deadline: seconds that a process may take to load the target.
         cases: folder for counterexamples; those of earlier runs are tried first.
+        jobs: processes that try cases side by side; `None` is one for each core, fewer for few examples.
         stop_early: stop at the first violation.
         verbose: also report the traffic between ranks and peak memory.
         baseline: known violations, which do not fail the run.
@@ -54,6 +55,7 @@ class Options:
     deadline: float | None = None
     load_deadline: float = LOAD_SECONDS
     cases: Path = Path(".ringverify")
+    jobs: int | None = None
     stop_early: bool = False
     verbose: bool = False
     baseline: Baseline | None = None

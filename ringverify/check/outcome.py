@@ -35,6 +35,7 @@ class TriedProperty:
         outcome: the events of the property.
         world: name of the world in which the implementation is checked.
         undeclared: optional features that the implementation does not declare.
+        untried: declared features that no example of the property had.
         runs: number of runs of the world.
         seconds_inside: CPU time inside the implementation, over all ranks and runs.
     """
@@ -42,6 +43,7 @@ class TriedProperty:
     outcome: PropertyOutcome
     world: str
     undeclared: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
     runs: int = 0
     seconds_inside: float = 0.0
 
@@ -112,6 +114,7 @@ def implementation_event(
         not_run_in=tuple(name for name in ELSEWHERE if worlds.isdisjoint({name, "external"})),
         gloo_refuses=tuple(refuses) or None,
         undeclared=tried[0].undeclared,
+        untried=tuple(name for name in tried[0].untried if all(name in one.untried for one in tried)),
         properties={verdict: seen.count(verdict) for verdict in typing.get_args(Verdict)},
         known=outcome.known,
         not_run=asked - len(seen),

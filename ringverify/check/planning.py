@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from ringverify.errors import Inconclusive, UsageError
-from ringverify.implementation import Implementation
+from ringverify.implementation import Capabilities, Implementation
 from ringverify.targets import is_program
 from ringverify.worlds.external.world import ExternalWorld
 from ringverify.worlds.processes import nccl, torchrun
@@ -29,6 +29,7 @@ class RunPlan:
     Attributes:
         target: the target that names the implementation.
         implementation: the implementation, its declared world sizes restricted to those of this run.
+        declared: the capabilities of the implementation, not restricted.
         world: name of the world in which its ranks run.
         most_ranks: largest world that can be run; `None` if there is no limit.
         watched: the implementation to run in the simulated world beside, for properties that need that world; `None`
@@ -37,6 +38,7 @@ class RunPlan:
 
     target: str
     implementation: Implementation
+    declared: Capabilities
     world: WorldName
     most_ranks: int | None
     watched: Implementation | None = None
@@ -69,7 +71,7 @@ def planned(
     asked = world_sizes
     if world_sizes is None:
         if chosen in ("simulated", "external"):
-            return RunPlan(target, implementation, chosen, most)
+            return RunPlan(target, implementation, implementation.capabilities, chosen, most)
         world_sizes = PROCESS_WORLD_SIZES if declared is None else declared
         if most is not None:
             offered = {*world_sizes, most} if declared is None else {*world_sizes}
@@ -87,7 +89,7 @@ def planned(
     watched = None
     if chosen == "gloo" and crew is None and not capabilities.processes:
         watched = implementation if asked is None else restricted
-    return RunPlan(target, restricted, chosen, most, watched)
+    return RunPlan(target, restricted, implementation.capabilities, chosen, most, watched)
 
 
 def _world(

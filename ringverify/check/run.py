@@ -23,9 +23,10 @@ from ringverify.check import casefile
 from ringverify.check.baseline import Baseline
 from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
+from ringverify.check.counting import joined
 from ringverify.check.declaring import in_words
-from ringverify.check.explaining import takes
 from ringverify.check.hunting import Counterexample, Hunt, hunt
+from ringverify.check.jobs import Jobs
 from ringverify.check.mishap import Mishap, attempt, with_mishaps
 from ringverify.check.options import Options, Subject, Unavailable
 from ringverify.check.outcome import (
@@ -38,6 +39,8 @@ from ringverify.check.outcome import (
 from ringverify.check.outside import of_refusals, why_not_outside
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.sameness import ToldFailure, same_as
+from ringverify.check.tried import tried_event, untried
+from ringverify.check.units import Wanted
 from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import (
@@ -56,6 +59,7 @@ from ringverify.events import (
     from_json,
 )
 from ringverify.implementation import Capabilities, Implementation, sharding_name
+from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.property import Property, Violation
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.progress import Progress
@@ -110,24 +114,40 @@ def check(
         for property in properties
         if why_not(property, plan, options.device) is None
     ]
+    not_side_by_side(plans, options.jobs)
     budget = Budget(options.time_budget, len(tried))
     tell(header(options))
     outcomes: list[ImplementationOutcome] = []
-    for plan in plans:
-        if isinstance(plan, Unavailable):
-            outcomes.append(_unavailable(plan, tell))
-            continue
-        world = open_world(plan.world) if crew is None else GlooWorld(crew)
-        run = ImplementationRun(plan, world, options, budget, tell, progress)
-        try:
-            outcomes.append(run.outcome(properties))
-        finally:
-            run.close()
-        if options.stop_early and outcomes[-1].exit_code == 1:
-            break
+    with contextlib.closing(Jobs(options.jobs, progress)) as jobs:
+        for plan in plans:
+            if isinstance(plan, Unavailable):
+                outcomes.append(_unavailable(plan, tell))
+                continue
+            world = open_world(plan.world) if crew is None else GlooWorld(crew)
+            run = ImplementationRun(plan, world, options, budget, tell, progress, jobs)
+            try:
+                outcomes.append(run.outcome(properties))
+            finally:
+                run.close()
+            if options.stop_early and outcomes[-1].exit_code == 1:
+                break
     elsewhere = [] if options.baseline is None else options.baseline.elsewhere(named)
     footer = footer_event(outcomes, baseline=options.baseline is not None, elsewhere=elsewhere)
     return footer.exit_code if tells(tell, footer) else footer.exit_code or Inconclusive.exit_code
+
+
+def not_side_by_side(plans: Sequence[RunPlan | Unavailable], jobs: int | None) -> None:
+    """Refuse several jobs where the ranks of one case are processes, which use the cores already.
+
+    Raises:
+        UsageError: more than one job is asked for, and an implementation runs in such a world.
+    """
+    for plan in plans:
+        if isinstance(plan, RunPlan) and plan.world != "simulated" and (jobs or 1) > 1:
+            raise UsageError(
+                f"--jobs {jobs}: {plan.implementation.name} runs in the {plan.world} world, whose ranks are "
+                "processes and run one case at a time: leave --jobs out"
+            )
 
 
 def tells(tell: Callable[[Event], None], event: Event) -> bool:
@@ -219,6 +239,7 @@ class ImplementationRun:
         budget: the time of the whole run, shared with other implementations.
         tell: called with each event.
         progress: informed of how far a property has come.
+        jobs: worker processes for the whole run; `None` for none.
     """
 
     def __init__(
@@ -229,6 +250,7 @@ class ImplementationRun:
         budget: Budget,
         tell: Callable[[Event], None],
         progress: Progress,
+        jobs: Jobs | None = None,
     ) -> None:
         self._plan = plan
         self.implementation, self.target = plan.implementation, plan.target
@@ -241,6 +263,8 @@ class ImplementationRun:
         self._watched = plan.watched
         self._beside: Runner | None = None
         self._stories: list[ToldFailure] = []
+        self._jobs = jobs
+        self._shared: set[str] = set()
 
     def _runner_in(self, world: World, implementation: Implementation, most_ranks: int | None) -> Runner:
         return Runner(
@@ -276,17 +300,16 @@ class ImplementationRun:
     def outcome(self, properties: Sequence[Property]) -> ImplementationOutcome:
         """Try properties one after another, and report the verdict on the implementation."""
         started, tried = time.monotonic(), []
+        self._share_out(properties)
         for property in properties:
             tried.append(self.try_property(property))
             if self.options.stop_early and tried[-1].verdict.is_new_violation():
                 break
-        event = implementation_event(
-            tried,
-            implementation=self.implementation.name,
-            asked=len(properties),
-            seconds=time.monotonic() - started,
-        )
-        tellable = tells(self.tell, event)
+        name, seconds = self.implementation.name, time.monotonic() - started
+        event = implementation_event(tried, implementation=name, asked=len(properties), seconds=seconds)
+        features = joined([one.outcome.tried for one in tried], implementation=name)
+        tellable = features is None or tells(self.tell, features)
+        tellable = tells(self.tell, event) and tellable
         try:
             self._exchange(self._runner)
         except Exception:
@@ -294,6 +317,47 @@ class ImplementationRun:
             tellable = False
         outcome = ImplementationOutcome.of([one.verdict for one in tried])
         return outcome if tellable else outcome.without_a_word()
+
+    def _share_out(self, properties: Sequence[Property]) -> None:
+        """Have worker processes begin with the properties, if there are any and it is worth it."""
+        if self._jobs is None:
+            return
+        asked = []
+        for property in properties:
+            with contextlib.suppress(Exception):  # it is raised again when the property's turn comes
+                if why_not(property, self._plan, self.options.device) is None and property in PROPERTIES.values():
+                    asked.append(self._asked(property, self._runner)[0])
+        share = None if self.options.time_budget is None else self.budget.share
+        if self._jobs.begin(self._runner, asked, share):
+            self._shared = {one.property for one in asked}
+
+    def _asked(self, property: Property, runner: Runner) -> tuple[Wanted, list[str]]:
+        """Return what is to be tried of a property, and a message for each earlier case that cannot be tried."""
+        examples = affordable_examples(runner.capabilities, property.examples_in(self.options.suite))
+        if self.options.max_examples is not None:
+            examples = min(examples, self.options.max_examples)
+        earlier, passed_over = self._remembered(property, runner)
+        asked = Wanted(property=property.id, examples=examples, seed=self.options.seed, first=tuple(earlier))
+        return asked, passed_over
+
+    def _hunt(self, property: Property, runner: Runner, asked: Wanted) -> Hunt:
+        """Search for a violation of a property, in this process or in workers."""
+        if self._jobs is not None and property.id in self._shared:
+            return self._jobs.hunt(property.id, runner.log)
+        self.progress.start(self.implementation.name, property.id, asked.examples)
+        try:
+            return hunt(
+                property,
+                runner,
+                examples=asked.examples,
+                seed=asked.seed,
+                share=self.budget.share(),
+                progress=self.progress.step,
+                first=asked.first,
+                watched=self._simulated,
+            )
+        finally:
+            self.progress.stop()
 
     def try_property(self, property: Property) -> TriedProperty:
         """Try one property, report the result, and return it.
@@ -322,6 +386,7 @@ class ImplementationRun:
             outcome=outcome,
             world=self.world.name,
             undeclared=tuple(undeclared(self.implementation.capabilities)),
+            untried=tuple(untried(self._plan.declared, outcome.tried)),
             runs=runner.log.runs,
             seconds_inside=runner.log.seconds_inside,
         )
@@ -364,31 +429,16 @@ class ImplementationRun:
         options, event = self.options, self._untried(property)
         if (why := why_not(property, self._plan, options.device)) is not None:
             return PropertyOutcome(dataclasses.replace(event, reason=why))
-        examples = affordable_examples(runner.capabilities, property.examples_in(options.suite))
-        if options.max_examples is not None:
-            examples = min(examples, options.max_examples)
         beside = runner is not self._runner
-        earlier, passed_over = self._remembered(property, runner)
+        asked, passed_over = self._asked(property, runner)
         event = dataclasses.replace(event, passed_over=tuple(passed_over) or None)
-        self.progress.start(self.implementation.name, property.id, examples)
         try:
-            found = hunt(
-                property,
-                runner,
-                examples=examples,
-                seed=options.seed,
-                share=self.budget.share(),
-                progress=self.progress.step,
-                first=earlier,
-                watched=self._simulated,
-            )
+            found = self._hunt(property, runner, asked)
         except Exception as error:
             unavailable = isinstance(error, WorldUnavailable) and not isinstance(error, OurError)
             if beside and unavailable:  # nobody asked for the simulated world: the property is unsupported
                 return PropertyOutcome(dataclasses.replace(event, reason=f"needs the simulated world: {error}"))
             return _not_decided(event, error)
-        finally:
-            self.progress.stop()
         verdict: Verdict = "pass" if found.examples else "inconclusive"
         reason: str | None = None
         margin: float | None = found.margin
@@ -405,7 +455,7 @@ class ImplementationRun:
         if runner.log.refused and found.counterexample is None:
             verdict, reason = of_refusals(runner.log.refused, found.examples)
         if found.out_of_time and found.examples:
-            reason = f"the time budget ended after {found.examples} of {examples + len(earlier)} examples"
+            reason = f"the time budget ended after {found.examples} of {asked.examples + len(asked.first)} examples"
         if found.unfinished is not None:
             reason = f"the time budget ended {found.unfinished}"
         event = dataclasses.replace(
@@ -421,10 +471,13 @@ class ImplementationRun:
         )
         if options.baseline is not None:
             event = _expected(event, options.baseline, whole=not found.out_of_time)
+        tried = None
+        if found.examples:
+            tried = tried_event(found.tried, property, runner.capabilities, implementation=event.implementation)
         if found.counterexample is None:
-            return PropertyOutcome(event)
+            return PropertyOutcome(event, tried=tried)
         told = self._counterexample(property, found, found.counterexample, runner)
-        return PropertyOutcome(with_mishaps(event, found.mishaps), told)
+        return PropertyOutcome(with_mishaps(event, found.mishaps), told, tried)
 
     def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
         """Return cases that failed in earlier runs, to be tried first, and a message for each that cannot be tried."""
@@ -473,7 +526,7 @@ class ImplementationRun:
         )
         return dataclasses.replace(
             counterexample_event(shown, implementation=self.implementation.name, property=property.id),
-            takes=tuple(takes(shown.case)) if shown.smallest else (),
+            needs=shown.needs,
             region=None if region is None else region.told(),
             after=tuple(case.describe() for case in shown.after),
             shrunk_from=shown.first.describe(),

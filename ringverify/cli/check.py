@@ -18,6 +18,7 @@ from ringverify.check.option_table import ARGUMENTS, add_to
 from ringverify.check.options import CheckRequest, Subject, Unavailable, device_for
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import Event
+from ringverify.option_types import AUTO
 from ringverify.reports.command import Outputs, with_missing
 from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
@@ -56,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command and return its exit code."""
+    from ringverify.worlds.limits import cores
     from ringverify.worlds.processes import torchrun
     from ringverify.worlds.processes.rank import start_fork_server
     from ringverify.worlds.world import WorldUnavailable
@@ -73,22 +75,23 @@ def run(options: argparse.Namespace, console: Console) -> int:
         )
     # Before torch is imported, which takes seconds: a target is easily mistyped.
     _look(options.targets)
+    alone = options.jobs == 1 or (options.jobs in (None, AUTO) and cores() == 1)
     with contextlib.suppress(OSError):  # if it cannot be started, the first run that needs it says so
-        start_fork_server("ringverify.worlds.processes.contained")  # it imports torch while this process does
+        # It imports torch, and what workers need, while this process does.
+        start_fork_server("ringverify.worlds.processes.contained" if alone else "ringverify.check.units")
 
-    from ringverify.check.drawing import home_of_our_own
     from ringverify.check.run import check
 
     subjects = _subjects(options.targets, options.load_deadline, console)
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})
     asked = request.options(stop_early=options.exitfirst, verbose=options.verbose)
+    asked = dataclasses.replace(asked, jobs=None if options.jobs == AUTO else options.jobs)
     properties = request.properties()
     outputs = Outputs.of(options)
     outputs.look(written=[options.report] if options.report else [])
     terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
     events: list[Event] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(home_of_our_own())
         writer = stack.enter_context(ReportWriter(options.report)) if options.report else None
 
         def tell(event: Event) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ringverify.option_types import Renamed, count, names, positive
+from ringverify.option_types import AUTO, Renamed, count, jobs, names, positive
 from ringverify.words import legible_lines
 
 
@@ -39,7 +39,13 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="examples of each property (--variants: in all), at most",
     )
-    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes side by side (default: 1)")
+    parser.add_argument(
+        "--jobs",
+        type=jobs,
+        default=AUTO,
+        metavar="N|auto",
+        help="processes that try mutants side by side (default: auto, one for each core)",
+    )
     parser.add_argument("--json", dest="report", type=Path, metavar="FILE.json", help="add what is found to this file")
     parser.add_argument("--report", action=Renamed, now="--json")
     parser.add_argument("--table", type=Path, metavar="FILE.md", help="run nothing, make tables of the file of --json")
@@ -51,6 +57,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     del console
     from ringverify.lab.mutant_runs import MutantsRequest
     from ringverify.lab.mutant_runs import run as try_them
+    from ringverify.worlds.limits import cores
 
+    options.jobs = cores() if options.jobs == AUTO else options.jobs
     request = MutantsRequest(**{field.name: getattr(options, field.name) for field in fields(MutantsRequest)})
     return try_them(request, lambda text: print(legible_lines(text), flush=True))

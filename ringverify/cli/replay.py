@@ -14,7 +14,8 @@ from ringverify import targets
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile, trusting
-from ringverify.check.hunting import as_found, judged
+from ringverify.check.explaining import judged
+from ringverify.check.hunting import as_found
 from ringverify.check.planning import WorldName, find_device, open_world
 from ringverify.check.run import DEADLINES, counterexample_event
 from ringverify.confirm.script import snippet

@@ -1,16 +1,20 @@
 """Find the known fault that explains a failing case.
 
 Many faults return the same numbers on a small case: with one key, every mask is the same. A hypothesis therefore has to
-explain the smallest failing case, the case found first, and further cases like them; one wrong prediction rules it out.
-Of the hypotheses that remain, the simplest are named. If none remains, no cause is named.
+explain the smallest failing case, the case found first, and further cases like them; a wrong prediction of a failing
+case rules it out. Of the hypotheses that remain, the simplest are named. If none remains, no cause is named.
+
+A fault may be there only under a condition: on three ranks or more, under a causal mask. Then a hypothesis explains all
+cases that fail, and is wrong of cases that the implementation computes rightly. It is named with what those cases lack
+of what a case needs in order to fail.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, get_args
 
 from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
@@ -18,18 +22,24 @@ from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.fitting import on_some_ranks
+from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
+from ringverify.diagnosis.needs import Needs
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.standing import Standing
 from ringverify.diagnosis.where import Probe, locate, wrong_tensors
 from ringverify.events import TensorName, Where
+from ringverify.faults.fault import When
 from ringverify.implementation import Capabilities
 from ringverify.worlds.patience import Patience
 
 SECONDS = 4.0
 """Seconds for further cases that tell hypotheses apart; a case in a simulated world takes a hundredth of that."""
+
+LOOK = 16
+"""Hypotheses that are tried between two looks at the clock."""
 
 ALTERNATIVES = 2
 """Hypotheses that are named, at most, if no case tells them apart."""
@@ -73,6 +83,8 @@ def diagnose(
     tensor: TensorName | None = None,
     probe: Probe | None = None,
     differentiate: Callable[[Case], Observation] | None = None,
+    needs: Needs | None = None,
+    hypotheses: Sequence[Hypothesis] = HYPOTHESES,
     seconds: float = SECONDS,
 ) -> Diagnosis | None:
     """Name the hypothesis that explains a failing case and others like it.
@@ -86,6 +98,8 @@ def diagnose(
             leaves them out.
         differentiate: runs a case with gradients, if `observe` leaves them out: they may tell apart hypotheses that
             agree in out and lse.
+        needs: what the smallest case needs in order to fail, if that was found: the condition that a fault may have.
+        hypotheses: the faults that may be named, the first of those that explain the same cases first.
         seconds: time for running further cases; cases that are not reached by then are left out.
 
     Returns:
@@ -94,7 +108,7 @@ def diagnose(
     smallest = _seen(observe, cases[0], capabilities)
     if smallest is None or not (wrong := wrong_tensors(smallest)):
         return None
-    found = _named(observe, smallest, cases, capabilities, seconds, differentiate)
+    found = _named(observe, smallest, cases, capabilities, seconds, differentiate, needs, hypotheses)
     shown = tensor if tensor in wrong else wrong[0]
     if probe is None:
         return dataclasses.replace(found, where=locate(smallest, shown, ()))
@@ -110,51 +124,79 @@ def _named(
     capabilities: Capabilities,
     seconds: float,
     differentiate: Callable[[Case], Observation] | None,
+    needs: Needs | None,
+    known: Sequence[Hypothesis],
 ) -> Diagnosis:
     """Return a diagnosis with the hypotheses that explain all cases, without `where` and `region`."""
+    requires = () if needs is None else needs.requires
     # Extreme values hide a fault in rounding errors; shrinking left the smallest case with the simplest values.
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
     fits_it = dict.fromkeys(fitted(case, capabilities) for case in others)
     asked = [case for case in fits_it if case != cases[0] and _possible(case, capabilities)]
     asked.sort(key=_cost)  # many small cases tell more hypotheses apart than one large case
-    scenes: dict[Case, Scene | None] = {}
-
-    def scene_of(case: Case) -> Scene | None:
-        if case not in scenes:
-            scenes[case] = _seen(observe, case, capabilities)
-        return scenes[case]
-
     if not comparable(smallest):
         return Diagnosis(_without_digits(smallest))
-    differentiated = "dq" in smallest.tensors
-    for hypotheses in (HYPOTHESES, on_some_ranks(smallest)):
-        # Without gradients, a fault of one direction cannot be told from the same fault in both.
-        tried = (found for found in hypotheses if differentiated or found.when == "always")
-        left = [(found, residual) for found in tried if (residual := found.explains(smallest)) is not None]
-        # The cause that is named must not depend on the load of the machine.
-        patience, confirmed = Patience(seconds, [os.getpid()]), False
-        for number, case in enumerate(asked):
-            if not left or (number and patience.left() <= 0):
+    # Without gradients, a fault of one direction cannot be told from the same fault in both.
+    ways = ("always",) if "dq" not in smallest.tensors else get_args(When)
+    tried = [one for one in known if one.when in ways]
+    whole = [Standing(one, residual) for one in tried if (residual := one.explains(smallest)) is not None]
+    # The cause that is named must not depend on the load of the machine.
+    patience = Patience(seconds, [os.getpid()])
+    scenes = list(_answered(observe, asked, capabilities, patience))
+    # Failing cases rule out most hypotheses: those are asked first.
+    scenes.sort(key=lambda scene: not wrong_tensors(scene))
+    if cases[-1] != cases[0] and not (scenes and wrong_tensors(scenes[0])):
+        scenes += _answered(observe, cases[-1:], capabilities, patience)  # no other case failed; this one does
+
+    def in_part(hypotheses: Iterable[Alike]) -> Iterator[Standing]:
+        for number, alike in enumerate(hypotheses):
+            if number % LOOK == 0 and patience.left() <= 0:
+                return
+            if (residual := alike[0].explains(smallest)) is not None:
+                yield from (Standing(one, residual) for one in alike)
+
+    explaining = [one.hypothesis for one in whole]
+    stages: tuple[Callable[[], Iterable[Standing]], ...] = (
+        lambda: whole,
+        lambda: in_part(in_some_rows(tried, explaining, smallest)),
+        lambda: in_part(in_some_places(tried, smallest)),
+    )
+    for standing in stages:
+        left = list(standing())
+        for number, scene in enumerate(scenes):
+            if not left or (number and not wrong_tensors(scene) and patience.left() <= 0):
                 break
-            if (scene := scene_of(case)) is None or not comparable(scene):
-                continue  # it neither confirms nor rules out a hypothesis
-            if not _of_other_code(scene, cases[0]):
-                left = _still(left, scene)
-                confirmed = confirmed or bool(wrong_tensors(scene))
-        if left and not confirmed and cases[-1] != cases[0]:
-            scene = scene_of(cases[-1])
-            if scene is not None and comparable(scene):
-                left = _still(left, scene)  # no other case failed; this one does
-        if len(_apart(left)) > 1 and differentiate is not None:
-            left = _told_apart(left, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
-        if left:
-            found, residual = left[0]
-            told = [one.sentence(smallest) for one in _apart(left)[:ALTERNATIVES]]
-            text = "; or ".join(told) + f" (residual {residual:.0e})"
-            if advice := found.advised(smallest):
-                text += f". {advice}"
-            return Diagnosis(text, tuple(one for one, _ in left), residual)
+            left = [one for one in left if one.stands(scene, elsewhere=_of_other_code(scene, cases[0]))]
+        named = [told for one in left if (told := one.settled(smallest, requires)) is not None]
+        named.sort(key=lambda one: len(one.only))
+        if len(_apart(named)) > 1 and differentiate is not None:
+            named = _told_apart(named, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
+        named = named or [one.with_unknown_condition() for one in left if one.may_be]
+        if named:
+            return _told(named, smallest)
     return Diagnosis()
+
+
+def _answered(
+    observe: Callable[[Case], Observation], asked: Sequence[Case], capabilities: Capabilities, patience: Patience
+) -> Iterator[Scene]:
+    """Yield what is seen of cases, the first of them at least; of a case without digits nothing can be told."""
+    for number, case in enumerate(asked):
+        if number and patience.left() <= 0:
+            return
+        scene = _seen(observe, case, capabilities)
+        if scene is not None and comparable(scene):
+            yield scene
+
+
+def _told(named: list[Standing], smallest: Scene) -> Diagnosis:
+    """Return the diagnosis that names these hypotheses, the first ones in words."""
+    first = named[0]
+    text = "; or ".join(one.sentence(smallest) for one in _apart(named)[:ALTERNATIVES])
+    text += f" (residual {first.residual:.0e})"
+    if advice := first.hypothesis.advised(smallest):
+        text += f". {advice}"
+    return Diagnosis(text, tuple(one.hypothesis for one in named), first.residual)
 
 
 def _without_digits(scene: Scene) -> str:
@@ -177,32 +219,24 @@ def _of_other_code(scene: Scene, smallest: Case) -> bool:
 
 def _cost(case: Case) -> int:
     p = case.problem
-    return p.batch * p.heads * p.nq * p.nk * case.world_size
+    threads = 4 if case.sharding == "replicated_query" else 1  # its ranks cannot be predicted one after the other
+    return p.batch * p.heads * p.nq * p.nk * case.world_size * threads
 
 
-def _told_apart(left: list[tuple[Hypothesis, float]], scenes: list[Scene | None]) -> list[tuple[Hypothesis, float]]:
+def _told_apart(named: list[Standing], scenes: list[Scene | None]) -> list[Standing]:
     """Return the hypotheses that explain gradients too; all if none does, as gradients may have another fault."""
     for scene in scenes:
         if scene is not None and comparable(scene):
-            left = _still(left, scene) or left
-    return left
+            named = [one for one in named if one.stands(scene)] or named
+    return named
 
 
-def _apart(left: list[tuple[Hypothesis, float]]) -> list[Hypothesis]:
+def _apart(named: list[Standing]) -> list[Standing]:
     """Return the hypotheses without those that an earlier one covers."""
-    found: list[Hypothesis] = []
-    for hypothesis, _ in left:
-        if not any(earlier.covers(hypothesis) for earlier in found):
-            found.append(hypothesis)
-    return found
-
-
-def _still(left: list[tuple[Hypothesis, float]], scene: Scene) -> list[tuple[Hypothesis, float]]:
-    """Return the hypotheses that explain another case too, each with the larger of its residuals."""
-    found = []
-    for hypothesis, residual in left:
-        if (more := hypothesis.explains(scene)) is not None:
-            found.append((hypothesis, max(residual, more)))
+    found: list[Standing] = []
+    for one in named:
+        if not any(earlier.hypothesis.covers(one.hypothesis) for earlier in found):
+            found.append(one)
     return found
 
 
@@ -214,7 +248,11 @@ def _seen(observe: Callable[[Case], Observation], case: Case, capabilities: Capa
 def like(smallest: Case, first: Case) -> Iterator[Case]:
     """Yield cases like the smallest and the first: other inputs, one choice changed, or larger, to part hypotheses."""
     yield first.replace(values=smallest.values, seed=first.seed + 1)
+    yield first.replace(values="normal", seed=first.seed + 3)
+    yield smallest.replace(values="normal", seed=smallest.seed + 1)
+    yield smallest.replace(values="normal", cotangent="both")
     yield first.replace(values=smallest.values, world_size=1)
+    yield from _plainer(first.replace(values=smallest.values))
     yield from _varied(smallest, first.replace(values=smallest.values))
     if smallest.problem.documents is not None:
         third = first.problem.nq // 3
@@ -266,6 +304,26 @@ def _varied(smallest: Case, first: Case) -> Iterator[Case]:
             yield from _if_legal(
                 grown, dilation=Dilation(branches, heads=kept.heads, head_offset=kept.head_offset), seed=first.seed + 2
             )
+
+
+def _plainer(first: Case) -> Iterator[Case]:
+    """Yield the first case with one thing less that a fault may depend on: other faults may have it there too."""
+    p = first.problem
+    for name in ("window", "documents", "key_lengths", "softcap", "dilation", "key_heads", "value_dim"):
+        if getattr(p, name) is not None:
+            yield from _if_legal(first, **{name: None})
+    if p.batch > 1:
+        yield from _if_legal(first, batch=1, key_lengths=p.key_lengths and p.key_lengths[:1])
+    if p.nq != p.nk:
+        yield from _if_legal(first, query_length=p.nk, key_length=None)
+    if p.dtype != "float32":
+        yield from _if_legal(first, dtype="float32")
+    for size in {2, first.world_size - 1}:
+        if 1 < size != first.world_size:
+            yield from _if_legal(first, world_size=size)
+    even = -(-max(p.nq, p.nk) // (2 * first.world_size)) * 2 * first.world_size
+    if p.nq == p.nk != even:
+        yield from _if_legal(first, query_length=even, key_length=None)
 
 
 def _if_legal(case: Case, **changes: Any) -> Iterator[Case]:

@@ -1,40 +1,79 @@
-"""Known faults that only some of the ranks have: those on which a case is wrong."""
+"""Known faults that hold in part: in some rows of a result, on some blocks, in what some ranks add to gradients."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.limiting import AFTER_PARTS, BLOCKS, BLOCKWISE, RANKS, Limitable, limited
 from ringverify.diagnosis.misunderstood import LAYOUT
+from ringverify.diagnosis.reproducing import place_of
+from ringverify.diagnosis.rows import all_wrong
 from ringverify.diagnosis.scene import Scene
-from ringverify.diagnosis.where import wrong_elements
-from ringverify.events import TensorName
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.ring import BACKWARD, FORWARD
+
+Alike = Sequence[Hypothesis]
+"""Hypotheses that predict the same of a case."""
 
 
-def wrong_forward(scene: Scene) -> tuple[int, ...]:
-    """Return the ranks on which out or lse is wrong."""
-    return _wrong(scene, ("out", "lse"))
+def in_some_rows(known: Sequence[Hypothesis], explaining: Sequence[Hypothesis], scene: Scene) -> Iterator[Alike]:
+    """Yield hypotheses that are limited to the rows in which a case is wrong, and anew on every other case.
+
+    Args:
+        known: all hypotheses.
+        explaining: those that explain the case without a limit.
+        scene: the case.
+    """
+    for hypothesis in _that_may_be(explaining if all_wrong(scene) else known, scene):
+        if hypothesis not in LAYOUT:
+            yield [replace(hypothesis, rows=True)]
 
 
-def wrong_backward(scene: Scene) -> tuple[int, ...]:
-    """Return the ranks on which a gradient is wrong."""
-    return _wrong(scene, ("dq", "dk", "dv"))
+def in_some_places(known: Sequence[Hypothesis], scene: Scene) -> Iterator[Alike]:
+    """Yield hypotheses that are limited to some blocks; or, if gradients alone are wrong, to some ranks."""
+    if scene.replicated:
+        return
+    every = [(place_of(scene, rank), hop) for rank in range(scene.size) for hop in range(scene.size)]
+    by_blocks: dict[frozenset[tuple[int, int]], list[str]] = {}
+    for text, blocks in BLOCKS.items():
+        chosen = [(here.rank, hop) for here, hop in every if blocks(here, hop, (here.rank - hop) % here.size)]
+        by_blocks.setdefault(frozenset(chosen), []).append(text)
+    by_ranks: dict[frozenset[tuple[int, int]], list[str]] = {}
+    for text, ranks in RANKS.items():
+        held = [(here.rank, hop) for here, hop in every if here.rank in ranks(scene)]
+        by_ranks.setdefault(frozenset(held), []).append(text)
+    backward = _backward_alone(scene)
+    for hypothesis in _that_may_be(known, scene):
+        steps, more = hypothesis.steps, hypothesis.more
+        blockwise = steps.changed <= BLOCKWISE
+        if not blockwise and (not backward or steps.changed & AFTER_PARTS):
+            continue
+        adds_up = backward or not steps.changed & {"merge", "accumulate"}
+        fault = Limitable(scene, steps, backward=backward)
+        for places, texts in by_blocks.items() if blockwise else ():
+            if places and (not adds_up or fault.may_fit(places)):
+                limits = {text: limited(steps, BLOCKS[text]) for text in texts}
+                yield [
+                    replace(hypothesis, steps=some, more=f"{more}, {text}", scored=steps)
+                    for text, some in limits.items()
+                ]
+        for places, texts in by_ranks.items() if backward else ():
+            if places and fault.may_fit(places):
+                yield [replace(hypothesis, ranks=RANKS[text], more=f"{more}, {text}") for text in texts]
 
 
-def _wrong(scene: Scene, tensors: tuple[TensorName, ...]) -> tuple[int, ...]:
-    names = [name for name in tensors if name in scene.tensors]
-    return tuple(rank for rank in range(scene.size) if any(wrong_elements(scene, name, rank).any() for name in names))
+def _backward_alone(scene: Scene) -> bool:
+    return not {"out", "lse"} & set(wrong_tensors(scene))
 
 
-def on_some_ranks(scene: Scene) -> Iterator[Hypothesis]:
-    """Yield hypotheses that are limited to the ranks on which a case is wrong, and anew on every other case."""
-    if 0 < len(wrong_forward(scene)) < scene.size:
-        for hypothesis in HYPOTHESES:
-            if hypothesis.when == "always" and hypothesis.judge is None and hypothesis not in LAYOUT:
-                yield dataclasses.replace(hypothesis, ranks=wrong_forward)
-    if not wrong_forward(scene) and 0 < len(wrong_backward(scene)) < scene.size:
-        for hypothesis in HYPOTHESES:
-            if "returned_gradients" in hypothesis.steps.changed:
-                yield dataclasses.replace(hypothesis, ranks=wrong_backward)
+def _that_may_be(known: Sequence[Hypothesis], scene: Scene) -> Iterator[Hypothesis]:
+    """Yield the hypotheses of the direction in which a case is wrong that concern all blocks and cases."""
+    backward = _backward_alone(scene)
+    for hypothesis in known:
+        changed = hypothesis.steps.changed
+        alone = hypothesis.when == "backward" or changed <= BACKWARD
+        possible = backward or hypothesis.when == "always" or changed <= FORWARD
+        if possible and hypothesis.judge is None and not hypothesis.narrow and alone == backward:
+            yield hypothesis

@@ -20,6 +20,7 @@ from ringref.problem import DtypeName, Problem
 from ringref.rounding import LARGEST, UNDERFLOW, UNIT_ROUNDOFF, Allowed, allowed_error, margins, witness_bound
 from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.reproducing import NoPrediction
+from ringverify.diagnosis.rows import on_wrong_rows
 from ringverify.diagnosis.scene import Array, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -54,30 +55,32 @@ class Hypothesis(Cause):
 
     Attributes:
         ranks: the ranks of a case that have the fault; `None` is all.
+        rows: whether only those rows of a result have the fault that are wrong, whichever these are on a case.
+        scored: the steps from whose scores the allowed error is derived, where these are hidden in `steps`.
         judge: replaces the prediction by steps, for faults of rounding: returns the largest difference left, or `None`.
     """
 
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
+    rows: bool = False
+    scored: Steps | None = None
     judge: Callable[[Scene], float | None] | None = None
 
     def advised(self, scene: Scene) -> str:
         """Return what to try first in a case; empty if nothing is known."""
         return self.advice if isinstance(self.advice, str) else self.advice(scene)
 
-    def sentence(self, case: Scene | None = None) -> str:
-        """Return the fault as a sentence about a case, with its direction and ranks."""
-        if self.ranks is None or case is None:
-            return super().sentence(case)
-        ranks = self.ranks(case)
-        return f"{super().sentence(case)}, on rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} only"
+    @property
+    def partial(self) -> bool:
+        """Whether the fault is limited to some rows, blocks or ranks of a case, which were chosen so that it fits."""
+        return self.rows or self.ranks is not None or self.scored is not None
 
     def covers(self, other: Hypothesis) -> bool:
-        """Whether another hypothesis is a variant of this one, or the same fault in fewer directions or ranks."""
+        """Whether another hypothesis is a variant of this one, or the same fault in fewer directions."""
         return (
             self.says == other.says
             and self.more in ("", other.more)
             and self.when in ("always", other.when)
-            and self.ranks in (None, other.ranks)
+            and self.rows == other.rows
         )
 
     def explains(self, scene: Scene) -> float | None:
@@ -86,8 +89,8 @@ class Hypothesis(Cause):
             return self.judge(scene)
         if not comparable(scene):
             return None
-        steps = self.steps
-        if not _concerns(scene.problem, steps):
+        steps, hidden = self.steps, self.scored or self.steps
+        if not _concerns(scene.problem, hidden):
             return None if wrong_tensors(scene) else 0.0
         ranks = range(scene.size) if self.ranks is None else self.ranks(scene)
 
@@ -97,37 +100,57 @@ class Hypothesis(Cause):
 
         @functools.cache
         def limits() -> Allowed:
-            scoring = steps.changed & SCORING
-            return _limits_of(scene, lambda rank: steps if rank in ranks else STEPS) if scoring else scene.allowed
+            scoring = hidden.changed & SCORING
+            return _limits_of(scene, lambda rank: hidden if rank in ranks else STEPS) if scoring else scene.allowed
 
         def limits_in(direction: When) -> Callable[[], Allowed]:
             return limits if self.when in ("always", direction) else lambda: scene.allowed
 
-        exact = not steps.changed & SCORING.difference(reproducing.MASK)
+        exact = not hidden.changed & SCORING.difference(reproducing.MASK)
 
         def agrees(rank: int, results: Results) -> bool:
-            return all(_near(scene, name, rank, found, exact=exact) for name, found in results.items())
+            near = fitted(rank, results).items()
+            return all(_near(scene, name, rank, found, exact=exact) for name, found in near)
+
+        def fitted(rank: int, results: Results) -> Results:
+            return on_wrong_rows(scene, rank, results) if self.rows else results
+
+        def agree(found: list[Results], tensors: tuple[TensorName, ...], direction: When) -> float | None:
+            scene.shared["predicted", steps, tensors] = found
+            those = [fitted(rank, results) for rank, results in enumerate(found)]
+            return _agree(scene, those, tensors, limits_in(direction))
 
         def of_forward() -> tuple[list[reproducing.Forward], float] | None:
             wide = torch.float32 if self.overflows and scene.pipeline.sums == "float32" else torch.float64
             forwards = reproducing.forward(scene, steps_of("forward"), wide=wide, agrees=agrees)
-            left = _agree(scene, [one.results for one in forwards], ("out", "lse"), limits_in("forward"))
+            left = agree([one.results for one in forwards], ("out", "lse"), "forward")
             return None if left is None else (forwards, left)
 
         with np.errstate(all="ignore"):
             try:
-                if self.when == "backward" or steps.changed <= BACKWARD:
+                if alone := self.when == "backward" or hidden.changed <= BACKWARD:
                     explained = _right(scene)
                 else:
-                    explained = _shared(scene, ("forward", steps, tuple(ranks), self.overflows), of_forward)
+                    explained = _shared(scene, ("forward", steps, tuple(ranks), self.overflows, self.rows), of_forward)
                 if explained is None or "dq" not in scene.tensors:
                     return None if explained is None else explained[1]
+                if self.rows and not alone:
+                    return None  # what the backward starts from is not known
                 forwards, left = explained
                 results = reproducing.backward(scene, steps_of("backward"), forwards, agrees=agrees)
-                more = _agree(scene, results, ("dq", "dk", "dv"), limits_in("backward"))
+                more = agree(results, ("dq", "dk", "dv"), "backward")
             except NoPrediction:
                 return None
         return None if more is None else max(left, more)
+
+
+def predicted(scene: Scene, steps: Steps) -> list[Results]:
+    """Return what a hypothesis of these steps has predicted of a case, by rank; empty before it is compared."""
+    found: list[Results] = [{} for _ in range(scene.size)]
+    for tensors in (("out", "lse"), ("dq", "dk", "dv")):
+        for into, results in zip(found, scene.shared.get(("predicted", steps, tensors), found), strict=True):
+            into.update(results)
+    return found
 
 
 def _concerns(problem: Problem, steps: Steps) -> bool:

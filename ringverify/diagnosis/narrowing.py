@@ -3,7 +3,8 @@
 Rounding cannot be predicted digit by digit, so these hypotheses have no steps but a judge. What is computed in float32
 is returned as numbers that float32 holds, whatever their dtype, and is off by no more than float32 allows; a result
 that is wrong for another reason is neither. The same holds for a right result that is rounded to a narrower dtype than
-the one in which it is returned. Sums over ranks in the input dtype (`SUMMED`) are predicted by steps.
+the one in which it is returned. Where a coarser dtype holds the wrong numbers too, it is not this one that is named.
+Sums over ranks in the input dtype (`SUMMED`) are predicted by steps.
 """
 
 from __future__ import annotations
@@ -25,6 +26,20 @@ from ringverify.faults.ring import STEPS
 TENSORS: tuple[tuple[TensorName, ...], ...] = (("out", "lse"), ("dq", "dk", "dv"))
 
 
+COARSE = {"float32": 11, "float16": 8, "bfloat16": 4}
+"""Significant bits with which the numbers of a dtype are those of a coarser one: float16, bfloat16, an 8-bit dtype."""
+
+ENOUGH = 4
+"""Different wrong numbers of which it is no chance that a coarser dtype holds them all."""
+
+
+def _coarser(narrow: DtypeName, numbers: Array) -> bool:
+    """Whether a coarser dtype holds wrong numbers too, so that it would be too narrow a cause to name this one."""
+    some = np.unique(numbers[np.isfinite(numbers) & (numbers != 0)])
+    significands = np.ldexp(np.frexp(some)[0], COARSE[narrow])
+    return len(some) >= ENOUGH and bool((significands == np.rint(significands)).all())
+
+
 def _judge(narrow: DtypeName, tensors: tuple[TensorName, ...], *, computed: bool) -> Callable[[Scene], float | None]:
     """Judge whether these results were computed in a narrower dtype, or only rounded to it; the others are right."""
 
@@ -40,6 +55,7 @@ def _judge(narrow: DtypeName, tensors: tuple[TensorName, ...], *, computed: bool
 
     def judge(scene: Scene) -> float | None:
         worst, dtype = 0.0, scene.problem.dtype
+        off: list[Array] = []
         for name in scene.tensors:
             for rank in range(scene.size):
                 if name not in tensors or UNIT_ROUNDOFF[narrow] <= UNIT_ROUNDOFF[dtype]:
@@ -52,7 +68,8 @@ def _judge(narrow: DtypeName, tensors: tuple[TensorName, ...], *, computed: bool
                     if not (round_to(seen, narrow) == seen).all() or (margin > 1).any():
                         return None
                     worst = max(worst, float(np.abs(np.where(seen == true, 0.0, seen - true)).max(initial=0.0)))
-        return worst
+                    off.append(seen[wrong_elements(scene, name, rank)])
+        return None if off and _coarser(narrow, np.concatenate(off)) else worst
 
     return judge
 
@@ -76,7 +93,7 @@ SUMMED: list[Hypothesis] = [
 ]
 NARROWED: list[Hypothesis] = [
     found
-    for narrow in ("float32", "float16", "bfloat16")
+    for narrow in ("bfloat16", "float16", "float32")
     for found in (
         _narrowed(narrow, "inputs of a wider dtype are", (*TENSORS[0], *TENSORS[1])),
         _narrowed(narrow, "gradients of inputs of a wider dtype are", TENSORS[1]),

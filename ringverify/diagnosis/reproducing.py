@@ -390,27 +390,84 @@ def backward(
     if scene.replicated or any(steps.changed & WIRE_BACK for steps in every):
         return _run(scene, every, lambda rank, steps: checked(rank, *program(rank, steps)[1]), sent, WIRE_BACK)
 
-    parts: dict[tuple[int, int], Block] = {}
+    def summed(every: list[Steps], *, checking: bool) -> list[tuple[Here, Tensor, Block]]:
+        """Return each rank's dq, and the sums of dk and dv of its block."""
+        parts: dict[tuple[int, int], Block] = {}
 
-    def noted(rank: int, steps: Steps) -> tuple[Here, tuple[Tensor, ...]]:
-        """Return the rank's dq, and note its part in the gradient of each block."""
+        def noted(rank: int, steps: Steps) -> tuple[Here, tuple[Tensor, ...]]:
+            """Return the rank's dq, and note its part in the gradient of each block."""
 
-        def travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
-            parts[owner, hop] = part
-            return part
+            def travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+                parts[owner, hop] = part
+                return part
 
-        found = program(rank, replace(steps, travel=travel, returned_gradients=STEPS.returned_gradients))
-        if "returned_gradients" not in steps.changed and not agrees(rank, {"dq": _array(found[1][0])}):
-            raise NoPrediction
+            found = program(rank, replace(steps, travel=travel, returned_gradients=STEPS.returned_gradients))
+            if checking and "returned_gradients" not in steps.changed and not agrees(rank, {"dq": _array(found[1][0])}):
+                raise NoPrediction
+            return found
+
+        found = []
+        for rank, (here, gradients_here) in enumerate(_run(scene, every, noted, sent, WIRE_BACK)):
+            total = parts[rank, 0]
+            for hop in range(1, scene.size):
+                total = every[(rank + hop) % scene.size].add_part(hop, total, parts[rank, hop])
+            found.append((here, gradients_here[0], total))
         return found
 
+    if known is not None and all(steps.changed <= {"returned_gradients"} for steps in every):
+        sums = scene.once("sums", lambda: summed([STEPS] * scene.size, checking=False))
+    else:
+        sums = summed(every, checking=True)
     found = []
-    for rank, (here, gradients_here) in enumerate(_run(scene, every, noted, sent, WIRE_BACK)):
-        total = parts[rank, 0]
-        for hop in range(1, scene.size):
-            total = every[(rank + hop) % scene.size].add_part(hop, total, parts[rank, hop])
-        returned = every[rank].returned_gradients(here, gradients_here[0], *(x.to(here.dtype) for x in total))
+    for rank, (here, dq, total) in enumerate(sums):
+        returned = every[rank].returned_gradients(here, dq, *(x.to(here.dtype) for x in total))
         found.append(checked(rank, *returned))
+    return found
+
+
+def partials(scene: Scene, steps: Steps, rank: int) -> list[tuple[Array, Array]]:
+    """Return what a rank gets of each block, by hop: out `(B, H, S, E)` and lse `(B, H, S)`.
+
+    Raises:
+        NoPrediction: the ring of these steps fails.
+    """
+    here = place_of(scene, rank)
+    try:
+        with torch.no_grad():
+            q, blocks = STEPS.widen(here, _given(scene, rank)["q"]), _blocks(scene, [STEPS])
+            found = []
+            for hop in range(scene.size):
+                owner = (rank - hop) % scene.size
+                found.append(_wired(scene, steps).attend(_wired(scene, steps), here, hop, owner, q, blocks[owner]))
+    except Exception as error:
+        raise NoPrediction from error
+    return [(_array(out), _array(lse)) for out, lse in found]
+
+
+def parts(scene: Scene, steps: Steps) -> dict[tuple[int, int], Results]:
+    """Return what each rank adds to dq, and to dk and dv of the block of each hop, after a right forward.
+
+    Raises:
+        NoPrediction: the ring of these steps fails.
+    """
+    found: dict[tuple[int, int], Results] = {}
+    forwards = right(scene)
+
+    def program(rank: int, steps: Steps) -> None:
+        before, x = forwards[rank], _given(scene, rank)
+        here = replace(before.here, notes=dict(before.here.notes))
+
+        def add_dq(here: Here, hop: int, total: Tensor, part: Tensor) -> Tensor:
+            found[rank, hop] = {"dq": _array(part.transpose(1, 2))}
+            return total + part
+
+        def travel(steps: Steps, here: Here, hop: int, owner: int, carried: Block | None, part: Block) -> Block:
+            found[rank, hop] |= {"dk": _array(part.k), "dv": _array(part.v)}
+            return part
+
+        steps.backward(replace(steps, add_dq=add_dq, travel=travel), here, before.saved, x["dout"], x["dlse"])
+
+    _run(scene, [steps] * scene.size, program, lambda: _blocks(scene, [STEPS]), WIRE_BACK)
     return found
 
 

@@ -21,7 +21,7 @@ from ringverify.faults.fault import Cause, Mutant
 from ringverify.implementation import Implementation
 
 GROUPS = merging, masking, positions, scores, dilation, tensors, communication, gradients, precision, state
-"""The files of faults; of causes that explain the same numbers, that of the earlier file is named."""
+"""The files of faults; of causes that explain the same numbers and are as common, that of the earlier comes first."""
 
 
 def place(id: str) -> tuple[bool, str, int, str]:

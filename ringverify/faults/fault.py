@@ -109,12 +109,10 @@ class Faults:
     Attributes:
         mutants: by id, in the order in which they were added.
         causes: the plainest first.
-        named: the causes by their sentences, the first of those that share one.
     """
 
     mutants: dict[str, Mutant] = dataclasses.field(default_factory=dict)
     causes: list[Cause] = dataclasses.field(default_factory=list)
-    named: dict[str, Cause] = dataclasses.field(default_factory=dict)
 
     def add(
         self,
@@ -151,8 +149,15 @@ class Faults:
         self._mutant(id, Cause(says, steps, when, more), kind, claims)
 
     def mutant(self, id: str, says: str) -> None:
-        """Add a mutant that has the fault of a cause added before; the sentence is the cause's name."""
-        self._mutant(id, self.named[says], "value", EVERYTHING)
+        """Add a mutant that has the fault of a cause added before; the sentence is the cause's name.
+
+        Raises:
+            ValueError: no cause has this name, or several have, so that it does not say which one is meant.
+        """
+        found = [cause for cause in self.causes if cause.sentence() == says]
+        if len(found) != 1:
+            raise ValueError(f"mutant {id!r} needs one cause, and {len(found)} are called {says!r}")
+        self._mutant(id, found[0], "value", EVERYTHING)
 
     def _mutant(self, id: str, fault: Cause, kind: FaultKind, claims: Capabilities) -> None:
         if id in self.mutants:
@@ -182,6 +187,4 @@ class Faults:
             variants += [(on_blocks(steps, others=False), f"{more} on the own block", True)]
         for changed, end, some in variants:
             for when in directions(changed):
-                cause = Cause(says, changed, when, end, some, advice, overflows)
-                self.causes.append(cause)
-                self.named.setdefault(cause.sentence(), cause)
+                self.causes.append(Cause(says, changed, when, end, some, advice, overflows))

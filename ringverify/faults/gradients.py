@@ -181,8 +181,10 @@ PARTS: dict[str, Times] = {
     "lack the part of the last hop": lambda here, hop, owner: not 0 < hop == here.size - 1,
     "lack the part of hop 1": lambda here, hop, owner: hop != 1,
     "lack the part of hop 2": lambda here, hop, owner: hop != 2,
+    "lack the parts from hop 2 on": lambda here, hop, owner: hop < 2,
     "have the part of hop 1 twice": lambda here, hop, owner: 2 if hop == 1 else 1,
     "have the part of hop 2 twice": lambda here, hop, owner: 2 if hop == 2 else 1,
+    "have the parts from hop 2 on twice": lambda here, hop, owner: 2 if hop >= 2 else 1,
     "have the part of the last hop twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
     "have the rank's own part twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
     "are those of the last hop alone: nothing is added up": lambda here, hop, owner: (

@@ -122,6 +122,10 @@ FAULTS.cause(
 )
 FAULTS.add("O06", "the merged lse is the new block's", merging(lse=lambda a, b: b))
 FAULTS.add("O07", "the merged lse is the earlier one: it is never updated", merging(lse=lambda a, b: a))
+FAULTS.cause(
+    "the merge leaves a block out of lse where the block's own is the smaller one",
+    merging(lse=lambda a, b: torch.where(b < a, a, torch.logaddexp(a, b))),
+)
 FAULTS.cause("the merged lse is the mean of both", merging(lse=lambda a, b: (a + b) / 2))
 FAULTS.cause("the merged lse is the sum of both", merging(lse=lambda a, b: a + b))
 
@@ -207,7 +211,7 @@ for value in (-1e8, -1e9, -1e10, -1e30, torch.finfo(torch.float32).min):  # what
     FAULTS.cause(says, lse_of_blocks(taken(0.0, value)), overflows=True)
 FAULTS.cause("an lse of exactly 0 is taken for one that was not computed", lse_of_blocks(taken(0.0, -math.inf)))
 FAULTS.mutant("A4c", "a block without visible keys has lse -1e+08 instead of -inf")
-FAULTS.mutant("A6", "an lse of exactly 0 is taken for one that was not computed")
+FAULTS.add("A6", says, lse_of_blocks(taken(0.0, -1e8)), recognised=False)
 FAULTS.add(
     "A8a",
     "base-2 log-sum-exps of blocks are merged as natural ones",
@@ -274,6 +278,7 @@ BLOCKS: dict[str, Times] = {
     "the block of the last hop is counted twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
     "the block of hop 1 is never merged": lambda here, hop, owner: hop != 1,
     "the block of hop 2 is never merged": lambda here, hop, owner: hop != 2,
+    "the blocks from hop 2 on are never merged": lambda here, hop, owner: hop < 2,
     "the block of hop 1 is counted twice": lambda here, hop, owner: 2 if hop == 1 else 1,
     "the block of hop 2 is counted twice": lambda here, hop, owner: 2 if hop == 2 else 1,
     "the block of rank 0 is counted twice on every other rank": lambda here, hop, owner: 1 + (owner == 0 < here.rank),

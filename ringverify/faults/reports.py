@@ -119,8 +119,12 @@ TOLD_AS = {"R10": "F1b"}
 """Reports of a fault that behaves as another one, and the id of that."""
 
 
+OPERATOR = "by operator"
+"""The source of a fault that nobody has reported."""
+
+
 def source(id: str) -> str:
     """Return where the fault of a mutant was reported."""
     if id.startswith(("O", "R")):
-        return "by operator" if id[0] == "O" else f"report {id.rstrip('abcde')}"
+        return OPERATOR if id[0] == "O" else f"report {id.rstrip('abcde')}"
     return SOURCES.get(id) or SOURCES[id.rstrip("abcde")]

@@ -307,6 +307,16 @@ def last_tile(tile: int) -> Steps:
     return replace(STEPS, pattern=cut)
 
 
+def first_keys(limit: int) -> Steps:
+    """Attend only the first keys of each block, forward and backward alike."""
+
+    def cut(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+        m = multiplicity(steps, here, hop, owner)
+        return m * (torch.arange(m.size(3)) < limit)
+
+    return replace(STEPS, pattern=cut)
+
+
 def forgetting(tile: int, resets: Callable[[Here, int, Tensor], bool]) -> Steps:
     """Attend a block in tiles; a tile that `resets` loses what the tiles before it have added."""
 
@@ -358,6 +368,8 @@ for limit in TILES[1:]:
 for tile in TILES:
     says = f"a block of more than {tile} keys is attended in tiles of {tile}, and only its last tile counts"
     FAULTS.cause(says, last_tile(tile))
+for limit in TILES:
+    FAULTS.cause(f"keys past the first {limit} of a block are never attended", first_keys(limit))
 for tile in TILES:
     says = f"tiles of {tile} keys: every tile that is masked in part forgets the tiles before it"
     FAULTS.cause(f"own block in {says}", forgetting(tile, own_and_masked))

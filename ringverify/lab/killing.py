@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 from ringverify import targets
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
+from ringverify.check.units import Call
+from ringverify.check.workers import Workers
 from ringverify.errors import Inconclusive
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.lab.expected import Expected
@@ -137,12 +137,26 @@ def expected_kills(expected: Sequence[Expected], jobs: int) -> Iterator[Kill]:
 
 
 def side_by_side(work: Callable[[_Asked], _Told], over: Sequence[_Asked], jobs: int) -> Iterator[_Told]:
-    """Yield `work(item)` for each item, in order, computed in `jobs` processes."""
-    if jobs == 1:
-        yield from map(work, over)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(work, over)
+    """Yield `work(item)` for each item, in order, computed in `jobs` processes.
+
+    Raises:
+        Inconclusive: two processes that were given the same item have ended.
+    """
+    with contextlib.closing(Workers()) as workers:
+        if not workers.ready(min(jobs, len(over)), None):
+            yield from map(work, over)
+            return
+        for answer in workers.in_order([Call(_called, (work, item)) for item in over]):
+            if isinstance(answer, WorldUnavailable):
+                raise Inconclusive(str(answer))
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+
+
+def _called(_: None, argument: tuple[Callable[[_Asked], _Told], _Asked]) -> _Told:
+    work, item = argument
+    return work(item)
 
 
 def _first(effort: Effort, mutant: str) -> Kill:

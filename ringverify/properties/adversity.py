@@ -139,6 +139,7 @@ PROGRESS = Property(
     judge=_judge_progress,
     unsupported=always,
     simulated_only=True,
+    results=(),
 )
 DETERMINISM = Property(
     id="determinism",

@@ -53,6 +53,7 @@ INPUTS_UNTOUCHED = Property(
     judge=_judge_untouched,
     unsupported=always,
     applies=lambda case, c: within(case, c, _untouched(c)),
+    results=(),
 )
 STRIDED_INPUTS = Property(
     id="strided_inputs",

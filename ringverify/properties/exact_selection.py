@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import strategies as st
 
 from ringverify.cases.case import Case
+from ringverify.cases.choices import Choices, Maker
 from ringverify.cases.comparing import Right, allowed, answer, pipeline_of, worst
 from ringverify.cases.inputs import MOST_KEYS, selectable
 from ringverify.cases.running import Runner
@@ -45,11 +45,12 @@ def _selects(case: Case, c: Capabilities) -> bool:
     return case.values == "selectors" and selectable(case)
 
 
-def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    """Draw cases with a head dimension for every key, and without scale, softcap or shared dilation (not exact)."""
-    drawn = cases(c, Scope(values=("selectors",), world_sizes=_sizes(c), longest=16))
+def _cases(c: Capabilities) -> Maker[Case]:
+    """Make cases with a head dimension for every key, and without scale, softcap or shared dilation (not exact)."""
+    any_shapes = cases(c, Scope(values=("selectors",), world_sizes=_sizes(c), longest=16))
 
-    def fit(case: Case) -> Case:
+    def make(choices: Choices) -> Case:
+        case = any_shapes(choices)
         p = case.problem
         dilation = p.dilation if p.dilation is None or p.dilation.heads == "split" else None
         width = max(p.nk, p.head_dim)
@@ -57,7 +58,7 @@ def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
         plain = case.replace(scale=None, softcap=None, dilation=dilation, head_dim=width, value_dim=value_dim)
         return fitted(plain, c)
 
-    return drawn.map(fit)
+    return make
 
 
 def _sizes(c: Capabilities) -> tuple[int, ...]:
@@ -92,4 +93,5 @@ EXACT_SELECTION = Property(
     judge=_judge,
     unsupported=_too_narrow,
     applies=_selects,
+    results=("out", "dv"),
 )

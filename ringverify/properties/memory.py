@@ -7,15 +7,13 @@ addition, twice the positions per rank take at most twice the memory, so nothing
 from __future__ import annotations
 
 import math
-import random
-
-from hypothesis import strategies as st
 
 from ringref.problem import Problem
 from ringverify.cases.case import SEEDS, Case, why_unsupported
+from ringverify.cases.choices import Choices, Maker
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.shapes import fitted
-from ringverify.cases.strategies import declared_world_sizes, roots
+from ringverify.cases.strategies import declared_world_sizes
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, failed
 
@@ -75,21 +73,20 @@ def _peak(observation: Observation) -> int:
     return max(_peaks(observation), default=0)
 
 
-def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
+def _cases(c: Capabilities) -> Maker[Case]:
     dtype = "float32" if "float32" in c.dtypes else c.dtypes[0]
     size = max(_sizes(c))
     names = [sharding_name(sharding) for sharding in c.shardings]
     # Under replicated_query each rank holds all queries, and nothing is claimed: used only if nothing else is declared.
     sharded = [name for name in names if name != "replicated_query"] or names
 
-    def build(root: int) -> Case:
-        rng = random.Random(root)
-        sharding, causal = rng.choice(sharded), rng.choice(CAUSALS[c.causal])
+    def make(choices: Choices) -> Case:
+        sharding, causal = choices.among(sharded), choices.among(CAUSALS[c.causal])
         problem = Problem(query_length=size * POSITIONS, heads=2, head_dim=WIDTH // 2, dtype=dtype, causal=causal)
-        case = Case(problem=problem, sharding=sharding, world_size=size, seed=rng.randint(0, SEEDS - 1))
+        case = Case(problem=problem, sharding=sharding, world_size=size, seed=choices.integer(0, SEEDS - 1))
         return fitted(case, c, worlds=[2 * size])
 
-    return roots().map(build)
+    return make
 
 
 def _outweighs(case: Case, c: Capabilities) -> bool:
@@ -122,4 +119,5 @@ MEMORY = Property(
     unsupported=_not_claimed,
     simulated_only=True,
     applies=_outweighs,
+    results=(),
 )

@@ -8,22 +8,21 @@ running sum of two blocks raises it by half.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ringref.emulation import emulate
 from ringref.problem import DtypeName, Problem
 from ringref.rounding import Pipeline, precision_allowed, rms_error, unit_in_words
 from ringverify.cases.case import SEEDS, Case
-from ringverify.cases.comparing import allowed, answer, gathered, pipeline_of
+from ringverify.cases.choices import Choices, Maker
+from ringverify.cases.comparing import GRADIENTS, allowed, answer, gathered, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.cases.shapes import fitted
-from ringverify.cases.strategies import affordable_world_sizes, declared_world_sizes, roots
+from ringverify.cases.strategies import affordable_world_sizes, declared_world_sizes
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import CAUSALS, Judgement, Property, Violation, failed
@@ -125,15 +124,14 @@ def each_kind(c: Capabilities, dtype: DtypeName) -> list[Case]:
     return [_case(c, size, next(shardings), dtype, causal, dim, seed) for seed, (size, causal, dim) in enumerate(kinds)]
 
 
-def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    def build(root: int) -> Case:
-        rng = random.Random(root)
-        size, sharding = rng.choice(_sizes(c)), sharding_name(rng.choice(c.shardings))
-        dtype = rng.choice([dtype for dtype in LOW if dtype in c.dtypes])
-        causal, dim = rng.choice(CAUSALS[c.causal]), rng.choice(DIMS)
-        return _case(c, size, sharding, dtype, causal, dim, seed=rng.randint(0, SEEDS - 1))
+def _cases(c: Capabilities) -> Maker[Case]:
+    def make(choices: Choices) -> Case:
+        size, sharding = choices.among(_sizes(c)), sharding_name(choices.among(c.shardings))
+        dtype = choices.among([dtype for dtype in LOW if dtype in c.dtypes])
+        causal, dim = choices.among(CAUSALS[c.causal]), choices.among(DIMS)
+        return _case(c, size, sharding, dtype, causal, dim, seed=choices.integer(0, SEEDS - 1))
 
-    return roots().map(build)
+    return make
 
 
 def _in_low_precision(case: Case, c: Capabilities) -> bool:
@@ -156,4 +154,5 @@ PRECISION = Property(
     judge=_judge,
     unsupported=_full_precision_only,
     applies=_in_low_precision,
+    results=("out", *GRADIENTS),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-
-from hypothesis.strategies import SearchStrategy
+from typing import get_args
 
 from ringverify.cases.case import Case
+from ringverify.cases.choices import Maker
 from ringverify.cases.comparing import GRADIENTS, Finding, Right, worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.events import TensorName
@@ -90,24 +90,26 @@ class Property:
         id: its name on the command line and in reports.
         meaning: what must hold, in a sentence.
         examples: number of cases that the quick suite tries.
-        cases: a strategy that draws cases within declared capabilities, or a sweep that lists them.
+        cases: a maker of cases within declared capabilities, or a sweep that lists them.
         judge: runs a case and says whether the property holds on it.
         unsupported: why it does not apply to an implementation, or `None` if it does.
         simulated_only: whether it needs the simulated world, which can watch ranks and hold messages back.
         applies: whether a case can test it. This is asked of every case, whether drawn, shrunk, remembered or
             replayed, so that no violation comes from a case that the property is not about.
         compared: the cases whose results are compared with each other, the given case first.
+        results: the results that it judges, where they are declared; by default all.
     """
 
     id: str
     meaning: str
     examples: int
-    cases: Callable[[Capabilities], SearchStrategy[Case] | list[Case]]
+    cases: Callable[[Capabilities], Maker[Case] | list[Case]]
     judge: Callable[[Case, Runner], Judgement]
     unsupported: Callable[[Capabilities], str | None]
     simulated_only: bool = False
     applies: Callable[[Case, Capabilities], bool] = _any_case
     compared: Callable[[Case, Capabilities], list[Case]] = _itself
+    results: tuple[TensorName, ...] = get_args(TensorName)
 
     def examples_in(self, suite: Suite) -> int:
         """Return how many cases of this property a suite tries."""

@@ -80,4 +80,5 @@ TRAFFIC = Property(
     unsupported=needs("traffic", "neighbours"),
     simulated_only=True,
     applies=lambda case, c: within(case, c, _scope(c)),
+    results=(),
 )

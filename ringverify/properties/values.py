@@ -25,6 +25,7 @@ FORWARD = Property(
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=partial(judge_values, tensors=("out",), gradients=False),
     unsupported=always,
+    results=("out",),
 )
 LSE = Property(
     id="lse",
@@ -33,6 +34,7 @@ LSE = Property(
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=partial(judge_values, tensors=("lse",), gradients=False),
     unsupported=needs("lse"),
+    results=("lse",),
 )
 GRADIENTS_OF_OUT = Property(
     id="gradients",
@@ -41,6 +43,7 @@ GRADIENTS_OF_OUT = Property(
     cases=lambda c: cases(c, Scope(dtypes=widest(c))),
     judge=partial(judge_values, tensors=GRADIENTS, gradients=True),
     unsupported=_without_gradients,
+    results=GRADIENTS,
 )
 GRADIENTS_OF_LSE = Property(
     id="lse_gradient",
@@ -50,4 +53,5 @@ GRADIENTS_OF_LSE = Property(
     judge=partial(judge_values, tensors=GRADIENTS, gradients=True),
     unsupported=needs("lse_gradient"),
     applies=lambda case, c: within(case, c, _of_lse(c)),
+    results=GRADIENTS,
 )

@@ -6,9 +6,8 @@ hide a wrong result here.
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
 from ringverify.cases.case import Case, why_unsupported
+from ringverify.cases.choices import Choices, Maker
 from ringverify.cases.comparing import Right, allowed, allowed_between, gathered, pipeline_of, worst
 from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
@@ -51,14 +50,16 @@ def _one_world(c: Capabilities) -> str | None:
     return None if len(sizes) > 1 else f"runs on world size {', '.join(map(str, sizes))} only"
 
 
-def _cases(c: Capabilities) -> st.SearchStrategy[Case]:
-    """Draw cases whose shapes fit the smallest other world size too."""
+def _cases(c: Capabilities) -> Maker[Case]:
+    """Make cases whose shapes fit the smallest other world size too."""
     sizes = sorted(affordable_world_sizes(c, WORLD_SIZES))
+    any_shapes = cases(c, Scope(dtypes=widest(c)))
 
-    def fit(case: Case) -> Case:
+    def make(choices: Choices) -> Case:
+        case = any_shapes(choices)
         return fitted(case, c, worlds=[size for size in sizes if size != case.world_size][:1])
 
-    return cases(c, Scope(dtypes=widest(c))).map(fit)
+    return make
 
 
 WORLD_SIZE_INVARIANCE = Property(

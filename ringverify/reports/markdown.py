@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 
 from ringverify.events import PropertyOutcome
+from ringverify.reports.features import untried_line
 from ringverify.reports.results import ImplementationResult, Results
 from ringverify.reports.story import margin_text, replay_of, story_lines
 
@@ -20,6 +21,8 @@ MOST = 30
 def markdown(results: Results) -> str:
     """Return a table of verdicts, a matrix of properties, and each failure in a folded section."""
     blocks = [_verdicts(results), *(f"**{_text(line)}**" for line in results.unexpected)]
+    said = ((one, untried_line(one.verdict)) for one in results.implementations)
+    blocks += [f"{_text(one.name)}: {_text(line)}" for one, line in said if line is not None]
     if results.properties:
         blocks.append(_matrix(results))
     failures = [(one, outcome) for one in results.implementations for outcome in one.failures]

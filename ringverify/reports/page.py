@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringverify.events import CounterexampleEvent, PropertyOutcome, as_json
+from ringverify.reports.features import long_table, untried_line
 from ringverify.reports.picture import picture
 from ringverify.reports.results import ImplementationResult, Results
 from ringverify.reports.story import detail_lines, margin_text, replay_of, story
@@ -28,7 +29,7 @@ NAME = 36
 """Characters of a name above a column; a longer name is shortened in its middle."""
 
 LARGEST = 950_000
-"""Characters of a page above which pictures are made coarser and tracebacks shorter."""
+"""Bytes of a page above which pictures are made coarser and tracebacks shorter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +40,21 @@ class Detail:
         cells: about how many cells a picture has along an axis.
         letters: characters of a traceback.
         json: whether the case is shown as JSON too.
+        tried: whether the table of what was tried is shown.
     """
 
     cells: int
     letters: int
     json: bool = True
+    tried: bool = True
 
 
-DETAILS = (Detail(24, 1600), Detail(12, 800), Detail(6, 0, json=False))
+DETAILS = (
+    Detail(24, 1600),
+    Detail(12, 800),
+    Detail(6, 0, json=False, tried=False),
+    Detail(4, 0, json=False, tried=False),
+)
 
 
 def page(results: Results) -> str:
@@ -54,7 +62,7 @@ def page(results: Results) -> str:
     text = ""
     for detail in DETAILS:
         text = _page(results, detail)
-        if len(text) <= LARGEST:
+        if len(text.encode(errors="replace")) <= LARGEST:
             break
     return text
 
@@ -93,6 +101,8 @@ def _implementation(anchor: str, one: ImplementationResult, detail: Detail) -> d
         "short": one.name if len(one.name) <= NAME else f"{one.name[: NAME // 2]}…{one.name[-NAME // 2 + 1 :]}",
         "failures": [_failure(f"{anchor}-{outcome.id}", outcome, detail) for outcome in one.failures],
         "exchange": exchange,
+        "untried": untried_line(one.verdict, most=None),
+        "tried": None if one.tried is None or not detail.tried else long_table(one.tried),
     }
 
 

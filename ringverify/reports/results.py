@@ -16,6 +16,7 @@ from ringverify.events import (
     ImplementationVerdict,
     Kind,
     PropertyOutcome,
+    TriedEvent,
     outcomes_of,
 )
 from ringverify.reports.jsonl import ReportError, read_report
@@ -59,6 +60,7 @@ class ImplementationResult:
         header: the header of the run.
         outcomes: its properties by id, in the order in which they were tried.
         exchange: the event of its traffic and memory, if that was asked for.
+        tried: what its examples were, if the report says so.
     """
 
     name: str
@@ -66,10 +68,11 @@ class ImplementationResult:
     header: HeaderEvent
     outcomes: dict[str, PropertyOutcome]
     exchange: ExchangeEvent | None = None
+    tried: TriedEvent | None = None
 
     @property
     def where(self) -> str:
-        """For a pass, the world it was reached in and the worlds it was not tried in; "" for other verdicts."""
+        """For a pass, where it is one, where it is none, and how much was not tried; "" for other verdicts."""
         return self.verdict.reached + self.verdict.not_reached
 
     @property
@@ -157,9 +160,12 @@ def results_of(events: Sequence[Event], source: Source | None = None) -> Results
         if name not in verdicts:
             raise ReportError(f"{where}: no verdict on {name!r}")
     exchanges = {event.implementation: event for event in events if isinstance(event, ExchangeEvent)}
+    tried = {event.implementation: event for event in events if isinstance(event, TriedEvent)}
     (header,) = (event for event in events if isinstance(event, HeaderEvent))
     implementations = tuple(
-        ImplementationResult(_named(name, label), verdict, header, outcomes.get(name, {}), exchanges.get(name))
+        ImplementationResult(
+            _named(name, label), verdict, header, outcomes.get(name, {}), exchanges.get(name), tried.get(name)
+        )
         for name, verdict in verdicts.items()
     )
     order = _merged([list(mine) for mine in outcomes.values()])

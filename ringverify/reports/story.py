@@ -18,6 +18,9 @@ FAR_BEYOND = 1e12
 LINES = ("detail", "printed")
 """Fields whose texts may have several lines; every other text is made one line."""
 
+UNKNOWN = "Cause unknown. Add print() to your function and run the replay line below: it shows what each rank prints"
+"""What to do about a failure of unknown cause."""
+
 Shown = TypeVar("Shown", bound=Event)
 
 
@@ -65,6 +68,8 @@ def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
         rows += zip(("where", ""), event.where.text, strict=False)
     if event.refused is not None:
         rows.append(("also", f"{event.refused.summary}, on {event.refused.case_text}"))
+    if event.needs is not None and (event.needs.complete or event.needs.requires or event.needs.irrelevant):
+        rows.append(("needs", str(event.needs)))
     if event.diagnosis is not None:
         rows.append(("cause", event.diagnosis))
     if event.declare is not None:
@@ -72,8 +77,8 @@ def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
     hints = [f"{hint.property}: {hint.text}" if hint.property else hint.text for hint in event.hints or ()]
     rows += zip(["beside", *[""] * len(hints)], hints, strict=False)
     unexplained = event.diagnosis is None and event.tensor is not None and not hints and event.declare is None
-    if unexplained and event.takes is not None:
-        rows.append(("next", unknown(event.takes)))
+    if unexplained and event.needs is not None:
+        rows.append(("next", UNKNOWN))
     if event.tried:
         margins = ""
         if event.first_margin is not None and event.tensor is not None:
@@ -94,15 +99,6 @@ def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
 def repeated(event: CounterexampleEvent) -> str:
     """Describe in one line a failure that is the same as another property's."""
     return f"{event.same_as}: {event.summary or ''}; {replay_of(event)}"
-
-
-def unknown(takes: Sequence[str]) -> str:
-    """Say what to do about a failure of unknown cause, and what a case must have to show it."""
-    told = "Cause unknown. "
-    if takes:
-        listed = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
-        told += f"The smallest failing case needs {listed}. "
-    return told + "Add print() to your function and run the replay line below: it shows what each rank prints"
 
 
 def worst_element(event: CounterexampleEvent) -> str:

@@ -16,7 +16,9 @@ from ringverify.events import (
     HeaderEvent,
     ImplementationEvent,
     PropertyEvent,
+    TriedEvent,
 )
+from ringverify.reports.features import NAMED, Table, short_tables, untried_line
 from ringverify.reports.story import DETAIL_LINES, detail_lines, margin_text, repeated, shown, story
 from ringverify.words import PRINTED, legible, plural
 
@@ -37,7 +39,7 @@ class Terminal:
 
     Args:
         console: where to print.
-        verbose: print full tracebacks, every failure in full, and what ranks printed.
+        verbose: print full tracebacks, every failure in full, what was tried, and what ranks printed.
         printed: print what ranks printed, also where `verbose` is false.
         quiet: print only the verdicts, and the properties that did not pass or were cut short.
     """
@@ -48,6 +50,7 @@ class Terminal:
         self.quiet = quiet
         self._with_printed = printed or verbose
         self._named = ""
+        self._worked = 0.0
 
     def tell(self, event: Event) -> None:
         """Print an event."""
@@ -62,6 +65,9 @@ class Terminal:
                 self._property(event)
             case CounterexampleEvent():
                 self._counterexample(event)
+            case TriedEvent() if self.verbose:
+                for one in short_tables(event):
+                    self._table(one)
             case ImplementationEvent():
                 self._implementation(event)
             case ExchangeEvent():
@@ -92,6 +98,7 @@ class Terminal:
 
     def _property(self, event: PropertyEvent) -> None:
         verdict = event.verdict
+        self._worked += event.seconds
         unremarkable = verdict == "unsupported" or (verdict == "pass" and event.reason is None)
         if self.quiet and unremarkable and event.unexpected is None:
             return
@@ -122,6 +129,7 @@ class Terminal:
 
     def _implementation(self, event: ImplementationEvent) -> None:
         seconds = max(event.seconds or 0.0, 1e-9)
+        worked, self._worked = max(self._worked, seconds), 0.0  # longer, if properties were tried side by side
         kinds = {**dict.fromkeys(STYLES, ""), "fail": f" ({event.known} known)" if event.known else ""}
         counts = ", ".join(
             f"{count} {kind}{kinds.get(kind, '')}" for kind, count in (event.properties or {}).items() if count
@@ -136,7 +144,7 @@ class Terminal:
         if self.quiet:
             return
         if event.examples:
-            inside = 100 * (event.seconds_inside or 0.0) / seconds
+            inside = 100 * (event.seconds_inside or 0.0) / worked
             beside = "" if event.simulated_runs is None else f" and {event.simulated_runs} of the simulated one"
             self._line(
                 f"  {event.examples} {plural('example', event.examples)} in {event.runs} "
@@ -145,8 +153,31 @@ class Terminal:
                 f"{inside:.0f} % of the time inside the implementation",
                 "dim",
             )
+        if (untried := untried_line(event, most=None if self.verbose else NAMED)) is not None:
+            more = len(event.untried or ()) > NAMED and not self.verbose
+            self._line(f"  {untried}{' with -v' if more else ''}", "dim")
         if event.undeclared:
             self._line(f"  not declared, so not tested: {', '.join(event.undeclared)}", "dim")
+
+    def _table(self, table: Table) -> None:
+        """Print how many examples had features together: values of columns below their dimensions."""
+        first = max((len(row.line.label) for row in table.rows), default=0)
+        heads, values, widths = f"  {'tried':{first}}     all", " " * (first + 10), []
+        for place, column in enumerate(table.columns):
+            head = "" if place and table.columns[place - 1].dimension == column.dimension else column.dimension
+            value = column.value or ""
+            widths.append(max(len(head), len(value), 3) + 2)
+            heads, values = heads + head.rjust(widths[-1]), values + value.rjust(widths[-1])
+        for line in (heads, values):
+            if line.strip():
+                self._line(line.rstrip(), "dim")
+        for row in table.rows:
+            cells = zip(row.cells, widths, strict=True)
+            counts = [("" if cell is None else str(cell)).rjust(width) for cell, width in cells]
+            while counts and not counts[-1].strip():
+                counts.pop()
+            styles = ("yellow" if count.strip() == "0" else "dim" for count in counts)
+            self._print((f"  {row.line.label:{first}}{row.examples:>8}", "dim"), *zip(counts, styles, strict=True))
 
     def _exchange(self, event: ExchangeEvent) -> None:
         self._line(f"  exchanged on {event.case_text}", "dim")

@@ -80,7 +80,7 @@ class ConformanceResult:
         device: device of the tensors.
         suite: smoke, quick, full or nightly.
         seed: decided which cases were tried.
-        elsewhere: for a pass, a text on the worlds in which it was not tried; "" for other verdicts.
+        elsewhere: for a pass, a text on where it is none and on features that were not tried; "" for other verdicts.
         properties: the result of each property, by id.
         events: all events of the run, as in a report.
     """

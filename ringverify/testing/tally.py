@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from ringverify.check.counting import joined
 from ringverify.check.outcome import LOADS, ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.errors import Inconclusive
 from ringverify.events import HeaderEvent, ImplementationEvent, Known, as_json, from_json
+from ringverify.reports.features import untried_line
 from ringverify.reports.jsonl import ReportWriter
 
 INCONCLUSIVE = Inconclusive.exit_code
@@ -126,6 +128,9 @@ class Tally:
                     header = all_of[0].header
                     said = {name: getattr(header, name) for name in self._settings}
                     own = {name: value for name, value in said.items() if value != self._settings[name]}
+                    name, found = all_of[0].name, (one.tried.outcome.tried for one in all_of)
+                    if (features := joined(found, implementation=name)) is not None:
+                        self._writer.write(features)
                     self._writer.write(dataclasses.replace(_implementation(all_of), **own))
                 outcomes = [self._outcome(all_of) for all_of in self._tested.values()]
                 known = self._baseline or any(outcome.known for outcome in outcomes)
@@ -142,6 +147,8 @@ class Tally:
             where = [] if first.tried.verdict.property == LOADS else [f"{event.world} world", first.header.device]
             how = ", ".join([*where, f"suite {first.header.suite}, seed {first.header.seed}"])
             yield event.verdict, f"{first.name}: {event.verdict}: {counts}{known}; {how}{event.not_reached}"
+            if (untried := untried_line(event)) is not None:
+                yield "", f"  {untried}"
             if event.undeclared:
                 yield "", f"  not declared, so not tested: {', '.join(event.undeclared)}"
         if self._writer is not None and self._nothing_to_report():

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-from ringverify.check.drawing import home_of_our_own
-
 
 @contextlib.contextmanager
 def undisturbed(folder: Path) -> Iterator[None]:
@@ -28,7 +26,6 @@ def undisturbed(folder: Path) -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         stack.enter_context(torch.device("cpu"))
         stack.enter_context(torch.inference_mode(False))  # this turns gradients on too, even under no_grad
-        stack.enter_context(home_of_our_own())
         stack.enter_context(warnings.catch_warnings())
         warnings.resetwarnings()  # under -W error, a warning of a library that ringverify uses would end the run
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ringverify.errors import UsageError
-from ringverify.option_types import names
+from ringverify.option_types import AUTO, jobs, names
 from ringverify.reports.command import Outputs, add_outputs, with_missing
 from ringverify.reports.terminal import ProgressBar, Terminal
 from ringverify.words import say_on
@@ -54,6 +55,13 @@ def add_parser(commands: Any) -> None:
     )
     check.add_argument("--device", help="device of a target's tensors (default: cpu; nccl world: cuda)")
     check.add_argument(
+        "--jobs",
+        type=jobs,
+        metavar="N|auto",
+        help="processes that try vectors on a target side by side, in the simulated world (default: auto, one for each "
+        "core, fewer for few vectors)",
+    )
+    check.add_argument(
         "--report", type=Path, metavar="FILE.jsonl", help="write the result of each vector as JSON lines"
     )
     add_outputs(check)
@@ -92,14 +100,17 @@ def _brought_along() -> Path:
 
 def _check(options: argparse.Namespace, console: Console) -> int:
     from ringverify.describing import describe
+    from ringverify.worlds.processes.rank import start_fork_server
 
     if not options.target:
-        for name in ("world", "device"):
+        for name in ("world", "device", "jobs"):
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} is for a --target: name one, or leave it out")
         return _look(options, console)
     if options.world == "nccl" and options.device not in (None, "cuda"):
         raise UsageError(f"--device {options.device}: in the nccl world each rank has a GPU of its own; leave it out")
+    with contextlib.suppress(OSError):  # if it cannot be started, the first run that needs it says so
+        start_fork_server("ringverify.worlds.processes.contained" if options.jobs == 1 else "ringverify.check.units")
     # A mistyped target is reported before torch is imported, which takes seconds.
     implementations = [describe(target) for target in options.target]
 
@@ -115,6 +126,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
         ids=options.ids,
         world=options.world,
         device=options.device or ("cuda" if options.world == "nccl" else "cpu"),
+        jobs=None if options.jobs == AUTO else options.jobs,
     )
     subjects = [Subject(*pair) for pair in zip(options.target, implementations, strict=True)]
     record = Recorded(options.report, Outputs.of(options))

@@ -6,15 +6,19 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ringverify.cases.case import Undeclared
-from ringverify.cases.running import Runner
+from ringverify.cases.running import RunLog, Runner
 from ringverify.cases.tensorfile import Tensor
+from ringverify.check.jobs import WORTH_A_WORKER, setup_of
 from ringverify.check.options import Subject
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.check.planning import RunPlan, WorldName, find_device, open_world, planned
-from ringverify.check.run import DEADLINES, named_apart, undeclared
+from ringverify.check.run import DEADLINES, named_apart, not_side_by_side, undeclared
+from ringverify.check.units import Call, without_history
+from ringverify.check.workers import Workers
 from ringverify.events import CounterexampleEvent, PropertyEvent, PropertyOutcome, Verdict
 from ringverify.properties.property import Judgement, Violation
 from ringverify.reports.progress import Progress
@@ -23,7 +27,11 @@ from ringverify.vectors.index import Index
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story
 from ringverify.vectors.trying import Trial, trial, tried
+from ringverify.worlds.limits import cores
 from ringverify.worlds.world import World, WorldUnavailable
+
+PIECE = 16
+"""Vectors that a worker tries at once, at most."""
 
 SHOWN = 5
 """Failing vectors of an implementation that the terminal shows in full; the others are only named."""
@@ -37,11 +45,13 @@ class VectorOptions:
         ids: these vectors only; `None` means all.
         world: where ranks run; `None` chooses a world by what the implementation declares.
         device: device of the tensors.
+        jobs: processes that try vectors side by side; `None` is one for each core, fewer for few vectors.
     """
 
     ids: tuple[str, ...] | None = None
     world: WorldName | None = None
     device: str = "cpu"
+    jobs: int | None = None
 
 
 def run(
@@ -75,11 +85,14 @@ def run(
         for subject in subjects
     ]
     find_device(asked.device)
+    not_side_by_side(plans, asked.jobs)
     record(begun(asked.device))
     outcomes = []
-    for plan in plans:
-        with contextlib.closing(open_world(plan.world)) as world:
-            outcomes.append(_VectorRun(found, plan, world, asked, tell, progress, record).outcome(stories, tensors))
+    with contextlib.closing(Workers(progress.loading)) as workers:
+        for plan in plans:
+            with contextlib.closing(open_world(plan.world)) as world:
+                one = _VectorRun(found, plan, world, asked, tell, progress, record, workers)
+                outcomes.append(one.outcome(stories, tensors))
     footer = footer_event(outcomes, baseline=False)
     record(footer)
     return footer.exit_code
@@ -137,6 +150,63 @@ class _Totals:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Topic:
+    """The vectors of one topic, and what is to be run of them."""
+
+    name: str
+    stories: list[Story]
+    runner: Runner
+    tallies: dict[str, _Totals]
+    trials: list[Trial]
+
+    def pieces(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[Call]:
+        """Return its trials as units for workers."""
+        cut = [self.trials[start : start + PIECE] for start in range(0, len(self.trials), PIECE)]
+        return [Call(_try_piece, (piece, {one.story.id: tensors[one.story.id] for one in piece})) for piece in cut]
+
+
+_Judged = tuple[Judgement, float]
+
+
+def _try_piece(
+    runner: Runner, argument: tuple[list[Trial], dict[str, Mapping[str, Tensor]]]
+) -> tuple[list[_Judged], WorldUnavailable | None, RunLog]:
+    """Try some vectors, until the world is unavailable, if it is."""
+    trials, tensors = argument
+    seen: list[_Judged] = []
+    ended = None
+    try:
+        seen.extend(_one_by_one(trials, tensors, runner))
+    except WorldUnavailable as error:
+        ended = WorldUnavailable(str(error), error.detail)
+    return seen, ended, without_history(runner.log)
+
+
+def _one_by_one(
+    trials: Sequence[Trial], tensors: Mapping[str, Mapping[str, Tensor]], runner: Runner
+) -> Iterator[_Judged]:
+    for one in trials:
+        since = time.monotonic()
+        judgement = tried(one, tensors[one.story.id], runner)
+        yield judgement, time.monotonic() - since
+
+
+def _by_workers(topic: _Topic, pieces: Sequence[Call], answers: Iterator[Any]) -> Iterator[_Judged]:
+    """Yield what `_one_by_one` would; of the answers to all units, exactly those to `pieces` are taken."""
+    ended: Exception | None = None
+    for _ in pieces:
+        answer = next(answers)
+        if ended is None and isinstance(answer, Exception):
+            ended = answer
+        elif ended is None:
+            seen, ended, log = answer
+            topic.runner.log.add(log)
+            yield from seen
+    if ended is not None:
+        raise ended
+
+
 @dataclasses.dataclass
 class _VectorRun:
     found: Index
@@ -146,24 +216,25 @@ class _VectorRun:
     tell: Tell
     progress: Progress
     record: Tell
+    workers: Workers
     shown: int = 0
     recorded: list[TriedProperty] = dataclasses.field(default_factory=list)
 
     def outcome(self, stories: Sequence[Story], tensors: Mapping[str, Mapping[str, Tensor]]) -> ImplementationOutcome:
         implementation, started = self.plan.implementation, time.monotonic()
-        topics = list(dict.fromkeys(story.topic for story in stories))
+        names = list(dict.fromkeys(story.topic for story in stories))
+        topics = [self._topic(name, [story for story in stories if story.topic == name]) for name in names]
+        work = [topic.pieces(tensors) for topic in topics]
+        trials = sum(len(topic.trials) for topic in topics)
+        jobs = min(cores(), trials // WORTH_A_WORKER) if self.asked.jobs is None else self.asked.jobs
+        setup = setup_of(topics[0].runner) if topics else None
+        side_by_side = setup is not None and self.workers.ready(jobs, setup)
+        answers = self.workers.in_order([piece for pieces in work for piece in pieces]) if side_by_side else iter(())
         seen = []
-        for topic in topics:
-            runner = Runner(
-                implementation,
-                self.world,
-                target=self.plan.target,
-                device=self.asked.device,
-                most_ranks=self.plan.most_ranks,
-                deadline=DEADLINES[self.world.name],
-            )
-            event = self._topic(topic, [story for story in stories if story.topic == topic], tensors, runner)
-            seen.append(self._tried(event, runner.log.runs, runner.log.seconds_inside))
+        for topic, pieces in zip(topics, work, strict=True):
+            judged = _by_workers(topic, pieces, answers)
+            event = self._told(topic, judged if side_by_side else _one_by_one(topic.trials, tensors, topic.runner))
+            seen.append(self._tried(event, topic.runner.log.runs, topic.runner.log.seconds_inside))
         seconds = time.monotonic() - started
         for tell, told in ((self.tell, seen), (self.record, self.recorded)):
             tell(implementation_event(told, implementation=implementation.name, asked=len(told), seconds=seconds))
@@ -178,22 +249,30 @@ class _VectorRun:
             seconds_inside=seconds_inside,
         )
 
-    def _topic(
-        self, topic: str, stories: list[Story], tensors: Mapping[str, Mapping[str, Tensor]], runner: Runner
-    ) -> PropertyEvent:
-        """Try the vectors of one topic, send all their events, and return the event of the topic."""
-        name, started = runner.implementation.name, time.monotonic()
+    def _topic(self, name: str, stories: list[Story]) -> _Topic:
+        runner = Runner(
+            self.plan.implementation,
+            self.world,
+            target=self.plan.target,
+            device=self.asked.device,
+            most_ranks=self.plan.most_ranks,
+            deadline=DEADLINES[self.world.name],
+        )
         tallies = {story.id: _Totals.of(story, runner) for story in stories}
-        trials = [one for tally in tallies.values() for one in tally.asked]
+        return _Topic(name, stories, runner, tallies, [one for tally in tallies.values() for one in tally.asked])
+
+    def _told(self, topic: _Topic, judged: Iterator[_Judged]) -> PropertyEvent:
+        """Try the vectors of one topic, send all their events, and return the event of the topic."""
+        runner, tallies, trials = topic.runner, topic.tallies, topic.trials
+        name, started = runner.implementation.name, time.monotonic()
         reason = _left_out([why for tally in tallies.values() for why in tally.left_out])
         verdict: Verdict = "unsupported"
         examples, margin, ended = 0, None, None
-        self.progress.start(name, topic, len(trials))
+        self.progress.start(name, topic.name, len(trials))
         try:
-            for one in trials:
-                since = time.monotonic()
-                judgement = tried(one, tensors[one.story.id], runner)
-                tallies[one.story.id].add(one, judgement, time.monotonic() - since)
+            for judgement, took in judged:
+                one = trials[examples]
+                tallies[one.story.id].add(one, judgement, took)
                 examples += 1
                 self.progress.step(examples)
         except WorldUnavailable as error:
@@ -209,13 +288,15 @@ class _VectorRun:
         if verdict == "fail":
             reason = f"wrong: {' '.join(failed)}" + (f"; {reason}" if reason else "")
         seconds = time.monotonic() - started
-        event = property_event(name, topic, verdict, examples=examples, seconds=seconds, margin=margin, reason=reason)
+        event = property_event(
+            name, topic.name, verdict, examples=examples, seconds=seconds, margin=margin, reason=reason
+        )
         self.tell(event)
         for one, violation in failed.values() if verdict == "fail" else ():
             if self.shown < SHOWN:
                 self.shown += 1
                 self.tell(self._counterexample(one, violation))
-        for number, story in enumerate(stories):
+        for number, story in enumerate(topic.stories):
             self._record(story, tallies[story.id], ended, None if number else runner)
         return event
 

@@ -5,7 +5,10 @@ Reaching a limit says nothing about the implementation. Importing this module do
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
+import os
 import resource
 from pathlib import Path
 from typing import Literal
@@ -108,3 +111,16 @@ def _number(file: str) -> int | None:
         return int(Path(file).read_text())
     except (OSError, ValueError):
         return None
+
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""The processor time that a container may use: "max 100000", or microseconds in each period of so many."""
+
+
+def cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = QUOTA.read_text().split()
+        found = min(found, math.ceil(int(quota) / int(period)))
+    return max(1, found)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -116,10 +117,11 @@ def test_a_folder_given_as_a_page_is_taken_for_a_site_with_a_word(ringverify):
 def test_quiet_prints_what_did_not_pass_and_the_verdicts(ringverify):
     """Of a conformant implementation one line."""
     right = (miniature("right:attend"), "--only", "forward,lse", "--max-examples", 2, "-q")
-    assert (
-        ringverify("check", *right).out
-        == "right: conformant in the simulated world: 1 pass, 1 unsupported; not run on gloo\n"
+    told = (
+        "right: conformant in the simulated world: 1 pass, 1 unsupported; not run on gloo; "
+        "N declared features not tried\n"
     )
+    assert re.sub(r"\d+ declared", "N declared", ringverify("check", *right).out) == told
     outcome = ringverify("check", WRONG[0], "--only", "forward,inputs_untouched", "--max-examples", 2, "--quiet")
     lines = outcome.out.strip().splitlines()
     assert lines[0] == "wrong scale"
@@ -161,10 +163,11 @@ def test_a_project_says_in_pyproject_how_it_is_checked(ringverify, monkeypatch):
     """From any folder below; paths are those of the file."""
     Path("attend.py").write_text(Path(miniature("right:").removesuffix(":")).read_text())
     written(TABLE)
-    assert ringverify("check").out == "right: conformant in the simulated world: 2 pass; not run on gloo\n"
+    told = ringverify("check").out
+    assert told.startswith("right: conformant in the simulated world: 2 pass; not run on gloo; ")
     Path("below").mkdir()
     monkeypatch.chdir("below")
-    assert ringverify("check").out == "right: conformant in the simulated world: 2 pass; not run on gloo\n"
+    assert ringverify("check").out == told
 
 
 def test_the_command_line_wins(ringverify):

@@ -94,7 +94,9 @@ def test_a_pass_says_in_which_world_it_is_one_and_that_it_was_not_run_on_gloo(ri
     assert told["world"] == world
     assert told["not_run_in"] == (["gloo"] if world == "simulated" else [])
     elsewhere = "; not run on gloo" if world == "simulated" else ""
-    assert f"  conformant in the {world} world: 1 pass{elsewhere}\n" in outcome.out
+    untried = f"; {len(told['untried'])} declared features not tried"
+    assert f"  conformant in the {world} world: 1 pass{elsewhere}{untried}\n" in outcome.out
+    assert {"world size 3-4", "world size 5-8"} <= {*told["untried"]}
 
 
 SAMPLE = ("ring", "allgather", "ringverify.faults.ring:PLAIN", "mutant:A1", "mutant:D1", "mutant:G1")

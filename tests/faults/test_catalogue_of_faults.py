@@ -91,6 +91,17 @@ def test_two_mutants_of_one_id_are_refused():
         faults.add("O1", "other", STEPS)
 
 
+def test_a_mutant_by_the_name_of_a_cause_needs_one_cause_of_that_name():
+    """None, or two that share a sentence, do not say which fault is meant."""
+    faults = fault.Faults()
+    faults.cause("lse is merged wrongly", replace(STEPS, merge=lambda a, b: a))
+    faults.mutant("O1", "lse is merged wrongly")
+    faults.cause("lse is merged wrongly", replace(STEPS, merge=lambda a, b: b))
+    for says, count in (("lse is merged wrongly", 2), ("lse is forgotten", 0)):
+        with pytest.raises(ValueError, match=f"mutant 'O2' needs one cause, and {count} are called '{says}'"):
+            faults.mutant("O2", says)
+
+
 def test_a_fault_is_recognised_in_every_direction_in_which_it_is_another():
     """What one direction runs alone has no direction; a fault of the mask may be on some blocks only."""
     faults = fault.Faults()

@@ -32,6 +32,21 @@ def test_the_test_file_is_a_test_file(theirs):
     assert ran.counts() == {"passed": 3}
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "counts"),
+    [
+        ("", "", {"passed": 2}),
+        pytest.param("(distance >= -left)", "(distance > -left)", {"failed": 2}, marks=pytest.mark.nightly),
+    ],
+)
+def test_the_example_of_strategies_holds_its_function_to_the_oracle(right, wrong, counts, tmp_path):
+    """It passes as it is, and both of its tests notice a window that is one key short."""
+    text = (ROOT / "docs" / "examples" / "test_with_strategies.py").read_text(encoding="utf-8")
+    project = Project(tmp_path)
+    project.write(test_with_strategies=text.replace(right, wrong))
+    assert project.pytest_apart("-v").counts() == counts
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.nightly
 def test_the_commands_are_what_people_can_type(command, theirs):

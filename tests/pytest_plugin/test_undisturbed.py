@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import configuration
 
 from ringverify.testing.undisturbed import undisturbed
 
@@ -19,7 +18,6 @@ def settings():
         "device": torch.get_default_device().type,
         "gradients": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        "home": getattr(configuration, "__hypothesis_home_directory"),
         "errors": any(action == "error" for action, *_ in warnings.filters),
     }
 
@@ -29,14 +27,12 @@ def changed(request, tmp_path, monkeypatch):
     """A process in which all of it is changed."""
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float64)
-    configuration.set_hypothesis_home_dir(tmp_path / "theirs")
     try:
         with torch.device("meta"), getattr(torch, request.param)(), warnings.catch_warnings():
             warnings.simplefilter("error")
             yield settings()
     finally:
         torch.set_default_dtype(torch.float32)
-        configuration.set_hypothesis_home_dir(None)
 
 
 @pytest.mark.parametrize("ends", ["well", "badly"])
@@ -50,7 +46,6 @@ def test_a_run_has_the_settings_of_a_fresh_process(changed, ends, tmp_path_facto
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass
-    assert within.pop("home") != changed["home"]
     assert within == {
         "folder": folder,
         "dtype": torch.float32,

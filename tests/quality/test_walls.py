@@ -29,6 +29,7 @@ FLOORS = {
     "ringverify.cases": 3,
     "ringverify.faults": 3,
     "ringverify.peers": 3,
+    "ringverify.strategies": 3,
     "ringverify": 2,
     "ringverify.describing": 2,
     "ringverify.implementation": 2,

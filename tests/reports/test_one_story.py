@@ -14,7 +14,9 @@ from ringverify.reports.results import results_of
 NAME = "wrong_ring.attend"
 HINT = {"property": "hazards", "text": "rank 1 read a buffer before its receive completed"}
 FIRST = sample.counterexample(
-    NAME, "forward", diagnosis=None, hints=[HINT], takes=["2 ranks"], printed=[{"rank": 0, "text": "hop 1\n"}],
+    NAME, "forward", diagnosis=None, hints=[HINT],
+    needs={"requires": ["at least 2 ranks"], "irrelevant": [], "complete": True},
+    printed=[{"rank": 0, "text": "hop 1\n"}],
     first_margin=3.0, same_as=None,
 )  # fmt: skip
 AGAIN = FIRST | {"property": "gradients", "same_as": "forward", "file": "a folder/again.json"}

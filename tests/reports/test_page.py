@@ -47,6 +47,7 @@ class Elements(HTMLParser):
 RESULTS = results_of(sample.typed(sample.everything()))
 TEXT = page(RESULTS)
 ELEMENTS = Elements(TEXT)
+ROW = r"<tr[^>]*><th scope=\"row\">([^<]+)</th>(.*?)</tr>"
 
 
 def test_the_page_is_well_formed():
@@ -95,6 +96,20 @@ def test_every_failure_has_its_story_its_picture_its_case_and_its_replay_line():
     assert TEXT.count('<svg class="map"') == 4
     assert "on rank 0 the part of rank 2's keys (hop 1) is missing" in ELEMENTS.text
     assert "baseline known.toml: determinism passes" in ELEMENTS.text
+
+
+def test_what_was_tried_is_a_table_in_which_zeros_are_marked():
+    """A row a feature, with its examples; blank where no example can have both. What was not tried is named above."""
+    assert "Declared but in no example, so not tested: world size 3-4, softcap." in ELEMENTS.text
+    (found,) = re.findall(r'<table class="tried">.*?</table>', TEXT, re.DOTALL)
+    heads = re.findall(r"<span>([^<]+)</span></th>", found)
+    assert heads == ["examples", "world size 1", "world size 2", "not causal", "causal", "window"]
+    rows = {name: re.findall(r"<td( class=\"zero\")?>(\d*)</td>", row) for name, row in re.findall(ROW, found)}
+    assert list(rows) == [*heads[1:5], "window left", "forward", "gradients"]
+    assert [number for _, number in rows["world size 1"]] == ["10", "", "", "4", "6", "0"]
+    assert [number for _, number in rows["forward"]] == ["20", "5", "15", "8", "12", "3"]
+    zeros = [(name, number) for name, cells in rows.items() for marked, number in cells if marked]
+    assert zeros == [("world size 1", "0"), ("window left", "0")]
 
 
 def test_text_is_taken_for_text():

@@ -211,7 +211,7 @@ def test_toml_that_takes_the_square_of_its_length_is_refused(line, tmp_path):
     assert "implementation is missing" in refusal("baseline", path)
 
 
-NOT_ASKED_FOR = ("detail", "shrunk_from", "hints", "takes", "not_run", "undeclared", "world", "meaning")
+NOT_ASKED_FOR = ("detail", "shrunk_from", "hints", "needs", "not_run", "undeclared", "world", "meaning")
 
 
 @pytest.mark.parametrize("field", NOT_ASKED_FOR)

@@ -72,11 +72,12 @@ def test_a_long_text_keeps_its_beginning_and_its_end():
 def evil(value):
     """An event whose free texts mean harm."""
     fields = ("implementation", "summary", "case_text", "diagnosis", "reason", "meaning", "shrunk_from", "device")
-    several = ("after", "takes", "undeclared", "not_run_in")
+    several = ("after", "undeclared", "not_run_in")
     return {
         name: [f"{one} {EVIL}" for one in inner] if name in several
         else EVIL + "\n" + EVIL if name == "detail"
         else {**inner, "text": [EVIL]} if name == "where" and inner
+        else {"requires": [EVIL], "irrelevant": [EVIL], "complete": False} if name == "needs" and inner
         else {"reason": EVIL, "link": "https://example.org/" + EVIL} if name == "known" and isinstance(inner, dict)
         else f"{EVIL}{inner}" if name in fields and isinstance(inner, str)
         else inner

@@ -89,14 +89,16 @@ NAN = counterexample(
 EXACT = counterexample(
     "masked_rows", rank=0, tensor="out", index=[0, 1, 0, 0], position=1, actual=1e-8, expected=0.0, error=1e-8,
     allowed=0.0, margin="inf", wrong={"0": 1}, of=2, summary="out is wrong on rank 0: 1 of 2 elements",
-    takes=["2 ranks", "2 tokens", "a causal mask"], first_margin=120.0,
+    needs={"requires": ["causal", "at least 2 ranks"], "irrelevant": ["dtype", "shapes"], "complete": True},
+    first_margin=120.0,
     where=NOWHERE | {"text": ["out, rank 0 query 1 (position 1), head 0 of 2"]},
 )  # fmt: skip
 BESIDE = counterexample(
     "forward", rank=0, tensor="out", index=[0, 0, 0, 0], position=0, actual=-0.5, expected=0.0, error=0.5,
     allowed=1.1e-5, margin=44300.0, wrong={"0": 1, "1": 1}, of=2, summary="out is wrong on ranks 0, 1: 2 of 2 elements",
     hints=[{"property": "hazards", "text": "rank 1 read the buffer of its receive from rank 0 before it completed"}],
-    takes=["2 ranks", "2 tokens"], first_margin=1.5e36, printed=[{"rank": 1, "text": "shape [1, 2]\nhop 1\n"}],
+    needs={"requires": [], "irrelevant": ["ranks"], "complete": False}, first_margin=1.5e36,
+    printed=[{"rank": 1, "text": "shape [1, 2]\nhop 1\n"}],
 )  # fmt: skip
 AGAIN = BESIDE | {"property": "chunk_boundaries", "same_as": "forward"}
 BOTH_NAN = NAN | {"expected": "nan"}
@@ -128,6 +130,22 @@ REFUSED = {
     "case_text": "1 rank n=2 batch=1 heads=1 dim=1 float32 contiguous values=normal seed=0 schedule=0",
 }
 STACKED = "a gathered tensor that does not lie along the first axis: all_gather_into_tensor of [2, 3] into [2, 2, 3]"
+
+TRIED = {
+    "event": "tried", "implementation": "my_package.ring.attend",
+    "features": {
+        "world size": {"1": 10, "2": 30}, "sharding": {"zigzag": 40}, "causal": {"no": 16, "yes": 24},
+        "window": {"left": 6, "no": 32, "right": 2}, "key_lengths": {"no": 25, "yes": 15}, "property": {"forward": 40},
+    },
+    "pairs": [
+        "", "", "10 30", "4 12 16", "6 18 24", "0 6 6 0 6", "10 22 32 16 16", "0 2 2 0 2",
+        "5 20 25 12 13 6 18 1", "5 10 15 4 11 0 14 1", "10 30 40 16 24 6 32 2 25 15",
+    ],
+}  # fmt: skip
+UNTRIED = [
+    "world size 3-4", "world size 5-8", "dtype bfloat16", "dilation split", "dilation shared", "gqa", "value_dim",
+    "scale", "documents", "softcap", "uneven", "empty_shards", "subgroups", "lse_gradient",
+]  # fmt: skip
 
 RUNS = {
     "conformant": [
@@ -195,6 +213,12 @@ RUNS = {
             seconds_inside=1.0,
         ),
     ],
+    "untried": [
+        HEADER,
+        row("forward", "pass", examples=40, seconds=4.25, margin=0.0123),
+        TRIED,
+        *end("conformant", {"pass": 1}, examples=40, runs=40, seconds=4.25, seconds_inside=1.0, untried=UNTRIED),
+    ],
     "inconclusive": [
         HEADER,
         row("forward", "pass", examples=57, seconds=3.0, margin=0.5, reason="the time budget ended after 57 of 200"),
@@ -251,6 +275,13 @@ def test_verbose_shows_every_failure_in_full_and_what_ranks_printed():
     text = printed(RUNS["same"], verbose=True)
     assert_as_recorded("same_verbose", text)
     assert text.count("printed by rank 1\n        | shape [1, 2]\n        | hop 1\n") == 2
+
+
+def test_verbose_shows_what_was_tried_and_names_all_that_was_not():
+    """A table of features by layout, and one of constraints by one another."""
+    text = printed(RUNS["untried"], verbose=True)
+    assert_as_recorded("untried_verbose", text)
+    assert " more" not in text
 
 
 def test_lines_are_not_wrapped_where_a_reader_would_cut_them():

@@ -58,7 +58,7 @@ def test_a_training_step_needs_nothing_of_the_suite(tmp_path: Path) -> None:
 
 def test_a_module_that_is_missing_would_be_noticed() -> None:
     """The gate can close: the suite itself does not come through it."""
-    ended = run(without(ABSENT) + "import ringverify.cases.strategies")
+    ended = run(without(ABSENT) + "import ringverify.strategies")
     assert ended.returncode == 1
     assert "hypothesis" in ended.stderr
 

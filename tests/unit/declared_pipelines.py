@@ -32,8 +32,9 @@ from ringref.problem import DtypeName, Problem
 from ringref.rounding import HOLDING, Pipeline, allowed_error, margins
 from ringref.sharding import key_positions
 from ringverify.cases.case import Case
+from ringverify.cases.choices import SeededChoices
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
-from ringverify.cases.strategies import GENERAL_VALUES, Scope, case_from
+from ringverify.cases.strategies import GENERAL_VALUES, Scope, case_of
 from ringverify.implementation import Capabilities
 from ringverify.properties.extremes import LARGE
 
@@ -341,9 +342,11 @@ def described(pipeline: Pipeline) -> str:
     return f"{pipeline.dtype}, sums {pipeline.accumulates}, P {pipeline.probabilities}, reduces {pipeline.reduces}"
 
 
-def accusations(dtype: DtypeName, number: int) -> Iterator[tuple[Pipeline, str]]:
-    """What is held against right pipelines of the declarations for a dtype, on the case of that number."""
-    case = case_from(number, EVERYTHING, dataclasses.replace(SCOPES[number % 2], dtypes=(dtype,)))
+def accusations(dtype: DtypeName, number: int, case: Case | None = None) -> Iterator[tuple[Pipeline, str]]:
+    """What is held against right pipelines of the declarations for a dtype, on the case of that number, or another."""
+    if case is None:
+        scope = dataclasses.replace(SCOPES[number % 2], dtypes=(dtype,))
+        case = case_of(SeededChoices(number), EVERYTHING, scope)
     small = number % SMALL == SMALL - 1
     inputs = shrunk(case) if small else make_inputs(case)
     for place, pipeline in enumerate(one for one in DECLARATIONS if one.dtype == dtype):

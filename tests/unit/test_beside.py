@@ -8,7 +8,6 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.check import beside as subject
-from ringverify.check.explaining import takes
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.property import Judgement, Violation
 from ringverify.properties.values import FORWARD
@@ -40,14 +39,3 @@ def test_a_message_left_over_is_told(monkeypatch):
 def test_what_is_known_and_what_is_slow_is_not_told(monkeypatch, reason):
     """Wrong values beside wrong values, and a deadline that is shorter than usual."""
     assert found_beside(monkeypatch, reason) == []
-
-
-def test_what_a_smallest_case_takes_is_what_the_simplest_has_not():
-    """One of everything takes nothing."""
-    assert takes(Case(problem=Problem(query_length=1, head_dim=1), world_size=1)) == []
-    case = Case(problem=Problem(query_length=5, key_length=7, heads=2, head_dim=3, causal=True), world_size=2)
-    assert takes(case) == ["2 ranks", "5 queries", "7 keys", "2 heads", "head_dim 3", "a causal mask"]
-    held = CASE.replace(delayed=(1,), transport="rendezvous", group="offset", memory="strided")
-    found = takes(held)
-    assert found[-3:] == ["an offset group", "messages held back", "sends that wait for their receive"]
-    assert found[-4] == "strided inputs"

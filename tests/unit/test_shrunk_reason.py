@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from ringverify.cases.running import Runner
-from ringverify.check.hunting import hunt, judged
+from ringverify.check.explaining import judged
+from ringverify.check.hunting import hunt
 from ringverify.faults.ring import PLAIN
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES

@@ -60,3 +60,9 @@ def test_without_a_budget_nothing_ends():
     for _ in range(3):
         assert whole.share() == ENDLESS
     assert math.isinf(ENDLESS.late)
+
+
+def test_properties_that_are_tried_side_by_side_have_longer_shares(clock):
+    """Four in 30 s, two at a time, have 15 s each, and never more than there is."""
+    whole = Budget(30, 4)
+    assert [whole.share(2).until for _ in range(4)] == [115, 120, 130, 130]

@@ -21,13 +21,14 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Protocol
 
 from ringverify.worlds import reproducible, whose
 from ringverify.worlds.foreign_text import stacks_of
 from ringverify.worlds.limits import too_many
 from ringverify.worlds.processes.blame import is_importing, main_thread
-from ringverify.worlds.processes.server import CACHE, SOCKETS
+from ringverify.worlds.processes.server import SOCKETS
 from ringverify.worlds.processes.wire import (
     Died,
     Event,
@@ -183,10 +184,7 @@ class LocalRank:
     """
 
     def __init__(self, seat: Seat, directory: str, program_module: str) -> None:
-        try:
-            context = multiprocessing.get_context("forkserver")
-        except ValueError:
-            raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
+        context = _context()
         start_fork_server(program_module)
         # These import torch, which a tool that only uses other worlds does not need. The fork server does so meanwhile.
         from ringverify.worlds.processes.keeper import keep
@@ -200,18 +198,9 @@ class LocalRank:
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self._worker: int | None = None
         self._was_ours = True
-        self._process = context.Process(
-            target=keep,
-            args=(seat, directory, theirs, printing, lifeline),
-            name=f"ringverify {seat.backend} rank {seat.rank} of {seat.world_size}",
-            daemon=True,
-        )
-        with theirs, printing, lifeline, _unknown_main(), _interrupts_held_back():
-            try:
-                self._process.start()
-            except ConnectionRefusedError:  # a program has just killed the fork server, which is about to be noticed
-                time.sleep(GRACE_SECONDS / 10)
-                self._process.start()
+        name = f"ringverify {seat.backend} rank {seat.rank} of {seat.world_size}"
+        with theirs, printing, lifeline:
+            self._process = started(keep, (seat, directory, theirs, printing, lifeline), name)
         os.set_blocking(self._output.fileno(), False)
 
     @property
@@ -300,6 +289,30 @@ class LocalRank:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def _context() -> ForkServerContext:
+    try:
+        return multiprocessing.get_context("forkserver")
+    except ValueError:
+        raise WorldUnavailable("ranks as processes need a fork server, which this platform lacks") from None
+
+
+def started(target: Callable[..., object], arguments: tuple[Any, ...], name: str) -> ForkServerProcess:
+    """Start a process from the fork server, which must have been started, and return it.
+
+    Raises:
+        WorldUnavailable: this platform has no fork server.
+        OSError: the process could not be started.
+    """
+    process = _context().Process(target=target, args=arguments, name=name, daemon=True)
+    with _unknown_main(), _interrupts_held_back():
+        try:
+            process.start()
+        except ConnectionRefusedError:  # a program has just killed the fork server, which is about to be noticed
+            time.sleep(GRACE_SECONDS / 10)
+            process.start()
+    return process
+
+
 def start_fork_server(program_module: str) -> None:
     """Start the process that imports torch once for all ranks, unless it runs already; do not wait for the import.
 
@@ -338,7 +351,7 @@ def _sockets_named() -> Iterator[None]:
         _SOCKET_FOLDERS.add((os.getpid(), folder))
     # One that was inherited is the parent's, which still needs it when this process has ended.
     own = [folder] if (os.getpid(), folder) in _SOCKET_FOLDERS else []
-    os.environ[SOCKETS] = "\n".join([str(os.getpid()), *own, CACHE])
+    os.environ[SOCKETS] = "\n".join([str(os.getpid()), *own])
     try:
         yield
     finally:

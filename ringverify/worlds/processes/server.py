@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import shutil
 import signal
 import sys
-import tempfile
 from types import TracebackType
 
 SOCKETS = "RINGVERIFY_FORK_SERVER_SOCKETS"
 """Environment variable with the tool's process id and its directories, a line each; set while the server starts."""
-
-CACHE = os.path.join(tempfile.gettempdir(), f"ringverify-hypothesis-{secrets.token_hex(8)}")
-"""Where Hypothesis may keep its files while the tool runs; Hypothesis makes the directory."""
 
 
 def _remove(folders: list[str], server: int, tool: int) -> None:

@@ -12,7 +12,8 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
 from ringverify.check.casefile import save
 from ringverify.check.drawing import drawn
-from ringverify.check.hunting import Counterexample, hunt, judged
+from ringverify.check.explaining import judged
+from ringverify.check.hunting import Counterexample, hunt
 from ringverify.cli.replay import replay
 from ringverify.faults.ring import EVERYTHING
 from ringverify.implementation import Capabilities, Implementation

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.shapes import fitted
-from ringverify.cases.strategies import Scope, cases
 from ringverify.implementation import Capabilities
 from ringverify.ring.declared import ring
+from ringverify.strategies import cases
 
 PLAIN = Case(problem=Problem(query_length=4), world_size=2)
 
 
 @settings(max_examples=200)
-@given(cases(ring.capabilities, Scope(cotangents=("out", "lse", "both"), memory=("contiguous", "expanded"))))
+@given(cases(ring.capabilities, cotangents=("out", "lse", "both"), memory=("contiguous", "expanded")))
 def test_a_case_survives_json(case):
     """What `to_json` writes, `from_json` reads back as an equal case with the same identity."""
     again = Case.from_json(json.loads(json.dumps(case.to_json())))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.shrinking import shrink
-from ringverify.cases.strategies import Scope, cases
 from ringverify.implementation import Capabilities
 from ringverify.ring.declared import ring
+from ringverify.strategies import cases
 
 LARGE = Case(
     problem=Problem(
@@ -115,7 +115,7 @@ def test_the_budget_ends_shrinking_and_is_told():
 
 
 @settings(max_examples=60)
-@given(cases(ring.capabilities, Scope()), st.integers(0, 3))
+@given(cases(ring.capabilities), st.integers(0, 3))
 def test_shrinking_always_ends_with_a_case_that_fails(case, salt):
     """Under an arbitrary but fixed rule of failing, no proposal is malformed and the result still fails."""
 

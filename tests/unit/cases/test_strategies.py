@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from drawn_features import WAYS, counted, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringref.pattern import multiplicity
 from ringverify.cases.case import COTANGENTS, MEMORY, Case, why_unsupported
+from ringverify.cases.choices import Maker, SeededChoices
 from ringverify.cases.inputs import make_inputs, selectable
 from ringverify.cases.strategies import GENERAL_VALUES, Scope, cases, widest
 from ringverify.implementation import Capabilities
@@ -16,6 +18,7 @@ from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.chunk_boundaries import sweep
 from ringverify.properties.world_size_invariance import other_world
 from ringverify.ring.declared import ring
+from ringverify.strategies import made
 
 FLAGS = (
     "gqa", "value_dim", "scale", "window", "documents", "key_lengths", "cross_lengths", "softcap", "uneven_segments",
@@ -55,7 +58,7 @@ def test_every_case_of_every_property_is_within_what_is_declared(data, declared,
     """Whatever an implementation declares, it is never asked for more."""
     if property.unsupported(declared) is not None or property.id == "chunk_boundaries":
         return
-    case = data.draw(property.cases(declared))
+    case = data.draw(made(property.cases(declared)))
     assert why_unsupported(case, declared) is None
     for compared in property.compared(case, declared):
         assert why_unsupported(compared, declared) is None
@@ -67,7 +70,7 @@ def test_what_a_property_needs_is_among_what_it_draws(data, declared, id):
     """A second world, a dimension a key, something to leak: a property without any such case would be inconclusive."""
     if PROPERTIES[id].unsupported(declared) is not None:
         return
-    some = [data.draw(PROPERTIES[id].cases(declared)) for _ in range(25)]
+    some = taken(PROPERTIES[id].cases(declared), 25, seed=data.draw(st.integers(0, 2**24)))
     match id:
         case "world_size_invariance":
             assert any(other_world(case, declared) is not None for case in some)
@@ -119,17 +122,10 @@ def test_every_case_of_the_sweep_is_within_what_is_declared(declared):
     assert len(set(found)) == len(found)
 
 
-def taken(strategy: st.SearchStrategy[Case], count: int) -> list[Case]:
-    """As many cases."""
-    seen: list[Case] = []
-
-    @settings(max_examples=count, derandomize=True, database=None)
-    @given(strategy)
-    def collect(case):
-        seen.append(case)
-
-    collect()
-    return seen
+def taken(make: Maker[Case], count: int, seed: int = 0) -> list[Case]:
+    """As many cases, of choices like those of `check`."""
+    choices = SeededChoices(seed)
+    return [make(choices) for _ in range(count)]
 
 
 def drawn(count: int, **scope: object) -> list[Case]:
@@ -180,3 +176,45 @@ def test_most_cases_for_masked_rows_have_an_empty_row():
 def test_full_precision_is_used_where_it_is_declared(declared, chosen):
     """Values are judged in the dtypes that show errors best."""
     assert widest(Capabilities(dtypes=declared)) == chosen
+
+
+CHANCE = 5.5
+"""Standard deviations by which one of two thousand frequencies differs by chance once in twenty thousand tests."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_feature_is_drawn_as_often_as_before(way):
+    """As when Hypothesis drew an integer and a generator made the case of it; recorded then, see `drawn_features`."""
+    declared, scope = WAYS[way]
+    assert differing(way, taken(cases(declared, scope), 2000)) == []
+
+
+@pytest.mark.parametrize(
+    "fewer",
+    [
+        lambda case: case.problem.nq != case.problem.nk,
+        lambda case: case.problem.batch == case.problem.heads == case.problem.head_dim,
+        lambda case: case.problem.documents is not None,
+        lambda case: case.problem.nq == 0,
+        lambda case: case.world_size == 8,
+    ],
+)
+def test_what_is_drawn_half_as_often_is_noticed(fewer):
+    """The test above can fail: every second case of a kind is left out."""
+    declared, scope = WAYS["everything"]
+    places = iter(range(10**6))
+    seen = [case for case in taken(cases(declared, scope), 2000) if not fewer(case) or next(places) % 2]
+    assert differing("everything", seen)
+
+
+def differing(way: str, seen: list[Case]) -> list[str]:
+    """Features whose frequency differs from the recorded one by more than chance."""
+    before, then = recorded()[way]
+    now, found = counted(seen), []
+    for name in sorted({*then, *now}):
+        counts = then.get(name, 0), now[name]
+        pooled = (sum(counts) + 1) / (before + len(seen) + 2)
+        deviation = (pooled * (1 - pooled) * (1 / before + 1 / len(seen))) ** 0.5
+        if abs(counts[0] / before - counts[1] / len(seen)) > CHANCE * deviation:
+            found.append(f"{name}: {counts[0]} of {before} before, {counts[1]} of {len(seen)} now")
+    return found

@@ -20,7 +20,7 @@ LENGTHS = (2, 4, 8, 16, 32, 64, 128)
 """Block lengths that kernels commonly need a rank's shard to be a multiple of."""
 
 
-def needed(case: Case, c: Capabilities, passes: Callable[[Case], bool], *, refused: bool) -> str | None:
+def suggested(case: Case, c: Capabilities, passes: Callable[[Case], bool], *, refused: bool) -> str | None:
     """Return what to declare so that cases like this one are not drawn; `None` if no change tried lets it pass.
 
     Args:

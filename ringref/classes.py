@@ -1,0 +1,422 @@
+"""The oracle in linear time, for queries and keys drawn from codebooks: every row of a million positions.
+
+If every key is one of m vectors, keys of a class have the same score with a query, and a row of softmax is a sum over
+classes. A class is then like one key: its multiplicity the number of its keys that the query attends, its value the
+mean of theirs. Turned round, queries of a class are to a key like one query, whose cotangent is the sum of theirs,
+weighted by `exp(−lse)`. Values and cotangents are any numbers, and the formulas those of `ringref.attention`:
+
+    lse_i = log Σ_c N_i[c] exp(S[a_i, c])                           N_i[c] attended keys of class c, V_i[c] their mean
+    out_i = Σ_c p_i[c] V_i[c]                                       p_i[c] = N_i[c] exp(S[a_i, c] − lse_i)
+    dq_i  = scale Σ_c p_i[c] (dout_i · V_i[c] + t_i) K[c]           t_i = dlse_i − dout_i · out_i
+    dv_j  = Σ_a exp(S[a, c_j]) G_j[a]                               G_j[a] = Σ_i exp(−lse_i) dout_i, i of class a
+    dk_j  = scale Σ_a exp(S[a, c_j]) (G_j[a] · v_j + T_j[a]) Q[a]   T_j[a] = Σ_i exp(−lse_i) t_i
+
+Queries are taken in runs whose intervals of keys (`ringref.intervals`) differ little. Blocks of keys that a whole run
+attends count by class, summed in a tree; what is left at both ends of the intervals is computed densely, key by key.
+So the time is O(n (b + m) d) for blocks of b, and nothing is subtracted that was added: no digit cancels.
+
+Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_dim, E value_dim, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+from numpy.typing import NDArray
+
+from ringref.intervals import Part, parts
+from ringref.problem import Problem
+
+Float = NDArray[np.float64]
+Array = NDArray[np.int64]
+
+Values = Callable[[Array], Float]
+"""Returns a row of numbers for each of some positions."""
+BLOCK = 256
+"""Keys, or queries, that are summed by class at a time, and the length of a run."""
+
+
+class Coded(NamedTuple):
+    """Queries or keys that are drawn from a codebook for each head.
+
+    Attributes:
+        codebook: the vectors of each head, `(heads, C, D)` float64.
+        classes: which of them stands at each position, `(B, length, heads)` int64.
+    """
+
+    codebook: Float64[np.ndarray, "heads C D"]
+    classes: Int64[np.ndarray, "B length heads"]
+
+    def vectors(self) -> Float64[np.ndarray, "B length heads D"]:
+        """Return the tensor as others are given it."""
+        vectors: Float = self.codebook[np.arange(self.codebook.shape[0]), self.classes]
+        return vectors
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassAnswer:
+    """The answer to a problem on coded inputs; gradients are `None` where no cotangent was given."""
+
+    out: Float64[np.ndarray, "B N H E"]
+    lse: Float64[np.ndarray, "B H N"]
+    dq: Float64[np.ndarray, "B N H D"] | None = None
+    dk: Float64[np.ndarray, "B M K D"] | None = None
+    dv: Float64[np.ndarray, "B M K E"] | None = None
+
+
+def class_attention(
+    problem: Problem,
+    queries: Coded,
+    keys: Coded,
+    v: Float64[np.ndarray, "B M K E"],
+    dout: Float64[np.ndarray, "B N H E"] | None = None,
+    dlse: Float64[np.ndarray, "B H N"] | None = None,
+    *,
+    block: int = BLOCK,
+) -> ClassAnswer:
+    """Compute what `ringref.attention.attention` does of `queries.vectors()` and `keys.vectors()`, in linear time.
+
+    Args:
+        problem: what to compute; its dtype is ignored, the oracle is always float64.
+        queries: of the query heads.
+        keys: of the key heads.
+        v: values, finite; those of keys that no query attends are not read.
+        dout: cotangent of out; without it the answer has no gradients.
+        dlse: cotangent of lse, by default zero; its values for empty rows are ignored.
+        block: positions that are summed at a time; the answer depends on it by rounding only.
+
+    Raises:
+        ValueError: an array has another shape than the problem says, a class is not in its codebook, or dlse comes
+            without dout.
+    """
+    _check(problem, queries, keys, v, dout, dlse)
+    if dout is None and dlse is not None:
+        raise ValueError("dlse without dout: give a dout of zeros for the gradient of lse alone")
+    p = problem
+    out, lse = np.zeros((p.batch, p.nq, p.heads, p.dv)), np.zeros((p.batch, p.heads, p.nq))
+    dq, dk, dv = np.zeros((*out.shape[:3], p.head_dim)), np.zeros((*v.shape[:3], p.head_dim)), np.zeros(v.shape)
+    for b, h in itertools.product(range(p.batch), range(p.heads)):
+        kh = h // p.group_size
+        head = ClassHead(
+            p,
+            b,
+            h,
+            (queries.codebook[h], queries.classes[b, :, h]),
+            (keys.codebook[kh], keys.classes[b, :, kh]),
+            v[b, :, kh].__getitem__,
+            None if dout is None else dout[b, :, h].__getitem__,
+            None if dlse is None else dlse[b, h],
+            block=block,
+        )
+        for piece in _pieces(p.nq, block):
+            out[b, piece, h], lse[b, h, piece], dq[b, piece, h] = head.rows(piece)
+        for piece in _pieces(p.nk, block) if dout is not None else ():
+            of_keys, of_values = head.gradients_of_keys(piece)
+            dk[b, piece, kh] += of_keys
+            dv[b, piece, kh] += of_values
+    return ClassAnswer(out, lse) if dout is None else ClassAnswer(out, lse, dq, dk, dv)
+
+
+def _pieces(length: int, block: int) -> Iterator[slice]:
+    return (slice(start, min(start + block, length)) for start in range(0, length, block))
+
+
+class ClassHead:
+    """One query head of one element of a batch, piece by piece: rows of queries first, all of them, then keys.
+
+    Nothing is kept of the length of the sequence but classes, two numbers a query, and sums by class of blocks.
+
+    Args:
+        problem: what to compute.
+        batch: the element.
+        head: the query head.
+        queries: codebook `(Cq, D)` and class of each query `(N,)`.
+        keys: codebook `(Ck, D)` and class of each key `(M,)`, of the key head.
+        values: returns values at some positions, `(positions, E)`; called for a position several times.
+        cotangents: returns cotangents of out at some positions, `(positions, E)`, likewise; `None` without gradients.
+        dlse: cotangent of lse `(N,)`; `None` is zero.
+        block: positions that are summed at a time.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        batch: int,
+        head: int,
+        queries: tuple[Float, Array],
+        keys: tuple[Float, Array],
+        values: Values,
+        cotangents: Values | None = None,
+        dlse: Float | None = None,
+        *,
+        block: int = BLOCK,
+    ) -> None:
+        (self._q, query_classes), (self._k, key_classes) = queries, keys
+        self._values, self._cotangents, self._block = values, cotangents, block
+        self._dlse = np.zeros(problem.nq) if dlse is None else dlse
+        self._dv = problem.dv
+        self._lse = np.full(problem.nq, -np.inf)
+        self._towards = np.zeros(problem.nq)  # dlse − dout·out
+        self._scores = self._q @ self._k.T * problem.scale_value  # of a query class with a key class, after softcap
+        self._slopes = np.full_like(self._scores, problem.scale_value)  # their derivatives by q·k
+        if problem.softcap is not None:
+            self._slopes /= np.cosh(self._scores / problem.softcap) ** 2
+            self._scores = problem.softcap * np.tanh(self._scores / problem.softcap)
+        self._parts = [
+            _PartOfHead(part, query_classes[part.queries], key_classes[part.keys])
+            for part in parts(problem, batch, head)
+        ]
+
+    def rows(
+        self, positions: slice
+    ) -> tuple[Float64[np.ndarray, "n E"], Float64[np.ndarray, " n"], Float64[np.ndarray, "n D"]]:
+        """Return out, lse and dq of the queries from `positions.start` to `stop`; dq is 0 without cotangents."""
+        count = positions.stop - positions.start
+        out, lse, dq = np.zeros((count, self._dv)), np.full(count, -np.inf), np.zeros((count, self._q.shape[1]))
+        for rows, classes, members in self._attended(positions):
+            scores = self._scores[classes, members.classes] + members.log_weights
+            top = scores.max(axis=-1, initial=-np.inf)
+            weights = _exp(scores, top[:, None])
+            total = weights.sum(axis=-1)
+            some = total > 0
+            here, total = rows[some], total[some]
+            partial, partial_lse = weights[some] @ members.payload[:, :-1] / total[:, None], top[some] + np.log(total)
+            merged = np.logaddexp(lse[here], partial_lse)
+            mine, other = np.exp(lse[here] - merged)[:, None], np.exp(partial_lse - merged)[:, None]
+            out[here], lse[here] = mine * out[here] + other * partial, merged
+        self._lse[positions] = lse
+        if self._cotangents is None:
+            return out, lse, dq
+        dout = self._read_cotangents(np.arange(positions.start, positions.stop))
+        towards = np.where(lse == -np.inf, 0.0, self._dlse[positions]) - (dout * out).sum(axis=-1)
+        self._towards[positions] = towards
+        for rows, classes, members in self._attended(positions):
+            p = _exp(self._scores[classes, members.classes] + members.log_weights, lse[rows, None])
+            dp = dout[rows] @ members.payload[:, :-1].T + towards[rows, None]
+            dq[rows] += p * dp * self._slopes[classes, members.classes] @ self._k[members.classes]
+        return out, lse, dq
+
+    def gradients_of_keys(self, positions: slice) -> tuple[Float64[np.ndarray, "n D"], Float64[np.ndarray, "n E"]]:
+        """Return what this head gives to dk and dv of some keys, after `rows` of all queries."""
+        count = positions.stop - positions.start
+        dk, dv = np.zeros((count, self._k.shape[1])), np.zeros((count, self._dv))
+        for part in self._parts:
+            if part.by_query is None:
+                part.by_query = self._sums_of_queries(part)
+            numbers = part.numbers(part.keys, positions)
+            for run, members in _runs(part.first_query[numbers], part.last_query[numbers], part.by_query):
+                of_run = np.arange(numbers.start, numbers.stop)[run]
+                keys, pairs = part.keys[of_run] - positions.start, (members.classes, part.key_classes[of_run][:, None])
+                p = _exp(self._scores[pairs] + members.log_weights, 0.0)
+                dout, towards = members.payload[:, :-1], members.payload[:, -1]
+                dp = self._read_values(part, of_run) @ dout.T + towards
+                dv[keys] += p @ dout
+                dk[keys] += p * dp * self._slopes[pairs] @ self._q[members.classes]
+        return dk, dv
+
+    def _attended(self, positions: slice) -> Iterator[tuple[Array, Array, _Members]]:
+        """Yield runs of queries, as rows among those at `positions` and their classes, and the keys that they attend.
+
+        A key that is one by one has weight 1, a class the number of its keys; payloads are values, or their mean.
+        """
+        for part in self._parts:
+            if part.by_key is None:
+                part.by_key = self._sums_of_keys(part)
+            numbers = part.numbers(part.queries, positions)
+            for run, members in _runs(part.first[numbers], part.last[numbers], part.by_key):
+                of_run = np.arange(numbers.start, numbers.stop)[run]
+                counts = members.payload[:, -1]
+                log_counts = np.log(counts, where=counts > 0, out=np.full(len(counts), -np.inf))
+                means = members.payload / np.where(counts == 0, 1.0, counts)[:, None]
+                found = _Members(members.classes, members.log_weights + log_counts, means)
+                yield part.queries[of_run] - positions.start, part.query_classes[of_run][:, None], found
+
+    def _sums_of_keys(self, part: _PartOfHead) -> _ClassSums:
+        """Keys of a part by class: weight 1, payload the value and 1."""
+
+        def payload(keys: Array) -> Float:
+            return np.concatenate([self._read_values(part, keys), np.ones((len(keys), 1))], axis=-1)
+
+        weights = np.zeros(len(part.keys))
+        return _ClassSums(part.key_classes, weights, payload, self._dv + 1, len(self._k), self._block)
+
+    def _sums_of_queries(self, part: _PartOfHead) -> _ClassSums:
+        """Queries of a part by class: weight exp(−lse), payload dout and `dlse − dout·out`."""
+
+        def payload(queries: Array) -> Float:
+            at = part.queries[queries]
+            return np.concatenate([self._read_cotangents(at), self._towards[at, None]], axis=-1)
+
+        lse = self._lse[part.queries]
+        weights = np.where(lse == -np.inf, -np.inf, -lse)
+        return _ClassSums(part.query_classes, weights, payload, self._dv + 1, len(self._q), self._block)
+
+    def _read_values(self, part: _PartOfHead, keys: Array) -> Float:
+        """Return the values of keys of a part, 0 for those that no query attends, which may hold anything."""
+        attended = part.first_query[keys] < part.last_query[keys]
+        return np.where(attended[:, None], self._values(part.keys[keys]), 0.0)
+
+    def _read_cotangents(self, positions: Array) -> Float:
+        """Return dout, 0 for empty rows, which contribute nothing, whatever their cotangents are."""
+        assert self._cotangents is not None
+        return np.where((self._lse[positions] == -np.inf)[:, None], 0.0, self._cotangents(positions))
+
+
+class _PartOfHead:
+    """One part of a head: what `Part` says, turned round too, with the classes of its queries and keys.
+
+    Since intervals never fall, the queries that attend a key are an interval too, from `first_query` to `last_query`.
+    """
+
+    def __init__(self, part: Part, query_classes: Array, key_classes: Array) -> None:
+        self.queries, self.keys, self.first, self.last = part
+        self.query_classes, self.key_classes = query_classes, key_classes
+        numbers = np.arange(len(part.keys))
+        self.first_query = np.searchsorted(part.last, numbers, side="right")
+        self.last_query = np.searchsorted(part.first, numbers, side="right")
+        self.by_key: _ClassSums | None = None
+        self.by_query: _ClassSums | None = None
+
+    @staticmethod
+    def numbers(ascending: Array, positions: slice) -> slice:
+        """Return which of some positions lie between two."""
+        start, stop = np.searchsorted(ascending, [positions.start, positions.stop])
+        return slice(int(start), int(stop))
+
+
+class _Members(NamedTuple):
+    """What a run attends: classes of whole blocks, each like one member, and members one by one.
+
+    Attributes:
+        classes: `(z,)`.
+        log_weights: added to the scores: `(z,)`, or `(run, z)` with −inf where a member is not attended.
+        payload: `(z, F)`, to be summed with the weights.
+    """
+
+    classes: Array
+    log_weights: Float
+    payload: Float
+
+
+class _ByClass(NamedTuple):
+    """Members by class: `exp(top) · payload` is their sum, weighted; top `(C,)` is −inf where there is none."""
+
+    top: Float
+    payload: Float
+
+
+class _ClassSums:
+    """Sums by class over any whole blocks of members, by a tree over the blocks.
+
+    Args:
+        classes: of the members, `(y,)`.
+        log_weights: of the members, `(y,)`.
+        payload: returns what members by number have, `(numbers, F)`, finite.
+        width: F.
+        count: number of classes.
+        block: members of a block.
+    """
+
+    def __init__(self, classes: Array, log_weights: Float, payload: Values, width: int, count: int, block: int) -> None:
+        self.classes, self.log_weights, self.payload, self.block = classes, log_weights, payload, block
+        self.width = width
+        self._count = count
+        level = [self._of(slice(start, start + block)) for start in range(0, len(classes) - block + 1, block)]
+        self._levels = [level]
+        while len(level) > 1:
+            level = [_added(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+            self._levels.append(level)
+
+    def _of(self, members: slice) -> _ByClass:
+        classes, weights = self.classes[members], self.log_weights[members]
+        top = np.full(self._count, -np.inf)
+        np.maximum.at(top, classes, weights)
+        one_hot = np.zeros((self._count, len(classes)))
+        one_hot[classes, np.arange(len(classes))] = _exp(weights, top[classes])
+        return _ByClass(top, one_hot @ self.payload(np.arange(members.start, members.stop)))
+
+    def over(self, first: int, last: int) -> _ByClass:
+        """Return the sums over blocks `first` to `last - 1`, of which there is at least one."""
+        pieces = []
+        for level in self._levels:
+            if first >= last:
+                break
+            if first % 2:
+                pieces.append(level[first])
+            if last % 2:
+                pieces.append(level[last - 1])
+            first, last = (first + 1) // 2, last // 2
+        total = pieces[0]
+        for piece in pieces[1:]:
+            total = _added(total, piece)
+        return total
+
+
+def _added(a: _ByClass, b: _ByClass) -> _ByClass:
+    top = np.maximum(a.top, b.top)
+    return _ByClass(top, _exp(a.top, top)[:, None] * a.payload + _exp(b.top, top)[:, None] * b.payload)
+
+
+def _runs(first: Array, last: Array, sums: _ClassSums) -> Iterator[tuple[slice, _Members]]:
+    """Yield runs of rows whose intervals `first[x]` to `last[x] - 1` differ little, and what each run attends."""
+    block, start = sums.block, 0
+    while start < len(first):
+        stop = min(
+            start + block,
+            int(np.searchsorted(first, first[start] + block, side="right")),
+            int(np.searchsorted(last, last[start] + block, side="right")),
+        )
+        run = slice(start, stop)
+        begins, ends = first[run, None], last[run, None]
+        least, most = int(begins[0, 0]), int(ends[-1, 0])
+        begin, end = -(-int(begins[-1, 0]) // block), int(ends[0, 0]) // block
+        if begin < end:
+            whole = sums.over(begin, end)
+            near = np.concatenate([np.arange(least, begin * block), np.arange(end * block, most)])
+        else:
+            whole = _ByClass(np.zeros(0), np.zeros((0, sums.width)))
+            near = np.arange(least, most)
+        attended: Bool[np.ndarray, "run z"] = (begins <= near) & (near < ends)
+        one_by_one = np.where(attended, sums.log_weights[near], -np.inf)
+        yield (
+            run,
+            _Members(
+                np.concatenate([np.arange(len(whole.top)), sums.classes[near]]),
+                np.concatenate([np.broadcast_to(whole.top, (stop - start, len(whole.top))), one_by_one], axis=-1),
+                np.concatenate([whole.payload, sums.payload(near)]),
+            ),
+        )
+        start = stop
+
+
+def _exp(x: Float, less: Float | float) -> Float:
+    """`exp(x − less)`, 0 where x is −inf, whatever `less` is."""
+    return np.where(x == -np.inf, 0.0, np.exp(np.where(x == -np.inf, 0.0, x) - np.where(x == -np.inf, 0.0, less)))
+
+
+def _check(problem: Problem, queries: Coded, keys: Coded, v: Float, dout: Float | None, dlse: Float | None) -> None:
+    p = problem
+    for name, coded, length, heads in (("queries", queries, p.nq, p.heads), ("keys", keys, p.nk, p.hk)):
+        if coded.classes.shape != (p.batch, length, heads):
+            raise ValueError(
+                f"classes of {name} have shape {coded.classes.shape}: the problem says {(p.batch, length, heads)}"
+            )
+        if coded.codebook.shape[::2] != (heads, p.head_dim):
+            raise ValueError(
+                f"the codebook of {name} has shape {coded.codebook.shape}: the problem says {heads} heads of "
+                f"{p.head_dim} dimensions"
+            )
+        count = coded.codebook.shape[1]
+        if coded.classes.size and not 0 <= coded.classes.min() <= coded.classes.max() < count:
+            raise ValueError(
+                f"classes of {name} go from {coded.classes.min()} to {coded.classes.max()}: there are {count}"
+            )
+    shapes = (("v", v, (p.batch, p.nk, p.hk, p.dv)), ("dout", dout, (p.batch, p.nq, p.heads, p.dv)))
+    for name, x, shape in (*shapes, ("dlse", dlse, (p.batch, p.heads, p.nq))):
+        if x is not None and x.shape != shape:
+            raise ValueError(f"{name} has shape {x.shape}: the problem says {shape}")

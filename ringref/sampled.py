@@ -1,0 +1,102 @@
+"""The oracle of a few rows over any number of keys, which come piece by piece: what a sample of queries gets and gives.
+
+Out, lse and dq of a query depend on that query and all keys. So s queries are answered in O(s M D) with nothing of a
+size between queries and keys but s times a piece. If the cotangents of all other queries are zero, dk and dv are sums
+over these s queries too: every element of them is exact. Two passes over the keys, in any order and any pieces:
+
+    see each piece:           lse, out        merged as blocks of keys are, by their log-sum-exps
+    differentiate each piece: dk, dv of it    and its part of dq
+
+Formulas and what happens to NaN are those of `ringref.attention`, on pieces.
+
+Shape letters: B batch, S sampled queries, T keys of a piece, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy.typing import NDArray
+
+from ringref.attention import per_key_head, per_query_head, sum_attended
+from ringref.pattern import multiplicity
+from ringref.problem import Problem
+
+Float = NDArray[np.float64]
+
+
+@dataclasses.dataclass(eq=False)
+class SampledRows:
+    """The answer for some queries of a problem, complete once every key was seen, and dq once all were differentiated.
+
+    Attributes:
+        problem: what to compute; its dtype is ignored.
+        positions: which queries these are.
+        q: the queries.
+        dout: cotangent of out; those of all other queries are zero.
+        dlse: cotangent of lse, likewise.
+        out: of what was seen so far; 0 where nothing is attended.
+        lse: natural logarithm, likewise; −inf there.
+        dq: of what was differentiated so far.
+    """
+
+    problem: Problem
+    positions: Int64[np.ndarray, " S"]
+    q: Float64[np.ndarray, "B S H D"]
+    dout: Float64[np.ndarray, "B S H E"]
+    dlse: Float64[np.ndarray, "B H S"]
+    out: Float64[np.ndarray, "B S H E"] = dataclasses.field(init=False)
+    lse: Float64[np.ndarray, "B H S"] = dataclasses.field(init=False)
+    dq: Float64[np.ndarray, "B S H D"] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.out = np.zeros_like(self.dout)
+        self.lse = np.full_like(self.dlse, -np.inf)
+        self.dq = np.zeros_like(self.q)
+
+    def see(
+        self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"], v: Float64[np.ndarray, "B T K E"]
+    ) -> None:
+        """Take keys and values at some positions into out and lse; each position once."""
+        m, _, scores = self._scores(positions, k)
+        with np.errstate(all="ignore"):
+            top = np.maximum(self.lse, np.max(scores, axis=-1, where=m > 0, initial=-np.inf))
+            shift = np.where(top == -np.inf, 0.0, top)
+            weights = np.where(m > 0, m * np.exp(scores - shift[..., None]), 0.0)
+            so_far = np.exp(self.lse - shift)
+            total = so_far + weights.sum(axis=-1)
+            share = np.where(total == 0.0, 1.0, total)[..., None]
+            here = sum_attended(weights / share, per_query_head(v, self.problem.group_size), m)
+            kept = so_far[..., None] / share * self.out.swapaxes(1, 2)
+            self.out = np.where(so_far[..., None] == 0.0, here, kept + here).swapaxes(1, 2)
+            self.lse = np.where(total == 0.0, -np.inf, shift + np.log(total))
+
+    def differentiate(
+        self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"], v: Float64[np.ndarray, "B T K E"]
+    ) -> tuple[Float64[np.ndarray, "B T K D"], Float64[np.ndarray, "B T K E"]]:
+        """Return dk and dv of keys that were seen, and add their part to dq; after all keys were seen."""
+        m, raw_scores, scores = self._scores(positions, k)
+        group = self.problem.group_size
+        with np.errstate(all="ignore"):
+            p = np.where(m > 0, m * np.exp(scores - self.lse[..., None]), 0.0)
+            dout, transposed = self.dout.swapaxes(1, 2), m.swapaxes(2, 3)
+            dv = sum_attended(p.swapaxes(2, 3), dout, transposed)
+            dp = np.where(m > 0, dout @ per_query_head(v, group).swapaxes(2, 3), 0.0)
+            towards = self.dlse - (dout * self.out.swapaxes(1, 2)).sum(axis=-1)
+            ds = np.where(m > 0, p * (dp + towards[..., None]), 0.0) * self.problem.scale_value
+            if self.problem.softcap is not None:
+                ds /= np.cosh(raw_scores / self.problem.softcap) ** 2
+            self.dq += sum_attended(ds, per_query_head(k, group), m).swapaxes(1, 2)
+            dk = sum_attended(ds.swapaxes(2, 3), self.q.swapaxes(1, 2), transposed)
+        return per_key_head(dk, group), per_key_head(dv, group)
+
+    def _scores(self, positions: NDArray[np.int64], k: Float) -> tuple[NDArray[np.int64], Float, Float]:
+        """Return multiplicities and scores before and after softcap, `(B, H, S, T)`; 0 where nothing is attended."""
+        m = multiplicity(self.problem, self.positions, positions)
+        with np.errstate(all="ignore"):
+            products = self.q.swapaxes(1, 2) @ per_query_head(k, self.problem.group_size).swapaxes(2, 3)
+            raw_scores: Float = np.where(m > 0, products * self.problem.scale_value, 0.0)
+        cap = self.problem.softcap
+        return m, raw_scores, raw_scores if cap is None else cap * np.tanh(raw_scores / cap)

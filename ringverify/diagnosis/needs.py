@@ -1,0 +1,404 @@
+"""Say when a case fails: which conditions it takes, and what is not a matter of it.
+
+1. The smallest failing case is a corner: few ranks and few keys coincide there. It is enlarged to a generous case that
+   fails too, so that each number can be varied in both directions.
+2. From there, one factor is changed at a time, and the case is run again.
+3. Of all conjunctions of conditions that every failing run meets, the cheapest is taken that the passing runs do not
+   meet. As long as another one explains the runs as well, a case on which the two differ is run.
+
+So what is said is never contradicted by a run: each condition was met by every run that failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from ringverify.cases.case import Case
+from ringverify.diagnosis.conditions import MASKS, Condition, conditions, features
+from ringverify.diagnosis.varying import Varying
+from ringverify.events import Needed
+from ringverify.implementation import Capabilities
+
+MOST_RUNS = 260
+"""Runs for one failure, at most, so that a quick machine and a slow one mostly say the same."""
+
+WALL = 4
+"""Times as many seconds of the wall clock as of processor time are allowed: the machine may be busy."""
+
+MOST_RANKS = 8
+"""Largest world that is tried."""
+
+FIRST = 2
+"""Variants of a factor that are run, if all of them fail; it is then no matter of this factor."""
+
+NUMBERS = ("ranks", "length", "heads", "dims")
+"""Factors of which one variant more is run: small, large, odd and even ones."""
+
+TOGETHER = {
+    "masks": ("causal", "window", "documents", "key_lengths", "dilation"),
+    "shapes": ("heads", "key heads", "dims", "batch"),
+}
+"""Factors that are named as one where none of those that were varied matters."""
+
+MORE = 9
+"""Variants of a factor that are run, if one of them passes."""
+
+UNEXPLAINED = 1.35
+"""Cost of a passing run that an explanation does not account for: a value may hide a fault by chance.
+
+Common conditions cost less, so one run is enough to name them; rare ones take two.
+"""
+
+DOUBT = 3.0
+"""The same while runs are still chosen: a rare condition that would explain one is tried again before it is dropped."""
+
+SUPPORTED = 3
+"""A condition is not doubted any more when it alone explains this many passing runs."""
+
+DEARER = 1.0
+"""Other conditions are compared with one if they cost at most this much more."""
+
+LARGEST = 4
+"""Most conditions in one explanation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Requirement:
+    """A condition that every run that failed meets, and without which runs passed.
+
+    Attributes:
+        text: it in words, to follow "needs".
+        holds: whether a case meets it.
+    """
+
+    text: str
+    holds: Callable[[Case], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """When a case fails.
+
+    Attributes:
+        requires: what it takes, all of it; empty if every variant failed.
+        irrelevant: factors whose variants all failed, such as "dtype"; several may share a name, as in `TOGETHER`.
+        complete: whether nothing was left to try; if not, the time ended first.
+        tried: number of runs.
+    """
+
+    requires: tuple[Requirement, ...]
+    irrelevant: tuple[str, ...]
+    complete: bool
+    tried: int
+
+    def told(self) -> Needed:
+        """Return it in the form that events have."""
+        texts = tuple(one.text for one in self.requires)
+        return Needed(requires=texts, irrelevant=self.irrelevant, complete=self.complete)
+
+
+def needs(
+    case: Case,
+    fails: Callable[[Case], bool | None],
+    capabilities: Capabilities,
+    *,
+    seconds: float = 3.0,
+    most_ranks: int = MOST_RANKS,
+    wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
+) -> Needs:
+    """Vary a failing case and say what it takes to fail.
+
+    Args:
+        case: the smallest failing case.
+        fails: runs a variant: True if it fails for the same reason, False if it passes, `None` if nothing was learned.
+        capabilities: what the implementation declares; only such variants are run.
+        seconds: processor time for it, so that a busy machine says the same; `WALL` times as much of the wall clock
+            ends it too.
+        most_ranks: largest world to try.
+        wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
+    """
+    search = _Search(case, fails, Varying(capabilities, most_ranks), seconds)
+    explanation, complete = search.explained()
+    requires = [Requirement(one.text, _holding(one, capabilities)) for one in explanation if one.said]
+    requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in search.runs.items() if failed])
+    about = frozenset[str]().union(*(one.factors for one in explanation))
+    varied = {factor: False not in seen and factor not in about for factor, seen in search.outcomes.items() if seen}
+    return Needs(tuple(requires), _irrelevant(varied), complete, search.tried)
+
+
+def _irrelevant(varied: dict[str, bool]) -> tuple[str, ...]:
+    """Return the factors that do not matter, as few names as possible."""
+    found = {factor: factor for factor, free in varied.items() if free}
+    for name, members in TOGETHER.items():
+        tried = [factor for factor in members if factor in varied]
+        if len(tried) > 1 and all(varied[factor] for factor in tried):
+            found |= dict.fromkeys(tried, name)
+    return tuple(dict.fromkeys(found.values()))
+
+
+def _holding(condition: Condition, capabilities: Capabilities) -> Callable[[Case], bool]:
+    return lambda case: condition.meets(features(case, capabilities))
+
+
+class _Spent(Exception):
+    """The time or the number of runs is used up."""
+
+
+class _Search:
+    """Runs of variants of one case, and the explanation of them.
+
+    Args:
+        case: the smallest failing case.
+        fails: as in `needs`.
+        varying: makes variants.
+        seconds: the time for it.
+
+    Attributes:
+        runs: whether each variant failed; those of which nothing was learned are left out.
+        outcomes: by factor, whether its variants failed.
+        tried: number of runs.
+    """
+
+    def __init__(self, case: Case, fails: Callable[[Case], bool | None], varying: Varying, seconds: float) -> None:
+        self.case, self.fails, self.varying = case, fails, varying
+        self.runs: dict[Case, bool] = {case: True}
+        self.outcomes: dict[str, list[bool]] = {}
+        self.tried = 0
+        self._unknown: set[Case] = set()
+        self._until = (time.process_time() + seconds, time.monotonic() + WALL * seconds)
+
+    def failed(self, case: Case) -> bool | None:
+        """Return whether a case fails. One that passes is run with another seed too: values may hide a fault.
+
+        Raises:
+            _Spent: it would be one run too many.
+        """
+        if case in self.runs:
+            return self.runs[case]
+        if case in self._unknown:
+            return None
+        for one in (case, case.replace(seed=case.seed + 1)):
+            if self.tried >= MOST_RUNS or time.process_time() > self._until[0] or time.monotonic() > self._until[1]:
+                raise _Spent
+            self.tried += 1
+            found = self.fails(one)
+            if found:
+                self.runs[one] = True
+            if found or found is None:
+                break
+        if found is None:
+            self._unknown.add(case)
+        else:
+            self.runs[case] = found
+        return found
+
+    def explained(self) -> tuple[list[Condition], bool]:
+        """Return the conditions that explain the runs, and whether no other run was left that could tell more."""
+        board: _Board | None = None
+        complete = False
+        try:
+            generous = self._generous()
+            # First what the case is likely to need, so that it is known when the time ends.
+            factors = sorted(self.varying.factors, key=lambda factor: factor not in self._has())
+            for some in (factors[: len(self._has())], factors):
+                self._one_at_a_time(generous, some)
+                board = _Board([*self.runs, *self._pool(generous, some)], self.varying.c)
+                while (case := board.telling(self.runs, self._unknown)) is not None:
+                    self.failed(case)
+            complete = True
+        except _Spent:
+            pass
+        if board is None:
+            board = _Board(list(self.runs), self.varying.c)
+        return board.explanation(self.runs), complete
+
+    def _generous(self) -> Case:
+        """Enlarge the case in one respect after the other, as far as it still fails."""
+        case = self.case
+        for growth in self.varying.growths:
+            for larger in self.varying.grown(case, growth)[:4]:
+                if self.failed(larger):
+                    case = larger
+                    break
+        # What the smallest case has, but the generous one does not need, would hide what other factors do.
+        for name in ("causal", *MASKS[1:], "softcap", "scale"):
+            if getattr(case.problem, name):
+                plain = case.replace(**{name: False if name == "causal" else None})
+                if plain in self.varying.of(case, name) and self.failed(plain):
+                    case = plain
+        return case
+
+    def _has(self) -> set[str]:
+        """Return the factors in which the smallest case is more than the simplest one."""
+        case, p = self.case, self.case.problem
+        more = {
+            "heads": p.heads > 1,
+            "key heads": p.hk != p.heads,
+            "dims": (p.head_dim, p.dv) != (1, 1),
+            "batch": p.batch > 1,
+            "cross lengths": p.nq != p.nk,
+            "dtype": p.dtype != "float32",
+            "values": case.values not in ("integers", "normal"),
+            "strides": case.memory != "contiguous",
+            "cotangent": case.cotangent != "out",
+            "group": case.group != "world",
+            "schedule": bool(case.delayed) or case.transport != "buffered",
+            "sharding": len(self.varying.c.shardings) > 1,
+        }
+        masks = (*MASKS, "softcap", "scale")
+        return {"ranks", "length"} | {name for name, has in more.items() if has} | {n for n in masks if getattr(p, n)}
+
+    def _one_at_a_time(self, case: Case, factors: Sequence[str]) -> None:
+        """Vary each factor: a few variants, or more of them where one passes."""
+        for factor in factors:
+            if factor in self.outcomes:
+                continue
+            seen = self.outcomes.setdefault(factor, [])
+            for variant in self.varying.of(case, factor)[:MORE]:
+                if len(seen) >= FIRST + (factor in NUMBERS) and False not in seen:
+                    break
+                if (found := self.failed(variant)) is not None:
+                    seen.append(found)
+        for needed in [name for name in (*MASKS, "softcap", "scale") if False in self.outcomes.get(name, ())]:
+            if getattr(case.problem, needed):
+                plain = case.replace(**{needed: False if needed == "causal" else None})
+                for other in MASKS:
+                    for instead in self.varying.of(plain, other)[:2]:
+                        self.failed(instead)
+
+    def _pool(self, case: Case, factors: Sequence[str]) -> list[Case]:
+        """Return cases that may tell explanations apart: all sizes and lengths, and pairs of factors that matter."""
+        found = self.varying.sizes_and_lengths(case)
+        matter = [
+            factor for factor, seen in self.outcomes.items() if False in seen and factor not in ("ranks", "length")
+        ]
+        for factor in factors:
+            variants = self.varying.of(case, factor)
+            found += variants
+            for one in variants[:12] if factor in matter else ():
+                for other in matter:
+                    if other > factor:
+                        found += self.varying.of(one, other)[:12]
+                found += self.varying.of(one, "ranks")[:5]
+                found += self.varying.of(one, "length")[:5]
+        found += [one for factor in factors for one in self.varying.of(self.case, factor)]
+        return list(dict.fromkeys(found))
+
+
+class _Board:
+    """Conditions held against cases; sets of cases are bits of an integer.
+
+    Args:
+        cases: cases that were run, and cases that could be.
+        capabilities: what the implementation declares.
+    """
+
+    def __init__(self, cases: Sequence[Case], capabilities: Capabilities) -> None:
+        self.cases = list(dict.fromkeys(cases))
+        seen = [features(case, capabilities) for case in self.cases]
+        self._met = [
+            (condition, sum(1 << place for place, one in enumerate(seen) if condition.meets(one)))
+            for condition in conditions(seen, capabilities)
+        ]
+
+    def explanation(self, runs: Mapping[Case, bool]) -> list[Condition]:
+        """Return the cheapest conditions that all runs that failed meet, and runs that passed do not."""
+        return [condition for condition, _ in self._cheapest(*self._sides(runs), UNEXPLAINED)]
+
+    def telling(self, runs: Mapping[Case, bool], unknown: Collection[Case]) -> Case | None:
+        """Return the case that halves the explanations best; `None` if all of them say the same of all cases.
+
+        Args:
+            runs: whether each case that was run failed.
+            unknown: cases of which a run teaches nothing.
+        """
+        found, passed = self._sides(runs)
+        left = sum(1 << place for place, case in enumerate(self.cases) if case not in runs and case not in unknown)
+        chosen = self._cheapest(found, passed, DOUBT)
+        best: tuple[int, int] | None = None
+        for place, (condition, met) in enumerate(chosen):
+            others = -1
+            for at, (_, other) in enumerate(chosen):
+                others &= other if at != place else -1
+            alone = passed & others & ~met  # only this condition explains that these pass
+            rivals = [other for rival, other in found if rival.cost <= condition.cost + DEARER and not alone & other]
+            if alone.bit_count() < SUPPORTED:
+                rivals.append(-1)  # perhaps they pass by chance
+            for index in _places(left & others):
+                agree = sum(other >> index & 1 for other in rivals)
+                split = min(agree, len(rivals) - agree)
+                if split and (best is None or split > best[0]):
+                    best = (split, index)
+        return None if best is None else self.cases[best[1]]
+
+    def _sides(self, runs: Mapping[Case, bool]) -> tuple[list[tuple[Condition, int]], int]:
+        """Return the conditions that all runs that failed meet, and the runs that passed."""
+        failed = sum(1 << place for place, case in enumerate(self.cases) if runs.get(case) is True)
+        passed = sum(1 << place for place, case in enumerate(self.cases) if runs.get(case) is False)
+        return [(condition, met) for condition, met in self._met if met & failed == failed], passed
+
+    @staticmethod
+    def _cheapest(
+        found: Sequence[tuple[Condition, int]], passed: int, unexplained: float
+    ) -> list[tuple[Condition, int]]:
+        """Return the conditions of least cost; each run that passed and meets all of them costs `unexplained` too."""
+        by_runs: dict[int, tuple[Condition, int]] = {}
+        for condition, met in found:
+            excluded = passed & ~met
+            if excluded and (excluded not in by_runs or condition.cost < by_runs[excluded][0].cost):
+                by_runs[excluded] = (condition, met)
+        order = sorted(by_runs.items(), key=lambda item: item[1][0].cost)
+        best: tuple[float, list[tuple[Condition, int]]] = (unexplained * passed.bit_count(), [])
+
+        def extend(chosen: list[tuple[Condition, int]], cost: float, rest: int) -> None:
+            nonlocal best
+            whole = cost + unexplained * rest.bit_count()
+            if whole < best[0]:
+                best = (whole, chosen)
+            if not rest or len(chosen) == LARGEST:
+                return
+            lowest = rest & -rest  # some condition explains this run, or none does
+            for excluded, one in order:
+                if cost + one[0].cost >= best[0]:
+                    break
+                if excluded & lowest:
+                    extend([*chosen, one], cost + one[0].cost, rest & ~excluded)
+            if rest != lowest and cost + unexplained < best[0]:
+                extend(chosen, cost + unexplained, rest & ~lowest)
+
+        extend([], 0.0, passed)
+        return sorted(best[1], key=lambda one: one[0].cost)
+
+
+def _places(bits: int) -> Iterator[int]:
+    """Yield the places of the bits that are set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+# -- which ranks -------------------------------------------------------------------------------------------------------
+
+SOME = 3
+"""Runs on three ranks or more that have to agree on which ranks are wrong."""
+
+
+def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[Requirement]:
+    """Yield which ranks are wrong, if that is the same in all runs on three ranks or more."""
+    many = [(case.world_size, frozenset(ranks)) for case, ranks in seen if ranks and case.world_size > 2]
+    if len(many) < SOME or len({size for size, _ in many}) < 2:
+        return
+    one = min(many[0][1])
+    patterns: list[tuple[str, Callable[[int], frozenset[int]], int]] = [
+        (f"wrong on rank {one} only", lambda size: frozenset({one}), one + 1),
+        ("wrong on the last rank only", lambda size: frozenset({size - 1}), 2),
+        ("wrong on every rank but the first", lambda size: frozenset(range(1, size)), 2),
+        ("wrong on every rank but the last", lambda size: frozenset(range(size - 1)), 2),
+    ]
+    for text, pattern, least in patterns:
+        if all(ranks == pattern(size) for size, ranks in many):
+            yield Requirement(text, lambda case, least=least: case.world_size >= least)  # type: ignore[misc]
+            return

@@ -1,0 +1,105 @@
+"""What became of a hypothesis on the cases that were asked: what it explains, and of which right cases it is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from ringverify.diagnosis.hypothesis import Hypothesis, predicted
+from ringverify.diagnosis.needs import Requirement
+from ringverify.diagnosis.rows import Rows
+from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.where import wrong_tensors
+
+SURE = 2
+"""Failing cases, besides the smallest, that a fault has to explain to be named without the condition that it needs."""
+
+DIGITS = 8
+"""Wrong rows with numbers that a fault of some rows has to reproduce: of NaN alone, much can be the cause."""
+
+
+@dataclasses.dataclass
+class Standing:
+    """A hypothesis that explains every failing case so far.
+
+    Attributes:
+        hypothesis: the hypothesis.
+        residual: the largest difference between what it predicts and what was seen.
+        confirmed: failing cases that it explains, besides the smallest.
+        excused: right cases of which it predicts that they are wrong.
+        elsewhere: likewise, cases of another sharding, for which other code may have run.
+        right: right cases that it explains.
+        only: what a case needs for the fault to be there, in words, beyond what the fault itself needs.
+        somewhere: whether the fault is not there in every case, and what it needs is not known.
+    """
+
+    hypothesis: Hypothesis
+    residual: float
+    confirmed: list[Scene] = dataclasses.field(default_factory=list)
+    excused: list[Scene] = dataclasses.field(default_factory=list)
+    elsewhere: list[Scene] = dataclasses.field(default_factory=list)
+    right: list[Scene] = dataclasses.field(default_factory=list)
+    only: tuple[str, ...] = ()
+    somewhere: bool = False
+
+    def stands(self, scene: Scene, *, elsewhere: bool = False) -> bool:
+        """Note a further case, and return whether the hypothesis may still be true."""
+        wrong = bool(wrong_tensors(scene))
+        if (more := self.hypothesis.explains(scene)) is not None:
+            self.residual = max(self.residual, more)
+            (self.confirmed if wrong else self.right).append(scene)
+        elif not wrong:
+            (self.elsewhere if elsewhere else self.excused).append(scene)
+        return more is not None or not wrong
+
+    def settled(self, smallest: Scene, requires: Sequence[Requirement]) -> Standing | None:
+        """Return the hypothesis with the condition under which it explains every case; `None` if there is none.
+
+        Args:
+            smallest: the smallest failing case.
+            requires: what it needs in order to fail, as far as that is known.
+        """
+        if not self.confirmed and (self.excused or self.hypothesis.partial):
+            return None
+        for one in self._in_rows(smallest) if self.hypothesis.rows else [self]:
+            for excused in ([*one.excused, *one.elsewhere], one.excused):
+                lacking = [{n for n, each in enumerate(requires) if not each.holds(scene.case)} for scene in excused]
+                if (only := _fewest(lacking, len(requires))) is not None:
+                    return dataclasses.replace(one, only=tuple(requires[n].text for n in only))
+        return None
+
+    def _in_rows(self, smallest: Scene) -> Iterator[Standing]:
+        """Yield the hypothesis with what the wrong rows have in common, and the right cases that have it too."""
+        steps = self.hypothesis.steps
+        failing = Rows((scene, predicted(scene, steps)) for scene in (smallest, *self.confirmed))
+        right = [(scene, Rows([(scene, predicted(scene, steps))])) for scene in self.right]
+        for text, rule in failing.alike() if failing.digits >= DIGITS else ():
+            excused = [scene for scene, rows in right if bool(rule(rows).any())]
+            hypothesis = dataclasses.replace(self.hypothesis, more=f"{self.hypothesis.more}, {text}")
+            yield dataclasses.replace(self, hypothesis=hypothesis, excused=excused)
+
+    @property
+    def may_be(self) -> bool:
+        """Whether so much is explained that the fault can be named though its condition is not known."""
+        return len(self.confirmed) >= SURE and not self.hypothesis.partial
+
+    def with_unknown_condition(self) -> Standing:
+        """Return the hypothesis with the remark that it is not there in every case."""
+        return dataclasses.replace(self, somewhere=True)
+
+    def sentence(self, smallest: Scene) -> str:
+        """Return the fault and its condition as a sentence about the smallest case."""
+        text = self.hypothesis.sentence(smallest)
+        if self.somewhere:
+            return f"{text}, though not in every case"
+        return f"{text}, which needs {' and '.join(self.only)}" if self.only else text
+
+
+def _fewest(lacking: list[set[int]], count: int) -> tuple[int, ...] | None:
+    """Return the fewest numbers of which every set holds one; `None` if one is empty."""
+    for size in range(count + 1):
+        for chosen in itertools.combinations(range(count), size):
+            if all(each & set(chosen) for each in lacking):
+                return chosen
+    return None

@@ -1,0 +1,281 @@
+"""Variants of a failing case: one factor changed and all else kept, within what an implementation declares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ringref.problem import Dilation
+from ringverify.cases.case import Case, even_multiple, why_unsupported
+from ringverify.cases.shapes import fitted, length_unit
+from ringverify.implementation import Capabilities, sharding_name
+
+LONGEST = 72
+"""Longest sequence that is tried, unless the failing case is longer: larger ones take longer than they teach."""
+
+LONG = 40
+"""Longest sequence of a larger world, for the same reason, if the tokens on a rank are kept."""
+
+TOKENS = 6
+"""Tokens on a rank of the generous case; odd and even, multiples of 4 and others lie within reach of it."""
+
+
+def _with(case: Case, **changes: Any) -> Iterator[Case]:
+    """Yield the case with some fields changed, unless that has no meaning."""
+    try:
+        yield case.replace(**changes)
+    except ValueError:
+        return
+
+
+def _each(case: Case, name: str, values: Iterable[Any]) -> Iterator[Case]:
+    for value in values:
+        yield from _with(case, **{name: value})
+
+
+def _stretched(case: Case, nq: int, nk: int, **changes: Any) -> Iterator[Case]:
+    """Yield the case with other lengths; documents and key_lengths are stretched alike."""
+    p = case.problem
+    if min(nq, nk) < 0 or max(nq, nk) > max(LONGEST, p.nq, p.nk):
+        return
+    changes |= {"query_length": nq, "key_length": None if nq == nk else nk}
+    if p.documents is not None:
+        changes["documents"] = tuple(_place(cut, p.nq, nq) for cut in p.documents)
+    if p.key_lengths is not None:
+        changes["key_lengths"] = tuple(_place(length, p.nk, nk) for length in p.key_lengths)
+    yield from _with(case, **changes)
+
+
+def _place(place: int, before: int, now: int) -> int:
+    """Return a place in a sequence at its new length: 0 and the end stay such, and what is inside stays inside."""
+    if place in (0, before):
+        return now if place else 0
+    return min(max(1, round(place * now / before)), max(1, now - 1), now)
+
+
+class Varying:
+    """Makes variants of cases within what an implementation declares.
+
+    Args:
+        capabilities: what it declares.
+        most_ranks: largest world to try.
+
+    Attributes:
+        factors: what can be varied: by its name, a function that yields a case with this one factor changed.
+        growths: functions that enlarge a case in one respect each, yielding the best way first.
+    """
+
+    def __init__(self, capabilities: Capabilities, most_ranks: int) -> None:
+        self.c = c = capabilities
+        self.sizes = [n for n in range(1, most_ranks + 1) if c.world_sizes is None or n in c.world_sizes]
+        scales = (None, 0.3, 1.0, -0.7) if c.negative_scale else (None, 0.3, 1.0)
+        self.factors: dict[str, Callable[[Case], Iterator[Case]]] = {
+            "ranks": lambda case: self._on(case, [n for n in self.sizes if n != case.world_size]),
+            "length": self._lengths,
+            "causal": lambda case: _each(case, "causal", (not case.problem.causal,)),
+            "window": self._window,
+            "documents": self._documents,
+            "key_lengths": self._key_lengths,
+            "dilation": self._dilation,
+            "softcap": lambda case: _each(case, "softcap", (None, 5.0)),
+            "scale": lambda case: _each(case, "scale", scales),
+            "cross lengths": self._cross,
+            "sharding": lambda case: _each(case, "sharding", map(sharding_name, c.shardings)),
+            "heads": self._heads,
+            "key heads": self._key_heads,
+            "dims": self._dims,
+            "batch": lambda case: self._batches(case, (1, 2, 3)),
+            "dtype": lambda case: _each(case, "dtype", c.dtypes),
+            "values": lambda case: _each(case, "values", ("normal", "integers", "large_scores")),
+            "strides": lambda case: _each(
+                case, "memory", ("contiguous", "transposed", "strided", "offset", "packed", "expanded")
+            ),
+            "cotangent": lambda case: _each(case, "cotangent", ("out", "lse", "both")),
+            "group": lambda case: _each(case, "group", ("world", "offset", "strided")),
+            "schedule": self._schedule,
+        }
+        self.growths = (self._longer, self._wider_world, self._plain, self._wider, self._more_heads, self._more_batch)
+
+    def of(self, case: Case, factor: str) -> list[Case]:
+        """Return the variants of a case in one factor, each once, without the case itself."""
+        return self._allowed(case, self.factors[factor](case))
+
+    def grown(self, case: Case, growth: Callable[[Case], Iterator[Case]]) -> list[Case]:
+        """Return ways to enlarge a case in one respect."""
+        return self._allowed(case, growth(case))
+
+    def sizes_and_lengths(self, case: Case) -> list[Case]:
+        """Return the case on every world at many lengths: they tell keys on a rank from keys in all."""
+        p = case.problem
+        here = -(-max(p.nq, p.nk) // case.world_size)
+        tokens = sorted({*range(1, 10), here - 1, here, here + 1, 2 * here} - {0})
+        return self._allowed(
+            case, (one for size in self.sizes for n in tokens for one in self._of_length(case, n, world_size=size))
+        )
+
+    def _allowed(self, case: Case, variants: Iterable[Case]) -> list[Case]:
+        """Return what is declared of the variants, and leaves no rank empty unless the case does."""
+        found: dict[Case, None] = {}
+        for one in variants:
+            one = fitted(one, self.c)
+            whole = _full(one) or not _full(case)
+            if whole and one.world_size in self.sizes and why_unsupported(one, self.c) is None:
+                found[one] = None
+        found.pop(case, None)
+        return list(found)
+
+    # -- the world and lengths -----------------------------------------------------------------------------------------
+
+    def _of_length(self, case: Case, tokens: int, **changes: Any) -> Iterator[Case]:
+        """Yield the case with this many tokens on a rank, then with one more and one less in all; cross stays cross."""
+        p = case.problem
+        size = changes.get("world_size", case.world_size)
+        for n in (tokens * size, tokens * size + 1, tokens * size - 1):
+            yield from _stretched(case, n - max(0, p.nk - p.nq), n - max(0, p.nq - p.nk), **changes)
+
+    def _on(self, case: Case, sizes: Iterable[int]) -> Iterator[Case]:
+        """Yield the case on other numbers of ranks: with as many tokens on a rank, and with as many in all."""
+        p, now = case.problem, case.world_size
+        for size in sizes:
+            nq, nk = (n // now * size + min(n % now, size - 1) for n in (p.nq, p.nk))
+            if max(nq, nk) <= LONG:
+                yield from _stretched(case, nq, nk, world_size=size)
+        for size in sizes:
+            yield from _with(case, world_size=size)
+
+    def _lengths(self, case: Case) -> Iterator[Case]:
+        p, size = case.problem, case.world_size
+        unit = even_multiple(case.sharding, size) // size
+        here = -(-max(p.nq, p.nk) // size)
+        for tokens in sorted({unit, 2 * unit, 3 * unit, 4 * unit, here - unit, here + unit, here + 2 * unit}):
+            yield from list(self._of_length(case, tokens))[:2]
+
+    def _cross(self, case: Case) -> Iterator[Case]:
+        p, size = case.problem, case.world_size
+        step = length_unit(self.c, case.sharding, size)
+        step = max(step, size)
+        pairs = [(p.nk, p.nk), (p.nq, p.nq), (p.nk, p.nq), (p.nq, p.nk + step), (p.nq + step, p.nk)]
+        for nq, nk in [*pairs, (p.nq, 2 * p.nk), (2 * p.nq, p.nk), (p.nq, step), (step, p.nk)]:
+            yield from _stretched(case, nq, nk)
+
+    # -- constraints ---------------------------------------------------------------------------------------------------
+
+    def _window(self, case: Case) -> Iterator[Case]:
+        p = case.problem
+        here = max(1, p.nk // case.world_size)
+        if p.window is None:
+            yield from _each(case, "window", ((here // 2, here // 2), (here, 1), (2, None)))
+            return
+        left, right = p.window
+        sides = (0, 1, 2, here - 1, here, here + 1, 2 * here, p.nk)
+        yield from _each(case, "window", (None, (left, None), (None, right), (here, here), (here - 1, here - 1)))
+        yield from _each(case, "window", ((side, right) for side in sides if left is not None))
+        yield from _each(case, "window", ((left, side) for side in sides if right is not None))
+
+    def _documents(self, case: Case) -> Iterator[Case]:
+        n, size = case.problem.nq, case.world_size
+        ends = (*(rank * (n // size) + min(rank, n % size) for rank in range(size)), n)
+        cut = ((0, n // 2, n), ends, (0, n // size + 1, n), (0, n), (0, 1, n), (1, n), (0, n - 1))
+        yield from _each(case, "documents", (None, *cut))
+
+    def _key_lengths(self, case: Case) -> Iterator[Case]:
+        p, size = case.problem, case.world_size
+        yield from _with(case, key_lengths=None)
+        for length in (p.nk, p.nk - 1, p.nk // 2 + 1, p.nk - p.nk // size):
+            yield from _with(case, key_lengths=(length,) * p.batch)
+        if p.batch > 1:
+            yield from _with(case, key_lengths=(p.nk, *(p.nk - 1,) * (p.batch - 1)))
+
+    def _dilation(self, case: Case) -> Iterator[Case]:
+        p, c = case.problem, self.c
+        here, n = max(1, p.nk // case.world_size), p.nq
+        yield from _with(case, dilation=None)
+        if p.dilation is None:
+            yield from _each(
+                case, "dilation", (Dilation(((w, r),), m) for w, r in ((n, 2), (here, 1)) for m in c.dilation)
+            )
+            return
+        d = p.dilation
+        others = [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
+        others += [tuple((w, r) for _, r in d.branches) for w in (1, 2, here - 1, here, here + 1, 2 * here, n) if w > 0]
+        others += [d.branches[:1], (*d.branches, (n, 1))]
+        yield from _each(case, "dilation", (dataclasses.replace(d, branches=branches) for branches in others))
+        yield from _each(case, "dilation", (Dilation(d.branches, mode) for mode in c.dilation))
+
+    # -- shapes --------------------------------------------------------------------------------------------------------
+
+    def _heads(self, case: Case) -> Iterator[Case]:
+        group = case.problem.group_size
+        yield from _with(case, heads=1, key_heads=None)
+        for n in (1, 2, 3, 4, 5):
+            yield from _with(case, heads=n * group, key_heads=None if group == 1 else n)
+
+    def _key_heads(self, case: Case) -> Iterator[Case]:
+        p = case.problem
+        for heads, key_heads in ((p.heads, p.heads), (p.hk, p.hk), (2 * p.hk, p.hk), (3 * p.hk, p.hk), (p.heads, 1)):
+            yield from _with(case, heads=heads, key_heads=None if heads == key_heads else key_heads)
+
+    def _dims(self, case: Case) -> Iterator[Case]:
+        p = case.problem
+        dims = [8, 1, 16, 3, 4, 2, 5, 7, 9, 12, 17, p.head_dim + 1, *([p.head_dim - 1] if p.head_dim > 1 else [])]
+        if p.dv != p.head_dim:
+            yield from _with(case, value_dim=None)
+            yield from (one for dim in dims for one in _with(case, head_dim=dim, value_dim=p.dv))
+            yield from _each(case, "value_dim", dims)
+        yield from (one for dim in dims for one in _with(case, head_dim=dim, value_dim=None))
+        yield from _each(case, "value_dim", (dim for dim in (p.head_dim + 1, p.head_dim - 1) if dim))
+
+    def _batches(self, case: Case, counts: Iterable[int]) -> Iterator[Case]:
+        lengths = case.problem.key_lengths
+        for n in counts:
+            repeated = None if lengths is None else tuple(lengths[i % len(lengths)] for i in range(n))
+            yield from _with(case, batch=n, key_lengths=repeated)
+
+    # -- how it is run -------------------------------------------------------------------------------------------------
+
+    def _schedule(self, case: Case) -> Iterator[Case]:
+        yield from _each(case, "schedule", (case.schedule + 1, case.schedule + 2))
+        yield from _each(case, "transport", ("buffered", "rendezvous"))
+        yield from _each(case, "delayed", ((),))
+
+    # -- larger cases --------------------------------------------------------------------------------------------------
+
+    def _longer(self, case: Case) -> Iterator[Case]:
+        """Yield the case with about `TOKENS` tokens on a rank, or more than it has; then a little more or less."""
+        p, size = case.problem, case.world_size
+        here = -(-max(p.nq, p.nk) // size)
+        unit = length_unit(self.c, case.sharding, size) // size or 1
+        tokens = -(-max(TOKENS, here + 2) // unit) * unit
+        yield from self._of_length(case, tokens)
+        yield from self._of_length(case, tokens + unit)
+        yield from self._of_length(case, here + unit)
+
+    def _wider_world(self, case: Case) -> Iterator[Case]:
+        now = case.world_size
+        return self._on(case, [n for n in (4, 5, 3, 6, 2, 7, 8) if n > now])
+
+    def _plain(self, case: Case) -> Iterator[Case]:
+        if case.values == "integers":  # many of them are equal, which hides faults
+            yield from _with(case, values="normal")
+
+    def _wider(self, case: Case) -> Iterator[Case]:
+        p = case.problem
+        dim = max(8, p.head_dim + 2)
+        for head_dim in (dim, dim + 1, 2 * dim):
+            yield from _with(case, head_dim=head_dim, value_dim=max(1, head_dim + p.dv - p.head_dim))
+
+    def _more_heads(self, case: Case) -> Iterator[Case]:
+        p = case.problem
+        for times in (4, 3, 2):
+            if p.heads * times <= 8:
+                yield from _with(case, heads=p.heads * times, key_heads=None if p.hk == p.heads else p.hk * times)
+
+    def _more_batch(self, case: Case) -> Iterator[Case]:
+        now = case.problem.batch
+        return self._batches(case, (now + 1, now + 2) if now < 3 else ())
+
+
+def _full(case: Case) -> bool:
+    """Whether every rank holds queries and keys."""
+    return min(case.problem.nq, case.problem.nk) >= case.world_size

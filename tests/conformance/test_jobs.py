@@ -1,0 +1,220 @@
+"""`check --jobs N`: several processes try cases side by side, and nobody can tell from what is reported."""
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from command_line import assert_one_line, miniature
+from report_lines import report_lines
+
+from ringverify.cases.running import Runner
+from ringverify.check import jobs
+from ringverify.check.jobs import Jobs
+from ringverify.check.units import Finish, Judge, Wanted
+from ringverify.check.workers import Worker, Workers
+from ringverify.implementation import implementation
+from ringverify.reports.progress import HIDDEN
+from ringverify.worlds import limits
+from ringverify.worlds.limits import cores
+from ringverify.worlds.processes.contained import ContainedWorld
+
+TIMES = ("started", "seconds", "seconds_inside", "seal")
+"""Fields that differ from run to run; the seal is a digest of the whole report."""
+
+
+def without_times(events):
+    """The events of a report, without what differs from run to run."""
+    return [{name: value for name, value in event.items() if name not in TIMES} for event in events]
+
+
+def checked(ringverify, count, *arguments):
+    """The outcome of `check` with so many jobs, in a folder of cases that is empty before and afterwards."""
+    outcome = ringverify.check(*arguments, "--jobs", count)
+    for file in Path(".ringverify").glob("*.json"):
+        file.unlink()
+    return outcome
+
+
+RUNS = {
+    "right": (miniature("right:attend"), "--only", "forward,masked_rows,memory", "--max-examples", 12),
+    "wrong": (miniature("faulty_rings:wrong_scale"), "--only", "forward,exact_selection"),
+    "dies": (miniature("misbehaving:ends_its_process_on_one_rank"), "--only", "forward", "--max-examples", 4),
+    "another one after the first": (miniature("right:attend"), miniature("faulty_rings:wrong_scale"), "--only",
+                                    "forward,lse", "--max-examples", 20, "-x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_report_does_not_depend_on_the_number_of_jobs(run, ringverify):
+    """Cases, numbers of examples and runs, margins, counterexamples, causes and files: all but times."""
+    one, several = (checked(ringverify, count, *RUNS[run]) for count in (1, 3))
+    assert without_times(several.events) == without_times(one.events)
+    assert several.code == one.code != 2
+
+
+def test_what_depends_on_earlier_cases_does_not_depend_on_the_number_of_jobs(ringverify):
+    """Workers see other cases before; the cases of the property from the beginning decide, in a fresh process."""
+    asked = (miniature("stateful:remembers"), "--only", "forward,exact_selection", "--max-examples", 20)
+    one, several = (checked(ringverify, count, *asked) for count in (1, 2))
+    assert without_times(several.events) == without_times(one.events)
+    assert all(event["after"] for event in one.told("counterexample"))
+    assert one.told("counterexample")
+
+
+def test_earlier_failures_are_tried_first_by_workers_too(ringverify):
+    """They are counted as remembered, and decide at once."""
+    asked = (miniature("faulty_rings:wrong_scale"), "--only", "forward", "--max-examples", 20, "--jobs", 2)
+    first, second = ringverify.check(*asked), ringverify.check(*asked)
+    assert first.told("property")[0].get("remembered") is None
+    assert (second.told("property")[0]["remembered"], second.told("property")[0]["examples"]) == (1, 1)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
+@pytest.mark.parametrize("command", [("check", "ring"), ("mutants",), ("vectors", "check", "--target", "ring")])
+def test_an_impossible_number_of_jobs_is_one_line(command, text, ringverify):
+    """It says what was typed, and what is expected."""
+    outcome = ringverify(*command, "--jobs", text)
+    assert outcome.code == 2
+    assert_one_line(outcome.err, ["--jobs", repr(text), "a whole number of at least 1, or auto"])
+
+
+@pytest.mark.parametrize("value", ["0", '"many"', "true", "[2]"])
+def test_an_impossible_number_of_jobs_in_the_project_is_one_line(value, ringverify):
+    """So it is there."""
+    Path("pyproject.toml").write_text(f"[tool.ringverify]\njobs = {value}\n")
+    outcome = ringverify("check", "ring")
+    assert outcome.code == 2
+    assert_one_line(outcome.err, ["pyproject.toml", "jobs", "expected a whole number"])
+
+
+def test_several_jobs_are_for_the_simulated_world(ringverify):
+    """Where ranks are processes, one case at a time uses the cores already."""
+    outcome = ringverify("check", "ring", "--world", "gloo", "--jobs", 2)
+    assert outcome.code == 2
+    assert_one_line(outcome.err, ["--jobs 2", "gloo", "leave --jobs out"])
+
+
+def test_a_time_budget_is_kept_by_all_workers(ringverify):
+    """A property that is cut short says so; none goes on for as long as it would."""
+    asked = (miniature("right:attend"), "--only", "forward,gradients", "--suite", "nightly", "--time-budget", 4)
+    outcome = ringverify.check(*asked, "--jobs", 2)
+    assert outcome.code in (0, 3)  # 3 on a machine that is too busy to begin in time
+    assert [event["reason"].startswith("the time budget ended") for event in outcome.told("property")] == [True, True]
+
+
+def test_vectors_are_tried_by_workers_with_the_same_report(ringverify):
+    """Vector by vector."""
+    found = []
+    for count in (1, 2):
+        report = f"{count}.jsonl"
+        asked = ("vectors", "check", "--target", miniature("faulty_rings:wrong_scale"), "--report", report)
+        assert ringverify(*asked, "--jobs", count).code == 1
+        found.append(without_times(report_lines(Path(report))))
+    assert found[0] == found[1]
+
+
+# -- workers that end --------------------------------------------------------------------------------------------------
+
+
+def killing(monkeypatch, chosen):
+    """End each worker when it is given a unit for which `chosen` is true; count these units by property."""
+    begin, killed = Worker.begin, Counter()
+
+    def begin_and_kill(self, task, unit, setup):
+        begin(self, task, unit, setup)
+        if chosen(unit, killed):
+            killed[unit.wanted.property] += 1
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Worker, "begin", begin_and_kill)
+    return killed
+
+
+ASKED = (miniature("right:attend"), "--only", "forward,gradients", "--max-examples", 6)
+
+
+def test_the_unit_of_a_worker_that_is_killed_is_done_by_another_one(ringverify, monkeypatch):
+    """Once; the report is the one of a run in which nothing happened."""
+    quiet = checked(ringverify, 2, *ASKED)
+    killed = killing(monkeypatch, lambda unit, killed: isinstance(unit, Judge) and not killed[unit.wanted.property])
+    outcome = checked(ringverify, 2, *ASKED)
+    assert killed == {"forward": 1, "gradients": 1}
+    assert without_times(outcome.events) == without_times(quiet.events)
+
+
+def test_a_property_whose_workers_are_killed_again_is_inconclusive(ringverify, monkeypatch):
+    """The others have their verdicts."""
+    killed = killing(monkeypatch, lambda unit, killed: unit.wanted.property == "gradients")
+    outcome = checked(ringverify, 2, *ASKED)
+    assert outcome.code == 3
+    assert outcome.verdicts() == {"forward": "pass", "gradients": "inconclusive"}
+    assert killed == {"gradients": 2}
+    reason = outcome.told("property", property="gradients")[0]["reason"]
+    assert reason == "the worker process that tried it was ended by signal SIGKILL, and so did another one"
+
+
+def test_a_violation_stands_though_its_workers_are_killed(ringverify, monkeypatch):
+    """It is reported as it was found."""
+    killing(monkeypatch, lambda unit, killed: isinstance(unit, Finish))
+    outcome = checked(ringverify, 2, miniature("faulty_rings:wrong_scale"), "--only", "forward", "--max-examples", 20)
+    assert outcome.code == 1
+    (counterexample,) = outcome.told("counterexample")
+    assert (counterexample["smallest"], counterexample["tried"]) == (False, 0)
+    assert "SIGKILL" in outcome.told("property")[0]["reason"]
+
+
+# -- how many ----------------------------------------------------------------------------------------------------------
+
+
+def begun(monkeypatch, count, examples, target="ring", on=8):
+    """Whether workers try two properties of so many examples each, and how many there may be, on so many cores."""
+    monkeypatch.setattr(jobs, "cores", lambda: on)
+    monkeypatch.setattr(Workers, "_start", lambda self: None)
+
+    @implementation(name="here")
+    def attend(q, k, v, call):
+        return q
+
+    many = Jobs(count, HIDDEN)
+    asked = [Wanted(property=id, examples=examples, seed=0) for id in ("forward", "gradients")]
+    return many.begin(Runner(attend, ContainedWorld(), target=target), asked, None), many._workers.most
+
+
+def test_auto_starts_no_workers_for_few_examples(monkeypatch):
+    """They would cost more than they gain; a number that is asked for is kept."""
+    assert begun(monkeypatch, None, 30) == (False, 0)
+    assert begun(monkeypatch, None, 200) == (True, 4)
+    assert begun(monkeypatch, None, 4000) == (True, 8)
+    assert begun(monkeypatch, None, 4000, on=1) == (False, 1)
+    assert begun(monkeypatch, 3, 1) == (True, 3)
+    assert begun(monkeypatch, 1, 4000) == (False, 1)
+
+
+def test_an_implementation_without_a_target_is_tried_in_this_process(monkeypatch):
+    """No other process could import it."""
+    assert not begun(monkeypatch, 2, 4000, target=None)[0]
+
+
+def test_a_container_may_use_less_than_the_machine_has(monkeypatch, tmp_path):
+    """A quota of one and a half cores is two jobs at most."""
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(limits, "QUOTA", quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
+    assert cores() == 8
+    for text, expected in (("max 100000\n", 8), ("150000 100000\n", 2), ("1000 100000\n", 1), ("nonsense", 8)):
+        quota.write_text(text)
+        assert cores() == expected
+
+
+def test_two_runs_in_one_folder_do_not_disturb_each_other(ringverify):
+    """They write the same file of the same case, and each its own report."""
+    asked = ("check", miniature("faulty_rings:wrong_scale"), "--only", "forward,gradients", "--max-examples", 20)
+    runs = [ringverify.apart(*asked, "--jobs", 2, "--report", f"{number}.jsonl") for number in (1, 2)]
+    told = [run.communicate(timeout=120) for run in runs]
+    assert [run.returncode for run in runs] == [1, 1]
+    assert [err for _, err in told] == ["", ""]
+    files = sorted(path.name for path in Path(".ringverify").glob("*.json"))
+    assert len(files) == 2
+    assert "exactly the recorded bits" in ringverify("replay", f".ringverify/{files[0]}").out

@@ -1,0 +1,175 @@
+"""When a case fails is said truly: conditions are planted, and found again by variants of the smallest case."""
+
+import dataclasses
+import random
+
+import pytest
+
+from ringverify.cases.choices import SeededChoices
+from ringverify.cases.running import Runner
+from ringverify.cases.shrinking import shrink
+from ringverify.cases.strategies import Scope, case_of, cases
+from ringverify.check.explaining import when_it_fails
+from ringverify.check.hunting import hunt
+from ringverify.diagnosis.conditions import features
+from ringverify.diagnosis.needs import needs
+from ringverify.events import Needed
+from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
+from ringverify.implementation import Capabilities, Implementation
+from ringverify.properties.values import FORWARD
+from ringverify.worlds.simulated import SimulatedWorld
+
+SCOPE = Scope(memory=("contiguous", "strided"), cotangents=("out", "both", "lse"), groups=("world", "strided"))
+TOKENS = Capabilities(sharding=("contiguous", "zigzag"), uneven=True, window=True)
+PLANTED = [
+    ("at least 3 ranks", lambda one: one["ranks"] >= 3),
+    ("exactly 3 ranks", lambda one: one["ranks"] == 3),
+    ("an even number of ranks", lambda one: one["ranks"] % 2 == 0),
+    ("causal", lambda one: one["causal"]),
+    ("not causal", lambda one: not one["causal"]),
+    ("causal, at least 3 ranks", lambda one: one["causal"] and one["ranks"] >= 3),
+    ("causal, at least 2 ranks, 5 keys or more on a rank",
+     lambda one: one["causal"] and one["keys_here"] >= 5 and one["ranks"] >= 2),
+    ("4 queries or more on a rank", lambda one: one["queries_here"] >= 4),
+    ("at least 17 keys", lambda one: one["keys"] > 16),
+    ("an odd number of keys", lambda one: one["keys"] % 2 == 1),
+    ("bfloat16", lambda one: one["dtype"] == "bfloat16"),
+    ("a 16-bit dtype", lambda one: one["dtype"] in ("bfloat16", "float16")),
+    ("head_dim at least 9", lambda one: one["head_dim"] > 8),
+    ("head_dim not a multiple of 8", lambda one: one["head_dim"] % 8 != 0),
+    ("value_dim other than head_dim", lambda one: one["value_dim"] != one["head_dim"]),
+    ("at least 2 heads", lambda one: one["heads"] > 1),
+    ("fewer key heads than heads (GQA)", lambda one: one["group_size"] > 1),
+    ("at least 2 batch entries", lambda one: one["batch"] > 1),
+    ("shards of different lengths", lambda one: one["uneven"]),
+    ("a window narrower than a rank's shard", lambda one: one["narrow"]),
+    ("a document on several ranks", lambda one: one["crossing"]),
+    ("dilation rate at least 3", lambda one: one.get("rate", 0) >= 3),
+    ("softcap", lambda one: one["softcap"]),
+    ("a scale of its own", lambda one: one["scale"]),
+    ("large or dominating scores", lambda one: one["large"]),
+    ("inputs that are not contiguous in memory", lambda one: one["strides"]),
+    ("a cotangent of lse", lambda one: one["of_lse"]),
+    ("causal, zigzag sharding", lambda one: one["causal"] and one["sharding"] == "zigzag"),
+    ("causal or window", lambda one: one["causal"] or one["window"]),
+    ("more keys than queries", lambda one: one["more_keys"]),
+    ("nothing", lambda one: True),
+]  # fmt: skip
+
+
+def found(planted, capabilities, **how):
+    """What is said of a fault that is there under a condition, and cases as the suite draws them."""
+    scope = SCOPE if capabilities is EVERYTHING else dataclasses.replace(SCOPE, cotangents=("out",), groups=("world",))
+
+    def fails(case):
+        return min(case.problem.nq, case.problem.nk) > 0 and bool(planted(features(case, capabilities)))
+
+    choices = SeededChoices(1)
+    drawn = [case_of(choices, capabilities, scope) for _ in range(300)]
+    first = next(case for case in drawn if fails(case))
+    smallest = shrink(first, fails, capabilities).case
+    whole = [case for case in drawn if min(case.problem.nq, case.problem.nk) >= case.world_size]
+    return needs(smallest, how.pop("fails", fails), capabilities, **how), fails, whole
+
+
+@pytest.mark.parametrize(("text", "planted"), PLANTED, ids=[text for text, _ in PLANTED])
+def test_a_planted_condition_is_found_again(text, planted):
+    """In its words, and so that it holds on drawn cases exactly where the fault is; few runs are enough."""
+    said, fails, drawn = found(planted, EVERYTHING, seconds=60)
+    assert ", ".join(one.text for one in said.requires) == ("" if text == "nothing" else text)
+    assert all(all(one.holds(case) for one in said.requires) == fails(case) for case in drawn)
+    assert said.complete
+    assert said.tried <= 110
+
+
+def test_where_keys_are_as_many_as_queries_they_are_called_tokens():
+    """And nothing is said of factors that are not declared."""
+    said, _, _ = found(lambda one: one["keys_here"] >= 5, TOKENS, seconds=60)
+    assert [one.text for one in said.requires] == ["5 tokens or more on a rank"]
+    assert set(said.irrelevant) == {"ranks", "masks", "sharding", "shapes", "values", "strides", "schedule"}
+
+
+def test_nothing_is_said_that_a_run_contradicts():
+    """A fault by chance has no condition: every one that is named was met by all runs that failed."""
+    luck, failed = random.Random(7), []
+
+    def fails(case):
+        seen = luck.random() < 0.5
+        failed.extend([case] if seen else [])
+        return seen
+
+    said, _, _ = found(lambda one: True, EVERYTHING, seconds=60, fails=fails)
+    assert failed
+    assert all(one.holds(case) for one in said.requires for case in failed)
+
+
+def test_runs_that_teach_nothing_are_no_evidence():
+    """Neither for a condition nor against one."""
+    said, _, _ = found(lambda one: True, EVERYTHING, seconds=60, fails=lambda case: None)
+    assert (said.requires, said.irrelevant, said.complete) == ((), (), True)
+
+
+def test_an_end_of_the_time_is_told():
+    """What was found until then stands."""
+    said, _, _ = found(lambda one: one["ranks"] >= 3, EVERYTHING, seconds=0)
+    assert (said.requires, said.complete, said.tried) == ((), False, 0)
+    assert str(said.told()) == "nothing in particular; the time ended before all was tried"
+
+
+def test_it_is_told_in_a_line():
+    """Conditions first, then what does not matter."""
+    told = Needed(requires=("causal", "at least 3 ranks"), irrelevant=("dtype", "shapes"), complete=True)
+    assert str(told) == "causal, at least 3 ranks; not a matter of dtype, shapes"
+
+
+# -- faults of a ring --------------------------------------------------------------------------------------------------
+
+PLAIN = dataclasses.replace(Capabilities(sharding="contiguous", lse=True), gradients=False)
+
+
+def faulty(there):
+    """A ring whose out is wrong on the ranks, and in the calls, where `there` is true."""
+
+    def attend(q, k, v, call):
+        out, lse = ring_of(STEPS)(q, k, v, call)
+        return (out * 1.01 if there(q, call) else out), lse
+
+    return Runner(Implementation(attend, "faulty", PLAIN), SimulatedWorld())
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (lambda q, call: call.rank == 2, ["at least 3 ranks", "wrong on rank 2 only"]),
+        (lambda q, call: call.rank == call.world_size - 1, ["wrong on the last rank only"]),
+        (
+            lambda q, call: call.causal and call.rank,
+            ["causal", "at least 2 ranks", "wrong on every rank but the first"],
+        ),
+        (lambda q, call: not q.is_contiguous(), ["inputs that are not contiguous in memory"]),
+        (lambda q, call: q.size(1) > 3 and call.world_size > 1, ["at least 2 ranks", "4 tokens or more on a rank"]),
+    ],
+)
+def test_a_fault_of_a_ring_is_told_with_its_condition(there, says, monkeypatch):
+    """On wrong values, whether or not the cause has a name; the property's own cases are not the limit."""
+    monkeypatch.setattr("ringverify.check.explaining.NEEDS_SECONDS", 60.0)
+    runner = faulty(there)
+    drawn = dataclasses.replace(FORWARD, cases=lambda c: cases(c, Scope(memory=("contiguous", "strided"))))
+    seen = hunt(drawn, runner, examples=40, seed=0, progress=lambda number: None)
+    assert seen.mishaps == []
+    assert seen.counterexample is not None
+    assert [one.text for one in seen.counterexample.needs.requires] == says
+
+
+def test_a_failure_without_values_is_varied_too():
+    """It has to fail in the same manner."""
+
+    def attend(q, k, v, call):
+        if q.size(2) > 1:
+            raise RuntimeError("one head at a time")
+        return ring_of(STEPS)(q, k, v, call)
+
+    runner = Runner(Implementation(attend, "one head", PLAIN), SimulatedWorld())
+    seen = hunt(FORWARD, runner, examples=40, seed=0, progress=lambda number: None, shrinking=False).counterexample
+    said = when_it_fails(FORWARD, runner, seen.case, seen.violation)
+    assert [one.text for one in said.requires] == ["at least 2 heads"]
