@@ -14,7 +14,7 @@ from ringverify.events import Json, schema_of
 from ringverify.implementation import SHARDING_NAMES, Capabilities, Implementation
 from ringverify.words import legible
 from ringverify.worlds.external.messages import FROM_WORKER, PROTOCOL, TO_WORKER, Breach, Hello
-from ringverify.worlds.external.process import Ended, TooLong, Worker, command_of
+from ringverify.worlds.external.process import Ended, ProgramProcess, TooLong, command_of
 from ringverify.worlds.world import LOAD_SECONDS
 
 NOT_FOR_PROGRAMS = ("devices", "processes", "subgroups", "memory", "traffic")
@@ -56,7 +56,7 @@ def describe_program(target: str, *, seconds: float | None = None) -> Implementa
     """
     longest = LOAD_SECONDS if seconds is None else seconds
     try:
-        worker = Worker(command_of(target))
+        worker = ProgramProcess(command_of(target))
     except ValueError as error:
         raise UsageError(f"target {target!r}: {error}") from None
     except OSError as error:

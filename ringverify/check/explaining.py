@@ -9,6 +9,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation, Runner
+from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
 from ringverify.errors import Inconclusive
@@ -83,6 +84,8 @@ def when_it_fails(property: Property, runner: Runner, case: Case, violation: Vio
     reasons = {violation.reason, *((("value", tensor) for tensor in tensors) if wider else ())}
 
     def fails(other: Case) -> bool | None:
+        if there.world.name == "external" and unseen_by_a_program(other) != unseen_by_a_program(case):
+            return None
         if wider and not gradients and other.cotangent != case.cotangent:
             return None
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ringverify.cases.case import Case
 from ringverify.events import Verdict
 from ringverify.implementation import Implementation
 from ringverify.programs import ProgramElsewhere
@@ -43,3 +44,8 @@ def of_refusals(reasons: Sequence[str], examples: int) -> tuple[Verdict, str]:
     asked = len(reasons) + examples
     said = f"the program refused {len(reasons)} of {asked} cases: {cut(reasons[0])}{further}"
     return ("pass" if examples else "unsupported"), said
+
+
+def unseen_by_a_program(case: Case) -> tuple[object, ...]:
+    """Return the fields of a case that are not told to a program, so that nothing can depend on them."""
+    return case.memory, case.group, case.transport, case.delayed, case.schedule

@@ -161,6 +161,8 @@ def test_a_wrong_worker_is_caught_and_its_ranks_named(worker, ringverify):
     assert (told["tensor"], told["case"]["problem"]["causal"], told["repeats"]) == ("out", True, True)
     assert told["rank"] is not None
     assert told["region"] is not None
+    assert "causal" in told["needs"]["requires"]
+    assert not {"strides", "schedule"} & set(told["needs"]["irrelevant"])
     again = ringverify("replay", told["file"])
     assert again.code == 1, again.err
     assert "still violated, with exactly the recorded bits" in again.out

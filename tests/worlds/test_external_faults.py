@@ -25,7 +25,7 @@ from ringverify.implementation import Capabilities, Implementation
 from ringverify.programs import ProgramElsewhere
 from ringverify.properties.catalogue import select
 from ringverify.worlds.external.messages import Hello
-from ringverify.worlds.external.process import Worker
+from ringverify.worlds.external.process import ProgramProcess
 from ringverify.worlds.external.world import ExternalWorld
 
 pytestmark = [
@@ -280,7 +280,7 @@ def test_a_program_that_does_not_start_for_the_check_is_inconclusive():
 
 def test_a_worker_ends_with_the_tool_even_when_the_tool_is_killed(tmp_path):
     """The keeper sees the lifeline end; the private folder goes too."""
-    worker = Worker([sys.executable, str(WORKER), "right"])
+    worker = ProgramProcess([sys.executable, str(WORKER), "right"])
     worker.hello(PLENTY)
     folder = worker._folder
     process = worker._process.pid

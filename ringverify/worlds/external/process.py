@@ -71,7 +71,7 @@ def command_of(target: str) -> list[str]:
     return words
 
 
-class Worker:
+class ProgramProcess:
     """A running worker. Whatever it does, `end` leaves nothing of it behind.
 
     Args:

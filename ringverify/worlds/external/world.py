@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringverify.worlds.external.messages import Breach, CaseMessage, Error, Result, Unsupported
-from ringverify.worlds.external.process import Ended, TooLong, Worker, command_of
+from ringverify.worlds.external.process import Ended, ProgramProcess, TooLong, command_of
 from ringverify.worlds.limits import limit_in, limit_of, sentence
 from ringverify.worlds.raising import Charge, raising_of
 from ringverify.worlds.world import (
@@ -68,7 +68,7 @@ class ExternalWorld:
 
     def __init__(self, heard: Callable[[int, bytes], None] | None = None) -> None:
         self._heard = None if heard is None else lambda piece: heard(0, piece)
-        self._running: dict[str, Worker] = {}
+        self._running: dict[str, ProgramProcess] = {}
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _end_all, self._running)
 
@@ -120,13 +120,13 @@ class ExternalWorld:
         with self._lock:
             _end_all(self._running)
 
-    def _worker(self, load: Load) -> Worker:
+    def _worker(self, load: Load) -> ProgramProcess:
         """Return the running worker, started if it is not there."""
         if load.what not in self._running:
             load.told(load.what)
             try:
                 with _unavailable():
-                    self._running[load.what] = Worker(command_of(load.what), self._heard)
+                    self._running[load.what] = ProgramProcess(command_of(load.what), self._heard)
                 with self._ending_what_fails(load.what):
                     self._running[load.what].hello(load.deadline)
             finally:
@@ -164,7 +164,7 @@ def _unavailable() -> Iterator[None]:
         raise WorldUnavailable(f"{'no worker can be run' if limit is None else sentence(limit)}: {error}") from None
 
 
-def _asked(worker: Worker, question: Question, deadline: float) -> tuple[tuple[Any, ...], Failure | None]:
+def _asked(worker: ProgramProcess, question: Question, deadline: float) -> tuple[tuple[Any, ...], Failure | None]:
     """Ask, and return each rank's result, or how the run failed."""
     try:
         said, path = worker.ask(question.message, question.inputs, deadline)
@@ -214,6 +214,6 @@ def _content(path: Path, largest: int) -> bytes:
         return file.read(largest)
 
 
-def _end_all(running: dict[str, Worker]) -> None:
+def _end_all(running: dict[str, ProgramProcess]) -> None:
     while running:
         running.popitem()[1].end(kindly=True)
