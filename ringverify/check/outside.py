@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ringverify.cases.case import Case
 from ringverify.events import Verdict
@@ -49,3 +49,9 @@ def of_refusals(reasons: Sequence[str], examples: int) -> tuple[Verdict, str]:
 def unseen_by_a_program(case: Case) -> tuple[object, ...]:
     """Return the fields of a case that are not told to a program, so that nothing can depend on them."""
     return case.memory, case.group, case.transport, case.delayed, case.schedule
+
+
+def versions_of(implementation: Implementation) -> Mapping[str, str] | None:
+    """Return what a program says that it runs on, by name; `None` if it says nothing, or is none."""
+    function = implementation.function
+    return (function.hello.versions or None) if isinstance(function, ProgramElsewhere) else None

@@ -36,7 +36,7 @@ from ringverify.check.outcome import (
     implementation_event,
     unavailable,
 )
-from ringverify.check.outside import of_refusals, why_not_outside
+from ringverify.check.outside import of_refusals, versions_of, why_not_outside
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.sameness import ToldFailure, same_as
 from ringverify.check.tried import tried_event, untried
@@ -307,6 +307,7 @@ class ImplementationRun:
                 break
         name, seconds = self.implementation.name, time.monotonic() - started
         event = implementation_event(tried, implementation=name, asked=len(properties), seconds=seconds)
+        event = dataclasses.replace(event, versions=versions_of(self.implementation))
         features = joined([one.outcome.tried for one in tried], implementation=name)
         tellable = features is None or tells(self.tell, features)
         tellable = tells(self.tell, event) and tellable

@@ -69,6 +69,8 @@ def test_what_is_written_gets_a_verdict_as_it_is(ringverify):
     assert checked.code == 0, checked.out
     (told,) = checked.told("implementation")
     assert (told["implementation"], told["world"], told["not_run_in"]) == ("mine.py", "external", [])
+    assert told["versions"] == {"numpy": np.__version__}
+    assert f"\n  it runs on numpy {np.__version__}\n" in checked.out
     verdicts = checked.verdicts()
     passed = {id for id, verdict in verdicts.items() if verdict == "pass"}
     undeclared = {"masked_rows", "precision", "determinism"}

@@ -80,7 +80,7 @@ MATRIX = {
     "a_folder": fails("wrote no file of results"),
     "another_case": unknown("the program answered case 2 when asked for case 1"),
     "answers_twice": unknown("the program wrote further messages after its result"),
-    "answers_twice_later": unknown("the program wrote"),
+    "answers_twice_later": unknown("the program "),
     "no_message_at_all": unknown("wrote a line that is no message"),
     "case_of_another_type": unknown("sent result with case="),
     "floods_the_protocol": unknown("more than 1 MiB without the end of a line"),
