@@ -18,6 +18,7 @@ from typing import Any
 from ringverify import targets
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
+from ringverify.programs import describe_program
 from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.processes.contained import OF_A_RANK
 from ringverify.worlds.processes.gloo import GlooWorld
@@ -86,13 +87,15 @@ def describe(target: str, *, seconds: float | None = None) -> Implementation:
     The tool's own implementations (`ring`, `allgather`, mutants) are imported here, and come with their function.
 
     Args:
-        target: a built-in name, `module:attribute` or `path/to/file.py:attribute`.
+        target: a built-in name, `module:attribute`, `path/to/file.py:attribute` or `program: COMMAND`.
         seconds: how long its import may take; `LOAD_SECONDS` by default.
 
     Raises:
         UsageError: the target has no such form, cannot be imported, ends its process, or is not an implementation.
         Inconclusive: a peer's package is not installed, the import takes too long or is killed, or no process starts.
     """
+    if targets.is_program(target):
+        return describe_program(target, seconds=seconds)
     module, _ = targets.located(target)
     # A target that is being imported is in a disposable process already.
     if targets.being_loaded() is not None:

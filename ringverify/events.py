@@ -430,6 +430,7 @@ class ImplementationEvent:
     device: Annotated[str | None, "device, suite and seed: where they are not the header's"] = None
     suite: Literal["smoke", "quick", "full", "nightly"] | None = None
     seed: int | None = None
+    versions: Annotated[Mapping[str, str] | None, "of what a program runs on, as it says itself"] = None
 
     @property
     def reached(self) -> str:

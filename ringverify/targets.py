@@ -1,4 +1,4 @@
-"""Find the implementation that a target names: a built-in name, `module:attribute` or `path/to/file.py:attribute`."""
+"""Find the implementation that a target names: a built-in name, `module:attribute`, a file's attribute or a program."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any, cast
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.worlds.exceptions import exit_call, one_line, trace_of
+from ringverify.worlds.external.process import PROGRAM, command_of
 from ringverify.worlds.limits import limit_of, sentence
 
 _loading: list[str] = []
@@ -81,11 +82,16 @@ def located(target: str) -> tuple[str, str | None]:
     """Split a target into its module or file and the attribute there, without importing anything.
 
     Returns:
-        The module or file, and the attribute, `None` where the target names none.
+        The module or file, and the attribute, `None` where the target names none; of a program, its command.
 
     Raises:
-        UsageError: the target has no such form, or there is no such file or package.
+        UsageError: the target has no such form, or there is no such file, package or program.
     """
+    if is_program(target):
+        try:
+            return " ".join(command_of(target)), None
+        except ValueError as error:
+            raise UsageError(f"target {target!r}: {error}") from None
     location = location_of(target)
     module_name, separator, attribute = location.rpartition(":")
     if not separator and _is_module(location):
@@ -95,7 +101,7 @@ def located(target: str) -> tuple[str, str | None]:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(
             f"unknown target {target!r}: expected a built-in name (ringverify list implementations), "
-            f"module:attribute or path/to/file.py:attribute{hint}"
+            f"module:attribute, path/to/file.py:attribute or 'program: COMMAND'{hint}"
         )
     if module_name.endswith(".py"):
         if not Path(module_name).is_file():
@@ -113,7 +119,7 @@ def from_anywhere(target: str) -> str:
 def with_file(target: str, place: Callable[[str], str]) -> str:
     """Return a target with `place` applied to the path of its file; a target without a file is returned as it is."""
     file, _, attribute = target.rpartition(":")
-    return f"{place(file)}:{attribute}" if file.endswith(".py") else target
+    return f"{place(file)}:{attribute}" if file.endswith(".py") and not is_program(target) else target
 
 
 def is_ours(module: str) -> bool:
@@ -131,6 +137,8 @@ def load(target: str) -> Implementation:
         Inconclusive: the target is a peer whose package is not installed.
     """
     module_name, attribute = located(target)
+    if is_program(target):
+        raise UsageError(f"target {target!r} is a program: it runs in a process of its own only")
     if attribute is None:
         raise UsageError(_which(module_name, _module(module_name)))
     try:
@@ -193,6 +201,11 @@ def _which(name: str, module: ModuleType) -> str:
     return f"{name} holds {len(found)} implementations: use one or several of {' '.join(found)} as targets"
 
 
+def is_program(target: str) -> bool:
+    """Whether a target is a command, which is spoken to through a worker."""
+    return target.startswith(PROGRAM)
+
+
 def is_built_in(target: str) -> bool:
     """Whether a target is the tool's own: a built-in name or a mutant."""
     return target in BUILT_IN or target.startswith(MUTANT)
@@ -200,6 +213,8 @@ def is_built_in(target: str) -> bool:
 
 def whence(target: str) -> str:
     """Say what loading a target would import, and from where, without importing anything."""
+    if is_program(target):
+        return f"the program {target.removeprefix(PROGRAM).strip()}"
     location = location_of(target)
     module, _, attribute = location.rpartition(":") if ":" in location else (location, "", "no attribute")
     if module.endswith(".py"):

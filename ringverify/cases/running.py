@@ -19,6 +19,7 @@ from ringref.sharding import Positions, key_positions, query_positions
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import Inputs, make_inputs
 from ringverify.cases.local import ContractError, RankResult, backward, forward, local_part, result_of
+from ringverify.cases.outside import question
 from ringverify.cases.unwritten import Unwritten
 from ringverify.implementation import Capabilities, Implementation, TensorLayout
 from ringverify.targets import from_anywhere, load
@@ -101,6 +102,7 @@ class RunLog:
         history: the latest cases run, for other properties too: module state that they left may still be there.
         findings: what worked in a simulated world but gloo refuses, by name, with an example of each.
         load_failure: why loading the target exceeded its deadline; it is not tried again, for that would take as long.
+        refused: the reasons for which a program did not run a case that it was asked for, one for each.
     """
 
     runs: int = 0
@@ -110,12 +112,14 @@ class RunLog:
     history: deque[Case] = dataclasses.field(default_factory=lambda: deque(maxlen=50))
     findings: dict[str, str] = dataclasses.field(default_factory=dict)
     load_failure: str | None = None
+    refused: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: RunLog) -> None:
         """Add what was counted and noticed later, by a log that began empty."""
         self.runs += other.runs
         self.seconds_inside += other.seconds_inside
         self.notes += [note for note in other.notes if note not in self.notes]
+        self.refused += other.refused
         self.findings.update({name: text for name, text in other.findings.items() if name not in self.findings})
 
 
@@ -175,14 +179,17 @@ class Runner:
                 limit of the machine was reached, or an error of ours ended the run.
         """
         task = Task(self.named, case, gradients, self.device, inputs, unwritten, layout)
-        results, failure, run = self.launch(run_rank, task, watch=watch)
+        program = question if self.world.name == "external" else run_rank
+        results, failure, run = self.launch(program, task, watch=watch)
         self.log.seconds_inside += sum(rank.seconds for rank in results)
         return Observation(results, failure, run)
 
     @functools.cached_property
     def named(self) -> Implementation | str:
         """The implementation as a `Task` names it: its target with an absolute path, or the implementation itself."""
-        return self.implementation if self.target is None else from_anywhere(self.target)
+        if self.target is None or self.world.name == "external":
+            return self.implementation
+        return from_anywhere(self.target)
 
     def launch(
         self, program: Callable[[Task], Any], task: Task, *, watch: bool | Literal["memory"] = False

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import worst
 from ringverify.cases.running import Runner
+from ringverify.check.outside import why_not_outside
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint
 from ringverify.implementation import TensorLayout
@@ -54,6 +55,8 @@ def _neighbours(
     for neighbour in NEIGHBOURS:
         there = watched if neighbour.simulated_only else runner
         if neighbour is property or there is None or neighbour.unsupported(runner.capabilities) is not None:
+            continue
+        if runner.world.name == "external" and why_not_outside(neighbour, runner.implementation) is not None:
             continue
         for variant in _unfriendly(case) if neighbour is HAZARDS else (case,):
             if time.monotonic() > until:

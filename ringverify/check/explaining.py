@@ -11,28 +11,34 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.running import Observation, Runner
+from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Judgement, Property, Violation, judge_values
+from ringverify.worlds.external.world import CaseRefused
 from ringverify.worlds.world import WorldUnavailable
 
 NEEDS_SECONDS = 3.0
 """Seconds for finding out when a case fails."""
 
 HANGING = 0.5
-"""Deadline in seconds of a variant's run: a small case takes milliseconds."""
+"""Deadline in seconds of a variant's run: a small case takes milliseconds; a program may compile first."""
 
 
 def judged(property: Property, case: Case, runner: Runner) -> Judgement:
-    """Judge one case. A case that cannot test the property is not run.
+    """Judge one case. A case that cannot test the property is not run, and one that a program refuses tests nothing.
 
     Raises:
         WorldUnavailable: the world could not be set up, or a limit of the machine was reached.
     """
     if not property.applies(case, runner.capabilities):
         return Judgement(0.0, None, applies=False)
-    return property.judge(case, runner)
+    try:
+        return property.judge(case, runner)
+    except CaseRefused as refusal:
+        runner.log.refused.append(str(refusal))
+        return Judgement(0.0, None, applies=False)
 
 
 def judged_if_possible(property: Property, case: Case, runner: Runner) -> Judgement | None:
@@ -69,7 +75,8 @@ def when_it_fails(
         violation: how it violates the property.
         until: value of `time.monotonic()` at which to end, if that is before `NEEDS_SECONDS`.
     """
-    there = runner.for_another_property().within(HANGING)
+    there = runner.for_another_property()
+    there = there if there.world.name == "external" else there.within(HANGING)
     finding, wrong = violation.finding, dict[Case, frozenset[int]]()
     tensors = () if finding is None else finding.tensors
     gradients = any(tensor in GRADIENTS for tensor in tensors)
@@ -82,6 +89,8 @@ def when_it_fails(
     reasons = {violation.reason, *((("value", tensor) for tensor in tensors) if wider else ())}
 
     def fails(other: Case) -> bool | None:
+        if there.world.name == "external" and unseen_by_a_program(other) != unseen_by_a_program(case):
+            return None
         if wider and not gradients and other.cotangent != case.cotangent:
             return None
         try:

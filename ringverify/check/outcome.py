@@ -111,7 +111,7 @@ def implementation_event(
         implementation=implementation,
         verdict=outcome.verdict,
         world=tried[0].world,
-        not_run_in=tuple(name for name in ELSEWHERE if name not in worlds),
+        not_run_in=tuple(name for name in ELSEWHERE if worlds.isdisjoint({name, "external"})),
         gloo_refuses=tuple(refuses) or None,
         undeclared=tried[0].undeclared,
         untried=tuple(name for name in tried[0].untried if all(name in one.untried for one in tried)),

@@ -10,11 +10,13 @@ import torch
 
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation
+from ringverify.targets import is_program
+from ringverify.worlds.external.world import ExternalWorld
 from ringverify.worlds.processes import nccl, torchrun
 from ringverify.worlds.processes.rank import too_few_gpus
 from ringverify.worlds.world import World
 
-WorldName = Literal["simulated", "gloo", "nccl"]
+WorldName = Literal["simulated", "gloo", "nccl", "external"]
 
 PROCESS_WORLD_SIZES = (1, 2, 3, 4)
 """Default world sizes with a process for each rank: enough for bugs of direction and order, and few processes."""
@@ -64,11 +66,11 @@ def planned(
         Inconclusive: this machine or torchrun has too few ranks for the sizes asked for.
     """
     declared = implementation.capabilities.world_sizes
-    chosen = _world(implementation, world, crew)
+    chosen = _world(target, implementation, world, crew)
     most = crew.size if crew is not None else len(nccl.my_devices()) if chosen == "nccl" else None
     asked = world_sizes
     if world_sizes is None:
-        if chosen == "simulated":
+        if chosen in ("simulated", "external"):
             return RunPlan(target, implementation, implementation.capabilities, chosen, most)
         world_sizes = PROCESS_WORLD_SIZES if declared is None else declared
         if most is not None:
@@ -90,7 +92,14 @@ def planned(
     return RunPlan(target, restricted, implementation.capabilities, chosen, most, watched)
 
 
-def _world(implementation: Implementation, asked: WorldName | None, crew: torchrun.Crew | None) -> WorldName:
+def _world(
+    target: str, implementation: Implementation, asked: WorldName | None, crew: torchrun.Crew | None
+) -> WorldName:
+    if is_program(target):
+        if crew is not None or asked not in (None, "external"):
+            where = "under torchrun" if crew is not None else f"--world {asked}"
+            raise UsageError(f"{where}: {target} runs in a process of its own and makes its own ranks; leave it out")
+        return "external"
     if crew is not None:
         return crew.name
     if asked is None:
@@ -116,6 +125,8 @@ def open_world(name: WorldName, heard: Callable[[int, bytes], None] | None = Non
             return GlooWorld(heard=heard)
         case "nccl":
             return nccl.nccl_world(heard=heard)
+        case "external":
+            return ExternalWorld(heard)
 
 
 def find_device(device: str) -> None:

@@ -36,6 +36,7 @@ from ringverify.check.outcome import (
     implementation_event,
     unavailable,
 )
+from ringverify.check.outside import of_refusals, versions_of, why_not_outside
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.sameness import ToldFailure, same_as
 from ringverify.check.tried import tried_event, untried
@@ -68,8 +69,9 @@ from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.torchrun import Crew
 from ringverify.worlds.world import OurError, World, WorldUnavailable
 
-DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0}
-"""Default deadline in seconds of one run of a case. Processes get more: the first run in each imports much of torch."""
+DEADLINES = {"simulated": 10.0, "gloo": 30.0, "nccl": 60.0, "external": 120.0}
+"""Default deadline in seconds of one run of a case. Processes get more: the first run in each imports much of torch.
+Programs may compile."""
 
 
 def check(
@@ -211,6 +213,8 @@ def why_not(property: Property, plan: RunPlan, device: str) -> str | None:
         plan: which implementation is run in which world.
         device: device of the tensors.
     """
+    if plan.world == "external" and (reason := why_not_outside(property, plan.implementation)) is not None:
+        return reason
     beside = property.simulated_only and plan.watched is not None
     capabilities = (plan.watched if beside and plan.watched else plan.implementation).capabilities
     kind = torch.device(device).type
@@ -303,6 +307,7 @@ class ImplementationRun:
                 break
         name, seconds = self.implementation.name, time.monotonic() - started
         event = implementation_event(tried, implementation=name, asked=len(properties), seconds=seconds)
+        event = dataclasses.replace(event, versions=versions_of(self.implementation))
         features = joined([one.outcome.tried for one in tried], implementation=name)
         tellable = features is None or tells(self.tell, features)
         tellable = tells(self.tell, event) and tellable
@@ -448,6 +453,8 @@ class ImplementationRun:
                 reason += f" on world sizes {', '.join(map(str, options.world_sizes))}: add others with --world-sizes"
             if found.out_of_time:
                 reason = "the time budget ended before the first example: raise --time-budget"
+        if runner.log.refused and found.counterexample is None:
+            verdict, reason = of_refusals(runner.log.refused, found.examples)
         if found.out_of_time and found.examples:
             reason = f"the time budget ended after {found.examples} of {asked.examples + len(asked.first)} examples"
         if found.unfinished is not None:

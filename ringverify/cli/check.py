@@ -49,7 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "targets",
         nargs="*",
         metavar="TARGET",
-        help="a built-in name (ringverify list implementations), module:attribute or path/to/file.py:attribute",
+        help="a built-in name (ringverify list implementations), module:attribute, path/to/file.py:attribute "
+        "or 'program: COMMAND'",
     )
     add_to(parser)
 

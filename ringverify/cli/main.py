@@ -23,6 +23,7 @@ from ringverify.cli import (
     mutants,
     plan_options,
     replay_options,
+    worker,
 )
 from ringverify.cli.check import EXIT_CODES
 from ringverify.errors import Inconclusive, UsageError, complain
@@ -50,6 +51,7 @@ COMMANDS = (
     replay_options,
     confirm_options,
     init,
+    worker,
     listing,
     mutants,
     bench,

@@ -67,7 +67,11 @@ def _world_name(recorded: str, path: Path, *, in_process: bool) -> WorldName:
                 f"--in-process: case {path} was recorded in the {recorded} world, where every rank is a process of its "
                 "own; leave it out"
             )
-        case "gloo" | "nccl":
+        case "external" if in_process:
+            raise UsageError(
+                f"--in-process: case {path} is one of a program, which is no part of this process; leave it out"
+            )
+        case "gloo" | "nccl" | "external":
             return recorded
     raise UsageError(f"case {path} names the unknown world {recorded!r}")
 
@@ -127,6 +131,8 @@ def replay(
     trusting.agree([(path, recorded)], trust=trust or target is not None, say=say)
     name = recorded.target
     implementation = targets.load(name) if in_process else describe(name, seconds=load_deadline)
+    if written is not None and targets.is_program(name):
+        raise UsageError(f"--snippet: {name} is a program, and a script can only call a function; leave it out")
     if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
         raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
     world: World
@@ -135,7 +141,7 @@ def replay(
         world = SimulatedWorld(show="labelled")
         seconds = A_DAY if deadline is None else deadline
     else:
-        world = open_world(world_name, _Heard(labelled=world_name == "simulated"))
+        world = open_world(world_name, _Heard(labelled=world_name in ("simulated", "external")))
         seconds = DEADLINES[world_name] if deadline is None else deadline
     sent = None if in_process else name
     runner = Runner(

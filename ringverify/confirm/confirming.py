@@ -36,6 +36,7 @@ from ringverify.properties.catalogue import select
 from ringverify.reports.command import look_at_file
 from ringverify.reports.jsonl import read_report
 from ringverify.reports.story import replay_of
+from ringverify.targets import is_program
 
 Outcome = Literal["shown", "not shown"]
 
@@ -189,6 +190,10 @@ class Scripts:
         if recorded is None or event.file is None:
             again = replay_of(event)
             told = "this violation has no case file, so no script can be made"
+            return _not_shown(event, told + (again and f"; to see it again: {again}"))
+        if is_program(recorded.target):
+            again = replay_of(event)
+            told = "a script can only call a function, and this is a program"
             return _not_shown(event, told + (again and f"; to see it again: {again}"))
         try:
             capabilities = describe(recorded.target).capabilities

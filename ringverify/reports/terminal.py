@@ -153,6 +153,8 @@ class Terminal:
                 f"{inside:.0f} % of the time inside the implementation",
                 "dim",
             )
+        if event.versions:
+            self._line(f"  it runs on {', '.join(' '.join(one) for one in event.versions.items())}", "dim")
         if (untried := untried_line(event, most=None if self.verbose else NAMED)) is not None:
             more = len(event.untried or ()) > NAMED and not self.verbose
             self._line(f"  {untried}{' with -v' if more else ''}", "dim")

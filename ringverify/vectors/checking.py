@@ -15,18 +15,19 @@ import ringverify
 from ringref.attention import Answer
 from ringref.problem import Problem
 from ringref.rounding import Allowed, Pipeline, allowed_error, margins
+from ringverify.cases import tensorfile
 from ringverify.cases.inputs import Inputs
+from ringverify.cases.tensorfile import NotSafetensors, Tensor
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
 from ringverify.errors import UsageError
 from ringverify.events import PropertyOutcome, Verdict
 from ringverify.files import read_bytes, read_text, refusing
 from ringverify.properties.property import Violation
-from ringverify.vectors import index, making, tensorfile
+from ringverify.vectors import index, making
 from ringverify.vectors.index import Index
 from ringverify.vectors.making import RESULTS
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story, written_out
-from ringverify.vectors.tensorfile import NotSafetensors, Tensor
 from ringverify.words import cut
 
 

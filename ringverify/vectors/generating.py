@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import ringverify
+from ringverify.cases import tensorfile
 from ringverify.errors import UsageError
 from ringverify.files import read_bytes, refusing
-from ringverify.vectors import index, making, tensorfile
+from ringverify.vectors import index, making
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.story import Story, written_out
 

@@ -13,9 +13,9 @@ from ringref.attention import Answer, attention
 from ringref.problem import Problem
 from ringref.rounding import Pipeline, allowed_error
 from ringverify.cases.inputs import Inputs
+from ringverify.cases.tensorfile import Tensor
 from ringverify.vectors import inputs
 from ringverify.vectors.story import Story
-from ringverify.vectors.tensorfile import Tensor
 
 Array = NDArray[np.float64]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ringverify.cases.case import Undeclared
 from ringverify.cases.running import RunLog, Runner
+from ringverify.cases.tensorfile import Tensor
 from ringverify.check.jobs import WORTH_A_WORKER, setup_of
 from ringverify.check.options import Subject
 from ringverify.check.outcome import ImplementationOutcome, TriedProperty, footer_event, implementation_event
@@ -25,7 +26,6 @@ from ringverify.vectors import checking
 from ringverify.vectors.index import Index
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story
-from ringverify.vectors.tensorfile import Tensor
 from ringverify.vectors.trying import Trial, trial, tried
 from ringverify.worlds.limits import cores
 from ringverify.worlds.world import World, WorldUnavailable

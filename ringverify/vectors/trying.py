@@ -11,12 +11,12 @@ from ringref.rounding import Allowed
 from ringverify.cases.case import Case, Undeclared, why_unsupported
 from ringverify.cases.comparing import Right, allowed_on, pipeline_of
 from ringverify.cases.running import Runner
+from ringverify.cases.tensorfile import Tensor
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, all_tensors, judge_observation
 from ringverify.vectors.making import EXACT, RESULTS, given_in
 from ringverify.vectors.story import Layout, Story
-from ringverify.vectors.tensorfile import Tensor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,6 +93,7 @@ NOT_RUN = {
     "pip install": "a fresh environment takes a minute; CI does it through the action",
     "pytest ": "tests/pytest_plugin/test_readme.py runs them in a project of their own",
     "ringverify vectors generate": "tests/vectors/test_vectors_documents.py runs it, where it writes nothing",
+    "ringverify check program:": "tests/conformance/test_worker.py runs it, by the interpreter that the tests have",
     "make verify": "it checks our ring and a published package; tests/conformance checks both",
     "make test": "it is what runs these tests",
     "make nightly": "it is what runs the tests that take long",

@@ -7,8 +7,12 @@ from pathlib import Path
 from sources import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = {"ringverify/confirm/script_template.py"}
-"""Text of a script that stands alone, where it calls things as the package does."""
+SCRIPTS = {
+    "ringverify/confirm/script_template.py",
+    "ringverify/cli/workers/jax_worker.py",
+    "ringverify/cli/workers/numpy_worker.py",
+}
+"""Texts of scripts that stand alone, where they call things as the package does."""
 
 
 def names_of_several_classes(root):

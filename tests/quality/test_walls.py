@@ -33,6 +33,7 @@ FLOORS = {
     "ringverify": 2,
     "ringverify.describing": 2,
     "ringverify.implementation": 2,
+    "ringverify.programs": 2,
     "ringverify.targets": 2,
     "ringverify.ring": 2,
     "ringverify.worlds": 1,

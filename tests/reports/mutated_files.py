@@ -21,6 +21,7 @@ from pathlib import Path
 import sample_events
 from rich.console import Console
 
+from ringverify.cases import tensorfile
 from ringverify.check import baseline, casefile
 from ringverify.check.configuration import configured
 from ringverify.cli.check import add_options
@@ -34,7 +35,7 @@ from ringverify.reports.markdown import markdown
 from ringverify.reports.page import page
 from ringverify.reports.results import Source, read_results
 from ringverify.reports.terminal import Terminal
-from ringverify.vectors import checking, index, tensorfile
+from ringverify.vectors import checking, index
 from ringverify.worlds.processes.wire import (
     Frames,
     NotAReport,

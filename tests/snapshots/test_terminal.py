@@ -298,6 +298,7 @@ COMMANDS = {
     "replay": ["replay"],
     "confirm": ["confirm"],
     "init": ["init"],
+    "worker": ["worker"],
     "list": ["list"],
     "bench": ["bench"],
     "plan": ["plan"],

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import ringref.attention
+from ringverify.cases import tensorfile
+from ringverify.cases.tensorfile import Tensor
 from ringverify.cli.main import main
 from ringverify.errors import UsageError
-from ringverify.vectors import checking, generating, index, making, tensorfile
+from ringverify.vectors import checking, generating, index, making
 from ringverify.vectors.catalogue import STORIES
-from ringverify.vectors.tensorfile import Tensor
 
 SOME = {id: STORIES[id] for id in ("V003", "V027", "V048", "V106")}
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ringverify.cases import tensorfile
 from ringverify.cli.main import main
-from ringverify.vectors import generating, making, tensorfile
+from ringverify.vectors import generating, making
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.generating import encoded
 from ringverify.vectors.story import flags, layout_flags

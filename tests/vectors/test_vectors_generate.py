@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 from safetensors.numpy import load as load_safetensors
 
+from ringverify.cases.tensorfile import NotSafetensors, decode
 from ringverify.cli.main import main
 from ringverify.errors import UsageError
 from ringverify.vectors import generating, index, making
 from ringverify.vectors.catalogue import STORIES
-from ringverify.vectors.tensorfile import NotSafetensors, decode
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 4_000_000

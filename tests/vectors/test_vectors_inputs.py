@@ -9,11 +9,11 @@ import pytest
 
 from ringref.problem import DTYPES, Problem
 from ringverify.cases.inputs import Inputs
+from ringverify.cases.tensorfile import Tensor, decode, encode
 from ringverify.vectors import making
 from ringverify.vectors.catalogue import STORIES
 from ringverify.vectors.inputs import SIGNIFICANT, bell, make, splitmix64
 from ringverify.vectors.making import upwards
-from ringverify.vectors.tensorfile import Tensor, decode, encode
 
 
 def test_the_generator_is_splitmix64() -> None:
