@@ -148,9 +148,9 @@ def _named(
     if cases[-1] != cases[0] and not (scenes and wrong_tensors(scenes[0])):
         scenes += _answered(observe, cases[-1:], capabilities, patience)  # no other case failed; this one does
 
-    def in_part(hypotheses: Iterable[Alike]) -> Iterator[Standing]:
+    def in_part(hypotheses: Iterable[Alike], *, hurried: bool) -> Iterator[Standing]:
         for number, alike in enumerate(hypotheses):
-            if number % LOOK == 0 and patience.left() <= 0:
+            if hurried and number % LOOK == 0 and patience.left() <= 0:
                 return
             if (residual := alike[0].explains(smallest)) is not None:
                 yield from (Standing(one, residual) for one in alike)
@@ -158,8 +158,8 @@ def _named(
     explaining = [one.hypothesis for one in whole]
     stages: tuple[Callable[[], Iterable[Standing]], ...] = (
         lambda: whole,
-        lambda: in_part(in_some_rows(tried, explaining, smallest)),
-        lambda: in_part(in_some_places(tried, smallest)),
+        lambda: in_part(in_some_rows(tried, explaining, smallest), hurried=False),
+        lambda: in_part(in_some_places(tried, smallest), hurried=True),
     )
     for standing in stages:
         left = list(standing())
