@@ -90,13 +90,13 @@ def _judged(property: Property | None, case: Case, runner: Runner) -> Judgement 
 
 
 def _layout(runner: Runner, case: Case, violation: Violation) -> Iterator[Hint]:
-    """Yield a hint if an implementation that raises gives right results in the other tensor layout."""
+    """Yield a hint if an implementation that raises, or is wrong, gives right results in the other tensor layout."""
     c = runner.capabilities
-    if violation.kind != "raised":
+    if violation.kind not in ("raised", "value"):
         return
     layout: TensorLayout = "bshd" if c.tensor_layout == "bhsd" else "bhsd"
     try:
-        if runner.run(case, gradients=c.gradients).failure is None:
+        if violation.kind == "raised" and runner.run(case, gradients=c.gradients).failure is None:
             return  # it does not raise in a single call, so the layout is not the cause
         observation = runner.run(case, gradients=c.gradients, layout=layout)
     except WorldUnavailable:

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
-from ringverify.cases.inputs import Inputs
-from ringverify.cases.running import Observation, Runner
+from ringverify.cases.inputs import Inputs, selectable
+from ringverify.cases.running import Observation, Runner, shards
 from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
@@ -89,6 +89,8 @@ def when_it_fails(
     reasons = {violation.reason, *((("value", tensor) for tensor in tensors) if wider else ())}
 
     def fails(other: Case) -> bool | None:
+        if not _possible(other, there.capabilities):
+            return None
         if there.world.name == "external" and unseen_by_a_program(other) != unseen_by_a_program(case):
             return None
         if wider and not gradients and other.cotangent != case.cotangent:
@@ -110,6 +112,15 @@ def when_it_fails(
         seconds /= WALL  # processor time of other processes is not seen from here: the wall clock has to end it
     ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
     return needs(case, fails, there.capabilities, seconds=seconds, most_ranks=ranks, wrong_ranks=wrong.get)
+
+
+def _possible(case: Case, capabilities: Capabilities) -> bool:
+    """Return whether a case can be made: selectors fit, and the sharding function deals its positions out."""
+    try:
+        shards(case, capabilities)
+    except Exception:  # what a sharding function raises is the violation, or another one
+        return False
+    return case.values != "selectors" or selectable(case)
 
 
 def explained(

@@ -199,7 +199,7 @@ def test_every_option_of_check_may_be_written_and_nothing_else(ringverify):
             continue
         kind = WRITTEN.get(action.type, ((str,), ""))[0][-1]
         value = True if action.nargs == 0 else ["x.py:a"] if not action.option_strings else values[kind]
-        value = {"world-sizes": [2], "suite": "smoke"}.get(name, value)
+        value = {"world-sizes": [2], "suite": "smoke", "jobs": 2}.get(name, value)
         lines.append(f"{name} = {json.dumps(value)}")
     written("[tool.ringverify]\n" + "\n".join(lines))
     options = configured(parser.parse_args([]), Path.cwd())

@@ -76,8 +76,8 @@ def test_a_thread_that_is_no_rank_is_told_what_ranks_are(ringverify):
     assert any("each rank is one thread" in hint["text"] for hint in event["hints"])
 
 
-def test_what_raises_is_tried_in_the_other_layout(ringverify):
-    """Where shapes do not fit, no number can tell."""
+def test_what_is_wrong_or_raises_is_tried_in_the_other_layout(ringverify):
+    """Where shapes do not fit it raises; where as many tokens as heads are on a rank, it is wrong."""
     outcome = ringverify.check(miniature("careless:heads_first"), "--only", "forward", *FEW)
     (event,) = outcome.told("counterexample")
     assert [hint["text"] for hint in event["hints"] if 'declare tensor_layout="bhsd"' in hint["text"]]
