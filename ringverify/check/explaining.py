@@ -107,6 +107,8 @@ def when_it_fails(
             wrong[other] = frozenset(seen.violation.finding.wrong)
         return True if reasons & {seen.violation.reason, *seen.violation.also} else None
 
+    if not _possible(case, there.capabilities):
+        return Needs((), (), complete=False, tried=0)
     seconds = min(NEEDS_SECONDS, until - time.monotonic())
     if there.world.name != "simulated" or violation.kind == "died":
         seconds /= WALL  # processor time of other processes is not seen from here: the wall clock has to end it
