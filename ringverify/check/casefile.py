@@ -21,7 +21,7 @@ import torch
 import ringverify
 from ringverify.cases.case import Case
 from ringverify.check import trusting
-from ringverify.check.hunting import Counterexample
+from ringverify.check.searching import Counterexample
 from ringverify.errors import UsageError
 from ringverify.events import as_json
 from ringverify.files import parsed, read_text, refusing, write_whole

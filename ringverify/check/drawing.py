@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 
 from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
@@ -20,14 +19,8 @@ DRAWS = 10
 """Cases drawn for each that is asked for, at most: some cannot test the property."""
 
 
-def visit_cases(
-    property: Property,
-    capabilities: Capabilities,
-    examples: int,
-    seed: int,
-    visit: Callable[[Case], None],
-) -> None:
-    """Call `visit` with up to `examples` cases that can test a property, one after another."""
+def drawn(property: Property, capabilities: Capabilities, examples: int, seed: int = 0) -> list[Case]:
+    """Return up to `examples` cases that can test a property."""
     source = property.cases(capabilities)
 
     def applies(case: Case) -> bool:
@@ -35,18 +28,8 @@ def visit_cases(
 
     if isinstance(source, list):
         listed = list(filter(applies, source))
-        for case in random.Random(seed).sample(listed, min(examples, len(listed))):
-            visit(case)
-    else:
-        # Choices of its own for each property: with one seed for all, what one property's cases miss, all would miss.
-        choices = SeededChoices(f"{seed}:{property.id}")
-        tests = filter(applies, (source(choices) for _ in range(DRAWS * examples)))
-        for case in itertools.islice(tests, examples):
-            visit(case)
-
-
-def drawn(property: Property, capabilities: Capabilities, examples: int) -> list[Case]:
-    """Return the first cases of a property that are tried with seed 0."""
-    found: list[Case] = []
-    visit_cases(property, capabilities, examples, 0, found.append)
-    return found
+        return random.Random(seed).sample(listed, min(examples, len(listed)))
+    # Choices of its own for each property: with one seed for all, what one property's cases miss, all would miss.
+    choices = SeededChoices(f"{seed}:{property.id}")
+    tests = filter(applies, (source(choices) for _ in range(DRAWS * examples)))
+    return list(itertools.islice(tests, examples))

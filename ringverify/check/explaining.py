@@ -15,6 +15,7 @@ from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
 from ringverify.errors import Inconclusive
+from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, judge_values
 from ringverify.worlds.external.world import CaseRefused
 from ringverify.worlds.world import WorldUnavailable

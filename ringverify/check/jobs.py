@@ -16,8 +16,8 @@ from typing import Any
 
 from ringverify.cases.running import RunLog, Runner
 from ringverify.check.budget import Share
-from ringverify.check.hunting import Ending, Hunt, Search, found_only
 from ringverify.check.mishap import Mishap
+from ringverify.check.searching import Ending, Hunt, Search, found_only
 from ringverify.check.units import CaseToJudge, Draw, Finish, Judge, JudgedCase, Setup, Unit, Wanted, Whole
 from ringverify.check.workers import Workers
 from ringverify.describing import FunctionElsewhere, place_of

@@ -25,7 +25,7 @@ from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
 from ringverify.check.counting import joined
 from ringverify.check.declaring import in_words
-from ringverify.check.hunting import Counterexample, Hunt, hunt
+from ringverify.check.hunting import hunt
 from ringverify.check.jobs import Jobs, setup_of
 from ringverify.check.mishap import Mishap, attempt, with_mishaps
 from ringverify.check.options import Options, Subject, Unavailable
@@ -39,6 +39,7 @@ from ringverify.check.outcome import (
 from ringverify.check.outside import of_refusals, versions_of, why_not_outside
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.sameness import ToldFailure, same_as
+from ringverify.check.searching import Counterexample, Hunt
 from ringverify.check.tried import tried_event, untried
 from ringverify.check.units import Wanted
 from ringverify.diagnosis.region import outline

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.check.explaining import judged
-from ringverify.check.hunting import Counterexample
+from ringverify.check.searching import Counterexample
 from ringverify.errors import Inconclusive
 from ringverify.properties.property import Property, Reason
 from ringverify.worlds.world import WorldUnavailable

@@ -26,9 +26,11 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import RunLog, Runner
 from ringverify.check.budget import Share
 from ringverify.check.casefile import CaseFile
-from ringverify.check.drawing import visit_cases
+from ringverify.check.drawing import drawn
 from ringverify.check.explaining import judged
-from ringverify.check.hunting import Found, finished, hunt
+from ringverify.check.finishing import finished
+from ringverify.check.hunting import hunt
+from ringverify.check.searching import Found
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.faults.ring import STEPS
@@ -194,9 +196,7 @@ class Bench:
             wanted, property = unit.wanted, PROPERTIES[unit.wanted.property]
             match unit:
                 case Draw():
-                    cases: list[Case] = []
-                    visit_cases(property, runner.capabilities, wanted.examples, wanted.seed, cases.append)
-                    return cases
+                    return drawn(property, runner.capabilities, wanted.examples, wanted.seed)
                 case Judge():
                     return list(self._seen(property, unit.trials))
                 case Finish():

@@ -15,9 +15,9 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile, trusting
 from ringverify.check.explaining import judged
-from ringverify.check.hunting import as_found
 from ringverify.check.planning import WorldName, find_device, open_world
 from ringverify.check.run import DEADLINES, counterexample_event
+from ringverify.check.searching import as_found
 from ringverify.confirm.script import snippet
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError

@@ -8,7 +8,7 @@ import right
 
 from ringverify import implementation
 from ringverify.cases.running import Runner
-from ringverify.check import hunting, run
+from ringverify.check import finishing, run
 from ringverify.check.hunting import hunt
 from ringverify.check.options import Options, Subject
 from ringverify.events import PropertyEvent
@@ -54,7 +54,7 @@ ORDER = ("forward", "gradients")
 @pytest.mark.by_day(1)
 def test_the_order_of_properties_changes_no_verdict(order, monkeypatch, tmp_path):
     """A property that hangs shortens the time of none that come after it, in one run of `check`."""
-    monkeypatch.setattr(hunting, "HUNG_DEADLINE", SLOW / 3)
+    monkeypatch.setattr(finishing, "HUNG_DEADLINE", SLOW / 3)
     monkeypatch.setattr(run, "open_world", lambda name: SimulatedWorld())
     events = []
     options = Options(deadline=DEADLINE, max_examples=1, cases=tmp_path)

@@ -9,8 +9,9 @@ import undeclared
 
 from ringverify.cases.running import Runner
 from ringverify.check import declaring
-from ringverify.check.hunting import Counterexample, hunt
+from ringverify.check.hunting import hunt
 from ringverify.check.run import counterexample_event
+from ringverify.check.searching import Counterexample
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.catalogue import PROPERTIES

@@ -11,7 +11,7 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.check import casefile
 from ringverify.check.casefile import remembered, save
-from ringverify.check.hunting import Counterexample
+from ringverify.check.searching import Counterexample
 from ringverify.properties.property import Violation
 
 WRONG = (miniature("faulty_rings:dropped_key"), "--only", "forward", "--max-examples", 4)

@@ -9,7 +9,8 @@ import pytest
 import right
 
 from ringverify.cases.running import Runner
-from ringverify.check.hunting import Hunt, hunt
+from ringverify.check.hunting import hunt
+from ringverify.check.searching import Hunt
 from ringverify.faults.ring import PLAIN
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.catalogue import PROPERTIES

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import miniature
 
-from ringverify.check import hunting
+from ringverify.check import finishing
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,8 +38,8 @@ MISBEHAVING = {
 @pytest.fixture
 def impatient(monkeypatch):
     """Little time for shrinking what hangs: every attempt costs its deadline."""
-    monkeypatch.setattr(hunting, "HUNG_DEADLINE", 0.2)
-    monkeypatch.setattr(hunting, "HUNG_SHRINKING", 0.2)
+    monkeypatch.setattr(finishing, "HUNG_DEADLINE", 0.2)
+    monkeypatch.setattr(finishing, "HUNG_SHRINKING", 0.2)
 
 
 @pytest.mark.parametrize("name", MISBEHAVING)
@@ -115,7 +115,7 @@ IN_PROCESSES = {
 def test_misbehaviour_in_processes_is_told_alike(name, ringverify, monkeypatch):
     """A rank's process may end; the harness stays, and so do the worlds after it."""
     ranks, words = IN_PROCESSES[name]
-    monkeypatch.setattr(hunting, "shrink", functools.partial(hunting.shrink, budget=1))
+    monkeypatch.setattr(finishing, "shrink", functools.partial(finishing.shrink, budget=1))
     hangs = name in ("loops_for_ever", "leaves_a_rank_waiting")
     options = ("--world", "gloo", "--world-sizes", "2", "--only", "forward", "--max-examples", "2")
     deadline = ("--deadline", "1") if hangs else ()

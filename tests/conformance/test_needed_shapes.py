@@ -9,8 +9,9 @@ import needs
 import pytest
 
 from ringverify.cases.running import Runner
-from ringverify.check.hunting import Hunt, hunt
+from ringverify.check.hunting import hunt
 from ringverify.check.run import undeclared
+from ringverify.check.searching import Hunt
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.worlds.processes.gloo import GlooWorld

@@ -15,8 +15,9 @@ from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import worst
 from ringverify.cases.running import Runner
-from ringverify.check.hunting import Hunt, hunt
+from ringverify.check.hunting import hunt
 from ringverify.check.repeating import same_failure
+from ringverify.check.searching import Hunt
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.property import Judgement, Violation

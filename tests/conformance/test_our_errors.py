@@ -10,7 +10,7 @@ from command_line import miniature
 
 from ringverify import targets
 from ringverify.cases.shrinking import Shrunk
-from ringverify.check import casefile, explaining, hunting, run
+from ringverify.check import casefile, explaining, finishing, run, searching
 from ringverify.check.options import Options, Subject
 from ringverify.events import as_json
 from ringverify.properties import property as properties_module
@@ -30,10 +30,10 @@ def _here(tmp_path, monkeypatch):
     """A folder, a world in this process, and nothing said of a violation, which has its own tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "open_world", lambda name: SimulatedWorld())
-    monkeypatch.setattr(hunting, "shrink", lambda case, *_, **__: Shrunk(case, 0, complete=True))
+    monkeypatch.setattr(finishing, "shrink", lambda case, *_, **__: Shrunk(case, 0, complete=True))
     silent = {"when_it_fails": None, "explained": None, "would_pass": None, "suggested": None, "beside": []}
     for explains, nothing in silent.items():
-        monkeypatch.setattr(hunting, explains, lambda *_, nothing=nothing, **__: nothing)
+        monkeypatch.setattr(finishing, explains, lambda *_, nothing=nothing, **__: nothing)
 
 
 def breaks(*_, **__):
@@ -63,7 +63,7 @@ def of(events, kind):
 
 PHASES = {
     "remembering": (casefile, "remembered"),
-    "drawing": (hunting, "visit_cases"),
+    "drawing": (searching, "drawn"),
     "running": (SimulatedWorld, "run"),
     "judging": (properties_module, "worst"),
 }
@@ -93,13 +93,13 @@ def test_an_error_before_a_violation_is_found_costs_one_property_its_verdict(pha
 
 
 AFTER = {
-    "shrinking": (hunting, "shrink"),
-    "confirming afresh": (hunting, "_afresh"),
-    "varying": (hunting, "when_it_fails"),
+    "shrinking": (finishing, "shrink"),
+    "confirming afresh": (finishing, "_afresh"),
+    "varying": (finishing, "when_it_fails"),
     "diagnosing": (explaining, "diagnose"),
-    "declaring": (hunting, "would_pass"),
-    "hints": (hunting, "suggested"),
-    "what is beside": (hunting, "beside"),
+    "declaring": (finishing, "would_pass"),
+    "hints": (finishing, "suggested"),
+    "what is beside": (finishing, "beside"),
     "saving the case": (casefile, "save"),
     "drawing the region": (run, "outline"),
 }
@@ -110,7 +110,7 @@ def test_an_error_after_a_violation_is_found_costs_only_what_would_have_been_sai
     """The violation stands with what is known of it, and the traceback is beside it."""
     monkeypatch.setattr(*AFTER[phase], breaks)
     if phase == "diagnosing":
-        monkeypatch.setattr(hunting, "explained", explaining.explained)
+        monkeypatch.setattr(finishing, "explained", explaining.explained)
     code, events = checked(WRONG_RING)
     (told,) = of(events, "property")
     (shown,) = of(events, "counterexample")

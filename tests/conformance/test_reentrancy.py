@@ -12,7 +12,8 @@ import torch
 
 from ringverify.cases.running import Runner
 from ringverify.cases.unwritten import Unwritten
-from ringverify.check.hunting import Hunt, hunt
+from ringverify.check.hunting import hunt
+from ringverify.check.searching import Hunt
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.worlds.simulated import SimulatedWorld

@@ -9,7 +9,7 @@ from command_line import assert_one_line
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.check import casefile
-from ringverify.check.hunting import Counterexample
+from ringverify.check.searching import Counterexample
 from ringverify.properties.property import Violation
 
 pytestmark = pytest.mark.timeout(120)

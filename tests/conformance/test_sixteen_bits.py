@@ -11,7 +11,8 @@ import pytest
 import sixteen_bits
 
 from ringverify.cases.running import Runner
-from ringverify.check.hunting import Hunt, hunt
+from ringverify.check.hunting import hunt
+from ringverify.check.searching import Hunt
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.worlds.simulated import SimulatedWorld

@@ -11,7 +11,7 @@ from command_line import assert_one_line
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.check import casefile, trusting
-from ringverify.check.hunting import Counterexample
+from ringverify.check.searching import Counterexample
 from ringverify.cli.main import main
 from ringverify.properties.property import Violation
 from ringverify.reports.story import replay_line

@@ -488,10 +488,10 @@ def main() -> int:
     import ringverify.check.run
     import ringverify.testing.session  # noqa: F401 - the same
     from ringverify.cases.shrinking import Shrunk
-    from ringverify.check import hunting
+    from ringverify.check import finishing
 
     if not options.shrink:
-        hunting.shrink = lambda case, *_, **__: Shrunk(case, 0, complete=False)
+        finishing.shrink = lambda case, *_, **__: Shrunk(case, 0, complete=False)
     with contextlib.ExitStack() as stack:
         file = None if options.results is None else stack.enter_context(options.results.open("a"))
 

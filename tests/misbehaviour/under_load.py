@@ -99,9 +99,9 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=3 * (os.cpu_count() or 1), help="runs of the tool")
     options = parser.parse_args()
     from ringverify.cases.shrinking import Shrunk
-    from ringverify.check import hunting
+    from ringverify.check import finishing
 
-    hunting.shrink = lambda case, *_, **__: Shrunk(case, 0, complete=False)  # the smallest case has its own tests
+    finishing.shrink = lambda case, *_, **__: Shrunk(case, 0, complete=False)  # the smallest case has its own tests
     going: dict[int, Started] = {}
     seen, changed = collections.Counter[tuple[str, str]](), collections.Counter[tuple[str, str]]()
     begun = told = slowest = number = 0

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ringverify.cases.running import Runner
-from ringverify.check.hunting import Hunt, hunt
+from ringverify.check.hunting import hunt
+from ringverify.check.searching import Hunt
 from ringverify.errors import Inconclusive
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import BUILT_IN, load

@@ -112,7 +112,7 @@ def _as_it_was(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr("ringverify.check.hunting.shrink", lambda case, *_, **__: Shrunk(case, 0, complete=False))
+    monkeypatch.setattr("ringverify.check.finishing.shrink", lambda case, *_, **__: Shrunk(case, 0, complete=False))
     before = children()
     yield
     assert becomes_true(lambda: children() <= before), "processes are left"

@@ -13,7 +13,8 @@ from ringverify.cases.shrinking import shrink
 from ringverify.check.casefile import save
 from ringverify.check.drawing import drawn
 from ringverify.check.explaining import judged
-from ringverify.check.hunting import Counterexample, hunt
+from ringverify.check.hunting import hunt
+from ringverify.check.searching import Counterexample
 from ringverify.cli.replay import replay
 from ringverify.faults.ring import EVERYTHING
 from ringverify.implementation import Capabilities, Implementation

@@ -1,0 +1,308 @@
+"""Shrink a violation that was found, run it again in a fresh process, and explain it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.cases.shrinking import Shrunk, shrink
+from ringverify.check.beside import SHARED_STATE, beside
+from ringverify.check.budget import ENDLESS, Share
+from ringverify.check.declaring import would_pass
+from ringverify.check.explaining import explained, judged, judged_if_possible, quick_place, when_it_fails
+from ringverify.check.mishap import Mishap, attempt
+from ringverify.check.repeating import same_failure
+from ringverify.check.searching import Counterexample, Ending, Found, Search, other_refused, search_cases
+from ringverify.check.suggesting import suggested
+from ringverify.diagnosis.diagnose import Diagnosis
+from ringverify.diagnosis.needs import Needs
+from ringverify.errors import Inconclusive
+from ringverify.events import Hint
+from ringverify.properties.property import Judgement, Property, Violation
+from ringverify.worlds.world import REFUSED, WorldUnavailable
+
+if TYPE_CHECKING:
+    from ringverify.check.casefile import CaseFile
+
+HUNG_DEADLINE = 1.0
+"""Deadline in seconds of a simulated run while a hanging case is shrunk: a small case takes milliseconds."""
+
+HUNG_SHRINKING = 1.0
+"""Seconds for shrinking a case that hangs, since every attempt may take up to its deadline."""
+
+MOST_REFUSED = 40
+"""Number of cases refused by the transport after which the search for another violation ends."""
+
+STATE_SUSPECTS = 12
+"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
+
+STATE_SHRINKING = 10.0
+"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
+
+HUNG_SHRINKING = 1.0
+"""Seconds for shrinking a case that hangs, since every attempt may take up to its deadline."""
+
+MOST_REFUSED = 40
+"""Number of cases refused by the transport after which the search for another violation ends."""
+
+STATE_SUSPECTS = 12
+"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
+
+STATE_SHRINKING = 10.0
+"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
+
+STATE_SUSPECTS = 12
+"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
+
+STATE_SHRINKING = 10.0
+"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
+
+STATE_SHRINKING = 10.0
+"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
+
+
+class _Unrepeated(BaseException):
+    """A violation depends on what ran before it in its process, or on chance; no `Exception`, so not a mishap."""
+
+
+def finished(
+    property: Property,
+    runner: Runner,
+    found: Found,
+    *,
+    examples: int,
+    seed: int,
+    share: Share = ENDLESS,
+    first: Sequence[CaseFile] = (),
+    watched: Callable[[], Runner | None] = lambda: None,
+) -> Ending:
+    """Shrink a violation, run it again in a fresh process, and explain it.
+
+    A violation that does not repeat alone in a fresh process may depend on any case that ran before it in its process:
+    on other properties, and on how cases were shared out among processes. So the cases of this property are tried again
+    from the beginning in a fresh process, and what fails there is shown. Else what was found is.
+
+    Args:
+        property: what is violated.
+        runner: runs the implementation; its process need not be the one in which the violation was found.
+        found: the violation.
+        examples: as in `hunt`, for the search from the beginning, and so are all others.
+        seed: see there.
+        share: see there.
+        first: see there.
+        watched: see there.
+    """
+    mishaps: list[Mishap] = []
+    began = time.monotonic()
+
+    def shown(one: Found, *, own: bool) -> tuple[Counterexample, str | None]:
+        refused = list(one.refused)
+        shown, unfinished = _smallest(property, runner, one, refused, share, watched, mishaps, own=own)
+        return dataclasses.replace(shown, refused=other_refused(one.judgement, refused)), unfinished
+
+    runner.log.notes += [note for note in found.notes if note not in runner.log.notes]
+    try:
+        return Ending(*shown(found, own=False), tuple(mishaps), seconds=time.monotonic() - began)
+    except _Unrepeated:
+        runner.world.close()
+        runner.log.history.clear()
+    search = Search(Share(until=share.late, end=share.late))
+    search_cases(search, property, runner, examples=examples, seed=seed, first=first)
+    again = attempt(mishaps, "trying its cases again", lambda: search.found(runner.log), None)
+    mishaps += search.hunt.mishaps
+    ending = shown(found if again is None else again, own=True)
+    return Ending(*ending, tuple(mishaps), None if again is None else search.hunt, time.monotonic() - began)
+
+
+def _suggested(property: Property, place: Runner, case: Case, violation: Violation) -> list[Hint]:
+    """Return a hint at the capability that would keep the suite from drawing such a case, if there is one."""
+
+    def passes(other: Case) -> bool:
+        seen = judged_if_possible(property, other, place)
+        return seen is not None and seen.applies and seen.violation is None
+
+    failure = violation.failure
+    refused = failure is not None and failure.kind == "raised" and failure.rule in (None, "shape")
+    found = suggested(case, place.capabilities, passes, refused=refused)
+    return [] if found is None else [Hint(found)]
+
+
+def _smallest(
+    property: Property,
+    runner: Runner,
+    found: Found,
+    refused: list[tuple[Case, Judgement]],
+    share: Share,
+    watched: Callable[[], Runner | None],
+    mishaps: list[Mishap],
+    *,
+    own: bool,
+) -> tuple[Counterexample, str | None]:
+    """Shrink a failing case, run it again in a fresh process, and explain it.
+
+    Smaller cases that the transport refuses are appended to `refused`, and failing steps to `mishaps`; the violation
+    stands whatever fails. `own` says that the history is all that ran in its process, or that no such search found it.
+
+    Returns:
+        the counterexample, and when the time ended the work on it, as in `Hunt.unfinished`.
+
+    Raises:
+        _Unrepeated: it does not repeat alone in a fresh process, and the history is not its own.
+    """
+    first, judgement = found.case, found.judgement
+    violation = judgement.violation
+    assert violation is not None
+    reason, seconds = violation.reason, 20.0
+    hangs = violation.kind == "deadline"
+    if hangs:  # not in worlds of processes: restarting the ranks after each hang would take too long
+        seconds = HUNG_SHRINKING if runner.world.name == "simulated" else 0.0
+    hurried = runner.within(HUNG_DEADLINE) if hangs else runner
+    best = (first, judgement)
+
+    def still_fails(case: Case) -> bool:
+        nonlocal best
+        try:
+            seen = judged(property, case, hurried)
+        except (Inconclusive, WorldUnavailable):
+            return False  # nothing was learned of this case; the best one so far stands
+        if seen.violation is None or reason not in (seen.violation.reason, *seen.violation.also):
+            if seen.violation is not None and seen.violation.kind == REFUSED:
+                refused.append((case, seen))
+            return False
+        best = (case, seen)
+        return True
+
+    # Half of what is left of the share, so that there is time to explain what was found.
+    allowed = max(0.0, share.until - time.monotonic()) / 2
+    capabilities = runner.capabilities
+
+    def smaller() -> Shrunk:
+        start = first
+        if first.delayed == "some" and judgement.delayed:
+            # Name the messages that were really held back, so that shrinking can find out which of them it takes.
+            explicit = first.replace(delayed=judgement.delayed)
+            start = explicit if still_fails(explicit) else first
+        return shrink(
+            start,
+            still_fails,
+            capabilities,
+            seconds=min(seconds, allowed),
+            applies=lambda case: property.applies(case, capabilities),
+        )
+
+    shrunk = attempt(mishaps, "shrinking the case", smaller, None)
+    complete = shrunk is not None and shrunk.complete
+    unfinished = "before the smallest case was found" if shrunk and not complete and allowed < seconds else None
+    case, judgement = best
+    after: tuple[Case, ...] = ()
+    repeats = True
+
+    def confirmed() -> tuple[tuple[Case, ...], Judgement]:
+        again = _afresh(property, runner, [case])
+        if again.violation is not None:
+            return (), again
+        if not own:
+            raise _Unrepeated
+        return _what_it_follows(property, runner, case, found.history, share)
+
+    if not hangs and (again := attempt(mishaps, "running the case afresh", confirmed, None)) is not None:
+        after, afresh = again
+        repeats = bool(after) or same_failure(afresh, judgement)
+        judgement = afresh if afresh.violation is not None else judgement
+    violation = judgement.violation
+    assert violation is not None
+    printed = runner.log.printed
+    # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
+    steady = repeats and not after
+    in_time = time.monotonic() <= share.late
+    diagnosis, declaration, needs = Diagnosis(), None, None
+    place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
+    if steady and in_time:
+        if not hangs:
+
+            def varied() -> Needs:
+                return when_it_fails(property, place(), case, violation, until=share.late)
+
+            needs = attempt(mishaps, "finding out when the case fails", varied, None)
+        explanation = attempt(
+            mishaps,
+            "explaining the case",
+            lambda: explained(runner, property, violation, case, first, needs),
+            None,
+        )
+        diagnosis = explanation or diagnosis
+        declaration = attempt(
+            mishaps,
+            "looking for a declaration",
+            lambda: would_pass(property, runner, violation, (case, first)),
+            None,
+        )
+    if steady and not in_time:
+        unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
+    hints = [Hint(note) for note in runner.log.notes]
+    if runner.world.name == "simulated" and after and not hints:
+        hints.append(Hint(SHARED_STATE))
+    unexplained = declaration is None and not diagnosis.causes
+    if steady and in_time and unexplained and not hangs:
+        hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
+    if in_time and not hints and not hangs and unexplained:
+
+        def around() -> list[Hint]:
+            there = runner if runner.world.name == "simulated" else watched()
+            return beside(property, runner, there, case, violation)
+
+        hints = attempt(mishaps, "looking for hints", around, [])
+    counterexample = Counterexample(
+        case=case,
+        violation=violation,
+        digest=judgement.digest,
+        first=first,
+        tried=0 if shrunk is None else shrunk.tried,
+        smallest=complete,
+        repeats=repeats,
+        after=after,
+        diagnosis=diagnosis,
+        declaration=declaration,
+        needs=None if needs is None else needs.told(),
+        hints=tuple(hints),
+        printed=printed,
+    )
+    return counterexample, unfinished
+
+
+def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
+    """Judge the last of `cases` in a fresh process, after running the others there."""
+    runner.world.close()
+    return [judged(property, case, runner) for case in cases][-1]
+
+
+def _what_it_follows(
+    property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share
+) -> tuple[tuple[Case, ...], Judgement]:
+    """Find an earlier case after which `case` fails in a fresh process, though alone it passes: state is left behind.
+
+    `case` has to fail twice in the same way: a failure by chance would follow any case.
+
+    Returns:
+        the earlier case, shrunk, and the judgement of `case` after it; `()` and a pass if there is none.
+    """
+
+    def after(other: Case) -> Judgement:
+        return _afresh(property, runner, [other, case])
+
+    for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
+        if time.monotonic() > share.late:
+            break
+        if same_failure(after(earlier), after(earlier)):
+            shrunk = shrink(
+                earlier, lambda other: after(other).violation is not None, runner.capabilities, seconds=STATE_SHRINKING
+            )
+            seen = after(shrunk.case)
+            if same_failure(seen, after(shrunk.case)):
+                return (shrunk.case,), seen
+    return (), Judgement(0.0, None)
