@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ringverify.cases.case import Case
@@ -65,7 +65,13 @@ def quick_place(
 
 
 def when_it_fails(
-    property: Property, runner: Runner, case: Case, violation: Violation, *, until: float = math.inf
+    property: Property,
+    runner: Runner,
+    case: Case,
+    violation: Violation,
+    *,
+    shrunk_from: Sequence[Case] = (),
+    until: float = math.inf,
 ) -> Needs:
     """Vary a case that violates a property, and return when it fails.
 
@@ -74,6 +80,7 @@ def when_it_fails(
         runner: where to run variants; see `quick_place`.
         case: the smallest case.
         violation: how it violates the property.
+        shrunk_from: as in `needs`.
         until: value of `time.monotonic()` at which to end, if that is before `NEEDS_SECONDS`.
     """
     there = runner.for_another_property()
@@ -114,7 +121,15 @@ def when_it_fails(
     if there.world.name != "simulated" or violation.kind == "died":
         seconds /= WALL  # processor time of other processes is not seen from here: the wall clock has to end it
     ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
-    return needs(case, fails, there.capabilities, seconds=seconds, most_ranks=ranks, wrong_ranks=wrong.get)
+    return needs(
+        case,
+        fails,
+        there.capabilities,
+        shrunk_from=shrunk_from,
+        seconds=seconds,
+        most_ranks=ranks,
+        wrong_ranks=wrong.get,
+    )
 
 
 def _possible(case: Case, capabilities: Capabilities) -> bool:

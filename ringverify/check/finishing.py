@@ -163,6 +163,7 @@ def _smallest(
         seconds = HUNG_SHRINKING if runner.world.name == "simulated" else 0.0
     hurried = runner.within(HUNG_DEADLINE) if hangs else runner
     best = (first, judgement)
+    way = [first]
 
     def still_fails(case: Case) -> bool:
         nonlocal best
@@ -175,6 +176,7 @@ def _smallest(
                 refused.append((case, seen))
             return False
         best = (case, seen)
+        way.append(case)
         return True
 
     # Half of what is left of the share, so that there is time to explain what was found.
@@ -226,7 +228,8 @@ def _smallest(
         if not hangs:
 
             def varied() -> Needs:
-                return when_it_fails(property, place(), case, violation, until=share.late)
+                larger = [one for one in way if one != case]
+                return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=share.late)
 
             needs = attempt(mishaps, "finding out when the case fails", varied, None)
         explanation = attempt(

@@ -27,6 +27,9 @@ MOST_RUNS = 260
 WALL = 2
 """Times as many seconds of the wall clock as of processor time are allowed: the machine may be busy."""
 
+MOST_STEPS = 6
+"""Cases on the way from the case found first to the smallest that are run, at most."""
+
 MOST_RANKS = 8
 """Largest world that is tried."""
 
@@ -104,6 +107,7 @@ def needs(
     fails: Callable[[Case], bool | None],
     capabilities: Capabilities,
     *,
+    shrunk_from: Sequence[Case] = (),
     seconds: float = 3.0,
     most_ranks: int = MOST_RANKS,
     wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
@@ -114,13 +118,14 @@ def needs(
         case: the smallest failing case.
         fails: runs a variant: True if it fails for the same reason, False if it passes, `None` if nothing was learned.
         capabilities: what the implementation declares; only such variants are run.
+        shrunk_from: larger cases on the way to it, the largest first: what is said has to hold of them too.
         seconds: processor time for it, so that a busy machine says the same; `WALL` times as much of the wall clock
             ends it too.
         most_ranks: largest world to try.
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
     """
     exploration = _Exploration(case, fails, Varying(capabilities, most_ranks), seconds)
-    explanation, complete = exploration.explained()
+    explanation, complete = exploration.explained(shrunk_from[:MOST_STEPS])
     requires = [Requirement(one.text, _holding(one, capabilities)) for one in explanation if one.said]
     requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
     about = frozenset[str]().union(*(one.factors for one in explanation))
@@ -197,11 +202,13 @@ class _Exploration:
             self.runs[case] = found
         return found
 
-    def explained(self) -> tuple[list[Condition], bool]:
+    def explained(self, shrunk_from: Sequence[Case]) -> tuple[list[Condition], bool]:
         """Return the conditions that explain the runs, and whether no other run was left that could tell more."""
         board: _Board | None = None
         complete = False
         try:
+            for larger in shrunk_from:
+                self.failed(larger)
             generous = self._generous()
             for probe in self.varying.probes(generous):
                 self.failed(probe)
