@@ -159,6 +159,8 @@ def backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Take the gradients of q, k and v for the cotangents of the case; `None` for each that requires no gradient.
 
+    What the implementation itself has put into `grad` of an input is returned as its gradient too.
+
     Args:
         local: this rank's part.
         case: says which results have a cotangent.
@@ -173,13 +175,14 @@ def backward(
     results, cotangents = [], []
     if case.cotangent != "lse":
         results, cotangents = [out], [dout]
-    if case.cotangent != "out" and lse is not None:
+    of_lse = local.leaves[0].requires_grad or local.leaves[1].requires_grad
+    if case.cotangent != "out" and lse is not None and (of_lse or lse.requires_grad):  # lse does not depend on v
         results.append(lse)
         cotangents.append(dlse.to(lse.dtype))
     wanted = tuple(leaf for leaf in local.leaves if leaf.requires_grad)
     with _noting_settings(local), theirs(), only_group(local.told.group), measured():
         found = iter(_gradients(results, wanted, cotangents, keep))
-    return tuple(next(found) if leaf.requires_grad else None for leaf in local.leaves)
+    return tuple(next(found) if leaf.requires_grad else leaf.grad for leaf in local.leaves)
 
 
 def result_of(

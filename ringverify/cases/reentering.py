@@ -20,9 +20,7 @@ from ringverify.worlds import torch_private
 from ringverify.worlds.foreign_text import refuses_second_backward
 from ringverify.worlds.whose import ours
 
-Step = Literal[
-    "first", "second", "first_later", "again", "without_grad", "only_q", "only_kv"
-]  # fmt: skip
+Step = Literal["first", "second", "first_later", "again"]
 """Names of the results that are compared, in the order of comparison; see `Reentered`."""
 
 LATE_SECONDS = 0.25
@@ -38,9 +36,7 @@ class Reentered:
     Attributes:
         steps: results by name. "first": forward of the case, with the backward run after the second call's forward.
             "second": a second call, on other inputs of the same shapes. "first_later": out and lse of the first call
-            once all other steps are done. "again": a second backward through the first call. "without_grad": the second
-            call's inputs under `no_grad`, as in recomputation. "only_q", "only_kv": those inputs, with gradients of q
-            only, or of k and v only.
+            once all other steps are done. "again": a second backward through the first call.
         refused: message of the error that refused the second backward; `None` if none did.
         groups: number of process groups before the first call, and after each call.
         late: whether a thread that a call left behind communicated after the call had returned.
@@ -75,10 +71,10 @@ def _reentered(task: Task) -> Reentered:
     assert group is not None
     rows = rows_of(case, capabilities, rank)
 
-    def part(of: Case, *wanted: int) -> Local:
+    def part(of: Case) -> Local:
         local = local_part(of, capabilities, make_inputs(of), rows, group, rank, task.device)
-        for leaf in wanted if task.gradients else ():
-            local.leaves[leaf].requires_grad_()
+        for leaf in local.leaves if task.gradients else ():
+            leaf.requires_grad_()
         return local
 
     def called(local: Local) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -89,7 +85,7 @@ def _reentered(task: Task) -> Reentered:
 
     groups, late, threads = [torch_private.groups()], [False], set(threading.enumerate())
     other = second_of(case)
-    one, two = part(case, 0, 1, 2), part(other, 0, 1, 2)
+    one, two = part(case), part(other)
     out, lse = called(one)
     returned = result_of(one, capabilities, out, lse)
     steps: dict[Step, RankResult] = {}
@@ -103,13 +99,6 @@ def _reentered(task: Task) -> Reentered:
         )
         found = backward(two, other, out_of_two, lse_of_two)
         steps["second"] = result_of(two, capabilities, out_of_two, lse_of_two, found)
-        with torch.no_grad():
-            local = part(other)
-            steps["without_grad"] = result_of(local, capabilities, *called(local))
-        for name, wanted in (("only_q", (0,)), ("only_kv", (1, 2))):
-            local = part(other, *wanted)
-            results = called(local)
-            steps[name] = result_of(local, capabilities, *results, backward(local, other, *results))  # type: ignore[index]
         once_more, refused = _again(one, case, out, lse)
         if once_more is not None:
             steps["again"] = result_of(one, capabilities, out, lse, once_more)

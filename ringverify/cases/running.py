@@ -27,6 +27,9 @@ from ringverify.worlds.limits import sentence
 from ringverify.worlds.whose import ours, theirs
 from ringverify.worlds.world import LOAD_SECONDS, Conditions, Failure, Load, LoadTooLong, OurError, Run, TooEarly, World
 
+GradMode = Literal["enable_grad", "no_grad", "inference_mode"]
+"""Names of torch's context managers under which ranks may run."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -40,6 +43,8 @@ class Task:
         inputs: inputs to use instead of the case's own.
         unwritten: fill uninitialised memory (`torch.empty`) with NaN; see `Unwritten`.
         layout: tensor layout to use instead of the declared one.
+        mode: the mode of autograd in which inputs are made and the implementation is called.
+        requiring: those of q, k and v that require gradients, if gradients are taken.
     """
 
     implementation: Implementation | str
@@ -49,6 +54,8 @@ class Task:
     inputs: Inputs | None = None
     unwritten: bool = False
     layout: TensorLayout | None = None
+    mode: GradMode = "enable_grad"
+    requiring: str = "qkv"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +170,8 @@ class Runner:
         inputs: Inputs | None = None,
         unwritten: bool = False,
         layout: TensorLayout | None = None,
+        mode: GradMode = "enable_grad",
+        requiring: str = "qkv",
     ) -> Observation:
         """Run one case.
 
@@ -173,12 +182,14 @@ class Runner:
             inputs: inputs to use instead of the case's own.
             unwritten: fill uninitialised memory (`torch.empty`) with NaN.
             layout: tensor layout to use instead of the declared one.
+            mode: the mode of autograd in which the ranks run; no choice of a program's.
+            requiring: those of q, k and v that require gradients; likewise.
 
         Raises:
             WorldUnavailable: nothing was learned: the world could not be set up, the target could not be loaded, a
                 limit of the machine was reached, or an error of ours ended the run.
         """
-        task = Task(self.named, case, gradients, self.device, inputs, unwritten, layout)
+        task = Task(self.named, case, gradients, self.device, inputs, unwritten, layout, mode, requiring)
         program = question if self.world.name == "external" else run_rank
         results, failure, run = self.launch(program, task, watch=watch)
         self.log.seconds_inside += sum(rank.seconds for rank in results)
@@ -288,7 +299,7 @@ def run_rank(task: Task) -> RankResult | None:
         ContractError: the implementation returned something other than the contract asks for, or disturbed the ranks
             outside its group.
     """
-    with ours():
+    with ours(), getattr(torch, task.mode)():
         case = task.case
         if case.group == "world":
             assert dist.group.WORLD is not None
@@ -353,8 +364,8 @@ def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
     inputs = make_inputs(case) if task.inputs is None else task.inputs
     local = local_part(case, capabilities, inputs, rows_of(case, capabilities, rank), group, rank, task.device)
     if task.gradients:
-        for leaf in local.leaves:
-            leaf.requires_grad_()
+        for name, leaf in zip("qkv", local.leaves, strict=True):
+            leaf.requires_grad_(name in task.requiring)
 
     started = time.thread_time()
     with Unwritten() if task.unwritten else contextlib.nullcontext():

@@ -26,6 +26,8 @@ UNSEEN: dict[str, str] = {
 
 def why_not_outside(property: Property, implementation: Implementation) -> str | None:
     """Return why a property is not tried on a program; `None` if it is."""
+    if property.id == "modes" and not implementation.capabilities.gradients:
+        return "gradients=False is declared, so a program has one way to be called"
     if property.id != "inputs_untouched":
         return UNSEEN.get(property.id)
     seen = isinstance(implementation.function, ProgramElsewhere) and implementation.function.hello.reports_changes

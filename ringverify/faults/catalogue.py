@@ -11,6 +11,7 @@ from ringverify.faults import (
     gradients,
     masking,
     merging,
+    modes,
     positions,
     precision,
     scores,
@@ -20,7 +21,7 @@ from ringverify.faults import (
 from ringverify.faults.fault import Cause, Mutant
 from ringverify.implementation import Implementation
 
-GROUPS = merging, masking, positions, scores, dilation, tensors, communication, gradients, precision, state
+GROUPS = merging, masking, positions, scores, dilation, tensors, communication, gradients, precision, state, modes
 """The files of faults; of causes that explain the same numbers and are as common, that of the earlier comes first."""
 
 

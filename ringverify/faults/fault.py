@@ -20,12 +20,13 @@ from ringverify.faults.ring import BACKWARD, EVERYTHING, FORWARD, STEPS, Steps, 
 from ringverify.implementation import Capabilities, Implementation
 
 FaultKind = Literal[
-    "value", "failure", "precision", "isolation", "state", "determinism", "group", "hazard", "progress", "memory",
-    "traffic",
+    "value", "failure", "precision", "isolation", "state", "mode", "determinism", "group", "hazard", "progress",
+    "memory", "traffic",
 ]  # fmt: skip
 """What goes wrong: a result; an exception or a hang on legal input; a result by rounding alone; a result by what the
-mask excludes; a result, or an input, by what was called before; the same bits; a result on a subgroup; a buffer in
-flight; messages on a transport that does not buffer; a claim about memory; a claim about messages."""
+mask excludes; a result, or an input, by what was called before; a result by which gradients are asked for; the same
+bits; a result on a subgroup; a buffer in flight; messages on a transport that does not buffer; a claim about memory; a
+claim about messages."""
 
 When = Literal["always", "forward", "backward"]
 """In which direction a fault is there."""

@@ -40,6 +40,8 @@ class Here:
         wide: of scores, sums, lse and of gradients on the wire.
         layout: in which order axes lie in the memory of the inputs, whose axes come as "bshd".
         notes: empty; the plain ring writes nothing here. A mutant may remember something from one hop to another.
+        wanted: those of q, k and v that require gradients; `None` where autograd is switched off. Nothing in the plain
+            ring depends on it.
     """
 
     call: AttentionCall
@@ -47,6 +49,7 @@ class Here:
     wide: torch.dtype
     layout: TensorLayout = "bshd"
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    wanted: str | None = "qkv"
 
     @property
     def problem(self) -> Problem:

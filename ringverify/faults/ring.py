@@ -310,9 +310,8 @@ class _RingOfSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, steps: Steps, again: Steps
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, here: Here, steps: Steps, again: Steps
     ) -> tuple[Tensor, Tensor]:
-        here = Here(call, q.dtype, steps.wide(q.dtype))
         whole = steps.forward(steps, here, q, k, v)
         ctx.save_for_backward(*steps.kept(here, (q, k, v, whole.out, whole.lse)))
         ctx.here, ctx.steps = here, again
@@ -333,7 +332,9 @@ def ring_of(
     backwards = steps if again is None else again
 
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        out, lse = _RingOfSteps.apply(q, k, v, call, steps, backwards)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        wanted = "".join(name for name, x in zip("qkv", (q, k, v), strict=True) if x.requires_grad)
+        here = Here(call, q.dtype, steps.wide(q.dtype), wanted=wanted if torch.is_grad_enabled() else None)
+        out, lse = _RingOfSteps.apply(q, k, v, here, steps, backwards)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         return out, lse
 
     return attend

@@ -18,7 +18,7 @@ LENSES: dict[str, tuple[str, ...]] = {
         "strided_inputs", "uninitialised", "reentrancy", "subgroups",
     ),
     "precision": ("precision",),
-    "invariants": ("invariants", "isolation", "world_size_invariance", "inputs_untouched", "determinism"),
+    "invariants": ("invariants", "isolation", "world_size_invariance", "inputs_untouched", "modes", "determinism"),
     "transport": ("hazards", "progress", "traffic", "memory"),
 }  # fmt: skip
 """Properties by lens: the four of DESIGN §6, and `transport`, which is not about values. Each property has one."""

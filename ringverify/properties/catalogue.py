@@ -13,6 +13,7 @@ from ringverify.properties.extremes import DTYPES, MASKED_ROWS, OVERFLOW
 from ringverify.properties.invariants import INVARIANTS
 from ringverify.properties.isolation import ISOLATION
 from ringverify.properties.memory import MEMORY
+from ringverify.properties.modes import MODES
 from ringverify.properties.precision import PRECISION
 from ringverify.properties.property import Property
 from ringverify.properties.reentrancy import REENTRANCY
@@ -42,6 +43,7 @@ PROPERTIES: dict[str, Property] = {
         STRIDED_INPUTS,
         UNINITIALISED,
         REENTRANCY,
+        MODES,
         SUBGROUPS,
         HAZARDS,
         PROGRESS,

@@ -1,9 +1,7 @@
 """`reentrancy`: calls that overlap in training do not influence each other.
 
 1. Two layers share one implementation: both forwards run before the first backward.
-2. A checkpointed layer runs its forward without gradients, and once more with them.
-3. A graph that is retained is differentiated twice.
-4. With frozen weights only some of q, k and v require gradients.
+2. A graph that is retained is differentiated twice.
 
 In each of these a call returns what it returns alone, and later calls do not overwrite its output.
 
@@ -33,9 +31,6 @@ from ringverify.properties.property import Judgement, Property, Violation, alway
 _WHEN: dict[Step, str] = {
     "first": "a second call came between its forward and its backward",
     "second": "its forward runs before the backward of the previous call",
-    "without_grad": "it is called under torch.no_grad, as in activation checkpointing",
-    "only_q": "only q requires gradients",
-    "only_kv": "only k and v require gradients",
     "again": "the backward runs a second time (retain_graph=True)",
 }
 """The unusual condition of each step, for messages; in the order in which the steps are judged."""
@@ -100,10 +95,7 @@ def _scope(c: Capabilities) -> Scope:
 
 REENTRANCY = Property(
     id="reentrancy",
-    meaning=(
-        "overlapping calls, a forward under no_grad, a second backward and frozen inputs give the results of a single "
-        "call"
-    ),
+    meaning="overlapping calls and a second backward give the results of a single call",
     examples=50,
     cases=lambda c: cases(c, _scope(c)),
     judge=_judge,

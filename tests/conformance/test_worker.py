@@ -174,6 +174,23 @@ def test_a_wrong_worker_is_caught_and_its_ranks_named(worker, ringverify):
         assert_one_line(refused.err, [option.partition("=")[0], "program", "leave it out"])
 
 
+def test_a_plain_call_that_differs_from_one_with_gradients_is_caught(worker, ringverify):
+    """Although each call takes another code path that no other rank or mode of torch shows."""
+    target = worker((FIRST, f'    q = q if case["gradients"] else 0 * q\n{FIRST}'))
+    outcome = ringverify.check(target, "--only", "modes", "--max-examples", 5)
+    assert outcome.code == 1, outcome.out
+    (told,) = outcome.told("counterexample")
+    assert " without gradients differs from that of a training step" in told["summary"]
+
+
+def test_a_program_without_gradients_has_one_mode(worker, ringverify):
+    """So there is nothing to compare."""
+    target = worker(('"lse": True, "lse_gradient": True', '"lse": True, "gradients": False'))
+    outcome = ringverify.check(target, "--only", "forward,modes", "--max-examples", 1)
+    assert outcome.code == 0, outcome.out
+    assert outcome.verdicts() == {"forward": "pass", "modes": "unsupported"}
+
+
 def test_what_a_worker_prints_is_shown_and_is_no_message(worker, ringverify):
     """By Python or by a child, before a case and within one."""
     said = 'print("a step"); os.system("echo of a child")'

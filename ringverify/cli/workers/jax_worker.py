@@ -78,7 +78,7 @@ def ring(q, k, v, *, size, causal, scale):
 
 
 def results_of(case, inputs):
-    """Return the results of a case by name; gradients are those of `jax.vjp`."""
+    """Return the results of a case by name; gradients are those of `jax.vjp`, and without them the call is plain."""
     q, k, v = (jnp.asarray(inputs[name]) for name in "qkv")
     if not case["gradients"]:
         out, lse = attend(case, q, k, v)

@@ -51,7 +51,10 @@ class CaseMessage:
     world_size: Annotated[int, "number of ranks"]
     positions: Annotated[tuple[tuple[int, ...], ...], "the same in numbers: query positions of each rank"]
     key_positions: Annotated[tuple[tuple[int, ...], ...], "key positions of each rank"]
-    gradients: Annotated[bool, "whether dq, dk and dv are asked for too, for the cotangents dout and dlse"]
+    gradients: Annotated[
+        bool,
+        "whether dq, dk and dv are asked for too, for the cotangents dout and dlse; if not, the call is inference's",
+    ]
     cotangent: Annotated[Literal["out", "lse", "both"], "which results have a cotangent; that of the other is zero"]
     device: Annotated[str, "device to run on"]
     inputs: Annotated[str, "path of a safetensors file with q, k and v, and dout and dlse if gradients are asked for"]

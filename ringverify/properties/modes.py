@@ -1,0 +1,102 @@
+"""`modes`: what a training step computes is what inference computes.
+
+After a training step on other inputs of the same shapes, a case is run under `torch.no_grad`, under
+`torch.inference_mode`, and with only some of q, k and v requiring gradients, as frozen weights have it: `SUBSETS` in
+turn, by the seed of the case. Then it is run as in training, as activation checkpointing does after `no_grad`. All have
+the same out and lse, and the gradients that are asked for, to the bound; no others appear. A program has a plain call
+and a call with gradients, which are compared.
+
+Runs are compared with each other, so what is wrong in all of them is left to other properties.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ringverify.cases.case import Case
+from ringverify.cases.comparing import GRADIENTS, Right, allowed, allowed_between, gathered, pipeline_of, worst
+from ringverify.cases.reentering import second_of
+from ringverify.cases.running import Observation, Runner
+from ringverify.cases.strategies import Scope, cases, widest, within
+from ringverify.events import TensorName
+from ringverify.implementation import Capabilities
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, always, failed
+
+SUBSETS = ("q", "k", "v", "qk", "qv", "kv")
+"""What may require gradients where not everything does."""
+
+
+def _calls(case: Case, runner: Runner) -> Iterator[tuple[str, str, Observation]]:
+    """Yield how each call other than a training step is made, the inputs that require gradients, and what it gave."""
+    if runner.world.name == "external":
+        yield "without gradients", "", runner.run(case, gradients=False)
+        return
+    yield "under torch.no_grad", "", runner.run(case, gradients=False, mode="no_grad")
+    yield "under torch.inference_mode", "", runner.run(case, gradients=False, mode="inference_mode")
+    if runner.capabilities.gradients:
+        some = SUBSETS[case.seed % len(SUBSETS)]
+        how = f"where only {' and '.join(some)} {'requires' if len(some) == 1 else 'require'} gradients"
+        yield how, some, runner.run(case, gradients=True, requiring=some)
+
+
+def _judge(case: Case, runner: Runner) -> Judgement:
+    c = runner.capabilities
+    if (judgement := failed(runner.run(second_of(case), gradients=c.gradients))) is not None:
+        return judgement
+    calls = list(_calls(case, runner))
+    for how, _, seen in calls:
+        if (judgement := failed(seen)) is not None and judgement.violation is not None:
+            told = dataclasses.replace(judgement.violation, summary=f"{how}, {judgement.violation.summary}")
+            return dataclasses.replace(judgement, violation=told)
+    training = runner.run(case, gradients=c.gradients)
+    if (judgement := failed(training)) is not None:
+        return judgement
+    bound = allowed(case, pipeline_of(case, c, training))
+    whole = {name: gathered(case, c, training, name) for name in all_tensors(c)}
+    right = Right(allowed_between(bound, bound), **whole)
+    largest = 0.0
+    for how, some, seen in calls:
+        if some and (violation := _unasked(how, some, seen)) is not None:
+            return Judgement(largest, violation, training.digest)
+        names = (*all_tensors(c, gradients=False), *(name for name in GRADIENTS if name[1] in some))
+        margin, finding = worst(case, c, seen, names, right)
+        largest = max(largest, margin)
+        if finding is not None:
+            summary = (
+                f"{finding.tensor} {how} differs from that of a training step, which is shown as the expected value"
+            )
+            also = tuple(("differs", tensor) for tensor in finding.tensors)
+            violation = Violation(("differs", finding.tensor), finding.rank, summary, "", finding, also)
+            return Judgement(largest, violation, training.digest)
+    return Judgement(largest, None, training.digest)
+
+
+def _unasked(how: str, some: str, seen: Observation) -> Violation | None:
+    """Return a violation if an input that requires no gradient has one."""
+    unasked: tuple[TensorName, ...] = tuple(name for name in GRADIENTS if name[1] not in some)
+    for rank, result in enumerate(seen.ranks):
+        for name in unasked:
+            if getattr(result, name) is not None:
+                return Violation(("unasked", name), rank, f"{name} appears on rank {rank}, {how}")
+    return None
+
+
+def _scope(c: Capabilities) -> Scope:
+    return Scope(
+        dtypes=widest(c),
+        world_sizes=(1, 2, 3, 4),
+        cotangents=("out", "both", "lse") if c.lse_gradient else ("out",),
+        longest=12,
+    )
+
+
+MODES = Property(
+    id="modes",
+    meaning="no_grad, inference_mode and frozen inputs give the results of a training step (no oracle involved)",
+    examples=40,
+    cases=lambda c: cases(c, _scope(c)),
+    judge=_judge,
+    unsupported=always,
+    applies=lambda case, c: within(case, c, _scope(c)),
+)
