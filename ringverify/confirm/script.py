@@ -22,10 +22,11 @@ from ringref.rounding import UNIT_ROUNDOFF, rows_of_rms
 from ringverify import targets
 from ringverify.cases.comparing import allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
-from ringverify.cases.running import Observation, shards
+from ringverify.cases.running import GradMode, Observation, shards
 from ringverify.check.casefile import CaseFile
 from ringverify.confirm.script_template import TEMPLATE
 from ringverify.implementation import Capabilities
+from ringverify.properties.modes import MODES, ways
 from ringverify.properties.precision import PRECISION, rms_limits
 from ringverify.properties.values import FORWARD, LSE
 
@@ -76,7 +77,7 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
         "sharding": _literal(case.sharding),
         "layout": _literal(capabilities.tensor_layout),
         "returns_lse": _literal(capabilities.lse),
-        "gradients": _literal(capabilities.gradients and recorded.property not in FORWARD_ONLY),
+        "ways": _literal(_ways(recorded, capabilities)),
         "cotangent": _literal(case.cotangent),
         "dtype": _literal(p.dtype),
         "memory": _literal(case.memory),
@@ -90,6 +91,14 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
         "allowed": _dict({name: _Literal(_array(array)) for name, array in limits.items()}),
     }
     return Script(_filled({**values, "about": _dict(about)}), _filled({**values, "about": "None"}))
+
+
+def _ways(recorded: CaseFile, capabilities: Capabilities) -> tuple[tuple[GradMode, str], ...]:
+    """Return the calls of the script: torch's mode, and which of q, k and v require gradients."""
+    every = ways(recorded.case, capabilities)
+    if recorded.property == MODES.id:
+        return every
+    return (("enable_grad", ""),) if recorded.property in FORWARD_ONLY else every[-1:]
 
 
 def _filled(values: dict[str, str]) -> str:

@@ -55,7 +55,8 @@ def unpacked(text, dtype, shape):
 WORLD, RING = <<world>>, <<ring>>  # processes, and those of them that are the ring
 SHARDING, LAYOUT, MEMORY = <<sharding>>, <<layout>>, <<memory>>
 DTYPE = getattr(torch, <<dtype>>)
-RETURNS_LSE, GRADIENTS, COTANGENT = <<returns_lse>>, <<gradients>>, <<cotangent>>
+RETURNS_LSE, COTANGENT = <<returns_lse>>, <<cotangent>>
+WAYS = <<ways>>  # of each call: torch's mode, and which of q, k and v require gradients
 PROBLEM = Fields(**<<problem>>)
 QUERIES = <<queries>>  # positions of each rank's queries
 KEYS = <<keys>>  # and of its keys
@@ -132,14 +133,13 @@ def dense():
     return {name: x.detach().numpy() for name, x in (("out", out), ("lse", lse), ("dq", dq), ("dk", dk), ("dv", dv))}
 
 
-def results_of(function, rank, group):
+def results_of(function, rank, group, requiring):
     """What the implementation gives on one rank of the ring, as arrays."""
     swap = LAYOUT == "bhsd"
     rows = {"q": QUERIES[rank], "dout": QUERIES[rank], "k": KEYS[rank], "v": KEYS[rank]}
     local = {name: INPUTS[name][:, np.array(at, dtype=np.int64)] for name, at in rows.items()}
     q, k, v, dout = (lay_out(local[n].swapaxes(1, 2) if swap else local[n], DTYPE) for n in ("q", "k", "v", "dout"))
-    if GRADIENTS:
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    leaves = {name: x.requires_grad_() for name, x in zip("qkv", (q, k, v)) if name in requiring}
     call = SimpleNamespace(
         group=group,
         rank=rank,
@@ -163,22 +163,22 @@ def results_of(function, rank, group):
             raise ContractError(f"returned a {type(x).__name__} for {name}: a tensor is expected")
     if out.shape != dout.shape or out.dtype != DTYPE:
         raise ContractError(f"returned out as {out.dtype} {tuple(out.shape)}: {DTYPE} {tuple(dout.shape)} is expected")
-    if GRADIENTS:
+    if requiring:
         pairs = []
         if COTANGENT != "lse":
             pairs.append((out, dout))
-        if COTANGENT != "out" and lse is not None:
+        if COTANGENT != "out" and lse is not None and (requiring != "v" or lse.requires_grad):
             dlse = INPUTS["dlse"][:, :, np.array(QUERIES[rank], dtype=np.int64)]
             pairs.append((lse, lay_out(dlse, torch.promote_types(DTYPE, torch.float32)).to(lse.dtype)))
         attached = [(result, cotangent) for result, cotangent in pairs if result.requires_grad]
-        if len(attached) < len(pairs) and any(x.numel() for x in (q, k, v)):
+        if len(attached) < len(pairs) and any(x.numel() for x in leaves.values()):
             raise ContractError("returned a result that is not attached to q, k and v by autograd")
-        found = [None] * 3
+        found = [None] * len(leaves)
         if attached:
             results_, cotangents = zip(*attached)
-            found = torch.autograd.grad(results_, (q, k, v), cotangents, allow_unused=True)
-        for name, leaf, gradient in zip(("dq", "dk", "dv"), (q, k, v), found):
-            results[name] = torch.zeros_like(leaf) if gradient is None else gradient
+            found = torch.autograd.grad(results_, tuple(leaves.values()), cotangents, allow_unused=True)
+        for (name, leaf), gradient in zip(leaves.items(), found):
+            results["d" + name] = torch.zeros_like(leaf) if gradient is None else gradient
     arrays = {}
     for name, x in results.items():
         x = x.detach().to(torch.float64)
@@ -197,7 +197,9 @@ def take_part(world_rank, folder):
     group = dist.group.WORLD if len(RING) == WORLD else dist.new_group(list(RING))
     if world_rank in RING:
         rank = RING.index(world_rank)
-        np.savez(f"{folder}/{rank}.npz", **results_of(function, rank, group))
+        for number, (mode, requiring) in enumerate(WAYS):
+            with getattr(torch, mode)():
+                np.savez(f"{folder}/{rank}-{number}.npz", **results_of(function, rank, group, requiring))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -300,8 +302,9 @@ def run_ranks(folder):
 def compare(folder):
     """Compare, say by how much results are off, and give back which are, and what was said of them."""
     right, off, said, squares = dense(), [], [], {name: [] for name in RMS}
-    for rank in range(len(RING)):
-        with np.load(f"{folder}/{rank}.npz") as results:
+    for rank, number in [(rank, number) for rank in range(len(RING)) for number in range(len(WAYS))]:
+        way = f" ({WAYS[number][0]}, gradients of {WAYS[number][1] or 'nothing'})" if len(WAYS) > 1 else ""
+        with np.load(f"{folder}/{rank}-{number}.npz") as results:
             for name in results:
                 rows = np.array(KEYS[rank] if name in ("dk", "dv") else QUERIES[rank], dtype=np.int64)
                 at = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
@@ -316,7 +319,7 @@ def compare(folder):
                 worst = np.nan_to_num(error, nan=np.inf).max(initial=0.0)
                 wrong = int((~((error <= allowed) | (allowed == inf))).sum())
                 beyond = f"{wrong} of {seen.size} elements differ by more than allowed"
-                line = f"rank {rank} {name:<3}  largest difference {worst:.3g}; {beyond}"
+                line = f"rank {rank} {name:<3}  largest difference {worst:.3g}; {beyond}{way}"
                 print(line)
                 if wrong:
                     off.append(f"{name} on rank {rank}")
@@ -332,7 +335,7 @@ def compare(folder):
         if not rms <= limit:
             off.append(f"{name} in the mean")
             said.append(line)
-    return off, said
+    return list(dict.fromkeys(off)), said
 
 
 def in_words(failure):

@@ -58,17 +58,19 @@ FAULTS.add(
 )
 
 
-def _only_own_block(
+def _without_values(
     steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
 ) -> tuple[Tensor, Block]:
-    dq, part = gradients(steps, here, hop, owner, rows, block)
-    return (torch.zeros_like(dq) if here.wanted == "q" and owner != here.rank else dq), part
+    """Take the values of other ranks for 0 in the backward."""
+    if here.wanted is not None and "v" not in here.wanted and owner != here.rank:
+        block = Block(block.k, torch.zeros_like(block.v))
+    return gradients(steps, here, hop, owner, rows, block)
 
 
 FAULTS.add(
     "O143",
-    "with k and v frozen nothing travels in the backward: dq has only the part of the own keys",
-    replace(STEPS, gradients=_only_own_block),
+    "where v requires no gradient, values do not travel in the backward: dq and dk lack them",
+    replace(STEPS, gradients=_without_values),
     kind="mode",
 )
 

@@ -12,12 +12,11 @@ Runs are compared with each other, so what is wrong in all of them is left to ot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS, Right, allowed, allowed_between, gathered, pipeline_of, worst
 from ringverify.cases.reentering import second_of
-from ringverify.cases.running import Observation, Runner
+from ringverify.cases.running import GradMode, Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
@@ -27,24 +26,32 @@ SUBSETS = ("q", "k", "v", "qk", "qv", "kv")
 """What may require gradients where not everything does."""
 
 
-def _calls(case: Case, runner: Runner) -> Iterator[tuple[str, str, Observation]]:
-    """Yield how each call other than a training step is made, the inputs that require gradients, and what it gave."""
-    if runner.world.name == "external":
-        yield "without gradients", "", runner.run(case, gradients=False)
-        return
-    yield "under torch.no_grad", "", runner.run(case, gradients=False, mode="no_grad")
-    yield "under torch.inference_mode", "", runner.run(case, gradients=False, mode="inference_mode")
-    if runner.capabilities.gradients:
-        some = SUBSETS[case.seed % len(SUBSETS)]
-        how = f"where only {' and '.join(some)} {'requires' if len(some) == 1 else 'require'} gradients"
-        yield how, some, runner.run(case, gradients=True, requiring=some)
+def ways(case: Case, capabilities: Capabilities) -> tuple[tuple[GradMode, str], ...]:
+    """Return of each call its mode of autograd, and which of q, k and v require gradients; a training step is last."""
+    inference: tuple[tuple[GradMode, str], ...] = (("no_grad", ""), ("inference_mode", ""))
+    if not capabilities.gradients:
+        return (*inference, ("enable_grad", ""))
+    return (*inference, ("enable_grad", SUBSETS[case.seed % len(SUBSETS)]), ("enable_grad", "qkv"))
+
+
+def _how(mode: GradMode, requiring: str) -> str:
+    """Say how a call is made that is no training step."""
+    if mode != "enable_grad":
+        return f"under torch.{mode}"
+    if not requiring:
+        return "without gradients"
+    return f"where only {' and '.join(requiring)} {'requires' if len(requiring) == 1 else 'require'} gradients"
 
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     c = runner.capabilities
     if (judgement := failed(runner.run(second_of(case), gradients=c.gradients))) is not None:
         return judgement
-    calls = list(_calls(case, runner))
+    others = (("enable_grad", ""),) if runner.world.name == "external" else ways(case, c)[:-1]
+    calls = [
+        (_how(mode, some), some, runner.run(case, gradients=bool(some), mode=mode, requiring=some))
+        for mode, some in others
+    ]
     for how, _, seen in calls:
         if (judgement := failed(seen)) is not None and judgement.violation is not None:
             told = dataclasses.replace(judgement.violation, summary=f"{how}, {judgement.violation.summary}")

@@ -62,6 +62,16 @@ def test_of_two_worlds_the_one_that_is_wrong_is_shown(ringverify):
 
 
 @pytest.mark.nightly
+def test_a_mode_in_which_results_are_wrong_is_named(ringverify):
+    """The script calls in every mode, and is right in the others."""
+    report = violated(ringverify, miniature("overlapping:wrong_in_inference"), "modes", 8)
+    (event,) = counterexamples(report)
+    seen = Scripts(ringverify.folder, 120).confirmed(event, casefile.read(Path(event.file)))
+    assert seen.outcome == "shown"
+    assert all(line.endswith(" (inference_mode, gradients of nothing)") for line in seen.said[1:])
+
+
+@pytest.mark.nightly
 def test_an_exception_is_shown_if_it_is_the_same(ringverify):
     """What is raised in the suite is raised in the script."""
     report = violated(ringverify, miniature("misbehaving:raises_on_one_rank"), "forward", 4)

@@ -109,9 +109,16 @@ def test_a_snippet_holds_values_that_are_no_numbers(tmp_path):
 
 def test_a_snippet_takes_gradients_where_the_property_did():
     """What only fails in backward must not hide what a forward pass shows."""
-    for property, gradients in (("forward", False), ("lse", False), ("gradients", True), ("isolation", True)):
+    for property, gradients in (("forward", ""), ("lse", ""), ("gradients", "qkv"), ("isolation", "qkv")):
         text = snippet(recorded(property), load(RIGHT).capabilities).text
-        assert f"RETURNS_LSE, GRADIENTS, COTANGENT = False, {gradients}, 'out'" in text
+        assert f"\nWAYS = (('enable_grad', '{gradients}'),)" in text
+
+
+def test_a_snippet_calls_in_every_mode_that_the_property_did():
+    """In its order; the seed of the case says which inputs are frozen."""
+    text = snippet(recorded("modes", seed=3), load(RIGHT).capabilities).text
+    every = "('no_grad', ''), ('inference_mode', ''), ('enable_grad', 'qk'), ('enable_grad', 'qkv')"
+    assert f"\nWAYS = ({every})" in text
 
 
 @pytest.mark.nightly

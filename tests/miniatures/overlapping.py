@@ -125,6 +125,13 @@ def all_or_nothing(q, k, v, call: AttentionCall):
     return AllOrNothing.apply(q, k, v, call)
 
 
+@implementation(name="wrong in inference")
+def wrong_in_inference(q, k, v, call: AttentionCall):
+    """Right where gradients may be taken, and under no_grad."""
+    out = attention(q, k, v, call)
+    return 2 * out if torch.is_inference_mode_enabled() else out
+
+
 @implementation(name="one output buffer", gradients=False)
 def one_output_buffer(q, k, v, call: AttentionCall):
     """O96: the next call of the same shape writes where this one's output is."""
