@@ -431,6 +431,7 @@ class ImplementationEvent:
     suite: Literal["smoke", "quick", "full", "nightly"] | None = None
     seed: int | None = None
     versions: Annotated[Mapping[str, str] | None, "of what a program runs on, as it says itself"] = None
+    shapes: Annotated[int | None, "number of shapes that the examples had, where every new one is compiled"] = None
 
     @property
     def reached(self) -> str:
@@ -501,11 +502,13 @@ class PropertyOutcome:
         verdict: the event of the property.
         counterexample: that of the smallest case that violates it, if there is one.
         tried: what its examples were, which a report tells of all properties together.
+        shapes: shapes and dtypes of their tensors, each once.
     """
 
     verdict: PropertyEvent
     counterexample: CounterexampleEvent | None = None
     tried: TriedEvent | None = None
+    shapes: frozenset[tuple[int | str, ...]] = frozenset()
 
     @property
     def id(self) -> str:

@@ -138,6 +138,9 @@ class Capabilities:
     head_dims: tuple[int, ...] | None = _capability(None, "needs one of these head dimensions; None is any")
     value_dims: tuple[int, ...] | None = _capability(None, "needs one of these value dimensions; None is any")
     length_multiple: int | None = _capability(None, "needs this to divide the positions that each rank holds")
+    shapes: Literal["any", "compiled"] = _capability(
+        "any", '"compiled" if every new shape costs seconds: few are tried'
+    )
     poison_safe: bool = _capability(False, "survives NaN in keys that every query skips, not only in padding")
 
     def __post_init__(self) -> None:
@@ -154,6 +157,7 @@ class Capabilities:
         self._choice("reduces", ("accumulates", "input"))
         self._choice("memory", (None, "sharded", "streaming"))
         self._choice("traffic", (None, "neighbours"))
+        self._choice("shapes", ("any", "compiled"))
         self._choices("dtypes", DTYPES)
         self._choices("dilation", get_args(HeadMode), may_be_empty=True)
         self._choices("devices", None)

@@ -18,6 +18,9 @@ from ringverify.implementation import Capabilities
 NEEDS = ("heads_multiple", "key_heads_multiple", "head_dims", "value_dims", "length_multiple")
 """Capabilities that restrict shapes; `None` is no restriction."""
 
+EVEN = (16, 32, 136)
+"""Lengths of cases where every new shape is compiled, before they are rounded up; the last is longer than two tiles."""
+
 
 def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
     """Return the case with the nearest shapes that an implementation accepts; the case itself if it declares none.
@@ -27,6 +30,8 @@ def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
         c: what the implementation declares.
         worlds: further world sizes on which the same problem has to fit.
     """
+    if c.shapes == "compiled":
+        case = _in_few_shapes(case, c)
     if all(getattr(c, name) is None for name in NEEDS):
         return case
     p, sizes = case.problem, (case.world_size, *worlds)
@@ -50,6 +55,45 @@ def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
     if p.dilation is not None and not c.uneven_segments:
         branches = tuple((math.gcd(w, nq) or 1, r) for w, r in p.dilation.branches)
         changes["dilation"] = Dilation(branches, p.dilation.heads, p.dilation.head_offset)
+    return case.replace(**changes)
+
+
+def few_lengths(c: Capabilities, sharding: str, size: int) -> tuple[int, ...]:
+    """Return the lengths of which cases are made where every new shape is compiled.
+
+    First come one that leaves shards empty and an uneven one, as far as declared. Without `length_multiple`, worlds
+    of 1, 2, 4 and 8 ranks share them.
+    """
+    unit = length_unit(c, sharding, size)
+    odd = [*([1] if c.empty_shards else []), *([13] if c.uneven else [])]
+    return tuple(dict.fromkeys([*odd, *(_up(length, unit) for length in EVEN)]))
+
+
+def _in_few_shapes(case: Case, c: Capabilities) -> Case:
+    """Return the case in the nearest of few shapes, with what its pattern says of the last position.
+
+    Shapes are: a batch of two with all that is declared of heads and dimensions, at the shortest even length; plain
+    ones, one for each other length; and cross lengths either way. Longer cases keep their length.
+    """
+    p = case.problem
+    lengths = few_lengths(c, case.sharding, case.world_size)
+    even = [length for length in lengths if length >= EVEN[0]]
+    nq, nk = (next((one for one in lengths if one >= n), n) for n in (p.nq, p.nk))
+    if p.nq != p.nk and max(nq, nk) <= even[:2][-1]:
+        nq, nk = (even[0], even[:2][-1]) if p.nq < p.nk else (even[:2][-1], even[0])
+    rich = nq == nk == even[0]
+    batch, heads, dim = (2, 4, (c.head_dims or (16,))[0]) if rich else (1, 2, (c.head_dims or (32,))[-1])
+    if case.values == "selectors":
+        dim = max(dim, nk)  # a dimension for each key
+    changes: dict[str, Any] = {"batch": batch, "query_length": nq, "heads": heads, "head_dim": dim}
+    changes["key_length"] = None if nq == nk else nk
+    changes["key_heads"] = 2 if rich and c.gqa else None
+    changes["value_dim"] = 8 if rich and c.value_dim else None
+    if p.documents is not None:
+        changes["documents"] = tuple(nq if end == p.nq and end else end for end in p.documents)
+    if p.key_lengths is not None:
+        kept = [nk if length == p.nk else min(length, nk) for length in p.key_lengths]
+        changes["key_lengths"] = tuple(kept[place % len(kept)] for place in range(batch))
     return case.replace(**changes)
 
 

@@ -310,6 +310,9 @@ class ImplementationRun:
         event = implementation_event(tried, implementation=name, asked=len(properties), seconds=seconds)
         event = dataclasses.replace(event, versions=versions_of(self.implementation))
         features = joined([one.outcome.tried for one in tried], implementation=name)
+        if self.implementation.capabilities.shapes == "compiled":
+            shapes: set[object] = set().union(*(one.outcome.shapes for one in tried))
+            event = dataclasses.replace(event, shapes=len(shapes))
         tellable = features is None or tells(self.tell, features)
         tellable = tells(self.tell, event) and tellable
         try:
@@ -477,9 +480,9 @@ class ImplementationRun:
         if found.examples:
             tried = tried_event(found.tried, property, runner.capabilities, implementation=event.implementation)
         if found.counterexample is None:
-            return PropertyOutcome(event, tried=tried)
+            return PropertyOutcome(event, tried=tried, shapes=frozenset(found.tried.shapes))
         told = self._counterexample(property, found, found.counterexample, runner)
-        return PropertyOutcome(with_mishaps(event, found.mishaps), told, tried)
+        return PropertyOutcome(with_mishaps(event, found.mishaps), told, tried, frozenset(found.tried.shapes))
 
     def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
         """Return cases that failed in earlier runs, to be tried first, and a message for each that cannot be tried."""
@@ -655,5 +658,7 @@ def _other_shapes(c: Capabilities) -> Iterator[str]:
     for what, members in (("head_dim", c.head_dims), ("value_dim", c.value_dims)):
         if members is not None:
             yield f"{what} other than {' or '.join(map(str, members))}"
+    if c.shapes == "compiled":
+        yield "shapes other than a few"
     if (c.length_multiple or 1) > 1:
         yield f"shard lengths not divisible by {c.length_multiple}"

@@ -50,17 +50,21 @@ class Tried:
 
     Attributes:
         kinds: the number of cases by their features, as `features_of` gives them.
+        shapes: shapes and dtypes of the tensors of all cases, each once.
     """
 
     kinds: Counter[tuple[Feature, ...]] = dataclasses.field(default_factory=Counter)
+    shapes: set[tuple[int | str, ...]] = dataclasses.field(default_factory=set)
 
     def add(self, case: Case) -> None:
         """Count a case."""
         self.kinds[tuple(features_of(case).items())] += 1
+        p = case.problem
+        self.shapes.add((p.batch, p.nq, p.nk, p.heads, p.hk, p.head_dim, p.dv, p.dtype))
 
     def merged(self, other: Tried) -> Tried:
         """Return the counts of both together."""
-        return Tried(self.kinds + other.kinds)
+        return Tried(self.kinds + other.kinds, self.shapes | other.shapes)
 
 
 def tried_event(tried: Tried, property: Property, capabilities: Capabilities, *, implementation: str) -> TriedEvent:

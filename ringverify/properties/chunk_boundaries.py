@@ -13,7 +13,7 @@ from typing import Any
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, why_unsupported
-from ringverify.cases.shapes import fitted, length_unit
+from ringverify.cases.shapes import few_lengths, fitted, length_unit
 from ringverify.cases.strategies import LONGEST_NEEDED, affordable_world_sizes, widest
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import CAUSALS, Property, always, judge_everything
@@ -42,6 +42,8 @@ def sweep(c: Capabilities) -> list[Case]:
 
 def _lengths(c: Capabilities, sharding: str, size: int) -> Iterable[int]:
     """Lengths of the sweep: multiples of the required unit up to `LONGEST`, and at least the first one or two."""
+    if c.shapes == "compiled":
+        return few_lengths(c, sharding, size)[:3]
     unit = 1 if c.length_multiple is None else length_unit(c, sharding, size)
     return range(0, max(LONGEST, 2 * unit if 2 * unit <= LONGEST_NEEDED else unit) + 1, unit)
 

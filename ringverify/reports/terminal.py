@@ -153,6 +153,8 @@ class Terminal:
                 f"{inside:.0f} % of the time inside the implementation",
                 "dim",
             )
+        if event.shapes is not None:
+            self._line(f"  in {event.shapes} {plural('shape', event.shapes)}: every new one is compiled", "dim")
         if event.versions:
             self._line(f"  it runs on {', '.join(' '.join(one) for one in event.versions.items())}", "dim")
         if (untried := untried_line(event, most=None if self.verbose else NAMED)) is not None:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
+from pathlib import Path
 
 import needs
 import pytest
 
+from ringverify.cases.case import why_unsupported
 from ringverify.cases.running import Runner
+from ringverify.check.drawing import drawn
 from ringverify.check.hunting import hunt
 from ringverify.check.run import undeclared
 from ringverify.check.searching import Hunt
-from ringverify.implementation import Implementation
+from ringverify.check.tried import Tried
+from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.property import Property
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(240)
 
+MINIATURES = Path(needs.__file__).parent
+DECLARED_COMPILED = '@implementation(name="right", world_sizes=(1, 2), shapes="compiled")'
 DECLARED = (needs.declared_ulysses, needs.declared_narrow, needs.declared_blocks)
 
 
@@ -109,6 +117,54 @@ def test_no_case_that_is_refused_is_tried_on_the_way_to_a_cause(property):
     assert max(shown.case.problem.nq, shown.case.problem.head_dim) <= 64
     assert len(runner.ended) > 10
     assert not any(runner.ended)
+
+
+COMPILED = Capabilities(
+    dtypes=("float32", "bfloat16"), lse=True, gqa=True, value_dim=True, documents=True, key_lengths=True,
+    cross_lengths=True, world_sizes=(1, 2, 4, 8), shapes="compiled",
+)  # fmt: skip
+
+
+def _shapes(property: Property, c: Capabilities) -> set[tuple[object, ...]]:
+    tried = Tried()
+    for case in drawn(property, c, property.examples):
+        assert why_unsupported(case, c) is None
+        tried.add(case)
+    return tried.shapes
+
+
+@pytest.mark.parametrize(
+    ("c", "most"),
+    [
+        (COMPILED, 10),
+        (dataclasses.replace(COMPILED, world_sizes=(1, 2, 4), length_multiple=128, head_dims=(64, 128)), 16),
+        (dataclasses.replace(COMPILED, uneven=True, empty_shards=True, world_sizes=None), 20),
+    ],
+)
+def test_where_every_new_shape_is_compiled_the_quick_suite_has_few(c, most):
+    """Of several lengths, with and without fewer key heads, in each dtype; other features vary within each."""
+    seen = {id: _shapes(one, c) for id, one in PROPERTIES.items() if one.unsupported(c) is None}
+    assert max(map(len, seen.values())) <= most
+    cases = drawn(PROPERTIES["forward"], c, 120)
+    in_first = [case for case in cases if case.problem.nq == cases[0].problem.nq]
+    for name in ("values", "world_size"):
+        assert len({getattr(case, name) for case in in_first}) > 1
+    assert len({(case.problem.documents, case.problem.key_lengths) for case in in_first}) > 2
+    assert len({case.problem.nq for case in cases}) > 1
+    assert {case.problem.hk == case.problem.heads for case in cases} == {True, False}
+    assert {case.problem.head_dim for case in cases} == set(c.head_dims or (16, 32))
+
+
+def test_the_verdict_says_how_many_shapes_were_tried(ringverify, tmp_path):
+    """And that no other was; nothing is said of it where shapes cost nothing."""
+    code = (MINIATURES / "right.py").read_text().replace('@implementation(name="right")', DECLARED_COMPILED)
+    (tmp_path / "compiled.py").write_text(code)
+    outcome = ringverify.check(f"{tmp_path / 'compiled.py'}:attend", "--only", "forward", "--max-examples", 12)
+    assert outcome.code == 0, outcome.out
+    (told,) = outcome.told("implementation")
+    assert 1 < told["shapes"] <= 3
+    assert f"  in {told['shapes']} shapes: every new one is compiled\n" in outcome.out
+    assert "shapes other than a few" in told["undeclared"]
 
 
 @pytest.mark.parametrize(
