@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
@@ -32,9 +32,8 @@ def draws(property: Property, capabilities: Capabilities, examples: int, seed: i
     def applies(case: Case) -> bool:
         return property.applies(case, capabilities)
 
-    if isinstance(source, list):
-        listed = list(filter(applies, source))
-        return iter(random.Random(seed).sample(listed, min(examples, len(listed))))
+    if isinstance(source, Sequence):  # of cases that apply
+        return iter(random.Random(seed).sample(source, min(examples, len(source))))
     # Choices of its own for each property: with one seed for all, what one property's cases miss, all would miss.
     choices = SeededChoices(f"{seed}:{property.id}")
     tests = filter(applies, (source(choices) for _ in range(DRAWS * examples)))
