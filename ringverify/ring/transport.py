@@ -61,8 +61,9 @@ class Transport:
         if self.name == "blocking":
             return lambda: self._in_turn(sends, receives)
         if self._device.type == "cpu":  # no backend there makes one operation of a batch: it posts one by one too
-            works = [dist.isend(buffer, group=self.group, group_dst=to) for buffer, to in sends]
-            works += [dist.irecv(buffer, group=self.group, group_src=source) for buffer, source in receives]
+            sent = [dist.isend(buffer, group=self.group, group_dst=to) for buffer, to in sends]
+            awaited = [dist.irecv(buffer, group=self.group, group_src=source) for buffer, source in receives]
+            works = [work for work in (*sent, *awaited) if work is not None]
         else:
             posted = [dist.P2POp(dist.isend, buffer, group=self.group, group_peer=to) for buffer, to in sends]
             posted += [dist.P2POp(dist.irecv, buffer, group=self.group, group_peer=one) for buffer, one in receives]
