@@ -22,6 +22,11 @@ EVEN = (16, 32, 136)
 """Lengths of cases where every new shape is compiled, before they are rounded up; the last is longer than two tiles."""
 
 
+def any_shape(c: Capabilities) -> bool:
+    """Return whether every shape is accepted, and none is dear to try."""
+    return c.shapes != "compiled" and all(getattr(c, name) is None for name in NEEDS)
+
+
 def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
     """Return the case with the nearest shapes that an implementation accepts; the case itself if it declares none.
 
@@ -30,10 +35,10 @@ def fitted(case: Case, c: Capabilities, *, worlds: Sequence[int] = ()) -> Case:
         c: what the implementation declares.
         worlds: further world sizes on which the same problem has to fit.
     """
+    if any_shape(c):
+        return case
     if c.shapes == "compiled":
         case = _in_few_shapes(case, c)
-    if all(getattr(c, name) is None for name in NEEDS):
-        return case
     p, sizes = case.problem, (case.world_size, *worlds)
     unit, key_unit = (
         math.lcm(*(multiple_on(each, size) for size in sizes)) for each in (c.heads_multiple, c.key_heads_multiple)

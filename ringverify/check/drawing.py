@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator, Sequence
 
 from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
@@ -21,15 +22,19 @@ DRAWS = 10
 
 def drawn(property: Property, capabilities: Capabilities, examples: int, seed: int = 0) -> list[Case]:
     """Return up to `examples` cases that can test a property."""
+    return list(draws(property, capabilities, examples, seed))
+
+
+def draws(property: Property, capabilities: Capabilities, examples: int, seed: int = 0) -> Iterator[Case]:
+    """Yield the cases of `drawn`, each drawn when it is asked for."""
     source = property.cases(capabilities)
 
     def applies(case: Case) -> bool:
         return property.applies(case, capabilities)
 
-    if isinstance(source, list):
-        listed = list(filter(applies, source))
-        return random.Random(seed).sample(listed, min(examples, len(listed)))
+    if isinstance(source, Sequence):  # of cases that apply
+        return iter(random.Random(seed).sample(source, min(examples, len(source))))
     # Choices of its own for each property: with one seed for all, what one property's cases miss, all would miss.
     choices = SeededChoices(f"{seed}:{property.id}")
     tests = filter(applies, (source(choices) for _ in range(DRAWS * examples)))
-    return list(itertools.islice(tests, examples))
+    return itertools.islice(tests, examples)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -204,13 +204,27 @@ class Jobs:
         self._progress.start(self._title, f"{done} of {len(trials)} properties", total)
         self._step()
         try:
-            self._workers.work_on(list(trials), lambda: trial.done)
+            others = [one for one in trials if one is not trial]
+            self._workers.work_on([trial, *others], lambda: trial.done)
         finally:
             self._progress.stop()
         log.add(trial.log)
         if trial.error is not None:
             raise trial.error
         return trial.search.hunt
+
+    def are_violated(self, units: Sequence[Judge]) -> Iterator[bool]:
+        """Yield whether a case of each unit violates its property.
+
+        Raises:
+            Exception: a case could not be judged.
+        """
+        for answer in self._workers.in_order(units):
+            if isinstance(answer, Exception):
+                raise answer
+            if answer and (error := answer[-1].error) is not None:
+                raise error
+            yield bool(answer) and answer[-1].ends
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""

@@ -158,7 +158,7 @@ OPTIONS: tuple[Option, ...] = (
         name="exitfirst",
         short="-x",
         read=None,
-        meaning="stop at the first violation",
+        meaning="stop at the first violation; a few examples of each property come first",
         pytest=False,
         argument=False,
     ),

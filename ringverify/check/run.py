@@ -19,7 +19,7 @@ from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted
 from ringverify.cases.strategies import affordable_examples
-from ringverify.check import casefile
+from ringverify.check import casefile, first_look
 from ringverify.check.baseline import Baseline
 from ringverify.check.budget import Budget
 from ringverify.check.casefile import CaseFile
@@ -41,7 +41,7 @@ from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.sameness import ToldFailure, same_as
 from ringverify.check.searching import Counterexample, Hunt
 from ringverify.check.tried import tried_event, untried
-from ringverify.check.units import Wanted
+from ringverify.check.units import Judge, Wanted
 from ringverify.diagnosis.region import outline
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import (
@@ -302,7 +302,7 @@ class ImplementationRun:
         """Try properties one after another, and report the verdict on the implementation."""
         started, tried = time.monotonic(), []
         self.share_out(properties)
-        for property in properties:
+        for property in self._in_turn(properties):
             tried.append(self.try_property(property))
             if self.options.stop_early and tried[-1].verdict.is_new_violation():
                 break
@@ -322,6 +322,47 @@ class ImplementationRun:
             tellable = False
         outcome = ImplementationOutcome.of([one.verdict for one in tried])
         return outcome if tellable else outcome.without_a_word()
+
+    def _in_turn(self, properties: Sequence[Property]) -> Iterator[Property]:
+        """Yield properties in the order in which to try them: with `-x`, first what a first look finds violated."""
+        left = list(properties)
+        if self.options.stop_early and self.options.time_budget is None:
+            for property in self._violated_at_first_sight(properties):
+                left.remove(property)
+                yield property
+        yield from left
+
+    def _violated_at_first_sight(self, properties: Sequence[Property]) -> Iterator[Property]:
+        """Yield the properties that one of their first cases violates. An error ends the look: it comes up again."""
+        asked: dict[str, tuple[Wanted, Runner]] = {}
+        with contextlib.suppress(Exception):
+            for property in properties:
+                if property in PROPERTIES.values() and why_not(property, self._plan, self.options.device) is None:
+                    runner = self._runner_for(property)
+                    asked[property.id] = self._asked(property, runner)[0], runner
+            for units in first_look.rounds(asked):
+                for unit, violated in zip(units, self._are_violated(units), strict=True):
+                    if violated:
+                        del asked[unit.wanted.property]
+                        yield PROPERTIES[unit.wanted.property]
+
+    def _are_violated(self, units: Sequence[Judge]) -> Iterator[bool]:
+        """Yield whether a case of each unit violates its property, seen in the workers or in this run's world.
+
+        Raises:
+            Exception: a case could not be judged.
+        """
+        if self._jobs is not None and self._shared.issuperset(unit.wanted.property for unit in units):
+            yield from self._jobs.are_violated(units)
+            return
+        for unit in units:
+            self._begin_property()
+            yield first_look.is_violated(unit, self._runner_for(PROPERTIES[unit.wanted.property]))
+
+    def _begin_property(self) -> None:
+        """Begin new logs; what outlasts a property is kept."""
+        self._runner = self._runner.for_another_property()
+        self._beside = None if self._beside is None else self._beside.for_another_property()
 
     def share_out(self, properties: Sequence[Property]) -> None:
         """Have worker processes begin with the properties, if there are any and it is worth it."""
@@ -369,8 +410,7 @@ class ImplementationRun:
 
         After an error of ours, this property is inconclusive unless a violation was found; others are not affected.
         """
-        self._runner = self._runner.for_another_property()
-        self._beside = None if self._beside is None else self._beside.for_another_property()
+        self._begin_property()
         runner = self._runner_for(property)
         try:
             outcome = self._property(property, runner)

@@ -11,7 +11,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import RunLog, Runner
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.declaring import Declaration
-from ringverify.check.drawing import drawn
+from ringverify.check.drawing import draws
 from ringverify.check.explaining import judged
 from ringverify.check.mishap import Mishap
 from ringverify.check.tried import Tried
@@ -217,7 +217,7 @@ def search_cases(
             search.hunt.remembered += 1
             if not goes_on_after(known.case):
                 return
-        for case in drawn(property, runner.capabilities, examples, seed):
+        for case in draws(property, runner.capabilities, examples, seed):
             if not goes_on_after(case):
                 return
     except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from ringverify.cases.case import Case
@@ -90,7 +90,7 @@ class Property:
         id: its name on the command line and in reports.
         meaning: what must hold, in a sentence.
         examples: number of cases that the quick suite tries.
-        cases: a maker of cases within declared capabilities, or a sweep that lists them.
+        cases: a maker of cases within declared capabilities, or all cases to choose among, which can test it.
         judge: runs a case and says whether the property holds on it.
         unsupported: why it does not apply to an implementation, or `None` if it does.
         simulated_only: whether it needs the simulated world, which can watch ranks and hold messages back.
@@ -103,7 +103,7 @@ class Property:
     id: str
     meaning: str
     examples: int
-    cases: Callable[[Capabilities], Maker[Case] | list[Case]]
+    cases: Callable[[Capabilities], Maker[Case] | Sequence[Case]]
     judge: Callable[[Case, Runner], Judgement]
     unsupported: Callable[[Capabilities], str | None]
     simulated_only: bool = False

@@ -60,9 +60,14 @@ class Transport:
             return _nothing
         if self.name == "blocking":
             return lambda: self._in_turn(sends, receives)
-        posted = [dist.P2POp(dist.isend, buffer, self._global(to), self.group) for buffer, to in sends]
-        posted += [dist.P2POp(dist.irecv, buffer, self._global(source), self.group) for buffer, source in receives]
-        works = dist.batch_isend_irecv(posted)
+        if self._device.type == "cpu":  # no backend there makes one operation of a batch: it posts one by one too
+            sent = [dist.isend(buffer, group=self.group, group_dst=to) for buffer, to in sends]
+            awaited = [dist.irecv(buffer, group=self.group, group_src=source) for buffer, source in receives]
+            works = [work for work in (*sent, *awaited) if work is not None]
+        else:
+            posted = [dist.P2POp(dist.isend, buffer, group=self.group, group_peer=to) for buffer, to in sends]
+            posted += [dist.P2POp(dist.irecv, buffer, group=self.group, group_peer=one) for buffer, one in receives]
+            works = dist.batch_isend_irecv(posted)
         return lambda: _wait(works)
 
     def _connect(self) -> None:
@@ -94,14 +99,10 @@ class Transport:
                     act(buffer, other)
 
     def _send(self, buffer: torch.Tensor, to: int) -> None:
-        dist.send(buffer, self._global(to), group=self.group)
+        dist.send(buffer, group=self.group, group_dst=to)
 
     def _receive(self, buffer: torch.Tensor, source: int) -> None:
-        dist.recv(buffer, self._global(source), group=self.group)
-
-    def _global(self, rank: int) -> int:
-        """A rank of the group as the world numbers it: point-to-point calls want that one."""
-        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+        dist.recv(buffer, group=self.group, group_src=source)
 
 
 def needs_all_ranks_first(group: ProcessGroup | None, device: torch.device) -> bool:

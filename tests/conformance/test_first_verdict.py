@@ -248,6 +248,27 @@ def test_exitfirst_stops_at_the_first_violation(ringverify):
     assert f"{len(PROPERTIES) - 1} not run (-x)" in outcome.out
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_exitfirst_looks_at_all_properties_before_it_tries_any_whole(jobs, ringverify):
+    """What a late property shows in its first case is not waited for; properties before it are not run, not passed."""
+    outcome = ringverify.check("mutant:O125", "-x", "--only", "forward,gradients,inputs_untouched", "--jobs", jobs)
+    assert outcome.code == 1
+    assert outcome.verdicts() == {"inputs_untouched": "fail"}
+    (implementation,) = outcome.told("implementation")
+    assert (implementation["not_run"], implementation["properties"]["pass"]) == (2, 0)
+
+
+def test_exitfirst_tries_properties_whole_in_their_order_where_a_first_look_shows_nothing(ringverify):
+    """A first look changes no verdict and no count."""
+    arguments = (miniature("right:attend"), "--only", "forward,inputs_untouched", "--max-examples", 12)
+    names = ("property", "verdict", "examples", "margin")
+    usual, first = (
+        [[event[name] for name in names] for event in ringverify.check(*arguments, *also).told("property")]
+        for also in ((), ("-x",))
+    )
+    assert first == usual
+
+
 def test_only_and_skip_choose_properties(ringverify):
     """In the catalogue's order, whatever the order in which they are named."""
     target = miniature("right:attend")

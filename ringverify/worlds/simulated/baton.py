@@ -74,7 +74,7 @@ class Baton:
         self._holder = 0
         self._news: queue.SimpleQueue[Literal["failed", "ended"]] = queue.SimpleQueue()
         self._failing = threading.Lock()
-        self._settings = torch_settings.values(torch_settings.OF_PROCESS)
+        self._settings = self._now = torch_settings.values(torch_settings.OF_PROCESS)
 
     # -- called by the thread that started the run ---------------------------------------------------------------------
 
@@ -200,6 +200,7 @@ class Baton:
     def leave(self, rank: int) -> None:
         """This rank has returned, raised or been unwound: pass the baton on, for good."""
         self._seats[rank].finished = True
+        self._now = torch_settings.values(torch_settings.OF_PROCESS)
         left = self.unfinished()
         if not left:
             self._news.put("ended")
@@ -238,13 +239,14 @@ class Baton:
 
     def _let(self, rank: int, seat: _PlaceOfRank) -> None:
         """Let another rank go on, and sleep until it is this one's turn again."""
-        settings = torch_settings.values(torch_settings.OF_PROCESS)
+        self._now = settings = torch_settings.values(torch_settings.OF_PROCESS)
         self._hand(rank)
         seat.turn.acquire()
         self._put_back(settings)
 
     def _put_back(self, settings: tuple[Any, ...]) -> None:
-        if not self.over:  # after the run, a late thread would change settings that are no longer its own
+        """Restore the settings of the rank whose turn begins, if those of the one whose turn ended are others."""
+        if settings != self._now and not self.over:  # a late thread would change settings that are no longer its own
             torch_settings.put_back(torch_settings.OF_PROCESS, settings)
 
     def _hand(self, rank: int) -> None:

@@ -140,6 +140,14 @@ class _BookkeepingByThread:
         calls: int = self._threads.strange_calls
         return calls
 
+    @property
+    def default_pg(self) -> Any:
+        """The default group; asked thousands of times in a run, and found sooner here."""
+        try:
+            return self._of_thread.bookkeeping.default_pg
+        except AttributeError:
+            return self.__getattr__("default_pg")
+
     def __getattr__(self, name: str) -> Any:
         try:  # asked hundreds of times in a run
             world = self._of_thread.bookkeeping
