@@ -71,7 +71,7 @@ class CheckRequest:
     Attributes:
         only: ids of the properties to try.
         skip: ids of the properties to leave out.
-        suite: smoke, quick, full or nightly.
+        suite: smoke, quick, full, nightly or scale.
         world: simulated, gloo or nccl.
         world_sizes: world sizes to test.
         device: device of the tensors.
