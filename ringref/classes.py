@@ -37,7 +37,7 @@ Array = NDArray[np.int64]
 
 Values = Callable[[Array], Float]
 """Returns a row of numbers for each of some positions."""
-BLOCK = 256
+BLOCK = 128
 """Keys, or queries, that are summed by class at a time, and the length of a run."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from ringref.classes import BLOCK
 from ringref.problem import Problem
 from ringverify.bench.machine import PROCESS_BYTES, TENSORS_A_SIDE
 from ringverify.cases.case import Case, even_multiple, why_unsupported
@@ -194,7 +195,7 @@ def _fits(case: Case, plan: RunPlan) -> None:
     p = case.problem
     numbers = p.batch * p.heads * (p.nq + p.nk) // 2 * max(p.head_dim, p.dv)
     width = {"float64": 8}.get(p.dtype, 4)
-    sums = 2 * (p.nq + p.nk) // 256 * (MOST_CLASSES + QUERY_CLASSES) * (p.dv + 3) * 8 * p.group_size
+    sums = 2 * (p.nq + p.nk) // BLOCK * (MOST_CLASSES + QUERY_CLASSES) * (p.dv + 3) * 8 * p.group_size
     of_rank = TENSORS_A_SIDE * width * numbers // case.world_size + sums + 64 * (p.nq + p.nk) + PROCESS_BYTES
     needed, available = of_rank * case.world_size, available_memory()
     if plan.world != "nccl" and available is not None and needed > available:
