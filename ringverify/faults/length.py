@@ -7,7 +7,6 @@ can find them. Each is a target: `ringverify.faults.length:positions_in_int16`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -47,29 +46,33 @@ def __getattr__(name: str) -> Implementation:
     raise AttributeError(f"no fault {name!r}; there are {', '.join(AT_LENGTH)}")
 
 
-def _kept(change: Callable[[Tensor], Tensor]) -> Steps:
-    """Mask by positions as some number format has them."""
+def _kept(dtype: torch.dtype, counted_from: int) -> Steps:
+    """Mask by positions as a dtype has them."""
+
+    def kept(positions: Tensor) -> Tensor:
+        return (positions + counted_from).to(dtype).to(torch.int64) - counted_from
+
     return replace(
         STEPS,
-        queries=lambda here: change(here.call.positions),
-        keys=lambda here, hop, owner: change(here.shards[owner]),
+        queries=lambda here: kept(here.call.positions),
+        keys=lambda here, hop, owner: kept(here.shards[owner]),
     )
 
 
 _add(
     "positions_in_int16",
     "positions are kept in int16, counted from 1,024 below its end",
-    _kept(lambda x: (x + 2**15 - BEGINS).to(torch.int16).to(torch.int64)),
+    _kept(torch.int16, 2**15 - BEGINS),
 )
 _add(
     "positions_in_bfloat16",
     "positions are kept in bfloat16, which has no 257",
-    _kept(lambda x: x.to(torch.bfloat16).to(torch.int64)),
+    _kept(torch.bfloat16, 0),
 )
 _add(
     "positions_in_float32",
     "positions are kept in float32, counted from 1,024 below 2^24",
-    _kept(lambda x: (x + 2**24 - BEGINS).to(torch.float32).to(torch.int64)),
+    _kept(torch.float32, 2**24 - BEGINS),
 )
 
 

@@ -109,8 +109,8 @@ class RankReport:
     """What one rank found.
 
     Attributes:
-        inside: seconds in the implementation, forward and backward.
-        verifying: seconds after that.
+        inside: seconds in the implementation, forward and backward, and of processor time of this rank's thread.
+        verifying: likewise, after that.
         memory: peak bytes of the process in the implementation and in verification, above what it had before the call.
         rows: number of rows verified, by result.
         margins: the largest margin, by result.
@@ -118,8 +118,8 @@ class RankReport:
         worth: what a pass says, a sentence each.
     """
 
-    inside: float
-    verifying: float
+    inside: tuple[float, float]
+    verifying: tuple[float, float]
     memory: tuple[int, int] | None
     rows: dict[TensorName, int]
     margins: dict[TensorName, float]
@@ -137,18 +137,27 @@ def verify(asked: Asked) -> RankReport:
         part = _Part(asked)
         before = _peak()
         dist.barrier()
-        began = time.monotonic()
+        began = _clocks()
         part.run()
-        inside = time.monotonic() - began
+        inside = _since(began)
         after = _peak()
         dist.barrier()  # a rank that is ahead would be in the others' way, and its time counted as theirs
-        began = time.monotonic()
+        began = _clocks()
         (part.every_row if asked.method == "every_row" else part.sampled_rows)()
         differences = tuple(part.explained())
-        verifying = time.monotonic() - began
+        verifying = _since(began)
         memory = None if before is None or after is None else (after - before, (_peak() or 0) - before)
         part.note(everything=True)
         return RankReport(inside, verifying, memory, part.rows, part.margins, differences, tuple(part.worth))
+
+
+def _clocks() -> tuple[float, float]:
+    return time.monotonic(), time.thread_time()
+
+
+def _since(began: tuple[float, float]) -> tuple[float, float]:
+    now = _clocks()
+    return now[0] - began[0], now[1] - began[1]
 
 
 def _peak() -> int | None:

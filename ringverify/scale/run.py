@@ -230,7 +230,7 @@ class _Checked:
                 break
             reports: Sequence[RankReport] = run.results
             rows += sum(sum(report.rows.values()) for report in reports)
-            inside += sum(report.inside for report in reports)
+            inside += sum(report.inside[1] for report in reports)
             margin = max(margin, *(one for report in reports for one in report.margins.values()))
             figures += self._figures(case, reports)
             wrong = [(rank, one) for rank, report in enumerate(reports) for one in report.differences]
@@ -293,8 +293,12 @@ class _Checked:
         p = case.problem
         names = [f"{name} {margin:.2g}" for name, margin in _largest(reports).items()]
         yield f"{case.describe()}; largest margins: {', '.join(names)}"
-        inside, verifying = (max(getattr(one, name) for one in reports) for name in ("inside", "verifying"))
-        figure = f"implementation {inside:.1f} s, verification {verifying:.1f} s"
+        times = []
+        for name in ("inside", "verifying"):
+            seconds = [getattr(one, name) for one in reports]
+            wall, worked = max(of[0] for of in seconds), sum(of[1] for of in seconds)
+            times.append(f"{wall:.1f} s ({worked:.1f} s of processor time on all ranks)")
+        figure = f"implementation {times[0]}, verification {times[1]}"
         peaks = [one.memory for one in reports if one.memory is not None]
         if peaks:
             most, after = (max(of) >> 20 for of in zip(*peaks, strict=True))
@@ -312,7 +316,7 @@ class _Checked:
         rows = sum(sum(note.get("rows", {}).values()) for note in noted.values())
         wrong = sum(sum(note.get("wrong", {}).values()) for note in noted.values())
         until = f"until then {rows:,} rows were verified, {wrong:,} of them wrong"
-        if failure.kind in ("died", "deadline") or failure.limit is not None:
+        if not wrong and (failure.kind in ("died", "deadline") or failure.limit is not None):
             why = failure.message if failure.limit is None else f"{sentence(failure.limit)}: {failure.message}"
             return PropertyOutcome(self._event(method, "inconclusive", rows, began, reason=f"{why}; {until}"))
         violation = Violation(

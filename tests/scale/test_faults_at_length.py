@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
+import dataclasses
 
 import pytest
 import torch
+from at_length import reports
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.faults.length import AT_LENGTH
 from ringverify.faults.ring import PLAIN
-from ringverify.scale.rank import Asked, RankReport, rows_to_sample, verify
 from ringverify.worlds.simulated.world import SimulatedWorld
 
 MANY_RANKS = ("far_block_lost", "far_block_twice", "small_tiles_dropped")
@@ -27,19 +27,9 @@ def case_of(name: str, length: int) -> Case:
     return Case(problem=problem, world_size=size, sharding="zigzag", cotangent="both")
 
 
-def reports(target: str, case: Case, method: str = "every_row") -> list[RankReport]:
-    """What each rank of a simulated world found."""
-    sampled = rows_to_sample(case, PLAIN.capabilities, 64)
-    with tempfile.TemporaryDirectory() as notes:
-        asked = Asked(target, case, method, "cpu", sampled, notes)
-        run = SimulatedWorld().run(verify, asked, world_size=case.world_size, seed=0, deadline=200)
-    assert run.failure is None, run.failure
-    return list(run.results)
-
-
-def wrong(target: str, case: Case, method: str = "every_row") -> set[str]:
+def wrong(target: str, case: Case) -> set[str]:
     """The results that some rank found wrong."""
-    return {one.tensor for report in reports(target, case, method) for one in report.differences}
+    return {one.tensor for report in reports(target, case) for one in report.differences}
 
 
 @pytest.mark.parametrize(
@@ -49,13 +39,25 @@ def test_it_is_found_where_it_begins_and_equals_the_plain_ring_before(name: str)
     """Of 2,048 positions every row is verified; at 200 positions the results have the bits of the right ring."""
     target = f"ringverify.faults.length:{name}"
     assert wrong(target, case_of(name, 2048))
-    short = case_of(name, 200)
-    size = min(short.world_size, 8)
-    short = short.replace(query_length=200)
-    runs = []
+    short, runs = case_of(name, 200), []
+    case = dataclasses.replace(short, world_size=min(short.world_size, 8))
     for implementation in (AT_LENGTH[name].implementation, PLAIN):
-        case = Case(problem=short.problem, world_size=size, sharding="zigzag", cotangent="both")
         runs.append(Runner(implementation, SimulatedWorld(), deadline=60.0).run(case, gradients=True).ranks)
     for one, right in zip(*runs, strict=True):
         for tensor in ("out", "lse", "dq", "dk", "dv"):
             assert torch.equal(torch.from_numpy(getattr(one, tensor)), torch.from_numpy(getattr(right, tensor)))
+
+
+def test_the_block_that_is_lost_is_named() -> None:
+    """Where one rank's keys explain the worst row, the finding says whose, with which hop, and what happened."""
+    case = case_of("far_block_lost", 512)
+    found = [
+        (rank, one)
+        for rank, report in enumerate(reports("ringverify.faults.length:far_block_lost", case))
+        for one in report.differences
+        if one.owner is not None
+    ]
+    assert found
+    for rank, one in found:
+        assert (one.owner, one.hop, one.what) == ((rank - 9) % 16, 9, "missing")
+        assert one.ranges[0][0] <= one.ranges[0][1]
