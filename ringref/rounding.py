@@ -561,8 +561,8 @@ class LongBounds:
         largest = self.score + delta + np.log(np.maximum(keys, 1))
         kappa = delta + u * (self.score + largest + 2 * delta)
         row = u * (EXP_ROUNDINGS + self._grown(self._merges(keys)) * (MERGE_ROUNDINGS + 2 * largest))
-        row = row + u * self._grown(keys)
-        return times * kappa + row
+        bound: Array = times * kappa + row + u * self._grown(keys)
+        return bound
 
     def _rows(self, keys: Array) -> Array:
         """Bound the error of out relative to the largest value, step 5."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,8 @@ def words(seed: int, name: str, positions: Positions, width: int) -> NDArray[np.
     """Return `(positions, width)` bytes that depend on seed, name and position, and on nothing else."""
     start = np.uint64((seed * 0x9E3779B97F4A7C15 + zlib.crc32(name.encode()) * 0xD1B54A32D192ED03) % 2**64)
     count = -(-width // 8)
-    x = positions.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(1, count + 1, dtype=np.uint64)
+    counters: Any = positions.astype(np.uint64)[:, None] * np.uint64(count)
+    x: NDArray[np.uint64] = counters + np.arange(1, count + 1, dtype=np.uint64)
     x *= np.uint64(0x9E3779B97F4A7C15)
     x += start
     x ^= x >> np.uint64(30)
@@ -124,8 +125,7 @@ class Numbers:
         keys = rng.standard_normal((len(shares), self.problem.head_dim))
         scale = self.problem.scale_value
         queries = np.linalg.lstsq(keys, wanted.T, rcond=None)[0].T / (scale or 1.0)
-        queries, keys = (self._rounded(x) for x in (queries, keys))
-        return queries, keys
+        return self._rounded(np.asarray(queries, dtype=np.float64)), self._rounded(keys)
 
     def _rounded(self, x: Float) -> Float:
         dtype = getattr(torch, self.problem.dtype)

@@ -51,7 +51,7 @@ NOTE_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class LongTask:
     """The argument of a rank's program.
 
     Attributes:
@@ -127,14 +127,14 @@ class RankReport:
     worth: tuple[str, ...]
 
 
-def verify(asked: Asked) -> RankReport:
+def verify(asked: LongTask) -> RankReport:
     """Run the implementation on this rank's shard, and verify what it returned.
 
     Raises:
         ContractError: it returned something other than the contract asks for.
     """
     with ours():
-        part = _Part(asked)
+        part = _LongRun(asked)
         before = _peak()
         dist.barrier()
         began = _clocks()
@@ -187,10 +187,10 @@ def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[
     return tuple(int(one) for one in found if 0 <= one < n)
 
 
-class _Part:
+class _LongRun:
     """This rank's part: inputs, what came back, and what was found so far."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: LongTask) -> None:
         self.asked, self.case = asked, asked.case
         self.problem: Problem = asked.case.problem
         self.implementation = load(asked.target)
@@ -344,7 +344,7 @@ class _Part:
         bounds: LongBounds,
     ) -> None:
         p = self.problem
-        most, queries = max(float(of[0].max(initial=0)) for of in counts), sum(of[1] for of in counts)
+        most, queries = max(float(of[0].max(initial=0)) for of in counts), np.sum([of[1] for of in counts], axis=0)
         for piece in pieces_of(order):
             at = self.keys[piece]
             dk, dv = np.zeros((len(at), p.head_dim)), np.zeros((len(at), p.dv + 2))
@@ -514,8 +514,8 @@ class _Part:
         if worst > known[1].margin:
             local = int(rows[row])
             index = (b, h, local) if name == "lse" else (b, local, h, d)
-            numbers = (float(x[row, d]) for x in (actual, expected, allowed))
-            self.found[name] = known[0], Difference(name, 0, (), index, int(at[row]), *numbers, worst)
+            value, right, most = (float(x[row, d]) for x in (actual, expected, allowed))
+            self.found[name] = known[0], Difference(name, 0, (), index, int(at[row]), value, right, most, worst)
 
     def explained(self) -> Iterator[Difference]:
         """Yield what is wrong, and whose keys explain it."""
@@ -545,14 +545,15 @@ class _Part:
             seen.append((row.out[b, 0, h], row.lse[b, h, 0]))
         outs, lses = (np.stack(of) for of in zip(*seen, strict=True))
         explains: list[tuple[int, What]] = []
-        for owner in np.flatnonzero(lses > -np.inf):
-            for times, what in ((0.0, "missing"), (2.0, "repeated")):
+        changes: tuple[tuple[float, What], ...] = ((0.0, "missing"), (2.0, "repeated"))
+        for owner in np.flatnonzero(lses > -np.inf).tolist():
+            for times, what in changes:
                 counted = np.ones(len(lses))
                 counted[owner] = times
                 out, lse = _merged(outs[:, None], lses[:, None], counted)
                 value = float(lse[0]) if one.tensor == "lse" else float(out[0, one.index[-1]])
                 if abs(value - one.actual) <= one.allowed:
-                    explains.append((int(owner), what))  # type: ignore[arg-type]
+                    explains.append((owner, what))
         if len(explains) != 1:
             return one
         owner, what = explains[0]

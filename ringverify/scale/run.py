@@ -9,7 +9,7 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,7 +35,7 @@ from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import Violation
 from ringverify.reports.progress import Progress
 from ringverify.scale.numbers import MOST_CLASSES, QUERY_CLASSES
-from ringverify.scale.rank import Asked, Difference, Method, RankReport, rows_to_sample, verify
+from ringverify.scale.rank import Difference, LongTask, Method, RankReport, rows_to_sample, verify
 from ringverify.targets import from_anywhere, load
 from ringverify.worlds.limits import available_memory, sentence
 from ringverify.worlds.processes.gloo import GlooWorld
@@ -59,7 +59,7 @@ METHODS: dict[Method, str] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ScaleRequest:
     """What of the suite is asked for.
 
     Attributes:
@@ -73,7 +73,7 @@ class Wanted:
     methods: tuple[Method, ...]
 
 
-def wanted(request: CheckRequest, length: int | None, problem: str | None) -> Wanted:
+def wanted(request: CheckRequest, length: int | None, problem: str | None) -> ScaleRequest:
     """Read the options of the suite.
 
     Raises:
@@ -93,13 +93,13 @@ def wanted(request: CheckRequest, length: int | None, problem: str | None) -> Wa
         raise UsageError(f"--problem {problem}: expected fields of a problem as a JSON object: {error}") from None
     if length is not None and fields.get("query_length", length) != length:
         raise UsageError(f"--length {length} contradicts query_length={one.nq} in --problem: leave one of them out")
-    return Wanted(problem=fields, length=one.nq, methods=methods)
+    return ScaleRequest(problem=fields, length=one.nq, methods=methods)
 
 
 def check_scale(
     subjects: Sequence[Subject | Unavailable],
     options: Options,
-    asked: Wanted,
+    asked: ScaleRequest,
     tell: Callable[[Event], None],
     progress: Progress,
     crew: Crew | None = None,
@@ -129,28 +129,31 @@ def check_scale(
             _fits(case, plan)
     tell(header(options))
     outcomes = []
-    for plan, cases in tried:
-        if isinstance(plan, Unavailable):
-            outcomes.append(_told([unavailable(plan.target, plan.reason)], plan.target, 1, 0.0, tell))
+    for one, cases in tried:
+        if isinstance(one, Unavailable):
+            outcomes.append(_told([unavailable(one.target, one.reason)], one.target, 1, tell))
             continue
-        began = time.monotonic()
-        fast = GlooWorld(ThisMachine(reproducible=False)) if plan.world == "gloo" else None
-        world: World = fast or open_world(plan.world) if crew is None else GlooWorld(crew)
+        fast = GlooWorld(ThisMachine(reproducible=False)) if one.world == "gloo" else None
+        world: World = fast or open_world(one.world) if crew is None else GlooWorld(crew)
         with contextlib.closing(world):
-            found = [_Checked(plan, world, options, asked, progress).by(method, cases) for method in asked.methods]
-        outcomes.append(_told(found, plan.implementation.name, len(found), time.monotonic() - began, tell))
+            checked = _Checked(one, world, options, asked, progress)
+            found = (checked.by(method, cases) for method in asked.methods)
+            outcomes.append(_told(found, one.implementation.name, len(asked.methods), tell))
     footer = footer_event(outcomes, baseline=False)
     tell(footer)
     return footer.exit_code
 
 
 def _told(
-    found: list[TriedProperty], name: str, asked: int, seconds: float, tell: Callable[[Event], None]
+    results: Iterable[TriedProperty], name: str, asked: int, tell: Callable[[Event], None]
 ) -> ImplementationOutcome:
-    for one in found:
+    """Report results as they come, and then the verdict on an implementation."""
+    began, found = time.monotonic(), []
+    for one in results:
+        found.append(one)
         for event in one.outcome.events:
             tell(event)
-    tell(implementation_event(found, implementation=name, asked=asked, seconds=seconds))
+    tell(implementation_event(found, implementation=name, asked=asked, seconds=time.monotonic() - began))
     return ImplementationOutcome.of([one.verdict for one in found])
 
 
@@ -162,7 +165,7 @@ def _sizes(plan: RunPlan, options: Options, crew: Crew | None) -> tuple[int, ...
     return (max(declared),) if crew is not None else (RANKS if RANKS in declared else declared[-1],)
 
 
-def _case(capabilities: Capabilities, asked: Wanted, size: int, seed: int) -> Case:
+def _case(capabilities: Capabilities, asked: ScaleRequest, size: int, seed: int) -> Case:
     """Return the case: what is not asked for is what the implementation declares."""
     c, fields = capabilities, dict(asked.problem)
     fields.setdefault("dtype", "float32" if "float32" in c.dtypes else c.dtypes[0])
@@ -208,7 +211,7 @@ def _fits(case: Case, plan: RunPlan) -> None:
 class _Checked:
     """The check of one implementation in one world."""
 
-    def __init__(self, plan: RunPlan, world: World, options: Options, asked: Wanted, progress: Progress) -> None:
+    def __init__(self, plan: RunPlan, world: World, options: Options, asked: ScaleRequest, progress: Progress) -> None:
         self.plan, self.world, self.options, self.asked, self.progress = plan, world, options, asked, progress
         self.capabilities = plan.implementation.capabilities
 
@@ -270,7 +273,7 @@ class _Checked:
         sampled = rows_to_sample(case, self.capabilities, max(SAMPLED, 16 * case.world_size))
         target = from_anywhere(self.plan.target)
         with tempfile.TemporaryDirectory(prefix="ringverify-scale-") as notes:
-            task = Asked(target, case, method, self.options.device, sampled, notes)
+            task = LongTask(target, case, method, self.options.device, sampled, notes)
             with _shown(self.progress, self.plan.implementation.name, method, self._rows(method, case), Path(notes)):
                 run = self.world.run(
                     verify,
