@@ -24,14 +24,15 @@ from numpy.typing import NDArray
 from ringref.classes import ClassHead, pieces_of
 from ringref.intervals import parts
 from ringref.problem import Problem
-from ringref.rounding import LongBounds, Pipeline, margins
+from ringref.rounding import LongBounds, Pipeline
 from ringref.sampled import SampledRows
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE
 from ringverify.cases.local import Local, backward, forward
 from ringverify.cases.running import shards
-from ringverify.events import TensorName, What
+from ringverify.events import TensorName
 from ringverify.implementation import AttentionCall, Capabilities
+from ringverify.scale.comparison import Comparison, Difference, merged, stacked
 from ringverify.scale.numbers import Numbers, Positions
 from ringverify.targets import load
 from ringverify.worlds.whose import ours, theirs
@@ -41,8 +42,6 @@ Method = Literal["every_row", "sampled_rows"]
 
 PIECE = 2048
 """Keys that all sampled rows are compared with at a time."""
-RANGES = 6
-"""Ranges of wrong rows that travel."""
 STRETCHES = (1, 256)
 """Neighbouring keys that are left out in thought, to say what a pass is worth."""
 TRIED = 128
@@ -69,39 +68,6 @@ class LongTask:
     device: str
     sampled: tuple[int, ...]
     notes: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A result of one rank that is wrong.
-
-    Attributes:
-        tensor: the result.
-        rows: number of wrong rows, of a head at a position.
-        ranges: first and last of some runs of positions of wrong rows.
-        index: of the worst element in the rank's tensor, canonical layout.
-        position: global position of its row.
-        actual: what came back.
-        expected: the oracle's value.
-        allowed: largest error allowed.
-        margin: of that element.
-        owner: rank whose keys explain the worst row, if one does.
-        hop: passes that its block has made when it gets there.
-        what: what happened to these keys.
-    """
-
-    tensor: TensorName
-    rows: int
-    ranges: tuple[tuple[int, int], ...]
-    index: tuple[int, ...]
-    position: int
-    actual: float
-    expected: float
-    allowed: float
-    margin: float
-    owner: int | None = None
-    hop: int | None = None
-    what: What = "wrong"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +110,12 @@ def verify(asked: LongTask) -> RankReport:
         dist.barrier()  # a rank that is ahead would be in the others' way, and its time counted as theirs
         began = _clocks()
         (part.every_row if asked.method == "every_row" else part.sampled_rows)()
-        differences = tuple(part.explained())
+        differences = tuple(part.compared.explained())
         verifying = _since(began)
         memory = None if before is None or after is None else (after - before, (_peak() or 0) - before)
         part.note(everything=True)
-        return RankReport(inside, verifying, memory, part.rows, part.margins, differences, tuple(part.worth))
+        found = part.compared
+        return RankReport(inside, verifying, memory, found.rows, found.margins, differences, tuple(part.worth))
 
 
 def _clocks() -> tuple[float, float]:
@@ -201,10 +168,7 @@ class _LongRun:
         self.queries, self.keys = (of[self.rank] for of in self.shards)
         self.numbers = Numbers(self.problem, self.case.seed, "classes" if asked.method == "every_row" else "free")
         self.sampled = np.array(asked.sampled, dtype=np.int64)
-        self.returned: dict[TensorName, torch.Tensor] = {}
-        self.rows: dict[TensorName, int] = {}
-        self.margins: dict[TensorName, float] = {}
-        self.found: dict[TensorName, tuple[list[Positions], Difference]] = {}
+        self.compared = Comparison(self.case, self.rank, self.shards[1], self.numbers)
         self.worth: list[str] = []
         self._noted = 0.0
 
@@ -250,9 +214,9 @@ class _LongRun:
         with theirs():
             for name, tensor in zip(names, (out, *gradients), strict=False):
                 if tensor is not None:
-                    self.returned[name] = tensor.detach().transpose(1, 2) if swap else tensor.detach()
+                    self.compared.returned[name] = tensor.detach().transpose(1, 2) if swap else tensor.detach()
             if lse is not None:
-                self.returned["lse"] = lse.detach().transpose(1, 2)[..., None]
+                self.compared.returned["lse"] = lse.detach().transpose(1, 2)[..., None]
 
     def _tensor(self, make: Any, positions: Positions, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         tensor = torch.empty((self.problem.batch, len(positions), heads, width), dtype=dtype)
@@ -284,9 +248,9 @@ class _LongRun:
                         self._class_head(b, h, kh, (self.numbers.query_classes(b, h, every), key_classes), bounds)
                     )
                     self._check_rows(heads[-1], b, h, queries, counts[-1][0], bounds)
-                if "dk" in self.returned:
+                if "dk" in self.compared.returned:
                     self._check_keys(heads, b, kh, keys, counts, bounds)
-                if self.rank == 0 and b == kh == 0 and "lse" in self.returned:
+                if self.rank == 0 and b == kh == 0 and "lse" in self.compared.returned:
                     self.worth.append(self._seen(heads[0], key_classes, counts[0][0], bounds))
 
     def _class_head(
@@ -310,7 +274,7 @@ class _LongRun:
             (numbers.codebooks[0], classes[0]),
             (numbers.codebooks[1], classes[1]),
             values,
-            cotangents if "dq" in self.returned else None,
+            cotangents if "dq" in self.compared.returned else None,
             dlse,
         )
 
@@ -321,12 +285,12 @@ class _LongRun:
             at = self.queries[piece]
             out, lse, dq = head.rows(at)
             out = out[:, : p.dv]
-            self._compare("out", b, h, piece, at, out, bounds.out(keys[at], out))
-            self._compare("lse", b, h, piece, at, lse[:, None], bounds.lse(keys[at], lse)[:, None])
-            if "dq" in self.returned:
+            self.compared.compare("out", b, h, piece, at, out, bounds.out(keys[at], out))
+            self.compared.compare("lse", b, h, piece, at, lse[:, None], bounds.lse(keys[at], lse)[:, None])
+            if "dq" in self.compared.returned:
                 dlse = self.numbers.dlse(b, h, at) if self.case.cotangent == "both" else np.zeros(len(at))
                 whole = bounds.whole(self.numbers.dout(b, h, at), dlse)
-                self._compare("dq", b, h, piece, at, dq, bounds.dq(keys[at], whole, dq))
+                self.compared.compare("dq", b, h, piece, at, dq, bounds.dq(keys[at], whole, dq))
             self.note()
         if len(order) < p.nq:
             others = np.ones(p.nq, dtype=bool)
@@ -367,12 +331,12 @@ class _LongRun:
         bounds: LongBounds,
     ) -> None:
         e = self.problem.dv
-        self._compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, dv[:, e], dk))
-        self._compare("dv", b, kh, rows, at, dv[:, :e], bounds.dv(most, queries, dv[:, e + 1], dv[:, :e]))
+        self.compared.compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, dv[:, e], dk))
+        self.compared.compare("dv", b, kh, rows, at, dv[:, :e], bounds.dv(most, queries, dv[:, e + 1], dv[:, :e]))
 
     def _bounds(self, products: float, scores: float, sizes: Any) -> LongBounds:
         c, scale = self.capabilities, abs(self.problem.scale_value)
-        lse = self.returned.get("lse")
+        lse = self.compared.returned.get("lse")
         pipeline = Pipeline(
             dtype=self.problem.dtype,
             accumulates=c.accumulates,
@@ -420,11 +384,11 @@ class _LongRun:
         """Hold sampled rows, and all gradients of keys, which are sums over these rows, to the dense oracle."""
         p, at, numbers = self.problem, self.sampled, self.numbers
         extended = p.replace(value_dim=p.dv + 2)
-        q = self._stacked(numbers.q, p.heads, at)
+        q = stacked(numbers.q, p.batch, p.heads, at)
         largest = np.full((1, 1), 255 / 128)
         products = float(np.abs(q).sum(axis=-1).max(initial=0.0)) * 255 / 128
         bounds = self._bounds(products, products, (largest, largest))
-        dout = self._stacked(numbers.dout, p.heads, at)
+        dout = stacked(numbers.dout, p.batch, p.heads, at)
         dlse = np.stack([np.stack([numbers.dlse(b, h, at) for h in range(p.heads)]) for b in range(p.batch)])
         dlse = dlse if self.case.cotangent == "both" else np.zeros_like(dlse)
         whole = np.swapaxes(bounds.whole(dout.swapaxes(1, 2), dlse), 1, 2)[..., None]
@@ -435,7 +399,7 @@ class _LongRun:
         self._merge(found)
         counts = [[_counts(p, b, h) for h in range(p.heads)] for b in range(p.batch)]
         most = max(float(one[0].max(initial=0)) for of in counts for one in of)
-        if "dk" in self.returned:
+        if "dk" in self.compared.returned:
             for rows, positions, k, v in self._own_keys(order):
                 dk, dv = found.differentiate(positions, k, v)
                 for b in range(p.batch):
@@ -450,34 +414,30 @@ class _LongRun:
             for h in range(p.heads):
                 keys = counts[b][h][0][at][place]
                 out, lse = found.out[b, place, h, : p.dv], found.lse[b, h, place]
-                self._compare("out", b, h, own, at[place], out, bounds.out(keys, out))
-                self._compare("lse", b, h, own, at[place], lse[:, None], bounds.lse(keys, lse)[:, None])
-                if "dq" in self.returned:
+                self.compared.compare("out", b, h, own, at[place], out, bounds.out(keys, out))
+                self.compared.compare("lse", b, h, own, at[place], lse[:, None], bounds.lse(keys, lse)[:, None])
+                if "dq" in self.compared.returned:
                     dq = found.dq[b, place, h]
-                    self._compare("dq", b, h, own, at[place], dq, bounds.dq(keys, whole[b, place, h, 0], dq))
+                    self.compared.compare("dq", b, h, own, at[place], dq, bounds.dq(keys, whole[b, place, h, 0], dq))
                     self._compare_zero(b, h, np.setdiff1d(np.arange(len(self.queries)), own))
         if self.rank == 0:
-            self.worth.append(sampled_worth(len(at), p.nq))
+            self.worth.append(sampled_worth(at, p.nq))
 
     def _compare_zero(self, b: int, h: int, rows: Positions) -> None:
         """Rows whose cotangents are zero have a dq of zero, exactly."""
         for piece in pieces_of(rows, 1 << 14):
             zeros = np.zeros((len(piece), self.problem.head_dim))
-            self._compare("dq", b, h, piece, self.queries[piece], zeros, zeros)
-
-    def _stacked(self, make: Any, heads: int, at: Positions) -> Float:
-        made = [np.stack([make(b, h, at) for h in range(heads)], axis=1) for b in range(self.problem.batch)]
-        return np.stack(made)
+            self.compared.compare("dq", b, h, piece, self.queries[piece], zeros, zeros)
 
     def _own_keys(self, order: Positions) -> Iterator[tuple[Positions, Positions, Float, Float]]:
         p = self.problem
         for rows in pieces_of(order, PIECE):
             at = self.keys[rows]
-            v = self._stacked(self.numbers.v, p.hk, at)
+            v = stacked(self.numbers.v, p.batch, p.hk, at)
             yield (
                 rows,
                 at,
-                self._stacked(self.numbers.k, p.hk, at),
+                stacked(self.numbers.k, p.batch, p.hk, at),
                 np.concatenate([v, np.zeros((*v.shape[:3], 2))], axis=-1),
             )
 
@@ -486,79 +446,7 @@ class _LongRun:
         together = np.concatenate([found.out, found.lse.swapaxes(1, 2)[..., None]], axis=-1)
         everyone = np.stack(self._gathered(together))
         out, lse = everyone[..., :-1], everyone[..., -1].swapaxes(2, 3)
-        found.out, found.lse = _merged(out, lse, np.ones(len(lse)))
-
-    # -- comparing -----------------------------------------------------------------------------------------------------
-
-    def _compare(
-        self, name: TensorName, b: int, h: int, rows: Positions, at: Positions, expected: Float, allowed: Float
-    ) -> None:
-        """Compare rows of a result, by their places in this rank's tensor, with what they have to be."""
-        tensor = self.returned.get(name)
-        if tensor is None or not len(rows):
-            return
-        with theirs():
-            chosen = tensor[b, torch.from_numpy(rows).to(tensor.device), h]
-            actual: Float = chosen.to(device="cpu", dtype=torch.float64).numpy()
-        dtype = self.problem.lse_dtype if name == "lse" else self.problem.dtype
-        margin = margins(actual, expected, allowed, dtype)
-        self.rows[name] = self.rows.get(name, 0) + len(rows)
-        worst = float(margin.max())
-        self.margins[name] = max(self.margins.get(name, 0.0), worst)
-        wrong = (margin > 1).any(axis=-1)
-        if not wrong.any():
-            return
-        row, d = (int(i) for i in np.unravel_index(int(margin.argmax()), margin.shape))
-        known = self.found.setdefault(name, ([], Difference(name, 0, (), (), 0, 0, 0, 0, -1.0)))
-        known[0].append(at[wrong])
-        if worst > known[1].margin:
-            local = int(rows[row])
-            index = (b, h, local) if name == "lse" else (b, local, h, d)
-            value, right, most = (float(x[row, d]) for x in (actual, expected, allowed))
-            self.found[name] = known[0], Difference(name, 0, (), index, int(at[row]), value, right, most, worst)
-
-    def explained(self) -> Iterator[Difference]:
-        """Yield what is wrong, and whose keys explain it."""
-        for name, (wrong, worst) in self.found.items():
-            rows = np.concatenate(wrong)
-            positions = np.unique(rows)
-            cuts = np.flatnonzero(np.diff(positions) > 1)
-            firsts, lasts = positions[np.r_[0, cuts + 1]], positions[np.r_[cuts, len(positions) - 1]]
-            ranges = tuple((int(a), int(z)) for a, z in zip(firsts[:RANGES], lasts[:RANGES], strict=True))
-            whole = dataclasses.replace(worst, rows=len(rows), ranges=ranges)
-            if name in ("out", "lse"):
-                whole = self._attributed(whole)
-            yield whole
-
-    def _attributed(self, one: Difference) -> Difference:
-        """Look for the one rank whose keys, left out or counted twice, give what came back in the worst row."""
-        p, replicated = self.problem, self.case.sharding == "replicated_query"
-        at = np.array([one.position])
-        b, h = one.index[0], one.index[1 if one.tensor == "lse" else 2]
-        q, zeros = self._stacked(self.numbers.q, p.heads, at), np.zeros((p.batch, 1, p.heads, p.dv))
-        seen = []
-        for keys in self.shards[1]:
-            row = SampledRows(p, at, q, zeros, np.zeros((p.batch, p.heads, 1)))
-            for piece in pieces_of(keys, 1 << 14):
-                k, v = (self._stacked(make, p.hk, piece) for make in (self.numbers.k, self.numbers.v))
-                row.see(piece, k, v)
-            seen.append((row.out[b, 0, h], row.lse[b, h, 0]))
-        outs, lses = (np.stack(of) for of in zip(*seen, strict=True))
-        explains: list[tuple[int, What]] = []
-        changes: tuple[tuple[float, What], ...] = ((0.0, "missing"), (2.0, "repeated"))
-        for owner in np.flatnonzero(lses > -np.inf).tolist():
-            for times, what in changes:
-                counted = np.ones(len(lses))
-                counted[owner] = times
-                out, lse = _merged(outs[:, None], lses[:, None], counted)
-                value = float(lse[0]) if one.tensor == "lse" else float(out[0, one.index[-1]])
-                if abs(value - one.actual) <= one.allowed:
-                    explains.append((owner, what))
-        if len(explains) != 1:
-            return one
-        owner, what = explains[0]
-        hop = None if replicated else (self.rank - owner) % self.case.world_size
-        return dataclasses.replace(one, owner=owner, hop=hop, what=what)
+        found.out, found.lse = merged(out, lse, np.ones(len(lse)))
 
     # -- other ranks ---------------------------------------------------------------------------------------------------
 
@@ -579,39 +467,24 @@ class _LongRun:
         now = time.monotonic()
         if everything or now - self._noted > NOTE_SECONDS:
             self._noted = now
-            noted = {"rows": self.rows, "wrong": {name: sum(map(len, of)) for name, (of, _) in self.found.items()}}
+            noted = {"rows": self.compared.rows, "wrong": self.compared.wrong}
             path = Path(self.asked.notes) / f"{self.rank}.json"
             with contextlib.suppress(OSError):  # of a rank on another machine
                 path.with_suffix(".new").write_text(json.dumps(noted))
                 path.with_suffix(".new").replace(path)
 
 
-def sampled_worth(sampled: int, length: int) -> str:
-    """Say which faults so many rows at random places would have shown, and with which probability."""
-    likely = [
-        f"{what} with probability {1 - (1 - share) ** sampled:.2g}"
-        for what, share in (
-            ("1 % of all rows", 0.01),
-            ("5 %", 0.05),
-            ("one tile of 256", min(1.0, 256 / max(length, 1))),
-        )
-    ]
+def sampled_worth(sampled: Positions, length: int) -> str:
+    """Say which faults the sampled rows would have shown, at a random place, and with which probability."""
+    tile = min(256, length)
+    between = np.diff(np.concatenate([[-1], sampled, [length]])) - 1
+    missed = np.maximum(between - tile + 1, 0).sum() / (length - tile + 1)
+    in_a_hundred, in_twenty = (1 - (1 - share) ** len(sampled) for share in (0.01, 0.05))
     return (
-        f"{sampled} rows were computed again, of every rank some: a fault in all rows of a rank would have been seen, "
-        f"in {', in '.join(likely)}; and gradients of every key, as far as these rows give it any"
+        f"{len(sampled)} rows were computed again, of every rank some: a fault in all rows of a rank would have been "
+        f"seen, in 1 % of all rows with probability {in_a_hundred:.2f}, in 5 % {in_twenty:.2f}, in {tile} neighbours "
+        f"{1 - missed:.2f}; and gradients of every key, as far as these rows give it any"
     )
-
-
-def _merged(out: Float, lse: Float, counted: Float) -> tuple[Float, Float]:
-    """Merge partial results `(P, …, H, E)` and `(P, …)` by their log-sum-exps, each as often as `counted` `(P,)`."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = lse + np.log(counted).reshape(-1, *[1] * (lse.ndim - 1))
-        top = logs.max(axis=0)
-        weights = np.exp(logs - np.where(top == -np.inf, 0.0, top))
-        total = weights.sum(axis=0)
-        weights = weights / np.where(total == 0, 1.0, total)
-        shaped = weights.swapaxes(-1, -2)[..., None] if lse.ndim == 4 else weights[..., None]
-        return (shaped * out).sum(axis=0), np.where(total == 0, -np.inf, top + np.log(total))
 
 
 def _counts(problem: Problem, b: int, h: int) -> tuple[Float, Float]:

@@ -34,8 +34,9 @@ from ringverify.events import Event, Hint, PropertyEvent, PropertyOutcome, Tenso
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import Violation
 from ringverify.reports.progress import Progress
+from ringverify.scale.comparison import Difference
 from ringverify.scale.numbers import MOST_CLASSES, QUERY_CLASSES
-from ringverify.scale.rank import Difference, LongTask, Method, RankReport, rows_to_sample, verify
+from ringverify.scale.rank import LongTask, Method, RankReport, rows_to_sample, verify
 from ringverify.targets import from_anywhere, load
 from ringverify.worlds.limits import available_memory, sentence
 from ringverify.worlds.processes.gloo import GlooWorld
@@ -126,7 +127,7 @@ def check_scale(
         sizes = _sizes(plan, options, crew)
         tried.append((plan, [_case(plan.implementation.capabilities, asked, size, options.seed) for size in sizes]))
         for case in tried[-1][1]:
-            _fits(case, plan)
+            _fits(case, plan, case.world_size if crew is None else crew.here)
     tell(header(options))
     outcomes = []
     for one, cases in tried:
@@ -189,8 +190,8 @@ def _case(capabilities: Capabilities, asked: ScaleRequest, size: int, seed: int)
     )
 
 
-def _fits(case: Case, plan: RunPlan) -> None:
-    """Refuse a length for which this machine has too little memory; on other machines of torchrun it may differ.
+def _fits(case: Case, plan: RunPlan, here: int) -> None:
+    """Refuse a length for which this machine has too little memory for the ranks that it hosts, `here` at most.
 
     Raises:
         UsageError: with the estimate.
@@ -200,10 +201,11 @@ def _fits(case: Case, plan: RunPlan) -> None:
     width = {"float64": 8}.get(p.dtype, 4)
     sums = 2 * (p.nq + p.nk) // BLOCK * (MOST_CLASSES + QUERY_CLASSES) * (p.dv + 3) * 8 * p.group_size
     of_rank = TENSORS_A_SIDE * width * numbers // case.world_size + sums + 64 * (p.nq + p.nk) + PROCESS_BYTES
-    needed, available = of_rank * case.world_size, available_memory()
+    ranks = min(case.world_size, here)
+    needed, available = of_rank * ranks, available_memory()
     if plan.world != "nccl" and available is not None and needed > available:
         raise UsageError(
-            f"--length {p.nq}: about {needed / 2**30:.1f} GiB are needed on {case.world_size} ranks, and "
+            f"--length {p.nq}: about {needed / 2**30:.1f} GiB are needed for {ranks} ranks, and "
             f"{available / 2**30:.1f} GiB are available; use a shorter length, fewer heads or fewer ranks"
         )
 

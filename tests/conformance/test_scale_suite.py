@@ -85,7 +85,7 @@ WRONG = {
     "no JSON": (["--problem", "causal"], ["--problem causal", "JSON object"]),
     "no such field": (["--problem", '{"dims": 3}'], ["'dims'", "known:"]),
     "two lengths": (["--length", "8", "--problem", '{"query_length": 9}'], ["--length 8", "query_length=9"]),
-    "too long": (["--length", "100000000000"], ["GiB are needed on 2 ranks", "GiB are available", "shorter length"]),
+    "too long": (["--length", "100000000000"], ["GiB are needed for 2 ranks", "GiB are available", "shorter length"]),
 }
 
 
