@@ -185,7 +185,8 @@ class ClassHead:
         """Return out, lse and dq of the queries at ascending positions; dq is 0 without cotangents."""
         count = len(positions)
         out, lse, dq = np.zeros((count, self._dv)), np.full(count, -np.inf), np.zeros((count, self._q.shape[1]))
-        for rows, classes, members in self._attended(positions):
+        attended = list(self._attended(positions))
+        for rows, classes, members in attended:
             scores = self.scores[classes, members.classes] + members.log_weights
             top = scores.max(axis=-1, initial=-np.inf)
             weights = _exp(scores, top[:, None])
@@ -202,7 +203,7 @@ class ClassHead:
         dout = self._read_cotangents(positions)
         towards = np.where(lse == -np.inf, 0.0, self._dlse[positions]) - (dout * out).sum(axis=-1)
         self.towards[positions] = towards
-        for rows, classes, members in self._attended(positions):
+        for rows, classes, members in attended:
             p = _exp(self.scores[classes, members.classes] + members.log_weights, lse[rows, None])
             dp = dout[rows] @ members.payload[:, :-1].T + towards[rows, None]
             dq[rows] += p * dp * self._slopes[classes, members.classes] @ self._k[members.classes]
@@ -405,7 +406,10 @@ def _runs(first: Array, last: Array, sums: _ClassSums) -> Iterator[tuple[slice, 
 
 def _exp(x: Float, less: Float | float) -> Float:
     """`exp(x − less)`, 0 where x is −inf, whatever `less` is."""
-    return np.where(x == -np.inf, 0.0, np.exp(np.where(x == -np.inf, 0.0, x) - np.where(x == -np.inf, 0.0, less)))
+    with np.errstate(invalid="ignore"):
+        exponents: Float = x - less
+    exponents[x == -np.inf] = -np.inf
+    return np.exp(exponents, out=exponents)
 
 
 def _check(problem: Problem, queries: Coded, keys: Coded, v: Float, dout: Float | None, dlse: Float | None) -> None:
