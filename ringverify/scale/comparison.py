@@ -56,7 +56,7 @@ class Difference:
     what: What = "wrong"
 
 
-class Comparison:
+class RankResults:
     """What one rank returned, and what was found of it so far.
 
     Args:

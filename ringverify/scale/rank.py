@@ -32,7 +32,7 @@ from ringverify.cases.local import Local, backward, forward
 from ringverify.cases.running import shards
 from ringverify.events import TensorName
 from ringverify.implementation import AttentionCall, Capabilities
-from ringverify.scale.comparison import Comparison, Difference, merged, stacked
+from ringverify.scale.comparison import Difference, RankResults, merged, stacked
 from ringverify.scale.numbers import Numbers, Positions
 from ringverify.targets import load
 from ringverify.worlds.whose import ours, theirs
@@ -168,7 +168,7 @@ class _LongRun:
         self.queries, self.keys = (of[self.rank] for of in self.shards)
         self.numbers = Numbers(self.problem, self.case.seed, "classes" if asked.method == "every_row" else "free")
         self.sampled = np.array(asked.sampled, dtype=np.int64)
-        self.compared = Comparison(self.case, self.rank, self.shards[1], self.numbers)
+        self.compared = RankResults(self.case, self.rank, self.shards[1], self.numbers)
         self.worth: list[str] = []
         self._noted = 0.0
 
