@@ -302,7 +302,7 @@ class _Checked:
         for name in ("inside", "verifying"):
             seconds = [getattr(one, name) for one in reports]
             wall, worked = max(of[0] for of in seconds), sum(of[1] for of in seconds)
-            times.append(f"{wall:.1f} s ({worked:.1f} s of processor time on all ranks)")
+            times.append(f"{wall:.1f} s ({worked:.1f} s of processor time of the ranks' threads)")
         figure = f"implementation {times[0]}, verification {times[1]}"
         peaks = [one.memory for one in reports if one.memory is not None]
         if peaks:
