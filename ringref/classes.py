@@ -37,7 +37,7 @@ Array = NDArray[np.int64]
 
 Values = Callable[[Array], Float]
 """Returns a row of numbers for each of some positions."""
-BLOCK = 256
+BLOCK = 128
 """Keys, or queries, that are summed by class at a time, and the length of a run."""
 
 
@@ -113,23 +113,30 @@ def class_attention(
             None if dlse is None else dlse[b, h],
             block=block,
         )
-        for piece in _pieces(p.nq, block):
+        for piece in pieces_of(np.arange(p.nq), block):
             out[b, piece, h], lse[b, h, piece], dq[b, piece, h] = head.rows(piece)
-        for piece in _pieces(p.nk, block) if dout is not None else ():
+        for piece in pieces_of(np.arange(p.nk), block) if dout is not None else ():
             of_keys, of_values = head.gradients_of_keys(piece)
             dk[b, piece, kh] += of_keys
             dv[b, piece, kh] += of_values
     return ClassAnswer(out, lse) if dout is None else ClassAnswer(out, lse, dq, dk, dv)
 
 
-def _pieces(length: int, block: int) -> Iterator[slice]:
-    return (slice(start, min(start + block, length)) for start in range(0, length, block))
+def pieces_of(positions: Array, block: int = BLOCK) -> Iterator[Array]:
+    """Yield positions, `block` of them at a time."""
+    return (positions[start : start + block] for start in range(0, len(positions), block))
 
 
 class ClassHead:
     """One query head of one element of a batch, piece by piece: rows of queries first, all of them, then keys.
 
     Nothing is kept of the length of the sequence but classes, two numbers a query, and sums by class of blocks.
+    Several processes may share the rows, if each puts what the others found into `lse` and `towards`.
+
+    Attributes:
+        lse: of the rows that were computed, by position.
+        towards: `dlse − dout·out` of these rows.
+        scores: of each class of queries with each class of keys, after softcap.
 
     Args:
         problem: what to compute.
@@ -160,26 +167,27 @@ class ClassHead:
         self._values, self._cotangents, self._block = values, cotangents, block
         self._dlse = np.zeros(problem.nq) if dlse is None else dlse
         self._dv = problem.dv
-        self._lse = np.full(problem.nq, -np.inf)
-        self._towards = np.zeros(problem.nq)  # dlse − dout·out
-        self._scores = self._q @ self._k.T * problem.scale_value  # of a query class with a key class, after softcap
-        self._slopes = np.full_like(self._scores, problem.scale_value)  # their derivatives by q·k
+        self.lse = np.full(problem.nq, -np.inf)
+        self.towards = np.zeros(problem.nq)  # dlse − dout·out
+        self.scores = self._q @ self._k.T * problem.scale_value  # of a query class with a key class, after softcap
+        self._slopes = np.full_like(self.scores, problem.scale_value)  # their derivatives by q·k
         if problem.softcap is not None:
-            self._slopes /= np.cosh(self._scores / problem.softcap) ** 2
-            self._scores = problem.softcap * np.tanh(self._scores / problem.softcap)
+            self._slopes /= np.cosh(self.scores / problem.softcap) ** 2
+            self.scores = problem.softcap * np.tanh(self.scores / problem.softcap)
         self._parts = [
             _PartOfHead(part, query_classes[part.queries], key_classes[part.keys])
             for part in parts(problem, batch, head)
         ]
 
     def rows(
-        self, positions: slice
+        self, positions: Int64[np.ndarray, " n"]
     ) -> tuple[Float64[np.ndarray, "n E"], Float64[np.ndarray, " n"], Float64[np.ndarray, "n D"]]:
-        """Return out, lse and dq of the queries from `positions.start` to `stop`; dq is 0 without cotangents."""
-        count = positions.stop - positions.start
+        """Return out, lse and dq of the queries at ascending positions; dq is 0 without cotangents."""
+        count = len(positions)
         out, lse, dq = np.zeros((count, self._dv)), np.full(count, -np.inf), np.zeros((count, self._q.shape[1]))
-        for rows, classes, members in self._attended(positions):
-            scores = self._scores[classes, members.classes] + members.log_weights
+        attended = list(self._attended(positions))
+        for rows, classes, members in attended:
+            scores = self.scores[classes, members.classes] + members.log_weights
             top = scores.max(axis=-1, initial=-np.inf)
             weights = _exp(scores, top[:, None])
             total = weights.sum(axis=-1)
@@ -189,37 +197,39 @@ class ClassHead:
             merged = np.logaddexp(lse[here], partial_lse)
             mine, other = np.exp(lse[here] - merged)[:, None], np.exp(partial_lse - merged)[:, None]
             out[here], lse[here] = mine * out[here] + other * partial, merged
-        self._lse[positions] = lse
+        self.lse[positions] = lse
         if self._cotangents is None:
             return out, lse, dq
-        dout = self._read_cotangents(np.arange(positions.start, positions.stop))
+        dout = self._read_cotangents(positions)
         towards = np.where(lse == -np.inf, 0.0, self._dlse[positions]) - (dout * out).sum(axis=-1)
-        self._towards[positions] = towards
-        for rows, classes, members in self._attended(positions):
-            p = _exp(self._scores[classes, members.classes] + members.log_weights, lse[rows, None])
+        self.towards[positions] = towards
+        for rows, classes, members in attended:
+            p = _exp(self.scores[classes, members.classes] + members.log_weights, lse[rows, None])
             dp = dout[rows] @ members.payload[:, :-1].T + towards[rows, None]
             dq[rows] += p * dp * self._slopes[classes, members.classes] @ self._k[members.classes]
         return out, lse, dq
 
-    def gradients_of_keys(self, positions: slice) -> tuple[Float64[np.ndarray, "n D"], Float64[np.ndarray, "n E"]]:
-        """Return what this head gives to dk and dv of some keys, after `rows` of all queries."""
-        count = positions.stop - positions.start
+    def gradients_of_keys(
+        self, positions: Int64[np.ndarray, " n"]
+    ) -> tuple[Float64[np.ndarray, "n D"], Float64[np.ndarray, "n E"]]:
+        """Return what this head gives to dk and dv of keys at ascending positions, after `rows` of all queries."""
+        count = len(positions)
         dk, dv = np.zeros((count, self._k.shape[1])), np.zeros((count, self._dv))
         for part in self._parts:
             if part.by_query is None:
                 part.by_query = self._sums_of_queries(part)
-            numbers = part.numbers(part.keys, positions)
+            numbers, places = _found(part.keys, positions)
             for run, members in _runs(part.first_query[numbers], part.last_query[numbers], part.by_query):
-                of_run = np.arange(numbers.start, numbers.stop)[run]
-                keys, pairs = part.keys[of_run] - positions.start, (members.classes, part.key_classes[of_run][:, None])
-                p = _exp(self._scores[pairs] + members.log_weights, 0.0)
+                of_run, keys = numbers[run], places[run]
+                pairs = members.classes, part.key_classes[of_run][:, None]
+                p = _exp(self.scores[pairs] + members.log_weights, 0.0)
                 dout, towards = members.payload[:, :-1], members.payload[:, -1]
                 dp = self._read_values(part, of_run) @ dout.T + towards
                 dv[keys] += p @ dout
                 dk[keys] += p * dp * self._slopes[pairs] @ self._q[members.classes]
         return dk, dv
 
-    def _attended(self, positions: slice) -> Iterator[tuple[Array, Array, _Members]]:
+    def _attended(self, positions: Array) -> Iterator[tuple[Array, Array, _Members]]:
         """Yield runs of queries, as rows among those at `positions` and their classes, and the keys that they attend.
 
         A key that is one by one has weight 1, a class the number of its keys; payloads are values, or their mean.
@@ -227,14 +237,13 @@ class ClassHead:
         for part in self._parts:
             if part.by_key is None:
                 part.by_key = self._sums_of_keys(part)
-            numbers = part.numbers(part.queries, positions)
+            numbers, places = _found(part.queries, positions)
             for run, members in _runs(part.first[numbers], part.last[numbers], part.by_key):
-                of_run = np.arange(numbers.start, numbers.stop)[run]
                 counts = members.payload[:, -1]
                 log_counts = np.log(counts, where=counts > 0, out=np.full(len(counts), -np.inf))
                 means = members.payload / np.where(counts == 0, 1.0, counts)[:, None]
                 found = _Members(members.classes, members.log_weights + log_counts, means)
-                yield part.queries[of_run] - positions.start, part.query_classes[of_run][:, None], found
+                yield places[run], part.query_classes[numbers[run]][:, None], found
 
     def _sums_of_keys(self, part: _PartOfHead) -> _ClassSums:
         """Keys of a part by class: weight 1, payload the value and 1."""
@@ -250,9 +259,9 @@ class ClassHead:
 
         def payload(queries: Array) -> Float:
             at = part.queries[queries]
-            return np.concatenate([self._read_cotangents(at), self._towards[at, None]], axis=-1)
+            return np.concatenate([self._read_cotangents(at), self.towards[at, None]], axis=-1)
 
-        lse = self._lse[part.queries]
+        lse = self.lse[part.queries]
         weights = np.where(lse == -np.inf, -np.inf, -lse)
         return _ClassSums(part.query_classes, weights, payload, self._dv + 1, len(self._q), self._block)
 
@@ -264,7 +273,7 @@ class ClassHead:
     def _read_cotangents(self, positions: Array) -> Float:
         """Return dout, 0 for empty rows, which contribute nothing, whatever their cotangents are."""
         assert self._cotangents is not None
-        return np.where((self._lse[positions] == -np.inf)[:, None], 0.0, self._cotangents(positions))
+        return np.where((self.lse[positions] == -np.inf)[:, None], 0.0, self._cotangents(positions))
 
 
 class _PartOfHead:
@@ -282,11 +291,12 @@ class _PartOfHead:
         self.by_key: _ClassSums | None = None
         self.by_query: _ClassSums | None = None
 
-    @staticmethod
-    def numbers(ascending: Array, positions: slice) -> slice:
-        """Return which of some positions lie between two."""
-        start, stop = np.searchsorted(ascending, [positions.start, positions.stop])
-        return slice(int(start), int(stop))
+
+def _found(ascending: Array, positions: Array) -> tuple[Array, Array]:
+    """Return where in `ascending` those positions stand that are there, and which of the positions these are."""
+    numbers = np.searchsorted(ascending, positions)
+    places = np.flatnonzero(np.searchsorted(ascending, positions, side="right") > numbers)
+    return numbers[places], places
 
 
 class _Members(NamedTuple):
@@ -396,7 +406,10 @@ def _runs(first: Array, last: Array, sums: _ClassSums) -> Iterator[tuple[slice, 
 
 def _exp(x: Float, less: Float | float) -> Float:
     """`exp(x − less)`, 0 where x is −inf, whatever `less` is."""
-    return np.where(x == -np.inf, 0.0, np.exp(np.where(x == -np.inf, 0.0, x) - np.where(x == -np.inf, 0.0, less)))
+    with np.errstate(invalid="ignore"):
+        exponents: Float = x - less
+    exponents[x == -np.inf] = -np.inf
+    return np.exp(exponents, out=exponents)
 
 
 def _check(problem: Problem, queries: Coded, keys: Coded, v: Float, dout: Float | None, dlse: Float | None) -> None:

@@ -497,3 +497,158 @@ def precision_allowed(emulated: float, rows: int, probabilities: Literal["accumu
     """
     places = 3.0 if probabilities == "input" else 1.0
     return emulated * float(np.sqrt(places * (1 + FLUCTUATION / np.sqrt(max(rows, 1)))))
+
+
+# -- at lengths whose scores nobody holds ------------------------------------------------------------------------------
+
+LEAST_TILE = 1024
+"""Keys of a partial result that is merged by its log-sum-exp, at the least, at lengths at which that is worth it."""
+FALSE_ALARM = 1e-9
+"""Probability that one correct run of a whole sequence exceeds a bound of `LongBounds`, in the model."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LongBounds:
+    """The errors allowed where a row has so many keys that a worst case of their number says nothing any more.
+
+    The derivation is that of this module, row by row instead of pair by pair: weights of a row add up to 1, so a
+    relative error of all weights is one of the row, and sizes are replaced by their largest. n roundings cost
+    lambda sqrt(n) u instead of n u: with probability 1 - 2 exp(-lambda^2 / 2) for roundings that are independent and of
+    mean zero (Higham & Mary 2019, theorem 2.4). lambda is such that, over all elements and all their terms together,
+    this fails with probability FALSE_ALARM.
+
+    Attributes:
+        problem: what was computed.
+        pipeline: the arithmetic that the implementation declares.
+        magnitude: largest scale * sum_d |q_id| |k_jd|.
+        score: largest size of a score.
+        query_size: largest size of a query's number.
+        key_size: likewise of a key's.
+        value_size: likewise of a value's.
+        cotangent_size: likewise of the cotangent of out.
+    """
+
+    problem: Problem
+    pipeline: Pipeline
+    magnitude: float
+    score: float
+    query_size: float
+    key_size: float
+    value_size: float
+    cotangent_size: float
+
+    @property
+    def _u_weight(self) -> float:
+        return UNIT_ROUNDOFF[self.pipeline.dtype] if self.pipeline.probabilities == "input" else 0.0
+
+    def _grown(self, terms: Array) -> Array:
+        """How many times one rounding's error so many of them have together."""
+        p = self.problem
+        elements = p.batch * (p.nq + p.nk) * p.heads * 2 * max(p.head_dim, p.dv)
+        likely = np.sqrt(2 * np.log(2 * elements * max(p.nq, p.nk, 1) / FALSE_ALARM) * terms)
+        grown: Array = np.minimum(terms, likely)
+        return grown
+
+    def _merges(self, keys: Array) -> Array:
+        p = self.problem
+        branches = 1 if p.dilation is None else len(p.dilation.branches)
+        return PARTIALS_PER_BLOCK * self.pipeline.blocks * branches + keys / LEAST_TILE + 1
+
+    def _weights(self, keys: Array, times: int) -> Array:
+        """Bound the relative error of a row's weights, steps 1 to 4; `times` is how often scores are computed."""
+        u, p = self.pipeline.unit, self.problem
+        delta = np.expm1(u * (p.head_dim + SCORE_ROUNDINGS)) * self.magnitude + SCORE_ROUNDINGS * u * self.score
+        largest = self.score + delta + np.log(np.maximum(keys, 1))
+        kappa = delta + u * (self.score + largest + 2 * delta)
+        row = u * (EXP_ROUNDINGS + self._grown(self._merges(keys)) * (MERGE_ROUNDINGS + 2 * largest))
+        bound: Array = times * kappa + row + u * self._grown(keys)
+        return bound
+
+    def _rows(self, keys: Array) -> Array:
+        """Bound the error of out relative to the largest value, step 5."""
+        u = self.pipeline.unit
+        merging = np.expm1(u * MERGE_ROUNDINGS * self._grown(self._merges(keys)))
+        summing = u * self._grown(keys) + merging + 3 * self._u_weight
+        bound: Array = np.expm1(2 * self._weights(keys, 1) + summing) + merging
+        return bound
+
+    def _lost(self, terms: Array) -> Array:
+        narrow = UNDERFLOW[self.pipeline.dtype] if self.pipeline.probabilities == "input" else 0.0
+        return terms * (3 * UNDERFLOW[self.pipeline.sums] + narrow)
+
+    def _ds(self, keys: Array) -> Array:
+        """Bound the error of a row's gradients of scores, relative to p_ij W_i; W_i is `whole` of its row."""
+        u, u_out, p = self.pipeline.unit, UNIT_ROUNDOFF[self.pipeline.dtype], self.problem
+        merging = u * MERGE_ROUNDINGS * self._grown(self._merges(keys))
+        h = (1 + u_out) * self._rows(keys) + u_out + np.expm1(2 * u * p.dv + merging + 3 * self._u_weight)
+        slope = 0.0
+        if p.softcap is not None:
+            slope = SCORE_ROUNDINGS * u + min(TANH_SLOPE_CHANGE * self._delta_by(p.softcap), 1.0)
+        weights = np.expm1(2 * self._weights(keys, 2))
+        return weights + (1 + weights) * (h + slope * (1 + h)) + self._u_weight
+
+    def _delta_by(self, softcap: float) -> float:
+        u = self.pipeline.unit
+        return float(np.expm1(u * (self.problem.head_dim + 2 * SCORE_ROUNDINGS)) * self.magnitude / softcap)
+
+    def whole(self, dout: Array, dlse: Array) -> Array:
+        """Return W_i of rows, from their cotangents `(n, E)` and `(n,)`."""
+        found: Array = 2 * np.abs(dout).sum(axis=-1) * self.value_size + np.abs(dlse)
+        return found
+
+    def lse(self, keys: Array, lse: Array) -> Array:
+        """Return the error allowed in lse `(n,)` of rows with so many keys `(n,)`."""
+        some, size = keys > 0, np.where(keys > 0, np.abs(lse), 0.0)
+        error = np.expm1(self._weights(keys, 1)) + self._u_weight + 2 * self.pipeline.unit * (size + self.score)
+        return np.where(some, error + UNIT_ROUNDOFF[self.pipeline.lse_dtype] * size, 0.0)
+
+    def out(self, keys: Array, out: Array) -> Array:
+        """Return the error allowed in out `(n, E)`."""
+        error = (self._rows(keys) + self._lost(keys)) * self.value_size
+        return self._rounded(error, out, keys)
+
+    def dq(self, keys: Array, whole: Array, dq: Array) -> Array:
+        """Return the error allowed in dq `(n, D)` of rows whose W_i are `whole`."""
+        scale = abs(self.problem.scale_value)
+        error = (self._ds(keys) + self._rows(keys)) * whole + self._lost(keys) * (1 + whole)
+        return self._rounded(scale * self.key_size * error, dq, keys)
+
+    def dk(self, keys: float, queries: Array, weighted: Array, dk: Array) -> Array:
+        """Return the error allowed in dk `(n, D)`.
+
+        Args:
+            keys: most keys of a row.
+            queries: how many queries attend each key.
+            weighted: sum_i p_ij W_i of each key.
+            dk: the exact result.
+        """
+        relative = self._ds(np.asarray(keys, dtype=np.float64)) + self._columns(queries)
+        error = relative * weighted + self._lost(queries) * (1 + weighted)
+        return self._reduced(abs(self.problem.scale_value) * self.query_size, error, weighted, dk, queries)
+
+    def dv(self, keys: float, queries: Array, mass: Array, dv: Array) -> Array:
+        """Return the error allowed in dv `(n, E)`; `mass` is sum_i p_ij of each key, and the rest as for dk."""
+        weights = np.expm1(2 * self._weights(np.asarray(keys, dtype=np.float64), 2))
+        error = (weights + self._columns(queries) + 2 * self._u_weight) * mass + self._lost(queries)
+        return self._reduced(self.cotangent_size, error, mass, dv, queries)
+
+    def _columns(self, queries: Array) -> Array:
+        u = self.pipeline.unit
+        bound: Array = np.expm1(
+            u * (self._grown(queries) + MERGE_ROUNDINGS * self._grown(self._merges(queries))) + self._u_weight
+        )
+        return bound
+
+    def _reduced(self, size: float, error: Array, whole: Array, exact: Array, reached: Array) -> Array:
+        if self.pipeline.reduces == "input":
+            u_out, blocks = UNIT_ROUNDOFF[self.pipeline.dtype], self.pipeline.blocks
+            added = float(np.expm1(u_out * (blocks + (self.problem.group_size > 1))))
+            error = (1 + added) * error + added * whole + UNDERFLOW[self.pipeline.dtype] * blocks
+        return self._rounded(size * error, exact, reached)
+
+    def _rounded(self, error: Array, exact: Array, reached: Array) -> Array:
+        """Return the error of rows `(n,)`, plus the rounding to the dtype of the returned result `(n, F)`."""
+        dtype = self.pipeline.dtype
+        of_row = error[:, None]
+        rounded = of_row + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + of_row) + UNDERFLOW[dtype]
+        return np.where(reached[:, None] > 0, rounded, 0.0)

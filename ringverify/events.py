@@ -254,7 +254,7 @@ class HeaderEvent:
     platform: str
     device: str
     suite: Annotated[
-        Literal["smoke", "quick", "full", "nightly", "vectors"],
+        Literal["smoke", "quick", "full", "nightly", "scale", "vectors"],
         "vectors: golden vectors were tried, and a property is the id of one",
     ]
     seed: int
@@ -284,6 +284,9 @@ class PropertyEvent:
         int | None, "how many of the examples are cases that failed in earlier runs, which are tried first"
     ] = None
     reason: Annotated[str | None, "why it is unsupported or inconclusive, or what cut it short"] = None
+    figures: Annotated[
+        tuple[str, ...] | None, "suite scale, whose examples are rows: what was measured, a line each"
+    ] = None
     known: Annotated[
         Known | None, "with verdict fail: the baseline knows this violation, so it does not count for the exit code"
     ] = None
@@ -359,6 +362,9 @@ class CounterexampleEvent:
     file: str | None = None
     vectors: Annotated[
         tuple[str, ...] | None, "of a golden vector: the arguments of ringverify vectors check that show it again"
+    ] = None
+    scale: Annotated[
+        tuple[str, ...] | None, "of the suite scale: the arguments of ringverify check that show it again"
     ] = None
     replay: str
 

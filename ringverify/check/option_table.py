@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringverify.option_types import OUTPUTS, count, jobs, names, positive, seconds, sizes
-from ringverify.properties.suites import SMOKE_EXAMPLES, SUITES
+from ringverify.properties.suites import SCALE, SMOKE_EXAMPLES, SUITES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,26 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="device", meaning="device of the tensors", default="cpu; nccl world: cuda"),
     Option(
         name="suite",
-        choices=SUITES,
-        meaning="number of examples per property",
+        choices=(*SUITES, SCALE),
+        meaning="number of examples per property; scale: one long case, verified whole, instead",
         default=f"quick; smoke: at most {SMOKE_EXAMPLES}",
+    ),
+    Option(
+        name="length",
+        read=positive,
+        metavar="N",
+        meaning="suite scale: positions",
+        default="131072",
+        pytest=False,
+        argument=False,
+    ),
+    Option(
+        name="problem",
+        metavar="JSON",
+        meaning='suite scale: fields of the problem, such as \'{"causal": true, "window": [4096, 0]}\'',
+        default="what the target declares, 1 head of 64",
+        pytest=False,
+        argument=False,
     ),
     Option(name="only", read=names, metavar="ID,…", meaning="these properties only"),
     Option(name="skip", read=names, metavar="ID,…", meaning="not these properties"),

@@ -13,7 +13,7 @@ from ringverify.check.option_table import ARGUMENTS
 from ringverify.errors import UsageError
 from ringverify.implementation import Implementation
 from ringverify.option_types import AUTO
-from ringverify.properties.suites import Suite
+from ringverify.properties.suites import SCALE, Suite
 from ringverify.worlds.world import LOAD_SECONDS
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class CheckRequest:
     Attributes:
         only: ids of the properties to try.
         skip: ids of the properties to leave out.
-        suite: smoke, quick, full or nightly.
+        suite: smoke, quick, full, nightly or scale.
         world: simulated, gloo or nccl.
         world_sizes: world sizes to test.
         device: device of the tensors.
@@ -131,10 +131,12 @@ class CheckRequest:
         """The properties to try.
 
         Raises:
-            UsageError: a name is unknown, or nothing is left.
+            UsageError: a name is unknown, nothing is left, or the suite is `scale`, which has properties of its own.
         """
         from ringverify.properties.catalogue import select
 
+        if self.suite == SCALE:
+            raise UsageError(f"suite {SCALE}: it is one of ringverify check alone; name another one")
         return select(self.only, self.skip or ())
 
     def settings(self, drawn: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ringverify.check.options import CheckRequest, Subject, Unavailable, device_
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import Event
 from ringverify.option_types import AUTO
+from ringverify.properties.suites import SCALE
 from ringverify.reports.command import Outputs, with_missing
 from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
@@ -81,11 +82,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
         start_fork_server("ringverify.worlds.processes.contained" if alone else "ringverify.check.units")
 
     from ringverify.check.run import check
+    from ringverify.scale.run import check_scale, wanted
 
     subjects = _subjects(options.targets, options.load_deadline, console)
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})
     asked = request.options(stop_early=options.exitfirst, verbose=options.verbose)
-    properties = request.properties()
+    long = wanted(request, options.length, options.problem) if options.suite == SCALE else None
+    if long is None and (options.length or options.problem):
+        raise UsageError(f"--length and --problem are options of --suite {SCALE}: add it, or leave them out")
+    properties = [] if long is not None else request.properties()
     outputs = Outputs.of(options)
     outputs.look(written=[options.report] if options.report else [])
     terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
@@ -108,7 +113,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             console.print(f"under torchrun: {crew.remark}", highlight=False, markup=False, soft_wrap=True)
         if crew is not None and crew.name == "nccl":
             asked = dataclasses.replace(asked, device=device_for(options.device, options.world, on_gpus=True))
-        code = check(subjects, properties, asked, tell, ProgressBar(console), crew)
+        if long is not None:
+            code = check_scale(subjects, asked, long, tell, ProgressBar(console), crew)
+        else:
+            code = check(subjects, properties, asked, tell, ProgressBar(console), crew)
     missing = outputs.write(results_of(events))[1]
     if writer is not None and writer.failure is not None:
         missing.append(writer.failure)

@@ -8,6 +8,9 @@ Suite = Literal["smoke", "quick", "full", "nightly"]
 SUITES: tuple[Suite, ...] = get_args(Suite)
 """Names of the suites, the one with the fewest cases first."""
 
+SCALE = "scale"
+"""The suite that tries one long case; `ringverify.scale` is its loop."""
+
 SMOKE_EXAMPLES = 10
 """Largest number of cases of a property in the smoke suite. Most faults break most cases, so a few show them."""
 

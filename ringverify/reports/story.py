@@ -42,20 +42,22 @@ def shown(event: Shown) -> Shown:
     return from_json(type(event), presentable(as_json(event)))
 
 
-def replay_line(*, file: str | None, vectors: Sequence[str] | None = None) -> str:
+def replay_line(*, file: str | None, vectors: Sequence[str] | None = None, scale: Sequence[str] | None = None) -> str:
     """Return the command that shows a failure again; "" if there is none.
 
-    It is built here from the name of the case file, or from the arguments for golden vectors: a command line that a
-    report holds is never shown as something to type.
+    It is built here from the name of the case file, or from the arguments for golden vectors or for the suite scale: a
+    command line that a report holds is never shown as something to type.
     """
     if file is not None:
         return shlex.join(["ringverify", "replay", f"./{file}" if file.startswith("-") else file])
+    if scale:
+        return shlex.join(["ringverify", "check", *scale])
     return shlex.join(["ringverify", "vectors", "check", *vectors]) if vectors else ""
 
 
 def replay_of(event: CounterexampleEvent) -> str:
     """Return the command that shows a counterexample again; "" if there is none."""
-    return replay_line(file=event.file, vectors=event.vectors)
+    return replay_line(file=event.file, vectors=event.vectors, scale=event.scale)
 
 
 def story(event: CounterexampleEvent) -> list[tuple[str, str]]:

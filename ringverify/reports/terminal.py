@@ -108,7 +108,8 @@ class Terminal:
         if verdict in ("unsupported", "inconclusive"):
             numbers = event.reason or ""
         else:
-            numbers = f"{event.examples:>6} {plural('example', event.examples):<8} {event.seconds:>7.1f} s"
+            counted = "row" if event.figures else "example"
+            numbers = f"{event.examples:>6} {plural(counted, event.examples):<8} {event.seconds:>7.1f} s"
             numbers += f"   margin {margin_text(event.margin)}"
             if event.remembered is not None:
                 numbers += f"   {event.remembered} of them failed in an earlier run"
@@ -120,6 +121,8 @@ class Terminal:
         self._print("  ", (f"{named:<13}", style), f"{event.property:<23}{numbers}")
         for line in (event.traceback or "").splitlines() if self.verbose else ():
             self._line(f"        | {line}", "dim")
+        for line in event.figures or ():
+            self._print(("        figures ", "dim"), line)
         for line in event.passed_over or ():
             self._print(("        note    ", "dim"), line)
         if event.known is not None:

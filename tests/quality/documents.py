@@ -97,6 +97,7 @@ NOT_RUN = {
     "make verify": "it checks our ring and a published package; tests/conformance checks both",
     "make test": "it is what runs these tests",
     "make nightly": "it is what runs the tests that take long",
+    "ringverify check ring --suite scale": "tests/conformance/test_scale_suite.py runs it, with its own properties",
     "ringverify bench --length 8192": "takes minutes; tests/bench runs it small",
 }
 

@@ -22,6 +22,7 @@ FLOORS = {
     "ringverify.confirm": 6,
     "ringverify.vectors": 6,
     "ringverify.bench": 6,
+    "ringverify.scale": 6,
     "ringverify.lab": 6,
     "ringverify.check": 5,
     "ringverify.properties": 4,

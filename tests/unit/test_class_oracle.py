@@ -9,10 +9,11 @@ from drawing import Inputs, normal_inputs, problems, seeds, sizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringref.classes import ClassAnswer, Coded, class_attention
+from ringref.classes import ClassAnswer, ClassHead, Coded, class_attention
 from ringref.intervals import parts
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
+from ringref.rounding import witness_bound
 
 
 def coded(problem: Problem, *, seed: int, size: float = 1.0, classes: tuple[int, int] = (3, 5)) -> tuple[Coded, Coded]:
@@ -117,3 +118,25 @@ def test_refusals() -> None:
         class_attention(problem, queries, keys, drawn.v[:, :3])
     with pytest.raises(ValueError, match="dlse without dout"):
         class_attention(problem, queries, keys, drawn.v, None, drawn.dlse)
+
+
+def test_rows_can_be_shared_out() -> None:
+    """Two heads that each compute every second row, and exchange two numbers a row, give what one does."""
+    problem = Problem(query_length=50, head_dim=4, causal=True, window=(20, 0))
+    queries, keys = coded(problem, seed=5)
+    drawn = normal_inputs(problem, seed=6)
+    expected = class_attention(problem, queries, keys, drawn.v, drawn.dout, drawn.dlse, block=4)
+    given = (queries.codebook[0], queries.classes[0, :, 0]), (keys.codebook[0], keys.classes[0, :, 0])
+    numbers = drawn.v[0, :, 0].__getitem__, drawn.dout[0, :, 0].__getitem__, drawn.dlse[0, 0]
+    size = witness_bound("float64", 1000) * np.abs(expected.dv).max()
+    heads = [ClassHead(problem, 0, 0, *given, *numbers, block=4) for _ in range(2)]
+    shares = [np.arange(50)[start::2] for start in range(2)]
+    for head, rows in zip(heads, shares, strict=True):
+        for found, right in zip(head.rows(rows), (expected.out, expected.lse.swapaxes(1, 2), expected.dq), strict=True):
+            np.testing.assert_allclose(found, right[0, rows, 0], atol=size)
+    for head, other, rows in zip(heads, heads[::-1], shares[::-1], strict=True):
+        head.lse[rows], head.towards[rows] = other.lse[rows], other.towards[rows]
+    for head, rows in zip(heads, shares, strict=True):
+        dk, dv = head.gradients_of_keys(rows)
+        np.testing.assert_allclose(dk, expected.dk[0, rows, 0], atol=size)
+        np.testing.assert_allclose(dv, expected.dv[0, rows, 0], atol=size)

@@ -116,6 +116,7 @@ class Crew:
     Attributes:
         size: number of processes.
         name: "nccl" or "gloo".
+        here: number of processes on rank 0's machine.
         remark: a line on what was chosen, and why.
 
     Raises:
@@ -144,7 +145,8 @@ class Crew:
                 "start fewer ranks a machine, or use --world gloo"
             )
         self.name: Literal["gloo", "nccl"] = backend or ("gloo" if without else "nccl")
-        machines = len({member.machine for member in self._members.values()})
+        names = [member.machine for member in self._members.values()]
+        machines, self.here = len({*names}), names.count(names[0])
         why = "" if backend or not without else f": rank {without[0]} has no GPU of its own"
         self.remark = f"{self.size} ranks on {machines} machine{'s' if machines > 1 else ''}, over {self.name}{why}"
         self._alone = machines == 1

@@ -1,0 +1,500 @@
+"""One rank's part at length: make its shard, run the implementation, and verify what it returned where it lies.
+
+Expected values are computed a piece at a time, by each rank for its own rows. Between ranks goes what a piece depends
+on beyond inputs, which anyone can make: two numbers a query, or the partial results of the sampled rows.
+
+Shape letters: B batch, S sampled rows, T keys of a piece, H query heads, K key heads, D head_dim, E value_dim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from ringref.classes import ClassHead, pieces_of
+from ringref.intervals import parts
+from ringref.problem import Problem
+from ringref.rounding import LongBounds, Pipeline
+from ringref.sampled import SampledRows
+from ringverify.cases.case import Case
+from ringverify.cases.inputs import DTYPE
+from ringverify.cases.local import Local, backward, forward
+from ringverify.cases.running import shards
+from ringverify.events import TensorName
+from ringverify.implementation import AttentionCall, Capabilities
+from ringverify.scale.comparison import Difference, RankResults, merged, stacked
+from ringverify.scale.numbers import Numbers, Positions
+from ringverify.targets import load
+from ringverify.worlds.whose import ours, theirs
+
+Float = NDArray[np.float64]
+Method = Literal["every_row", "sampled_rows"]
+
+PIECE = 2048
+"""Keys that all sampled rows are compared with at a time."""
+STRETCHES = (1, 256)
+"""Neighbouring keys that are left out in thought, to say what a pass is worth."""
+TRIED = 128
+"""How often, at random places."""
+NOTE_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class LongTask:
+    """The argument of a rank's program.
+
+    Attributes:
+        target: the implementation, as any process can load it.
+        case: what is computed on which ranks, and the seed of the inputs.
+        method: how it is verified.
+        device: device of the tensors.
+        sampled: global positions of the rows that are sampled.
+        notes: folder in which each rank notes how far it has come.
+    """
+
+    target: str
+    case: Case
+    method: Method
+    device: str
+    sampled: tuple[int, ...]
+    notes: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RankReport:
+    """What one rank found.
+
+    Attributes:
+        inside: seconds in the implementation, forward and backward, and of processor time of this rank's thread.
+        verifying: likewise, after that.
+        memory: peak bytes of the process in the implementation and in verification, above what it had before the call.
+        rows: number of rows verified, by result.
+        margins: the largest margin, by result.
+        differences: what is wrong.
+        worth: what a pass says, a sentence each.
+    """
+
+    inside: tuple[float, float]
+    verifying: tuple[float, float]
+    memory: tuple[int, int] | None
+    rows: dict[TensorName, int]
+    margins: dict[TensorName, float]
+    differences: tuple[Difference, ...]
+    worth: tuple[str, ...]
+
+
+def verify(asked: LongTask) -> RankReport:
+    """Run the implementation on this rank's shard, and verify what it returned.
+
+    Raises:
+        ContractError: it returned something other than the contract asks for.
+    """
+    with ours():
+        part = _LongRun(asked)
+        before = _peak()
+        dist.barrier()
+        began = _clocks()
+        part.run()
+        inside = _since(began)
+        after = _peak()
+        dist.barrier()  # a rank that is ahead would be in the others' way, and its time counted as theirs
+        began = _clocks()
+        (part.every_row if asked.method == "every_row" else part.sampled_rows)()
+        differences = tuple(part.compared.explained())
+        verifying = _since(began)
+        memory = None if before is None or after is None else (after - before, (_peak() or 0) - before)
+        part.note(everything=True)
+        found = part.compared
+        return RankReport(inside, verifying, memory, found.rows, found.margins, differences, tuple(part.worth))
+
+
+def _clocks() -> tuple[float, float]:
+    return time.monotonic(), time.thread_time()
+
+
+def _since(began: tuple[float, float]) -> tuple[float, float]:
+    now = _clocks()
+    return now[0] - began[0], now[1] - began[1]
+
+
+def _peak() -> int | None:
+    """Return the most memory that this process has had since this was last asked; `None` if the system does not say."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        status = Path("/proc/self/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        Path("/proc/self/clear_refs").write_text("5")
+        return int(line.split()[1]) << 10
+    return None
+
+
+def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[int, ...]:
+    """Return positions of queries: ends of every rank's runs of positions, ends of documents, and others at random."""
+    n, rng = case.problem.nq, np.random.default_rng(case.seed)
+    chosen: list[Any] = []
+    for own in shards(case, capabilities)[0]:
+        if len(own):
+            ascending = np.sort(own)
+            chosen += [ascending[[0, -1]], rng.choice(ascending, -(-count // (2 * case.world_size)))]
+            breaks = np.flatnonzero(np.diff(ascending) > 1)
+            if len(breaks) < case.world_size:  # a striped shard has breaks everywhere
+                chosen += [ascending[breaks], ascending[breaks + 1]]
+    for edge in (case.problem.documents or ())[: count // 4]:
+        chosen.append(np.array([edge - 1, edge]))
+    found = np.unique(np.concatenate([*chosen, rng.integers(0, max(n, 1), count // 2)]).astype(np.int64))
+    return tuple(int(one) for one in found if 0 <= one < n)
+
+
+class _LongRun:
+    """This rank's part: inputs, what came back, and what was found so far."""
+
+    def __init__(self, asked: LongTask) -> None:
+        self.asked, self.case = asked, asked.case
+        self.problem: Problem = asked.case.problem
+        self.implementation = load(asked.target)
+        self.capabilities = self.implementation.capabilities
+        self.rank = dist.get_rank()
+        with theirs():
+            self.shards = shards(self.case, self.capabilities)
+        self.queries, self.keys = (of[self.rank] for of in self.shards)
+        self.numbers = Numbers(self.problem, self.case.seed, "classes" if asked.method == "every_row" else "free")
+        self.sampled = np.array(asked.sampled, dtype=np.int64)
+        self.compared = RankResults(self.case, self.rank, self.shards[1], self.numbers)
+        self.worth: list[str] = []
+        self._noted = 0.0
+
+    # -- the implementation --------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Make the shard, run forward and backward, and keep what came back."""
+        p, c = self.problem, self.capabilities
+        dtype, swap = DTYPE[p.dtype], c.tensor_layout == "bhsd"
+        numbers = self.numbers
+        q = self._tensor(numbers.q, self.queries, p.heads, p.head_dim, dtype)
+        k = self._tensor(numbers.k, self.keys, p.hk, p.head_dim, dtype)
+        v = self._tensor(numbers.v, self.keys, p.hk, p.dv, dtype)
+        dout = self._tensor(numbers.dout, self.queries, p.heads, p.dv, dtype)
+        wide = DTYPE[p.lse_dtype]
+        dlse = self._tensor(lambda b, h, at: numbers.dlse(b, h, at)[:, None], self.queries, p.heads, 1, wide)
+        if self.asked.method == "sampled_rows":
+            others = torch.from_numpy(~np.isin(self.queries, self.sampled)).to(dout.device)
+            dout[:, others], dlse[:, others] = 0.0, 0.0
+        leaves = tuple(x.transpose(1, 2).contiguous() if swap else x for x in (q, k, v))
+        dout = dout.transpose(1, 2).contiguous() if swap else dout
+        del q, k, v
+        assert dist.group.WORLD is not None
+        at, key_at = (torch.from_numpy(x.copy()).to(self.asked.device) for x in (self.queries, self.keys))
+        sharding = c.sharding_named(self.case.sharding)
+        call = AttentionCall(dist.group.WORLD, self.rank, self.case.world_size, p, sharding, at, key_at)
+        local = Local(
+            call,
+            (leaves[0], leaves[1], leaves[2]),
+            (dout, dlse[..., 0].transpose(1, 2).contiguous()),
+            {},
+            {},
+            {},
+            call,
+            self.asked.device,
+        )
+        if c.gradients:
+            for leaf in local.leaves:
+                leaf.requires_grad_()
+        out, lse = forward(self.implementation, local)
+        gradients: tuple[torch.Tensor | None, ...] = backward(local, self.case, out, lse) if c.gradients else ()
+        names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv")
+        with theirs():
+            for name, tensor in zip(names, (out, *gradients), strict=False):
+                if tensor is not None:
+                    self.compared.returned[name] = tensor.detach().transpose(1, 2) if swap else tensor.detach()
+            if lse is not None:
+                self.compared.returned["lse"] = lse.detach().transpose(1, 2)[..., None]
+
+    def _tensor(self, make: Any, positions: Positions, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.empty((self.problem.batch, len(positions), heads, width), dtype=dtype)
+        for b in range(self.problem.batch):
+            for h in range(heads):
+                for start in range(0, len(positions), 1 << 14):
+                    piece = slice(start, start + (1 << 14))
+                    tensor[b, piece, h] = torch.from_numpy(make(b, h, positions[piece])).to(dtype)
+        return tensor.to(self.asked.device)
+
+    # -- every row -----------------------------------------------------------------------------------------------------
+
+    def every_row(self) -> None:
+        """Hold every row of every result to the class oracle."""
+        p, group = self.problem, self.problem.group_size
+        queries, keys = np.argsort(self.queries, kind="stable"), np.argsort(self.keys, kind="stable")
+        every, every_key = np.arange(p.nq), np.arange(p.nk)
+        books = self.numbers.codebooks
+        bounds = self._bounds(
+            float((np.abs(books[0]) @ np.abs(books[1]).T).max()), float(np.abs(books[0] @ books[1].T).max()), books
+        )
+        for b in range(p.batch):
+            for kh in range(p.hk):
+                heads, counts = [], []
+                key_classes = self.numbers.key_classes(b, kh, every_key)
+                for h in range(kh * group, (kh + 1) * group):
+                    counts.append(_counts(p, b, h))
+                    heads.append(
+                        self._class_head(b, h, kh, (self.numbers.query_classes(b, h, every), key_classes), bounds)
+                    )
+                    self._check_rows(heads[-1], b, h, queries, counts[-1][0], bounds)
+                if "dk" in self.compared.returned:
+                    self._check_keys(heads, b, kh, keys, counts, bounds)
+                if self.rank == 0 and b == kh == 0 and "lse" in self.compared.returned:
+                    self.worth.append(self._seen(heads[0], key_classes, counts[0][0], bounds))
+
+    def _class_head(
+        self, b: int, h: int, kh: int, classes: tuple[Positions, Positions], bounds: LongBounds
+    ) -> ClassHead:
+        """Return the class oracle of a head, with two columns more in the cotangent, whose dv are what bounds need."""
+        p, numbers = self.problem, self.numbers
+        dlse = numbers.dlse(b, h, np.arange(p.nq)) if self.case.cotangent == "both" else np.zeros(p.nq)
+
+        def values(at: Positions) -> Float:
+            return np.concatenate([numbers.v(b, kh, at), np.zeros((len(at), 2))], axis=-1)
+
+        def cotangents(at: Positions) -> Float:
+            dout = numbers.dout(b, h, at)
+            return np.concatenate([dout, bounds.whole(dout, dlse[at])[:, None], np.ones((len(at), 1))], axis=-1)
+
+        return ClassHead(
+            p.replace(value_dim=p.dv + 2),
+            b,
+            h,
+            (numbers.codebooks[0], classes[0]),
+            (numbers.codebooks[1], classes[1]),
+            values,
+            cotangents if "dq" in self.compared.returned else None,
+            dlse,
+        )
+
+    def _check_rows(self, head: ClassHead, b: int, h: int, order: Positions, keys: Float, bounds: LongBounds) -> None:
+        """Verify rows of this rank; afterwards `head` knows what gradients of keys need of all rows."""
+        p = self.problem
+        for piece in pieces_of(order):
+            at = self.queries[piece]
+            out, lse, dq = head.rows(at)
+            out = out[:, : p.dv]
+            self.compared.compare("out", b, h, piece, at, out, bounds.out(keys[at], out))
+            self.compared.compare("lse", b, h, piece, at, lse[:, None], bounds.lse(keys[at], lse)[:, None])
+            if "dq" in self.compared.returned:
+                dlse = self.numbers.dlse(b, h, at) if self.case.cotangent == "both" else np.zeros(len(at))
+                whole = bounds.whole(self.numbers.dout(b, h, at), dlse)
+                self.compared.compare("dq", b, h, piece, at, dq, bounds.dq(keys[at], whole, dq))
+            self.note()
+        if len(order) < p.nq:
+            others = np.ones(p.nq, dtype=bool)
+            others[self.queries] = False
+            head.lse[others] = 0.0
+            head.lse[:], head.towards[:] = self._summed(np.stack([head.lse, head.towards]))
+
+    def _check_keys(
+        self,
+        heads: Sequence[ClassHead],
+        b: int,
+        kh: int,
+        order: Positions,
+        counts: Sequence[tuple[Float, Float]],
+        bounds: LongBounds,
+    ) -> None:
+        p = self.problem
+        most, queries = max(float(of[0].max(initial=0)) for of in counts), np.sum([of[1] for of in counts], axis=0)
+        for piece in pieces_of(order):
+            at = self.keys[piece]
+            dk, dv = np.zeros((len(at), p.head_dim)), np.zeros((len(at), p.dv + 2))
+            for head in heads:
+                of_keys, of_values = head.gradients_of_keys(at)
+                dk, dv = dk + of_keys, dv + of_values
+            self._compare_keys(b, kh, piece, at, dk, dv, most, queries[at], bounds)
+            self.note()
+
+    def _compare_keys(
+        self,
+        b: int,
+        kh: int,
+        rows: Positions,
+        at: Positions,
+        dk: Float,
+        dv: Float,
+        most: float,
+        queries: Float,
+        bounds: LongBounds,
+    ) -> None:
+        e = self.problem.dv
+        self.compared.compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, dv[:, e], dk))
+        self.compared.compare("dv", b, kh, rows, at, dv[:, :e], bounds.dv(most, queries, dv[:, e + 1], dv[:, :e]))
+
+    def _bounds(self, products: float, scores: float, sizes: Any) -> LongBounds:
+        c, scale = self.capabilities, abs(self.problem.scale_value)
+        lse = self.compared.returned.get("lse")
+        pipeline = Pipeline(
+            dtype=self.problem.dtype,
+            accumulates=c.accumulates,
+            probabilities=c.probabilities,
+            lse_dtype="float64" if lse is not None and lse.dtype is torch.float64 else "float32",
+            blocks=self.case.world_size,
+            reduces=c.reduces,
+        )
+        return LongBounds(
+            problem=self.problem,
+            pipeline=pipeline,
+            magnitude=scale * products,
+            score=scale * scores,
+            query_size=float(np.abs(sizes[0]).max()),
+            key_size=float(np.abs(sizes[1]).max()),
+            value_size=1.0,
+            cotangent_size=1.0,
+        )
+
+    def _seen(self, head: ClassHead, key_classes: Positions, keys: Float, bounds: LongBounds) -> str:
+        """Say how many stretches of keys, had they been left out by the forward, would have moved lse too far."""
+        p, rng = self.problem, np.random.default_rng(self.case.seed + 1)
+        allowed, seekers = bounds.lse(keys, head.lse), self.numbers.query_classes(0, 0, np.arange(p.nq))
+        limit = np.log(np.where(allowed > 0, allowed, np.inf)) + np.where(keys > 0, head.lse, np.inf)
+        exps, said = np.exp(head.scores), []
+        cut = list(parts(p, 0, 0))
+        for length in STRETCHES:
+            seen = 0
+            for start in rng.integers(0, max(p.nk - length, 0) + 1, TRIED):
+                for part in cut:
+                    first, last = np.searchsorted(part.keys, [start, start + length])
+                    weights = np.bincount(key_classes[part.keys[first:last]], minlength=exps.shape[1])
+                    left_out = np.log(np.maximum(exps @ weights, np.finfo(float).tiny))
+                    begin, end = np.searchsorted(part.last, last), np.searchsorted(part.first, first, side="right")
+                    at = part.queries[begin:end]
+                    if first < last and (left_out[seekers[at]] > limit[at]).any():
+                        seen += 1
+                        break
+            said.append(f"{seen} of {TRIED} {'single keys' if length == 1 else f'runs of {length} keys'}")
+        return f"had the forward left out keys at a random place, lse would have shown {' and '.join(said)}"
+
+    # -- sampled rows --------------------------------------------------------------------------------------------------
+
+    def sampled_rows(self) -> None:
+        """Hold sampled rows, and all gradients of keys, which are sums over these rows, to the dense oracle."""
+        p, at, numbers = self.problem, self.sampled, self.numbers
+        extended = p.replace(value_dim=p.dv + 2)
+        q = stacked(numbers.q, p.batch, p.heads, at)
+        largest = np.full((1, 1), 255 / 128)
+        products = float(np.abs(q).sum(axis=-1).max(initial=0.0)) * 255 / 128
+        bounds = self._bounds(products, products, (largest, largest))
+        dout = stacked(numbers.dout, p.batch, p.heads, at)
+        dlse = np.stack([np.stack([numbers.dlse(b, h, at) for h in range(p.heads)]) for b in range(p.batch)])
+        dlse = dlse if self.case.cotangent == "both" else np.zeros_like(dlse)
+        whole = np.swapaxes(bounds.whole(dout.swapaxes(1, 2), dlse), 1, 2)[..., None]
+        found = SampledRows(extended, at, q, np.concatenate([dout, whole, np.ones_like(whole)], axis=-1), dlse)
+        order = np.argsort(self.keys, kind="stable")
+        for _, positions, k, v in self._own_keys(order):
+            found.see(positions, k, v)
+        self._merge(found)
+        counts = [[_counts(p, b, h) for h in range(p.heads)] for b in range(p.batch)]
+        most = max(float(one[0].max(initial=0)) for of in counts for one in of)
+        if "dk" in self.compared.returned:
+            for rows, positions, k, v in self._own_keys(order):
+                dk, dv = found.differentiate(positions, k, v)
+                for b in range(p.batch):
+                    for kh in range(p.hk):
+                        queries = np.full(len(positions), float(len(at) * p.group_size))
+                        self._compare_keys(b, kh, rows, positions, dk[b, :, kh], dv[b, :, kh], most, queries, bounds)
+                self.note()
+            found.dq = self._summed(found.dq)
+        own = np.flatnonzero(np.isin(self.queries, at))
+        place = np.searchsorted(at, self.queries[own])
+        for b in range(p.batch):
+            for h in range(p.heads):
+                keys = counts[b][h][0][at][place]
+                out, lse = found.out[b, place, h, : p.dv], found.lse[b, h, place]
+                self.compared.compare("out", b, h, own, at[place], out, bounds.out(keys, out))
+                self.compared.compare("lse", b, h, own, at[place], lse[:, None], bounds.lse(keys, lse)[:, None])
+                if "dq" in self.compared.returned:
+                    dq = found.dq[b, place, h]
+                    self.compared.compare("dq", b, h, own, at[place], dq, bounds.dq(keys, whole[b, place, h, 0], dq))
+                    self._compare_zero(b, h, np.setdiff1d(np.arange(len(self.queries)), own))
+        if self.rank == 0:
+            self.worth.append(sampled_worth(at, p.nq))
+
+    def _compare_zero(self, b: int, h: int, rows: Positions) -> None:
+        """Rows whose cotangents are zero have a dq of zero, exactly."""
+        for piece in pieces_of(rows, 1 << 14):
+            zeros = np.zeros((len(piece), self.problem.head_dim))
+            self.compared.compare("dq", b, h, piece, self.queries[piece], zeros, zeros)
+
+    def _own_keys(self, order: Positions) -> Iterator[tuple[Positions, Positions, Float, Float]]:
+        p = self.problem
+        for rows in pieces_of(order, PIECE):
+            at = self.keys[rows]
+            v = stacked(self.numbers.v, p.batch, p.hk, at)
+            yield (
+                rows,
+                at,
+                stacked(self.numbers.k, p.batch, p.hk, at),
+                np.concatenate([v, np.zeros((*v.shape[:3], 2))], axis=-1),
+            )
+
+    def _merge(self, found: SampledRows) -> None:
+        """Put together what each rank saw of its own keys."""
+        together = np.concatenate([found.out, found.lse.swapaxes(1, 2)[..., None]], axis=-1)
+        everyone = np.stack(self._gathered(together))
+        out, lse = everyone[..., :-1], everyone[..., -1].swapaxes(2, 3)
+        found.out, found.lse = merged(out, lse, np.ones(len(lse)))
+
+    # -- other ranks ---------------------------------------------------------------------------------------------------
+
+    def _summed(self, x: Float) -> Float:
+        tensor = torch.from_numpy(x.copy()).to(self.asked.device)
+        dist.all_reduce(tensor)
+        summed: Float = tensor.cpu().numpy()
+        return summed
+
+    def _gathered(self, x: Float) -> list[Float]:
+        tensor = torch.from_numpy(np.ascontiguousarray(x)).to(self.asked.device)
+        everyone = [torch.empty_like(tensor) for _ in range(self.case.world_size)]
+        dist.all_gather(everyone, tensor)
+        return [one.cpu().numpy() for one in everyone]
+
+    def note(self, *, everything: bool = False) -> None:
+        """Note how far this rank has come, for the bar and in case that it does not come to the end."""
+        now = time.monotonic()
+        if everything or now - self._noted > NOTE_SECONDS:
+            self._noted = now
+            noted = {"rows": self.compared.rows, "wrong": self.compared.wrong}
+            path = Path(self.asked.notes) / f"{self.rank}.json"
+            with contextlib.suppress(OSError):  # of a rank on another machine
+                path.with_suffix(".new").write_text(json.dumps(noted))
+                path.with_suffix(".new").replace(path)
+
+
+def sampled_worth(sampled: Positions, length: int) -> str:
+    """Say which faults the sampled rows would have shown, at a random place, and with which probability."""
+    tile = min(256, length)
+    between = np.diff(np.concatenate([[-1], sampled, [length]])) - 1
+    missed = np.maximum(between - tile + 1, 0).sum() / (length - tile + 1)
+    in_a_hundred, in_twenty = (1 - (1 - share) ** len(sampled) for share in (0.01, 0.05))
+    return (
+        f"{len(sampled)} rows were computed again, of every rank some: a fault in all rows of a rank would have been "
+        f"seen, in 1 % of all rows with probability {in_a_hundred:.2f}, in 5 % {in_twenty:.2f}, in {tile} neighbours "
+        f"{1 - missed:.2f}; and gradients of every key, as far as these rows give it any"
+    )
+
+
+def _counts(problem: Problem, b: int, h: int) -> tuple[Float, Float]:
+    """Return how many keys each query attends, and how many queries each key, with multiplicity."""
+    of_query, of_key = np.zeros(problem.nq), np.zeros(problem.nk)
+    for part in parts(problem, b, h):
+        some = part.first < part.last
+        of_query[part.queries] += np.where(some, part.last - part.first, 0)
+        steps = np.zeros(len(part.keys) + 1)
+        np.add.at(steps, part.first[some], 1.0)
+        np.add.at(steps, part.last[some], -1.0)
+        of_key[part.keys] += np.cumsum(steps)[:-1]
+    return of_query, of_key

@@ -1,0 +1,460 @@
+"""The suite `scale`: one run of one problem at the length that is asked for, verified where its results lie."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from ringref.classes import BLOCK
+from ringref.problem import Problem
+from ringverify.bench.machine import PROCESS_BYTES, TENSORS_A_SIDE
+from ringverify.cases.case import Case, even_multiple, why_unsupported
+from ringverify.cases.comparing import Finding, worst
+from ringverify.cases.running import Runner, shards
+from ringverify.check.options import CheckRequest, Options, Subject, Unavailable
+from ringverify.check.outcome import (
+    ImplementationOutcome,
+    TriedProperty,
+    footer_event,
+    implementation_event,
+    unavailable,
+)
+from ringverify.check.planning import RunPlan, find_device, open_world, planned
+from ringverify.check.run import DEADLINES, header, violation_event
+from ringverify.errors import UsageError, instead
+from ringverify.events import Event, Hint, PropertyEvent, PropertyOutcome, TensorName, Where, WrongPair
+from ringverify.implementation import Capabilities, sharding_name
+from ringverify.properties.property import Violation
+from ringverify.reports.progress import Progress
+from ringverify.scale.comparison import Difference
+from ringverify.scale.numbers import MOST_CLASSES, QUERY_CLASSES
+from ringverify.scale.rank import LongTask, Method, RankReport, rows_to_sample, verify
+from ringverify.targets import from_anywhere, load
+from ringverify.worlds.limits import available_memory, sentence
+from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.processes.rank import ThisMachine
+from ringverify.worlds.processes.torchrun import Crew
+from ringverify.worlds.world import Load, Run, World, WorldUnavailable
+
+LENGTH = 131_072
+"""Positions where none are asked for."""
+RANKS = 2
+SECONDS = 6 * 3600.0
+"""Default deadline of a run."""
+SAMPLED = 96
+"""Rows that are sampled, about."""
+SMALL = (64, 512)
+"""Lengths of the ordinary suite at which a fault is looked for again."""
+METHODS: dict[Method, str] = {
+    "every_row": "every row equals the oracle's, on queries and keys from codebooks",
+    "sampled_rows": "sampled rows, and all gradients of keys through them, equal the oracle's on ordinary inputs",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScaleRequest:
+    """What of the suite is asked for.
+
+    Attributes:
+        problem: fields of the problem as JSON, without its length, or empty for what suits the implementation.
+        length: positions.
+        methods: how results are verified.
+    """
+
+    problem: dict[str, Any]
+    length: int
+    methods: tuple[Method, ...]
+
+
+def wanted(request: CheckRequest, length: int | None, problem: str | None) -> ScaleRequest:
+    """Read the options of the suite.
+
+    Raises:
+        UsageError: one of them is wrong.
+    """
+    names = get_args(Method)
+    for name in (*(request.only or ()), *(request.skip or ())):
+        if name not in names:
+            raise UsageError(f"no property {name!r} in the suite scale{instead(name, names)}")
+    methods = tuple(one for one in names if one in (request.only or names) and one not in (request.skip or ()))
+    if not methods:
+        raise UsageError("--only and --skip leave no property of the suite scale")
+    try:
+        fields = json.loads(problem) if problem else {}
+        one = Problem.from_json({"query_length": length or LENGTH, **fields})
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"--problem {problem}: expected fields of a problem as a JSON object: {error}") from None
+    if length is not None and fields.get("query_length", length) != length:
+        raise UsageError(f"--length {length} contradicts query_length={one.nq} in --problem: leave one of them out")
+    return ScaleRequest(problem=fields, length=one.nq, methods=methods)
+
+
+def check_scale(
+    subjects: Sequence[Subject | Unavailable],
+    options: Options,
+    asked: ScaleRequest,
+    tell: Callable[[Event], None],
+    progress: Progress,
+    crew: Crew | None = None,
+) -> int:
+    """Check implementations at length, report the results event by event, and return the exit code.
+
+    Raises:
+        UsageError: options contradict what an implementation declares, or the length does not fit into memory.
+        Inconclusive: the device or the world asked for does not exist here.
+    """
+    find_device(options.device)
+    tried: list[tuple[Unavailable | RunPlan, list[Case]]] = []
+    for subject in subjects:
+        if isinstance(subject, Unavailable):
+            tried.append((subject, []))
+            continue
+        plan = planned(
+            subject.target, subject.implementation, world=options.world, world_sizes=options.world_sizes, crew=crew
+        )
+        if plan.world == "external":
+            raise UsageError(
+                f"{subject.target}: a program makes its own ranks, and --suite scale needs ours; leave it out"
+            )
+        sizes = _sizes(plan, options, crew)
+        tried.append((plan, [_case(plan.implementation.capabilities, asked, size, options.seed) for size in sizes]))
+        for case in tried[-1][1]:
+            _fits(case, plan, case.world_size if crew is None else crew.here)
+    tell(header(options))
+    outcomes = []
+    for one, cases in tried:
+        if isinstance(one, Unavailable):
+            outcomes.append(_told([unavailable(one.target, one.reason)], one.target, 1, tell))
+            continue
+        fast = GlooWorld(ThisMachine(reproducible=False)) if one.world == "gloo" else None
+        world: World = fast or open_world(one.world) if crew is None else GlooWorld(crew)
+        with contextlib.closing(world):
+            checked = _Checked(one, world, options, asked, progress)
+            found = (checked.by(method, cases) for method in asked.methods)
+            outcomes.append(_told(found, one.implementation.name, len(asked.methods), tell))
+    footer = footer_event(outcomes, baseline=False)
+    tell(footer)
+    return footer.exit_code
+
+
+def _told(
+    results: Iterable[TriedProperty], name: str, asked: int, tell: Callable[[Event], None]
+) -> ImplementationOutcome:
+    """Report results as they come, and then the verdict on an implementation."""
+    began, found = time.monotonic(), []
+    for one in results:
+        found.append(one)
+        for event in one.outcome.events:
+            tell(event)
+    tell(implementation_event(found, implementation=name, asked=asked, seconds=time.monotonic() - began))
+    return ImplementationOutcome.of([one.verdict for one in found])
+
+
+def _sizes(plan: RunPlan, options: Options, crew: Crew | None) -> tuple[int, ...]:
+    """Return the world sizes to try: those asked for, else all processes of torchrun, else two ranks if that may be."""
+    declared = plan.implementation.capabilities.world_sizes
+    if options.world_sizes is not None or declared is None:
+        return options.world_sizes or (crew.size if crew is not None else RANKS,)
+    return (max(declared),) if crew is not None else (RANKS if RANKS in declared else declared[-1],)
+
+
+def _case(capabilities: Capabilities, asked: ScaleRequest, size: int, seed: int) -> Case:
+    """Return the case: what is not asked for is what the implementation declares."""
+    c, fields = capabilities, dict(asked.problem)
+    fields.setdefault("dtype", "float32" if "float32" in c.dtypes else c.dtypes[0])
+    fields.setdefault("causal", c.causal != "never")
+    fields.setdefault("head_dim", 64 if c.head_dims is None else c.head_dims[0])
+    multiples = [one for one in (c.heads_multiple, c.key_heads_multiple) if one is not None]
+    fields.setdefault("heads", math.lcm(*(size if one == "world_size" else int(one) for one in multiples)))
+    names = [sharding_name(one) for one in c.shardings]
+    sharding = "zigzag" if fields["causal"] and "zigzag" in names else names[0]
+    length, bound = asked.length, {"documents", "key_lengths", "key_length"} & fields.keys()
+    if not bound and (not c.uneven or c.length_multiple):
+        step = math.lcm(even_multiple(sharding, size), size * (c.length_multiple or 1))
+        length = max(length // step, 1) * step
+    problem = Problem.from_json({**fields, "query_length": length})
+    return Case(
+        problem=problem,
+        sharding=sharding,
+        world_size=size,
+        cotangent="both" if c.lse_gradient else "out",
+        seed=seed,
+    )
+
+
+def _fits(case: Case, plan: RunPlan, here: int) -> None:
+    """Refuse a length for which this machine has too little memory for the ranks that it hosts, `here` at most.
+
+    Raises:
+        UsageError: with the estimate.
+    """
+    p = case.problem
+    numbers = p.batch * p.heads * (p.nq + p.nk) // 2 * max(p.head_dim, p.dv)
+    width = {"float64": 8}.get(p.dtype, 4)
+    sums = 2 * (p.nq + p.nk) // BLOCK * (MOST_CLASSES + QUERY_CLASSES) * (p.dv + 3) * 8 * p.group_size
+    of_rank = TENSORS_A_SIDE * width * numbers // case.world_size + sums + 64 * (p.nq + p.nk) + PROCESS_BYTES
+    ranks = min(case.world_size, here)
+    needed, available = of_rank * ranks, available_memory()
+    if plan.world != "nccl" and available is not None and needed > available:
+        raise UsageError(
+            f"--length {p.nq}: about {needed / 2**30:.1f} GiB are needed for {ranks} ranks, and "
+            f"{available / 2**30:.1f} GiB are available; use a shorter length, fewer heads or fewer ranks"
+        )
+
+
+class _Checked:
+    """The check of one implementation in one world."""
+
+    def __init__(self, plan: RunPlan, world: World, options: Options, asked: ScaleRequest, progress: Progress) -> None:
+        self.plan, self.world, self.options, self.asked, self.progress = plan, world, options, asked, progress
+        self.capabilities = plan.implementation.capabilities
+
+    def by(self, method: Method, cases: Sequence[Case]) -> TriedProperty:
+        """Run the cases, and verify them by a method; the first that is wrong decides."""
+        began, rows, margin, figures, inside = time.monotonic(), 0, 0.0, list[str](), 0.0
+        outcome: PropertyOutcome | None = None
+        for case in cases:
+            if (lacks := why_unsupported(case, self.capabilities)) is not None:
+                outcome = PropertyOutcome(self._event(method, "unsupported", 0, began, reason=lacks.text))
+                break
+            try:
+                run, noted = self._run(method, case)
+            except WorldUnavailable as error:
+                outcome = PropertyOutcome(self._event(method, "inconclusive", rows, began, reason=str(error)))
+                break
+            if run.failure is not None:
+                outcome = self._ended(method, case, run, noted, began)
+                break
+            reports: Sequence[RankReport] = run.results
+            rows += sum(sum(report.rows.values()) for report in reports)
+            inside += sum(report.inside[1] for report in reports)
+            margin = max(margin, *(one for report in reports for one in report.margins.values()))
+            figures += self._figures(case, reports)
+            wrong = [(rank, one) for rank, report in enumerate(reports) for one in report.differences]
+            if wrong:
+                event = self._event(method, "fail", rows, began, margin=margin, figures=figures)
+                outcome = PropertyOutcome(event, self._counterexample(method, case, wrong, reports))
+                break
+        if outcome is None:
+            outcome = PropertyOutcome(self._event(method, "pass", rows, began, margin=margin, figures=figures))
+        return TriedProperty(outcome=outcome, world=self.world.name, runs=len(cases), seconds_inside=inside)
+
+    def _event(
+        self,
+        method: Method,
+        verdict: Any,
+        rows: int,
+        began: float,
+        *,
+        margin: float | None = None,
+        reason: str | None = None,
+        figures: Sequence[str] = (),
+    ) -> PropertyEvent:
+        return PropertyEvent(
+            implementation=self.plan.implementation.name,
+            property=method,
+            meaning=METHODS[method],
+            verdict=verdict,
+            examples=rows,
+            seconds=round(time.monotonic() - began, 3),
+            margin=margin,
+            reason=reason,
+            figures=tuple(figures) or None,
+        )
+
+    def _run(self, method: Method, case: Case) -> tuple[Run, dict[int, Any]]:
+        """Run the case on all ranks, showing how far rank 0 is; return also what each rank noted last."""
+        sampled = rows_to_sample(case, self.capabilities, max(SAMPLED, 16 * case.world_size))
+        target = from_anywhere(self.plan.target)
+        with tempfile.TemporaryDirectory(prefix="ringverify-scale-") as notes:
+            task = LongTask(target, case, method, self.options.device, sampled, notes)
+            with _shown(self.progress, self.plan.implementation.name, method, self._rows(method, case), Path(notes)):
+                run = self.world.run(
+                    verify,
+                    task,
+                    world_size=case.world_size,
+                    seed=case.schedule,
+                    deadline=self.options.deadline or SECONDS,
+                    load=Load(target, load, self.options.load_deadline, self.progress.loading),
+                )
+            return run, {rank: _noted(Path(notes), rank) for rank in range(case.world_size)}
+
+    def _rows(self, method: Method, case: Case) -> int:
+        """Return how many rows of results rank 0 verifies, about."""
+        p, c = case.problem, self.capabilities
+        queries, keys = (len(of[0]) for of in shards(case, c))
+        of_queries = 1 + c.lse + c.gradients if method == "every_row" else int(c.gradients)
+        return p.batch * (p.heads * queries * of_queries + p.hk * keys * 2 * c.gradients)
+
+    def _figures(self, case: Case, reports: Sequence[RankReport]) -> Iterator[str]:
+        p = case.problem
+        names = [f"{name} {margin:.2g}" for name, margin in _largest(reports).items()]
+        yield f"{case.describe()}; largest margins: {', '.join(names)}"
+        times = []
+        for name in ("inside", "verifying"):
+            seconds = [getattr(one, name) for one in reports]
+            wall, worked = max(of[0] for of in seconds), sum(of[1] for of in seconds)
+            times.append(f"{wall:.1f} s ({worked:.1f} s of processor time of the ranks' threads)")
+        figure = f"implementation {times[0]}, verification {times[1]}"
+        peaks = [one.memory for one in reports if one.memory is not None]
+        if peaks:
+            most, after = (max(of) >> 20 for of in zip(*peaks, strict=True))
+            whose = "of the process of all ranks" if self.plan.world == "simulated" else "of a rank"
+            figure += f"; peak memory {whose} {most} MiB in the implementation, {after} MiB in verification"
+        yield figure
+        if p.nq != self.asked.length:
+            yield f"{p.nq:,} of {self.asked.length:,} positions: the rest would not divide as is declared"
+        yield from (line for one in reports for line in one.worth)
+
+    def _ended(self, method: Method, case: Case, run: Run, noted: dict[int, Any], began: float) -> PropertyOutcome:
+        """Return the outcome of a run that gave no results, with what was verified until then."""
+        failure = run.failure
+        assert failure is not None
+        rows = sum(sum(note.get("rows", {}).values()) for note in noted.values())
+        wrong = sum(sum(note.get("wrong", {}).values()) for note in noted.values())
+        until = f"until then {rows:,} rows were verified, {wrong:,} of them wrong"
+        if not wrong and (failure.kind in ("died", "deadline") or failure.limit is not None):
+            why = failure.message if failure.limit is None else f"{sentence(failure.limit)}: {failure.message}"
+            return PropertyOutcome(self._event(method, "inconclusive", rows, began, reason=f"{why}; {until}"))
+        violation = Violation(
+            (failure.kind,), failure.rank, f"{failure.message}; {until}", failure.detail, failure=failure
+        )
+        event = violation_event(
+            violation,
+            implementation=self.plan.implementation.name,
+            property=method,
+            case=case,
+            case_text=case.describe(),
+        )
+        event = dataclasses.replace(event, scale=self._again(method, case))
+        return PropertyOutcome(self._event(method, "fail", rows, began), event)
+
+    def _again(self, method: Method, case: Case) -> tuple[str, ...]:
+        """Return the arguments of `ringverify check` that show the case again."""
+        problem = {name: value for name, value in case.problem.to_json().items() if name != "query_length"}
+        world = ("--world", self.plan.world) if self.plan.world != "simulated" else ()
+        return (
+            self.plan.target,
+            *("--suite", "scale", "--only", method, "--length", str(case.problem.nq)),
+            *("--problem", json.dumps(problem), "--world-sizes", str(case.world_size), "--seed", str(case.seed)),
+            *world,
+        )
+
+    def _counterexample(
+        self,
+        method: Method,
+        case: Case,
+        wrong: Sequence[tuple[int, Difference]],
+        reports: Sequence[RankReport],
+    ) -> Any:
+        """Return the event of what is wrong: the first result that is, in the order in which results depend."""
+        order = {name: number for number, name in enumerate(get_args(TensorName))}
+        first = min(order[one.tensor] for _, one in wrong)
+        mine = [(rank, one) for rank, one in wrong if order[one.tensor] == first]
+        rank, one = max(mine, key=lambda found: found[1].margin)
+        rows = {rank: one.rows for rank, one in mine}
+        places = "; ".join(
+            f"rank {rank}, {one.rows:,} rows, positions {', '.join(f'{a}-{z}' for a, z in one.ranges)}"
+            f"{', …' if sum(z - a + 1 for a, z in one.ranges) < one.rows // case.problem.heads else ''}"
+            for rank, one in mine[:4]
+        )
+        pairs: tuple[WrongPair, ...] = ()
+        text = f"{one.tensor} is wrong on {places}"
+        if one.owner is not None:
+            pairs = (WrongPair(rank, one.owner, one.hop, (), one.what),)
+            hop = "" if one.hop is None else f", which come with hop {one.hop}"
+            text += f"; in row {one.position} keys of rank {one.owner}{hop}, are {one.what}"
+        tensors = tuple(dict.fromkeys(name for name in order if any(o.tensor == name for _, o in wrong)))
+        finding = Finding(
+            tensor=one.tensor,
+            rank=rank,
+            index=one.index,
+            position=one.position,
+            actual=one.actual,
+            expected=one.expected,
+            error=abs(one.actual - one.expected),
+            allowed=one.allowed,
+            margin=one.margin,
+            wrong=rows,
+            of=sum(report.rows.get(one.tensor, 0) for report in reports),
+            tensors=tensors,
+        )
+        summary = f"{one.tensor} differs from the oracle, wrong: {', '.join(tensors)}"
+        event = violation_event(
+            Violation(("value", one.tensor), rank, summary, finding=finding),
+            implementation=self.plan.implementation.name,
+            property=method,
+            case=case,
+            case_text=case.describe(),
+        )
+        where = Where(one.tensor, {}, (one.index[1 if one.tensor == "lse" else 2],), pairs, (text,))
+        hint = Hint(self._smaller(case))
+        return dataclasses.replace(event, where=where, hop=one.hop, hints=(hint,), scale=self._again(method, case))
+
+    def _smaller(self, case: Case) -> str:
+        """Say whether the fault shows in a case of the ordinary suite, of the same problem at a small length."""
+        c, p = self.capabilities, case.problem
+        if c.processes or p.documents is not None or p.key_lengths is not None:
+            return "at small lengths it was not tried"
+        needs = 0
+        world = open_world("simulated")
+        with contextlib.closing(world):
+            runner = Runner(self.plan.implementation, world, target=self.plan.target, deadline=DEADLINES["simulated"])
+            for length in SMALL:
+                if length >= p.nq:
+                    break
+                problem = p.replace(query_length=length, key_length=None if p.nq == p.nk else length)
+                small = dataclasses.replace(case, problem=problem)
+                if why_unsupported(small, c) is not None:
+                    continue
+                try:
+                    observation = runner.run(small, gradients=c.gradients)
+                except WorldUnavailable:
+                    break
+                tensors: tuple[TensorName, ...] = ("out", "lse", "dq", "dk", "dv")
+                if observation.failure is not None or worst(small, c, observation, tensors)[1] is not None:
+                    return f"it shows at {length} positions too, so the suite quick finds a smaller case"
+                needs = length
+        return f"it needs more than {needs:,} positions" if needs else "at small lengths it was not tried"
+
+
+def _largest(reports: Sequence[RankReport]) -> dict[TensorName, float]:
+    names: tuple[TensorName, ...] = get_args(TensorName)
+    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in names}
+    return {name: max(margins) for name, margins in found.items() if margins}
+
+
+def _noted(notes: Path, rank: int) -> dict[str, Any]:
+    """Return what a rank noted last; empty where it noted nothing, or on another machine."""
+    with contextlib.suppress(OSError, ValueError):
+        noted: dict[str, Any] = json.loads((notes / f"{rank}.json").read_text())
+        return noted
+    return {}
+
+
+@contextlib.contextmanager
+def _shown(progress: Progress, name: str, method: str, rows: int, notes: Path) -> Iterator[None]:
+    """Show how many rows rank 0 has verified."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            progress.step(min(rows, sum(_noted(notes, 0).get("rows", {}).values())))
+
+    progress.start(name, method, rows)
+    watching = threading.Thread(target=watch, name="ringverify-scale", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+        progress.stop()

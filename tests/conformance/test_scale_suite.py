@@ -1,0 +1,114 @@
+"""The suite `scale` on the command line: verdicts, figures, what a failure says, and all that can be typed wrong."""
+
+import shlex
+
+import pytest
+from command_line import assert_one_line, miniature
+
+from ringverify.check.options import CheckRequest
+from ringverify.errors import UsageError
+
+pytestmark = pytest.mark.timeout(120)
+
+SCALE = ("--suite", "scale")
+FAULT = "ringverify.faults.length:mask_off_by_one"
+
+
+def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
+    """Three ranks share 1,000 positions unevenly; times, memory and what a pass is worth are told and reported."""
+    ran = ringverify.check("ring", *SCALE, "--length", 1000, "--world-sizes", 3)
+    assert ran.code == 0
+    assert ran.verdicts() == {"every_row": "pass", "sampled_rows": "pass"}
+    assert ran.events[0]["suite"] == "scale"
+    every, sampled = (event["figures"] for event in ran.told("property"))
+    assert every[0].startswith("3 ranks n=1000 ")
+    for words in ("implementation", "verification", "processor time", "peak memory"):
+        assert words in every[1]
+    assert "of 128 single keys" in every[-1]
+    assert "with probability" in sampled[-1]
+    assert every[-1] in " ".join(ran.out.split())
+    assert "conformant in the simulated world" in ran.out
+
+
+def test_without_gradients_and_lse_the_rest_is_verified(ringverify):
+    """And a length that its ranks cannot share evenly is shortened to one that they can."""
+    ran = ringverify.check(miniature("lenses:padding_cleared"), *SCALE, "--length", 301, "--only", "every_row")
+    assert ran.code == 0
+    (event,) = ran.told("property")
+    assert event["examples"] == 300
+    assert event["figures"][0].partition("largest margins: ")[2].startswith("out ")
+    assert "300 of 301 positions: the rest would not divide as is declared" in event["figures"]
+
+
+def test_a_failure_says_what_is_wrong_and_how_to_see_it_again(ringverify):
+    """Result, ranks, rows, and that no small case shows it; the command that it names fails in the same way."""
+    ran = ringverify.check(FAULT, *SCALE, "--length", 1200, "--only", "every_row", "--problem", '{"head_dim": 16}')
+    assert ran.code == 1
+    (event,) = ran.told("counterexample")
+    assert event["tensor"] == "out"
+    assert event["position"] >= 1024
+    assert event["where"]["text"][0].startswith("out is wrong on rank 0, 1")
+    assert " rows, positions 1024-" in event["where"]["text"][0]
+    assert event["hints"][0]["text"] == "it needs more than 512 positions"
+    line = next(line for line in ran.out.splitlines() if line.split()[:1] == ["replay"])
+    again = shlex.split(line.split(maxsplit=1)[1])
+    assert again[:2] == ["ringverify", "check"]
+    assert [*event["scale"]] == again[2:]
+    assert ringverify.check(*again[2:]).told("counterexample")[0]["margin"] == event["margin"]
+
+
+def test_a_fault_that_shows_at_small_lengths_too_is_said_to(ringverify):
+    """The ordinary suite then finds a smaller case."""
+    asked = (*SCALE, "--length", 600, "--only", "sampled_rows", "--problem", '{"head_dim": 16}')
+    ran = ringverify.check("ringverify.faults.catalogue:B3", *asked)
+    assert ran.code == 1
+    assert ran.told("counterexample")[0]["hints"][0]["text"].startswith("it shows at 64 positions too")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("killed:attend", 3, "until then 0 rows were verified, 0 of them wrong"),
+        ("misbehaving:raises_on_one_rank", 1, "until then 0 rows were verified, 0 of them wrong"),
+    ],
+)
+def test_a_rank_that_does_not_return(name, code, words, ringverify):
+    """One that dies is nothing learned, one that raises is a violation; both say what was verified before."""
+    ran = ringverify.check(miniature(name), *SCALE, "--length", 64, "--only", "every_row")
+    assert ran.code == code
+    assert words in " ".join(ran.out.split())
+
+
+WRONG = {
+    "no such property": (["--only", "forward"], ["'forward'", "every_row, sampled_rows"]),
+    "nothing left": (["--skip", "every_row,sampled_rows"], ["--only and --skip leave no property"]),
+    "no JSON": (["--problem", "causal"], ["--problem causal", "JSON object"]),
+    "no such field": (["--problem", '{"dims": 3}'], ["'dims'", "known:"]),
+    "two lengths": (["--length", "8", "--problem", '{"query_length": 9}'], ["--length 8", "query_length=9"]),
+    "too long": (["--length", "100000000000"], ["GiB are needed for 2 ranks", "GiB are available", "shorter length"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_usage_is_one_line(name, ringverify):
+    """With the value and the way out, before anything is run."""
+    asked, words = WRONG[name]
+    ran = ringverify.check("ring", *SCALE, *asked)
+    assert ran.code == 2
+    assert_one_line(ran.err, words)
+
+
+def test_its_options_belong_to_it(ringverify):
+    """Other suites have no length, and pytest does not have this suite."""
+    ran = ringverify.check("ring", "--length", 8)
+    assert ran.code == 2
+    assert_one_line(ran.err, ["--suite scale", "leave them out"])
+    with pytest.raises(UsageError, match="suite scale: it is one of ringverify check alone"):
+        CheckRequest(suite="scale").properties()
+
+
+def test_what_is_not_declared_is_unsupported(ringverify):
+    """A problem that the implementation does not claim is no violation."""
+    ran = ringverify.check(miniature("right:attend"), *SCALE, "--length", 64, "--problem", '{"softcap": 2.0}')
+    assert ran.verdicts() == {"every_row": "unsupported", "sampled_rows": "unsupported"}
+    assert ran.code == 3

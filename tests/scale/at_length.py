@@ -1,0 +1,20 @@
+"""Runs of the suite `scale` in a simulated world of this process."""
+
+from __future__ import annotations
+
+import tempfile
+
+from ringverify.cases.case import Case
+from ringverify.scale.rank import LongTask, Method, RankReport, rows_to_sample, verify
+from ringverify.targets import load
+from ringverify.worlds.simulated.world import SimulatedWorld
+
+
+def reports(target: str, case: Case, method: Method = "every_row") -> list[RankReport]:
+    """What each rank found."""
+    sampled = rows_to_sample(case, load(target).capabilities, 64)
+    with tempfile.TemporaryDirectory() as notes:
+        asked = LongTask(target, case, method, "cpu", sampled, notes)
+        run = SimulatedWorld().run(verify, asked, world_size=case.world_size, seed=0, deadline=200)
+    assert run.failure is None, run.failure
+    return list(run.results)

@@ -1,0 +1,93 @@
+"""The suite `scale` has nothing to say against right implementations, and looks at all that they return."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from at_length import reports
+
+from ringref.problem import DTYPES, Dilation, Problem
+from ringverify.cases.case import Case
+from ringverify.scale.numbers import Numbers
+
+N = 300
+PROBLEMS = {
+    "causal": Problem(query_length=N, head_dim=8, causal=True),
+    "everything": Problem(query_length=N, head_dim=8),
+    "window": Problem(query_length=N, head_dim=8, causal=True, window=(40, 0)),
+    "documents": Problem(query_length=N, head_dim=8, documents=(3, 3, 100, 101, 290), causal=True),
+    "key_lengths": Problem(query_length=N, head_dim=8, batch=2, key_lengths=(0, 200)),
+    "gqa": Problem(query_length=N, heads=4, key_heads=2, head_dim=8, value_dim=5, causal=True),
+    "softcap": Problem(query_length=N, head_dim=8, softcap=2.0, scale=0.3),
+    "cross": Problem(query_length=N, key_length=180, head_dim=8, causal=True),
+    "split": Problem(query_length=N, heads=2, head_dim=8, dilation=Dilation(((64, 1), (256, 3)))),
+    "shared": Problem(
+        query_length=N, heads=2, head_dim=8, causal=True, dilation=Dilation(((64, 1), (256, 3)), "shared")
+    ),
+    **{dtype: Problem(query_length=N, head_dim=8, causal=True, dtype=dtype) for dtype in DTYPES},
+}
+SHARDINGS = ("contiguous", "zigzag", "striped", "replicated_query")
+RESULTS = {"out", "lse", "dq", "dk", "dv"}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_right_ring_passes(name: str) -> None:
+    """On three ranks, which divide nothing; every row of every result is looked at, and none is free of any limit."""
+    number = list(PROBLEMS).index(name)
+    method = ("every_row", "sampled_rows")[number % 2]
+    problem = PROBLEMS[name]
+    case = Case(problem=problem, world_size=3, sharding=SHARDINGS[number % 4], cotangent="both")
+    found = reports("ring" if number % 3 else "ringverify.faults.ring:PLAIN", case, method)
+    for report in found:
+        assert report.differences == ()
+        assert set(report.margins) == RESULTS
+        assert all(0 <= margin < 1 for margin in report.margins.values()), report.margins
+    if method == "every_row":
+        rows = {name: sum(one.rows[name] for one in found) for name in ("out", "dk")}
+        times = 3 if case.sharding == "replicated_query" else 1
+        assert rows == {"out": times * problem.batch * problem.heads * N, "dk": problem.batch * problem.hk * problem.nk}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_right_ring_is_accused_at_length(name: str, seed: int) -> None:
+    """The same at 4,096 positions and more, by both methods."""
+    problem = PROBLEMS[name]
+    long = problem.replace(query_length=4096 + seed, key_length=None if problem.key_length is None else 3000)
+    case = Case(problem=long, world_size=2 + seed, sharding=SHARDINGS[seed % 3], cotangent="both", seed=seed)
+    for method in ("every_row", "sampled_rows"):
+        assert all(report.differences == () for report in reports("ring", case, method))
+
+
+def test_numbers_depend_on_their_position_alone() -> None:
+    """Whoever makes them, and in whichever order; another seed, head or tensor gives others."""
+    numbers = Numbers(PROBLEMS["gqa"], 7, "free")
+    every = numbers.v(0, 1, np.arange(N))
+    np.testing.assert_array_equal(numbers.v(0, 1, np.array([250, 3, 9])), every[[250, 3, 9]])
+    for other in (numbers.v(0, 0, np.arange(N)), Numbers(PROBLEMS["gqa"], 8, "free").v(0, 1, np.arange(N))):
+        assert (other != every).mean() > 0.5
+    assert abs(numbers.k(0, 0, np.arange(N)).mean()) < numbers.k(0, 0, np.arange(N)).std() / np.sqrt(N)
+
+
+@pytest.mark.parametrize("kind", ["classes", "free"])
+def test_every_dtype_holds_them(kind: str) -> None:
+    """What the oracle is given are the very numbers that the implementation is given."""
+    for dtype in DTYPES:
+        numbers = Numbers(PROBLEMS[dtype], 1, kind)
+        for make in (numbers.q, numbers.k, numbers.v, numbers.dout):
+            made = make(0, 0, np.arange(N))
+            np.testing.assert_array_equal(made, numbers._rounded(made))
+
+
+def test_the_rarest_class_has_a_few_keys_at_every_length() -> None:
+    """And is sought by some class of queries, which gives it about as much weight as all the other keys together."""
+    for length in (1024, 1 << 20):
+        problem = Problem(query_length=length, head_dim=64)
+        numbers = Numbers(problem, 0, "classes")
+        shares, _ = numbers.shares
+        assert 1 < shares[-1] * length < 10
+        queries, keys = numbers.codebooks
+        weights = np.exp(queries @ keys.T * problem.scale_value) * shares
+        sought = (weights / weights.sum(axis=1, keepdims=True)).max(axis=0)
+        assert (sought > 0.05).all()
