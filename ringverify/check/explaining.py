@@ -11,6 +11,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.inputs import Inputs, selectable
 from ringverify.cases.running import Observation, Runner, shards
+from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
@@ -22,6 +23,9 @@ from ringverify.worlds.world import WorldUnavailable
 
 NEEDS_SECONDS = 3.0
 """Seconds for finding out when a case fails."""
+
+DRAWN = 28
+"""Cases of the property that are drawn for it, to be mixed with the failing one."""
 
 HANGING = 0.5
 """Deadline in seconds of a variant's run: a small case takes milliseconds; a program may compile first."""
@@ -126,6 +130,7 @@ def when_it_fails(
         fails,
         there.capabilities,
         shrunk_from=shrunk_from,
+        drawn=drawn(property, there.capabilities, DRAWN, seed=-1),
         seconds=seconds,
         most_ranks=ranks,
         wrong_ranks=wrong.get,

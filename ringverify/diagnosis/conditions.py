@@ -38,6 +38,7 @@ class Condition:
         text: it in words, to follow "needs": "at least 3 ranks".
         factors: names of the factors that it is about, such as "ranks".
         cost: how long and how rare it is; lower is preferred.
+        about: names of the features that it looks at; it says the same of cases that are alike in them.
         meets: whether features meet it.
         said: False for what every case of interest meets, such as a length of two: it explains a run and is not news.
     """
@@ -45,6 +46,7 @@ class Condition:
     text: str
     factors: frozenset[str]
     cost: float
+    about: tuple[str, ...]
     meets: Callable[[Features], bool]
     said: bool = True
 
@@ -414,15 +416,15 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
 
 
 def _flags() -> Iterator[Condition]:
-    for name, (text, factors, cost, _) in FLAGS.items():
-        yield Condition(text, frozenset(factors.split("+")), cost, functools.partial(_flag, (name,)))
+    for name, (text, of, cost, _) in FLAGS.items():
+        yield Condition(text, frozenset(of.split("+")), cost, (name,), functools.partial(_flag, (name,)))
     for count, names in ((2, ALTERNATIVES), (3, MASKS)):
         for several in itertools.combinations(names, count):
             text = " or ".join(FLAGS[name][0] for name in several)
-            about = frozenset(FLAGS[name][1] for name in several)
-            yield Condition(text, about, 0.9 * count, functools.partial(_flag, several))
+            factors = frozenset(FLAGS[name][1] for name in several)
+            yield Condition(text, factors, 0.9 * count, several, functools.partial(_flag, several))
     text = "a mask (causal, window, documents, key_lengths or dilation)"
-    yield Condition(text, frozenset(MASKS), 2.75, functools.partial(_flag, MASKS))
+    yield Condition(text, frozenset(MASKS), 2.75, MASKS, functools.partial(_flag, MASKS))
 
 
 def _flag(names: tuple[str, ...], one: Features) -> bool:
@@ -439,7 +441,7 @@ def _relations() -> Iterator[Condition]:
             (f"fewer {a} than {b}", 1.7, operator.lt),
         ):
             factors = frozenset(f"{of_a}+{of_b}".split("+"))
-            yield Condition(text, factors, cost, functools.partial(_related, first, second, meets))
+            yield Condition(text, factors, cost, (first, second), functools.partial(_related, first, second, meets))
 
 
 def _related(first: str, second: str, meets: Callable[[Any, Any], bool], one: Features) -> bool:
@@ -450,9 +452,9 @@ def _choices(name: str, value: str) -> Iterator[Condition]:
     """Yield the statements that a name is this one, and that it is another one."""
     text, factor = CHOICES[name]
     about, shown = frozenset({factor}), text.format(value.replace("_", " "))
-    yield Condition(shown, about, 1.15, lambda one: str(one[name]) == value)
+    yield Condition(shown, about, 1.15, (name,), lambda one: str(one[name]) == value)
     if name in ("sharding", "dtype"):
-        yield Condition(f"{factor} other than {value}", about, 1.3, lambda one: str(one[name]) != value)
+        yield Condition(f"{factor} other than {value}", about, 1.3, (name,), lambda one: str(one[name]) != value)
 
 
 def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Condition]:
@@ -468,7 +470,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
 
     def one_of(text: str, more: float, meets: Callable[[int], bool], *, said: bool = True) -> Condition:
         return Condition(
-            text, frozenset({factor}), cost + more, lambda one: name in one and meets(int(one[name])), said
+            text, frozenset({factor}), cost + more, (name,), lambda one: name in one and meets(int(one[name])), said
         )
 
     def compared(words: str, n: int) -> str:
@@ -483,9 +485,9 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         said = not (n < 2 or (n == 2 and name in ("keys", "queries")))
         yield one_of(compared("at least", n), n / 1e4, functools.partial(operator.le, n), said=said)
     for n in numbers[:-1]:
-        yield one_of(compared("at most", n), 0.5 - n / 1e4, functools.partial(operator.ge, n))
+        yield one_of(compared("at most", n), 0.8 - n / 1e4, functools.partial(operator.ge, n))
     for n in numbers:
-        yield one_of(compared("exactly", n), 0.45, functools.partial(operator.eq, n))
+        yield one_of(compared("exactly", n), 0.75, functools.partial(operator.eq, n))
     if name in PARITY:
         article = "" if name in SIZES else "an "
         yield one_of(f"{article}even {number}", 0.3, lambda value: value % 2 == 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from ringref.problem import Dilation
@@ -20,6 +20,29 @@ LONG = 40
 
 TOKENS = 6
 """Tokens on a rank of the generous case; odd and even, multiples of 4 and others lie within reach of it."""
+
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "causal": ("causal",),
+    "window": ("window",),
+    "documents": ("documents",),
+    "key_lengths": ("key_lengths",),
+    "dilation": ("dilation",),
+    "softcap": ("softcap",),
+    "scale": ("scale",),
+    "sharding": ("sharding",),
+    "heads": ("heads", "key_heads"),
+    "key heads": ("heads", "key_heads"),
+    "dims": ("head_dim", "value_dim"),
+    "batch": ("batch",),
+    "dtype": ("dtype",),
+    "values": ("values",),
+    "strides": ("memory",),
+    "cotangent": ("cotangent",),
+    "group": ("group",),
+    "schedule": ("schedule", "transport", "delayed"),
+}
+"""What a factor is in a case, but for ranks and lengths, which are two factors each."""
 
 
 def _with(case: Case, **changes: Any) -> Iterator[Case]:
@@ -115,11 +138,26 @@ class Varying:
             case, (one for size in self.sizes for n in tokens for one in self._of_length(case, n, world_size=size))
         )
 
-    def probes(self, case: Case) -> list[Case]:
-        """Return the case with other sizes and lengths at once: of numbers that are coprime to those of the others."""
-        return self._allowed(
-            case, (one for size, n in ((3, 5), (1, 7), (1, 8)) for one in self._of_length(case, n, world_size=size))
-        )[:4]
+    def mixed(self, case: Case, other: Case, kept: Collection[str]) -> Case | None:
+        """Return a case that is like `case` in the factors `kept`, and like `other` in all else, if there is one."""
+        size = (case if "ranks" in kept else other).world_size
+        p = (case if not {"length", "cross lengths"}.isdisjoint(kept) else other).problem
+        stays = {field for factor in kept for field in FIELDS.get(factor, ())}
+        for one in _stretched(case, p.nq, p.nk, world_size=size):
+            for else_ in _stretched(other, p.nq, p.nk, world_size=size):
+                changes = {
+                    field: getattr(else_ if hasattr(else_, field) else else_.problem, field)
+                    for fields in FIELDS.values()
+                    for field in fields
+                    if field not in stays
+                }
+                lengths = (one if "key_lengths" in stays else else_).problem.key_lengths
+                if lengths is not None:
+                    batch = (one if "batch" in stays else else_).problem.batch
+                    changes["key_lengths"] = tuple(lengths[i % len(lengths)] for i in range(batch))
+                found = self._allowed(case, _with(one, seed=other.seed, **changes))
+                return found[0] if found else None
+        return None
 
     def _allowed(self, case: Case, variants: Iterable[Case]) -> list[Case]:
         """Return what is declared of the variants, and leaves no rank empty unless the case does."""
