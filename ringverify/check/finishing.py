@@ -202,7 +202,7 @@ def _smallest(
     unfinished = "before the smallest case was found" if shrunk and not complete and allowed < seconds else None
     case, judgement = best
     after: tuple[Case, ...] = ()
-    repeats = True
+    repeats = alone = True
 
     def confirmed() -> tuple[tuple[Case, ...], Judgement]:
         again = _afresh(property, runner, [case])
@@ -215,6 +215,7 @@ def _smallest(
     if not hangs and (again := attempt(mishaps, "running the case afresh", confirmed, None)) is not None:
         after, afresh = again
         repeats = bool(after) or same_failure(afresh, judgement)
+        alone = afresh.violation is not None and not after
         judgement = afresh if afresh.violation is not None else judgement
     violation = judgement.violation
     assert violation is not None
@@ -224,14 +225,14 @@ def _smallest(
     in_time = time.monotonic() <= share.late
     diagnosis, declaration, needs = Diagnosis(), None, None
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
+    if alone and in_time and (not hangs or runner.world.name == "simulated"):
+
+        def varied() -> Needs:
+            larger = [one for one in way if one != case]
+            return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=share.late)
+
+        needs = attempt(mishaps, "finding out when the case fails", varied, None)
     if steady and in_time:
-        if not hangs:
-
-            def varied() -> Needs:
-                larger = [one for one in way if one != case]
-                return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=share.late)
-
-            needs = attempt(mishaps, "finding out when the case fails", varied, None)
         explanation = attempt(
             mishaps,
             "explaining the case",

@@ -219,6 +219,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Seen], bool]]] = {
         lambda one: any(one.here > segment for segment, _ in one.branches),
     ),
     "several_branches": ("dilation with several branches", "dilation", 1.4, lambda one: len(one.branches) > 1),
+    "unlike_branches": ("branches of a dilation that differ", "dilation", 1.4, lambda one: len(set(one.branches)) > 1),
     "uneven_branches": (
         "a number of heads that the branches of a dilation do not divide",
         "dilation+heads",

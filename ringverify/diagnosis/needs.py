@@ -488,17 +488,19 @@ SOME = 3
 
 def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[Requirement]:
     """Yield which ranks are wrong, if that is the same in all runs on three ranks or more."""
-    many = [(case.world_size, frozenset(ranks)) for case, ranks in seen if ranks and case.world_size > 2]
-    if len(many) < SOME or len({size for size, _ in many}) < 2:
-        return
-    one = min(many[0][1])
-    patterns: list[tuple[str, Callable[[int], frozenset[int]], int]] = [
-        (f"wrong on rank {one} only", lambda size: frozenset({one}), one + 1),
-        ("wrong on the last rank only", lambda size: frozenset({size - 1}), 2),
-        ("wrong on every rank but the first", lambda size: frozenset(range(1, size)), 2),
-        ("wrong on every rank but the last", lambda size: frozenset(range(size - 1)), 2),
-    ]
-    for text, pattern, least in patterns:
-        if all(ranks == pattern(size) for size, ranks in many):
-            yield Requirement(text, lambda case, least=least: case.world_size >= least)  # type: ignore[misc]
-            return
+    known = [(case, frozenset(ranks)) for case, ranks in seen if ranks and case.world_size > 2]
+    for where, runs in (("", known), ("where causal, ", [one for one in known if one[0].problem.causal])):
+        if len(runs) < SOME or len({case.world_size for case, _ in runs}) < 2:
+            continue
+        one = min(runs[0][1])
+        patterns: list[tuple[str, Callable[[int], Collection[int]], int]] = [
+            (f"wrong on rank {one} only", lambda size, one=one: {one}, one + 1),  # type: ignore[misc]
+            ("wrong on the last rank only", lambda size: {size - 1}, 2),
+            ("wrong on every second rank, from rank 2 on", lambda size: range(2, size, 2), 3),
+            ("wrong on every rank but the first", lambda size: range(1, size), 2),
+            ("wrong on every rank but the last", lambda size: range(size - 1), 2),
+        ]
+        for text, pattern, least in patterns[: 3 if where else None]:  # every rank but the first is no news there
+            if all(ranks == frozenset(pattern(case.world_size)) for case, ranks in runs):
+                yield Requirement(where + text, lambda case, least=0 if where else least: case.world_size >= least)  # type: ignore[misc]
+                return

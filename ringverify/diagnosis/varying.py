@@ -139,10 +139,13 @@ class Varying:
         )
 
     def mixed(self, case: Case, other: Case, kept: Collection[str]) -> Case | None:
-        """Return a case that is like `case` in the factors `kept`, and like `other` in all else, if there is one."""
+        """Return a case that is like `case` in its values and the factors `kept`, and like `other` in all else.
+
+        `None` if there is none. Values are kept since some hide faults.
+        """
         size = (case if "ranks" in kept else other).world_size
         p = (case if not {"length", "cross lengths"}.isdisjoint(kept) else other).problem
-        stays = {field for factor in kept for field in FIELDS.get(factor, ())}
+        stays = {"values"} | {field for factor in kept for field in FIELDS.get(factor, ())}
         for one in _stretched(case, p.nq, p.nk, world_size=size):
             for else_ in _stretched(other, p.nq, p.nk, world_size=size):
                 changes = {
@@ -244,11 +247,12 @@ class Varying:
             )
             return
         d = p.dilation
-        others = [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
+        yield from _each(case, "dilation", (Dilation(d.branches, mode) for mode in c.dilation))
+        others = [tuple((max(1, n // place), 1) for place, _ in enumerate(d.branches, 1))]
+        others += [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
         others += [tuple((w, r) for _, r in d.branches) for w in (1, 2, here - 1, here, here + 1, 2 * here, n) if w > 0]
         others += [d.branches[:1], (*d.branches, (n, 1))]
         yield from _each(case, "dilation", (dataclasses.replace(d, branches=branches) for branches in others))
-        yield from _each(case, "dilation", (Dilation(d.branches, mode) for mode in c.dilation))
 
     # -- shapes --------------------------------------------------------------------------------------------------------
 
