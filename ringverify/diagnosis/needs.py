@@ -196,9 +196,7 @@ class _Exploration:
         self._until = (time.process_time() + seconds, time.monotonic() + WALL * seconds)
 
     def failed(self, case: Case, *, expected: bool = True) -> bool | None:
-        """Return whether a case fails. One that passes is run with another seed too: values may hide a fault.
-
-        A pass that is expected is not run again, and is no evidence.
+        """Return whether a case fails; one that passes unforeseen is run with another seed too: values may hide faults.
 
         Raises:
             _Spent: it would be one run too many.
@@ -218,7 +216,7 @@ class _Exploration:
                 break
         if found is None:
             self._unknown.add(case)
-        elif found or expected:
+        else:
             self.runs[case] = found
         return found
 
