@@ -11,6 +11,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.inputs import Inputs, selectable
 from ringverify.cases.running import Observation, Runner, shards
+from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
@@ -22,6 +23,12 @@ from ringverify.worlds.world import WorldUnavailable
 
 NEEDS_SECONDS = 3.0
 """Seconds for finding out when a case fails."""
+
+DRAWN = 28
+"""Cases of the property that are drawn for it, to be mixed with the failing one."""
+
+NEAR = 4
+"""A case that passes with an error this many times smaller than that of one that fails, or larger, proves nothing."""
 
 HANGING = 0.5
 """Deadline in seconds of a variant's run: a small case takes milliseconds; a program may compile first."""
@@ -93,7 +100,9 @@ def when_it_fails(
         return judge_values(other, there, tensors, gradients=gradients)
 
     # Where an ordinary run shows it, other dtypes, values and layouts than those of the property are varied too.
-    wider = bool(tensors) and plain(case).violation is not None
+    ordinary = plain(case) if tensors else None
+    wider = ordinary is not None and ordinary.violation is not None
+    hidden = ordinary.margin / NEAR if ordinary is not None and wider else math.inf
     reasons = {violation.reason, *((("value", tensor) for tensor in tensors) if wider else ())}
 
     def fails(other: Case) -> bool | None:
@@ -110,7 +119,7 @@ def when_it_fails(
         if not seen.applies:
             return None
         if seen.violation is None:
-            return False
+            return None if seen.margin > hidden else False
         if seen.violation.finding is not None:
             wrong[other] = frozenset(seen.violation.finding.wrong)
         return True if reasons & {seen.violation.reason, *seen.violation.also} else None
@@ -118,14 +127,15 @@ def when_it_fails(
     if not _possible(case, there.capabilities):
         return Needs((), (), complete=False, tried=0)
     seconds = min(NEEDS_SECONDS, until - time.monotonic())
-    if there.world.name != "simulated" or violation.kind == "died":
-        seconds /= WALL  # processor time of other processes is not seen from here: the wall clock has to end it
+    if there.world.name != "simulated" or violation.kind in ("died", "deadline"):
+        seconds /= WALL  # neither other processes nor waiting take processor time here: the wall clock has to end it
     ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
     return needs(
         case,
         fails,
         there.capabilities,
         shrunk_from=shrunk_from,
+        drawn=drawn(property, there.capabilities, DRAWN, seed=-1),
         seconds=seconds,
         most_ranks=ranks,
         wrong_ranks=wrong.get,

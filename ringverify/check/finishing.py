@@ -142,11 +142,12 @@ def _smallest(
         return _what_it_follows(property, runner, case, found.history, share)
 
     after: tuple[Case, ...] = ()
-    repeats = True
+    repeats = alone = True
     again = None if _hangs(found) else attempt(mishaps, "running the case afresh", confirmed, None)
     if again is not None:
         after, afresh = again
         repeats = bool(after) or same_failure(afresh, judgement)
+        alone = afresh.violation is not None and not after
         judgement = afresh if afresh.violation is not None else judgement
     assert judgement.violation is not None
     counterexample = Counterexample(
@@ -165,7 +166,8 @@ def _smallest(
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
     larger = [one for one, _ in way if one != case]
     late = share.late if in_time else None
-    return _accounted_for(property, runner, watched, found, counterexample, larger, late, mishaps), unfinished
+    shown = _accounted_for(property, runner, watched, found, counterexample, larger, late, mishaps, alone=alone)
+    return shown, unfinished
 
 
 def _hangs(found: Found) -> bool:
@@ -237,6 +239,8 @@ def _accounted_for(
     larger: Sequence[Case],
     late: float | None,
     mishaps: list[Mishap],
+    *,
+    alone: bool,
 ) -> Counterexample:
     """Add to a counterexample its cause, when it fails, what would pass, and hints; failing steps are in `mishaps`.
 
@@ -249,19 +253,20 @@ def _accounted_for(
         larger: failing cases that it was shrunk from.
         late: value of `time.monotonic()` by which to be done; `None` if it is too late, and only hints are added.
         mishaps: failing steps are appended here.
+        alone: the case fails in a fresh process, without others before it.
     """
     case, violation, hangs = shown.case, shown.violation, _hangs(found)
     # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
     steady = shown.repeats and not shown.after
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     diagnosis, declaration, needs = Diagnosis(), None, None
+    if alone and late is not None and (not hangs or runner.world.name == "simulated"):
+
+        def varied() -> Needs:
+            return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=late)
+
+        needs = attempt(mishaps, "finding out when the case fails", varied, None)
     if steady and late is not None:
-        if not hangs:
-
-            def varied() -> Needs:
-                return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=late)
-
-            needs = attempt(mishaps, "finding out when the case fails", varied, None)
         explanation = attempt(
             mishaps,
             "explaining the case",
