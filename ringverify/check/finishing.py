@@ -245,6 +245,10 @@ def _smallest(
             lambda: would_pass(property, runner, violation, (case, first)),
             None,
         )
+        # What is rounded is known by its digits: a declaration that does not allow this is no answer.
+        allowed_by = diagnosis.causes[0].allowed_by if diagnosis.causes else None
+        if declaration is not None and allowed_by is not None and not set(declaration) <= set(allowed_by):
+            declaration = None
     if steady and not in_time:
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
     hints = [Hint(note) for note in runner.log.notes]
