@@ -89,6 +89,14 @@ class Hypothesis(Cause):
         """Whether the fault is limited to some rows, blocks or ranks of a case, which were chosen so that it fits."""
         return self.rows or self.ranks is not None or self.scored is not None
 
+    def idle(self, scene: Scene) -> bool:
+        """Whether a case is too small for the fault: nothing in it is longer than the tile that was fitted."""
+
+        def longest() -> int:
+            return max(scene.problem.head_dim, *(len(rows) for held in scene.shards for rows in held))
+
+        return bool(self.tile) and scene.once("longest", longest) <= self.tile
+
     def covers(self, other: Hypothesis) -> bool:
         """Whether another hypothesis is a variant of this one, or the same fault in fewer directions."""
         return (
@@ -105,7 +113,7 @@ class Hypothesis(Cause):
         if not comparable(scene):
             return None
         steps, hidden = self.steps, self.scored or self.steps
-        if not _concerns(scene.problem, hidden):
+        if self.idle(scene) or not _concerns(scene.problem, hidden):
             return None if wrong_tensors(scene) else 0.0
         ranks = range(scene.size) if self.ranks is None else self.ranks(scene)
 

@@ -107,7 +107,7 @@ class Standing:
     @property
     def may_be(self) -> bool:
         """Whether so much is explained that the fault can be named though its condition is not known."""
-        return len(self.confirmed) >= SURE and not (self.hypothesis.partial or self.hypothesis.fitted)
+        return len(self.confirmed) >= SURE and not (self.hypothesis.partial or self.hypothesis.tile)
 
     def with_unknown_condition(self) -> Standing:
         """Return the hypothesis with the remark that it is not there in every case."""

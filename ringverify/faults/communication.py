@@ -418,11 +418,9 @@ HOPS: dict[str, Callable[[int, int], int]] = {
     "from hop 2 on that of the hop before": lambda hop, size: hop - (hop >= 2),
     "in the last hop that of the hop before": lambda hop, size: hop - (0 < hop == size - 1),
     "up to the last hop that of the next one": lambda hop, size: min(hop + 1, size - 1),
-    "from hop 1 on, up to the last, that of the next one": lambda hop, size: min(hop + (hop > 0), size - 1),
     "that of the next hop, and in the last hop the rank's own": lambda hop, size: hop + 1,
     "in the last hop the rank's own": lambda hop, size: 0 if hop == size - 1 else hop,
     "in every hop the rank's own": lambda hop, size: 0,
-    "from hop 2 on that of hop 1": lambda hop, size: min(hop, 1),
 }
 """Whose keys or values are used in place of those of a hop."""
 
@@ -466,8 +464,6 @@ def _garbled(change: Callable[[Tensor], Tensor], names: str) -> Steps:
 GARBLED: dict[str, Callable[[Tensor], Tensor]] = {
     "those of the first batch element for all": lambda x: x[:1].expand_as(x),
     "those of another batch element": lambda x: x.roll(1, dims=0),
-    "those of another head": lambda x: x.roll(1, dims=2),
-    "in reverse order": lambda x: x.flip(1),
     "those of the token before": lambda x: x.roll(1, dims=1),
     "those of the token after": lambda x: x.roll(-1, dims=1),
 }

@@ -70,20 +70,15 @@ DIMENSIONS: dict[str, Callable[[Here], int]] = {
 """What may be taken for head_dim, if the wrong axis is."""
 
 
-def _for_dim(of: Callable[[Here], int], *, default: bool) -> Steps:
-    """Compute the scale from another axis; the default one only, or whatever was asked for."""
-
-    def scale(here: Here) -> float:
-        p = here.problem
-        return float(max(1, of(here)) ** -0.5 if p.scale is None or not default else p.scale_value)
-
-    return replace(STEPS, scale=scale)
-
-
 for axis, of in DIMENSIONS.items():
-    FAULTS.cause(f"scale is 1/sqrt of {axis} instead of head_dim", _for_dim(of, default=True))
     FAULTS.cause(
-        f"scale is 1/sqrt of {axis} instead of head_dim", _for_dim(of, default=False), more=", whatever was asked for"
+        f"scale is 1/sqrt of {axis} instead of head_dim",
+        replace(
+            STEPS,
+            scale=lambda here, of=of: float(
+                max(1, of(here)) ** -0.5 if here.problem.scale is None else here.problem.scale
+            ),  # type: ignore[misc]
+        ),
     )
 FAULTS.cause("scale lacks the factor log2(e)", _scale(lambda p: p.scale_value * math.log(2)))
 FAULTS.cause("scale has a factor log2(e) too many", _scale(lambda p: p.scale_value / math.log(2)))
@@ -524,37 +519,38 @@ def chunked(count: int) -> Steps:
 
 
 for limit in TILES[1:]:
-    FAULTS.cause(f"dimensions past the first {limit} are left out of the scores", first_dimensions(limit), fitted=True)
+    FAULTS.cause(f"dimensions past the first {limit} are left out of the scores", first_dimensions(limit), tile=limit)
 for tile in TILES:
     says = f"a block of more than {tile} keys is attended in tiles of {tile}, and only its last tile counts"
-    FAULTS.cause(says, last_tile(tile), fitted=True)
+    FAULTS.cause(says, last_tile(tile), tile=tile)
 for limit in TILES:
-    FAULTS.cause(f"keys past the first {limit} of a block are never attended", first_keys(limit), fitted=True)
+    FAULTS.cause(f"keys past the first {limit} of a block are never attended", first_keys(limit), tile=limit)
 for tile in TILES:
     says = f"keys past the last whole tile of {tile} of a block are never attended"
-    FAULTS.cause(says, whole_tiles(tile, fewer=True), fitted=True)
-    FAULTS.cause(says, whole_tiles(tile, fewer=False), more=", unless it has fewer", fitted=True)
+    FAULTS.cause(says, whole_tiles(tile, fewer=True), tile=1)
+    FAULTS.cause(says, whole_tiles(tile, fewer=False), more=", unless it has fewer", tile=tile)
     says = f"dimensions in tiles of {tile}: only the last tile enters the scores"
-    FAULTS.cause(says, some_dimensions(tile, last=True), fitted=True)
+    FAULTS.cause(says, some_dimensions(tile, last=True), tile=tile)
     says = f"dimensions past the last whole tile of {tile} are left out of the scores"
-    FAULTS.cause(says, some_dimensions(tile, last=False), fitted=True)
-    for run, which in ((_last, "last tile"), (_whole, "whole tiles")):
-        says = f"tiles of {tile}: only the {which} of"
-        for of_q, what in ((True, "each block's keys count in dq"), (False, "queries count in dk and dv")):
-            for filled, more in ((False, ""), (True, ", where short shards are filled up")):
-                steps = gradients_of_tiles(tile, run, of_q=of_q, filled=filled)
-                FAULTS.cause(f"{says} {what}", steps, more=more, fitted=True)
+    FAULTS.cause(says, some_dimensions(tile, last=False), tile=tile)
+    for of_q, what in ((True, "each block's keys count in dq"), (False, "queries count in dk and dv")):
+        for run, which in ((_last, "last tile"), (_whole, "whole tiles")):
+            says = f"tiles of {tile}: only the {which} of {what}"
+            FAULTS.cause(says, gradients_of_tiles(tile, run, of_q=of_q, filled=False), tile=tile)
+        says = f"tiles of {tile}: only the last tile of {what}"
+        steps = gradients_of_tiles(tile, _last, of_q=of_q, filled=True)
+        FAULTS.cause(says, steps, more=", where short shards are filled up", tile=tile)
     says = f"blocks are filled up with zero keys to a multiple of {tile}, which are attended"
-    FAULTS.cause(says, padded(lambda here, count, tile=tile: -(-count // tile) * tile), fitted=True)  # type: ignore[misc]
+    FAULTS.cause(says, padded(lambda here, count, tile=tile: -(-count // tile) * tile), tile=1)  # type: ignore[misc]
 says = "short blocks are filled up with zero keys, which are attended"
 FAULTS.cause(says, _unmasked(padded(lambda here, count: max(map(len, here.shards)))), more=" where no mask covers them")
 FAULTS.cause(says, padded(lambda here, count: max(map(len, here.shards))))
 for tile in TILES:
     says = f"tiles of {tile} keys: every tile that is masked in part forgets the tiles before it"
-    FAULTS.cause(f"own block in {says}", forgetting(tile, own_and_masked), fitted=True)
-    FAULTS.cause(says, forgetting(tile, masked), fitted=True)
+    FAULTS.cause(f"own block in {says}", forgetting(tile, own_and_masked), tile=tile)
+    FAULTS.cause(says, forgetting(tile, masked), tile=tile)
 for count in TILES[:4]:
-    FAULTS.cause(f"the mask is cut in {count} chunks, the keys in tiles of {count}", chunked(count), fitted=True)
+    FAULTS.cause(f"the mask is cut in {count} chunks, the keys in tiles of {count}", chunked(count), tile=count)
 FAULTS.mutant("O93", "dimensions past the first 32 are left out of the scores")
 FAULTS.mutant(
     "O92", "a block of more than 32 keys is attended in tiles of 32, and only its last tile counts, in the forward only"

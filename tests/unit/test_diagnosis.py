@@ -217,11 +217,29 @@ def test_a_fault_that_is_there_under_a_condition_is_named_with_it(words):
 
 def test_a_condition_is_what_right_cases_lack():
     """Of all that a case needs, the fewest things that every right case lacks of which a hypothesis is wrong."""
-    scenes = [Scene(case_of(size=size, causal=causal), EVERYTHING, None) for size, causal in ((1, True), (2, False))]
-    standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=scenes[:1], excused=scenes)
-    assert standing.settled(scenes[0], [MASKED, MANY]).sentence(None) == "a fault, which needs at least 3 ranks"
-    assert standing.settled(scenes[0], [MASKED]) is None
-    assert replace(standing, confirmed=[]).settled(scenes[0], [MASKED, MANY]) is None
+    cases = (3, True), (1, True), (2, False)
+    failing, *right = (Scene(case_of(size=size, causal=causal), EVERYTHING, None) for size, causal in cases)
+    standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=[failing], excused=right)
+    assert standing.settled(failing, [MASKED, MANY]).sentence(None) == "a fault, which needs at least 3 ranks"
+    assert standing.settled(failing, [MASKED]) is None
+    assert replace(standing, confirmed=[]).settled(failing, [MASKED, MANY]) is None
+
+
+def test_a_condition_is_met_by_every_case_that_fails():
+    """Three ranks are no condition of what fails on two; the plain conditions are tried where two cases agree."""
+    cases = (3, True), (2, True), (2, False)
+    *failing, right = (Scene(case_of(size=size, causal=causal), EVERYTHING, None) for size, causal in cases)
+    standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=failing[1:], excused=[right])
+    assert standing.settled(failing[0], [MANY]) is None
+    sure = replace(standing, confirmed=failing)
+    assert sure.settled(failing[0], [MANY]).sentence(None) == "a fault, which needs causal"
+
+
+def test_a_number_that_was_fitted_is_not_named_without_its_condition():
+    """A tile of 4 keys that some cases contradict may be a tile of another kind."""
+    scene = Scene(case_of(), EVERYTHING, None)
+    assert Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=[scene, scene]).may_be
+    assert not Standing(Hypothesis("tiles of 4", STEPS, tile=4), 0.0, confirmed=[scene, scene]).may_be
 
 
 @pytest.mark.timeout(60)
@@ -275,9 +293,7 @@ NAMELESS = {
         scale=lambda here: float((here.problem.head_dim + 1) ** -0.5),
         causal=lambda problem, i, j: j < i + problem.diagonal,
     ),
-    "key heads in reverse": replace(
-        STEPS, per_query_head=lambda here, x: x.flip(1).repeat_interleave(here.problem.group_size, dim=1)
-    ),
+    "scores squared": replace(STEPS, scores=lambda q, k, scale: (q @ k.transpose(2, 3) * scale) ** 2),
 }
 
 
