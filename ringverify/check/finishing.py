@@ -13,7 +13,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
-from ringverify.check.declaring import would_pass
+from ringverify.check.declaring import contradicted, would_pass
 from ringverify.check.explaining import explained, judged, judged_if_possible, quick_place, when_it_fails
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
@@ -245,9 +245,7 @@ def _smallest(
             lambda: would_pass(property, runner, violation, (case, first)),
             None,
         )
-        # What is rounded is known by its digits: a declaration that does not allow this is no answer.
-        allowed_by = diagnosis.causes[0].allowed_by if diagnosis.causes else None
-        if declaration is not None and allowed_by is not None and not set(declaration) <= set(allowed_by):
+        if declaration is not None and contradicted(declaration, diagnosis):
             declaration = None
     if steady and not in_time:
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
