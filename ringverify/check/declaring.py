@@ -23,6 +23,7 @@ from ringref.rounding import UNIT_ROUNDOFF, unit_in_words
 from ringverify.cases.case import POISONED, Case, why_unsupported
 from ringverify.cases.running import Observation, Runner
 from ringverify.check.drawing import drawn
+from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.precision import LOW, PRECISION, each_kind, errs_as_declared
@@ -108,6 +109,12 @@ def alternatives(c: Capabilities, dtype: DtypeName) -> Iterator[Declaration]:
     if UNIT_ROUNDOFF[c.accumulates] < UNIT_ROUNDOFF[dtype]:
         for more in ({}, *some):
             yield {"accumulates": dtype, **more}
+
+
+def contradicted(declaration: Declaration, diagnosis: Diagnosis) -> bool:
+    """Return whether digits show what is rounded, and a declaration does not allow this: then it is no answer."""
+    allowed_by = diagnosis.causes[0].allowed_by if diagnosis.causes else None
+    return allowed_by is not None and not set(declaration) <= set(allowed_by)
 
 
 def in_words(declaration: Declaration, dtype: DtypeName) -> str:

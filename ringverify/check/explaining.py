@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from ringverify.cases.inputs import Inputs, selectable
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
-from ringverify.diagnosis.diagnose import Diagnosis, diagnose
+from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
 from ringverify.errors import Inconclusive
 from ringverify.implementation import Capabilities
@@ -172,8 +173,11 @@ def explained(
         first: the case from which it was shrunk; the same cause has to explain it.
         needs: what the case needs in order to fail, if that was found.
     """
+    c = runner.capabilities
     if violation.finding is None:
-        return None
+        if violation.kind != "precision":
+            return None
+        return diagnose_rounding(functools.partial(runner.run, gradients=c.gradients), (smallest, first), c)
     # If out or lse is wrong, gradients are too, in a way that does not depend on the fault alone: leave them out.
     gradients = violation.finding.tensor in GRADIENTS
 
@@ -186,7 +190,6 @@ def explained(
     def differentiate(case: Case) -> Observation:
         return runner.run(case, gradients=True)
 
-    c = runner.capabilities
     try:
         for these in zip(property.compared(smallest, c), property.compared(first, c), strict=False):
             found = diagnose(

@@ -13,7 +13,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
-from ringverify.check.declaring import would_pass
+from ringverify.check.declaring import contradicted, would_pass
 from ringverify.check.explaining import explained, judged, judged_if_possible, quick_place, when_it_fails
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
@@ -280,6 +280,8 @@ def _accounted_for(
             lambda: would_pass(property, runner, violation, (case, shown.first)),
             None,
         )
+        if declaration is not None and contradicted(declaration, diagnosis):
+            declaration = None
     hints = [Hint(note) for note in runner.log.notes]
     if runner.world.name == "simulated" and shown.after and not hints:
         hints.append(Hint(SHARED_STATE))
