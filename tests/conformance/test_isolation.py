@@ -58,7 +58,7 @@ def test_a_claim_of_poison_safety_is_held_to_it():
 def test_our_own_declare_that_they_are_safe_and_are(attend):
     """Both keep their words under every constraint."""
     assert attend.capabilities.poison_safe
-    assert hunted(attend, "isolation", 60).counterexample is None
+    assert hunted(attend, "isolation", 30).counterexample is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ DECLARED = (needs.declared_ulysses, needs.declared_narrow, needs.declared_blocks
 @pytest.mark.by_day(1)
 def test_who_declares_what_it_needs_is_conformant(attend):
     """Every property that applies is put to the test, and no case is drawn that it refuses: it would raise."""
-    examples = 3 if attend is needs.declared_blocks else 8
+    examples = 3 if attend is needs.declared_blocks else 4
     for id, property in PROPERTIES.items():
         if property.unsupported(attend.capabilities) is None:
             found = hunted(attend, id, examples)
