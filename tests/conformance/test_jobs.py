@@ -201,6 +201,7 @@ def test_a_container_may_use_less_than_the_machine_has(monkeypatch, tmp_path):
         assert cores() == expected
 
 
+@pytest.mark.nightly  # by day, two threads write and read one folder: test_kept_cases.py
 def test_two_runs_in_one_folder_do_not_disturb_each_other(ringverify):
     """They write the same file of the same case, and each its own report."""
     asked = ("check", miniature("faulty_rings:wrong_scale"), "--only", "gradients", "--max-examples", 20)
