@@ -14,7 +14,7 @@ install_import_hook(
     "beartype.beartype",
 )
 
-hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)  # 100 examples, and by night 400
 hypothesis.settings.register_profile(
     "nightly",  # --hypothesis-profile nightly: other examples each time; those that fail are kept, and tried first
     derandomize=False,

@@ -8,7 +8,7 @@ the least permissive one that they all pass is reported. No tolerance changes, a
 1. If float64 or float32 is declared too, the same cases must be right in it.
 2. The property `precision` must pass under the other declaration too, on a case of each kind that it draws.
 3. With running sums in the input dtype, bounds may exceed the values themselves. So the error must be explained too: on
-   these cases, it is in the mean no larger than that of an emulated pipeline with this declaration.
+   these cases as they were drawn, it is in the mean no larger than that of an emulated pipeline with this declaration.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ringref.rounding import UNIT_ROUNDOFF, unit_in_words
 from ringverify.cases.case import POISONED, Case, why_unsupported
 from ringverify.cases.running import Observation, Runner
 from ringverify.check.drawing import drawn
+from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.precision import LOW, PRECISION, each_kind, errs_as_declared
@@ -91,7 +92,7 @@ def would_pass(property: Property, runner: Runner, violation: Violation, cases: 
                 continue
             others = drawn(property, alone, OTHERS)
             sample = list(dict.fromkeys([*like, *others]))
-            if _accounts(property, once, sample, tensor, until):
+            if _accounts(property, once, sample, like[-1], tensor, until):
                 return declaration
     except (WorldUnavailable, _OutOfTime):
         return None
@@ -108,6 +109,12 @@ def alternatives(c: Capabilities, dtype: DtypeName) -> Iterator[Declaration]:
     if UNIT_ROUNDOFF[c.accumulates] < UNIT_ROUNDOFF[dtype]:
         for more in ({}, *some):
             yield {"accumulates": dtype, **more}
+
+
+def contradicted(declaration: Declaration, diagnosis: Diagnosis) -> bool:
+    """Return whether digits show what is rounded, and a declaration does not allow this: then it is no answer."""
+    allowed_by = diagnosis.causes[0].allowed_by if diagnosis.causes else None
+    return allowed_by is not None and not set(declaration) <= set(allowed_by)
 
 
 def in_words(declaration: Declaration, dtype: DtypeName) -> str:
@@ -138,7 +145,7 @@ def _holds(property: Property, runner: Runner, cases: Sequence[Case], until: flo
 
 
 def _accounts(
-    property: Property, runner: Runner, cases: Sequence[Case], tensor: TensorName | None, until: float
+    property: Property, runner: Runner, cases: Sequence[Case], first: Case, tensor: TensorName | None, until: float
 ) -> bool:
     """Return whether another declaration accounts for the errors on cases, by the three rules of this module.
 
@@ -146,6 +153,7 @@ def _accounts(
         property: the property that is violated under the implementation's own declaration.
         runner: runs the implementation with the other declaration.
         cases: the smallest failing case, then others.
+        first: the one of these that was found first.
         tensor: the result that is wrong in the smallest case, if it is one result.
         until: value of `time.monotonic()` at which to give up.
 
@@ -173,6 +181,8 @@ def _accounts(
     ]
     if cases[0] not in plain:
         return False
+    if first in plain and first != cases[0]:
+        del plain[0]  # shrinking chose it for its error, among many: it is no sample, and fails only as the first does
     return errs_as_declared([(case, runner.run(case, gradients=c.gradients)) for case in plain], c)
 
 

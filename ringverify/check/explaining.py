@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.inputs import Inputs, selectable
 from ringverify.cases.running import Observation, Runner, shards
+from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
-from ringverify.diagnosis.diagnose import Diagnosis, diagnose
+from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
 from ringverify.errors import Inconclusive
 from ringverify.implementation import Capabilities
@@ -22,6 +24,12 @@ from ringverify.worlds.world import WorldUnavailable
 
 NEEDS_SECONDS = 3.0
 """Seconds for finding out when a case fails."""
+
+DRAWN = 28
+"""Cases of the property that are drawn for it, to be mixed with the failing one."""
+
+NEAR = 4
+"""A case that passes with an error this many times smaller than that of one that fails, or larger, proves nothing."""
 
 HANGING = 0.5
 """Deadline in seconds of a variant's run: a small case takes milliseconds; a program may compile first."""
@@ -93,7 +101,9 @@ def when_it_fails(
         return judge_values(other, there, tensors, gradients=gradients)
 
     # Where an ordinary run shows it, other dtypes, values and layouts than those of the property are varied too.
-    wider = bool(tensors) and plain(case).violation is not None
+    ordinary = plain(case) if tensors else None
+    wider = ordinary is not None and ordinary.violation is not None
+    hidden = ordinary.margin / NEAR if ordinary is not None and wider else math.inf
     reasons = {violation.reason, *((("value", tensor) for tensor in tensors) if wider else ())}
 
     def fails(other: Case) -> bool | None:
@@ -110,7 +120,7 @@ def when_it_fails(
         if not seen.applies:
             return None
         if seen.violation is None:
-            return False
+            return None if seen.margin > hidden else False
         if seen.violation.finding is not None:
             wrong[other] = frozenset(seen.violation.finding.wrong)
         return True if reasons & {seen.violation.reason, *seen.violation.also} else None
@@ -118,14 +128,15 @@ def when_it_fails(
     if not _possible(case, there.capabilities):
         return Needs((), (), complete=False, tried=0)
     seconds = min(NEEDS_SECONDS, until - time.monotonic())
-    if there.world.name != "simulated" or violation.kind == "died":
-        seconds /= WALL  # processor time of other processes is not seen from here: the wall clock has to end it
+    if there.world.name != "simulated" or violation.kind in ("died", "deadline"):
+        seconds /= WALL  # neither other processes nor waiting take processor time here: the wall clock has to end it
     ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
     return needs(
         case,
         fails,
         there.capabilities,
         shrunk_from=shrunk_from,
+        drawn=drawn(property, there.capabilities, DRAWN, seed=-1),
         seconds=seconds,
         most_ranks=ranks,
         wrong_ranks=wrong.get,
@@ -162,8 +173,11 @@ def explained(
         first: the case from which it was shrunk; the same cause has to explain it.
         needs: what the case needs in order to fail, if that was found.
     """
+    c = runner.capabilities
     if violation.finding is None:
-        return None
+        if violation.kind != "precision":
+            return None
+        return diagnose_rounding(functools.partial(runner.run, gradients=c.gradients), (smallest, first), c)
     # If out or lse is wrong, gradients are too, in a way that does not depend on the fault alone: leave them out.
     gradients = violation.finding.tensor in GRADIENTS
 
@@ -176,7 +190,6 @@ def explained(
     def differentiate(case: Case) -> Observation:
         return runner.run(case, gradients=True)
 
-    c = runner.capabilities
     try:
         for these in zip(property.compared(smallest, c), property.compared(first, c), strict=False):
             found = diagnose(

@@ -13,7 +13,7 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
-from ringverify.check.declaring import would_pass
+from ringverify.check.declaring import contradicted, would_pass
 from ringverify.check.explaining import explained, judged, judged_if_possible, quick_place, when_it_fails
 from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
@@ -35,32 +35,8 @@ HUNG_DEADLINE = 1.0
 HUNG_SHRINKING = 1.0
 """Seconds for shrinking a case that hangs, since every attempt may take up to its deadline."""
 
-MOST_REFUSED = 40
-"""Number of cases refused by the transport after which the search for another violation ends."""
-
 STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
-
-STATE_SHRINKING = 10.0
-"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
-
-HUNG_SHRINKING = 1.0
-"""Seconds for shrinking a case that hangs, since every attempt may take up to its deadline."""
-
-MOST_REFUSED = 40
-"""Number of cases refused by the transport after which the search for another violation ends."""
-
-STATE_SUSPECTS = 12
-"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
-
-STATE_SHRINKING = 10.0
-"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
-
-STATE_SUSPECTS = 12
-"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
-
-STATE_SHRINKING = 10.0
-"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
 
 STATE_SHRINKING = 10.0
 """Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
@@ -154,19 +130,73 @@ def _smallest(
     Raises:
         _Unrepeated: it does not repeat alone in a fresh process, and the history is not its own.
     """
+    way, shrunk, unfinished = _shrunk(property, runner, found, refused, share, mishaps)
+    case, judgement = way[-1]
+
+    def confirmed() -> tuple[tuple[Case, ...], Judgement]:
+        again = _afresh(property, runner, [case])
+        if again.violation is not None:
+            return (), again
+        if not own:
+            raise _Unrepeated
+        return _what_it_follows(property, runner, case, found.history, share)
+
+    after: tuple[Case, ...] = ()
+    repeats = alone = True
+    again = None if _hangs(found) else attempt(mishaps, "running the case afresh", confirmed, None)
+    if again is not None:
+        after, afresh = again
+        repeats = bool(after) or same_failure(afresh, judgement)
+        alone = afresh.violation is not None and not after
+        judgement = afresh if afresh.violation is not None else judgement
+    assert judgement.violation is not None
+    counterexample = Counterexample(
+        case=case,
+        violation=judgement.violation,
+        digest=judgement.digest,
+        first=found.case,
+        tried=0 if shrunk is None else shrunk.tried,
+        smallest=shrunk is not None and shrunk.complete,
+        repeats=repeats,
+        after=after,
+        printed=runner.log.printed,
+    )
+    in_time = time.monotonic() <= share.late
+    if repeats and not after and not in_time:
+        unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
+    larger = [one for one, _ in way if one != case]
+    late = share.late if in_time else None
+    shown = _accounted_for(property, runner, watched, found, counterexample, larger, late, mishaps, alone=alone)
+    return shown, unfinished
+
+
+def _hangs(found: Found) -> bool:
+    return found.judgement.violation is not None and found.judgement.violation.kind == "deadline"
+
+
+def _shrunk(
+    property: Property,
+    runner: Runner,
+    found: Found,
+    refused: list[tuple[Case, Judgement]],
+    share: Share,
+    mishaps: list[Mishap],
+) -> tuple[list[tuple[Case, Judgement]], Shrunk | None, str | None]:
+    """Shrink a failing case. Arguments are those of `_smallest`.
+
+    Returns:
+        the case and each smaller one that fails likewise, in turn; what shrinking returned, or `None` if it raised;
+        and whether the time ended it, as in `Hunt.unfinished`.
+    """
     first, judgement = found.case, found.judgement
-    violation = judgement.violation
-    assert violation is not None
-    reason, seconds = violation.reason, 20.0
-    hangs = violation.kind == "deadline"
-    if hangs:  # not in worlds of processes: restarting the ranks after each hang would take too long
+    assert judgement.violation is not None
+    reason, capabilities, way = judgement.violation.reason, runner.capabilities, [(first, judgement)]
+    seconds, hurried = 20.0, runner
+    if _hangs(found):  # not in worlds of processes: restarting the ranks after each hang would take too long
         seconds = HUNG_SHRINKING if runner.world.name == "simulated" else 0.0
-    hurried = runner.within(HUNG_DEADLINE) if hangs else runner
-    best = (first, judgement)
-    way = [first]
+        hurried = runner.within(HUNG_DEADLINE)
 
     def still_fails(case: Case) -> bool:
-        nonlocal best
         try:
             seen = judged(property, case, hurried)
         except (Inconclusive, WorldUnavailable):
@@ -175,13 +205,11 @@ def _smallest(
             if seen.violation is not None and seen.violation.kind == REFUSED:
                 refused.append((case, seen))
             return False
-        best = (case, seen)
-        way.append(case)
+        way.append((case, seen))
         return True
 
     # Half of what is left of the share, so that there is time to explain what was found.
     allowed = max(0.0, share.until - time.monotonic()) / 2
-    capabilities = runner.capabilities
 
     def smaller() -> Shrunk:
         start = first
@@ -198,84 +226,81 @@ def _smallest(
         )
 
     shrunk = attempt(mishaps, "shrinking the case", smaller, None)
-    complete = shrunk is not None and shrunk.complete
-    unfinished = "before the smallest case was found" if shrunk and not complete and allowed < seconds else None
-    case, judgement = best
-    after: tuple[Case, ...] = ()
-    repeats = True
+    cut = shrunk is not None and not shrunk.complete and allowed < seconds
+    return way, shrunk, "before the smallest case was found" if cut else None
 
-    def confirmed() -> tuple[tuple[Case, ...], Judgement]:
-        again = _afresh(property, runner, [case])
-        if again.violation is not None:
-            return (), again
-        if not own:
-            raise _Unrepeated
-        return _what_it_follows(property, runner, case, found.history, share)
 
-    if not hangs and (again := attempt(mishaps, "running the case afresh", confirmed, None)) is not None:
-        after, afresh = again
-        repeats = bool(after) or same_failure(afresh, judgement)
-        judgement = afresh if afresh.violation is not None else judgement
-    violation = judgement.violation
-    assert violation is not None
-    printed = runner.log.printed
+def _accounted_for(
+    property: Property,
+    runner: Runner,
+    watched: Callable[[], Runner | None],
+    found: Found,
+    shown: Counterexample,
+    larger: Sequence[Case],
+    late: float | None,
+    mishaps: list[Mishap],
+    *,
+    alone: bool,
+) -> Counterexample:
+    """Add to a counterexample its cause, when it fails, what would pass, and hints; failing steps are in `mishaps`.
+
+    Args:
+        property: what is violated.
+        runner: runs the implementation.
+        watched: as in `hunt`.
+        found: the violation as it was found.
+        shown: the counterexample.
+        larger: failing cases that it was shrunk from.
+        late: value of `time.monotonic()` by which to be done; `None` if it is too late, and only hints are added.
+        mishaps: failing steps are appended here.
+        alone: the case fails in a fresh process, without others before it.
+    """
+    case, violation, hangs = shown.case, shown.violation, _hangs(found)
     # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
-    steady = repeats and not after
-    in_time = time.monotonic() <= share.late
-    diagnosis, declaration, needs = Diagnosis(), None, None
+    steady = shown.repeats and not shown.after
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
-    if steady and in_time:
-        if not hangs:
+    diagnosis, declaration, needs = Diagnosis(), None, None
+    if alone and late is not None and (not hangs or runner.world.name == "simulated"):
 
-            def varied() -> Needs:
-                larger = [one for one in way if one != case]
-                return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=share.late)
+        def varied() -> Needs:
+            return when_it_fails(property, place(), case, violation, shrunk_from=larger, until=late)
 
-            needs = attempt(mishaps, "finding out when the case fails", varied, None)
+        needs = attempt(mishaps, "finding out when the case fails", varied, None)
+    if steady and late is not None:
         explanation = attempt(
             mishaps,
             "explaining the case",
-            lambda: explained(runner, property, violation, case, first, needs),
+            lambda: explained(runner, property, violation, case, shown.first, needs),
             None,
         )
         diagnosis = explanation or diagnosis
         declaration = attempt(
             mishaps,
             "looking for a declaration",
-            lambda: would_pass(property, runner, violation, (case, first)),
+            lambda: would_pass(property, runner, violation, (case, shown.first)),
             None,
         )
-    if steady and not in_time:
-        unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
+        if declaration is not None and contradicted(declaration, diagnosis):
+            declaration = None
     hints = [Hint(note) for note in runner.log.notes]
-    if runner.world.name == "simulated" and after and not hints:
+    if runner.world.name == "simulated" and shown.after and not hints:
         hints.append(Hint(SHARED_STATE))
-    unexplained = declaration is None and not diagnosis.causes
-    if steady and in_time and unexplained and not hangs:
-        hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
-    if in_time and not hints and not hangs and unexplained:
+    if late is not None and not hangs and declaration is None and not diagnosis.causes:
 
         def around() -> list[Hint]:
             there = runner if runner.world.name == "simulated" else watched()
             return beside(property, runner, there, case, violation)
 
-        hints = attempt(mishaps, "looking for hints", around, [])
-    counterexample = Counterexample(
-        case=case,
-        violation=violation,
-        digest=judgement.digest,
-        first=first,
-        tried=0 if shrunk is None else shrunk.tried,
-        smallest=complete,
-        repeats=repeats,
-        after=after,
+        if steady:
+            hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
+        hints = hints or attempt(mishaps, "looking for hints", around, [])
+    return dataclasses.replace(
+        shown,
         diagnosis=diagnosis,
         declaration=declaration,
         needs=None if needs is None else needs.told(),
         hints=tuple(hints),
-        printed=printed,
     )
-    return counterexample, unfinished
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:

@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 MOST_REFUSED = 40
 """Number of cases refused by the transport after which the search for another violation ends."""
 
-STATE_SUSPECTS = 12
-"""How many earlier cases, the latest first, are suspected of having left state behind in the process."""
-
-STATE_SHRINKING = 10.0
-"""Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Counterexample:

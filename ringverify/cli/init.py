@@ -46,15 +46,23 @@ def run(options: argparse.Namespace, console: Console) -> int:
     Raises:
         UsageError: the file exists, or cannot be written.
     """
-    file: Path = options.file
+    target = shlex.quote(f"{options.file}:attend")
+    text = (FOLDER / f"{options.kind}.py").read_text(encoding="utf-8").replace(f"{WRITTEN}:attend", target)
+    write_to_fill_in(options.file, text, "Put a call of your own into attend, then run", target, console)
+    return 0
+
+
+def write_to_fill_in(file: Path, text: str, do: str, target: str, console: Console) -> None:
+    """Write a file of Python with a place for the user's code, and say what to `do` with it and how to check `target`.
+
+    Raises:
+        UsageError: the file exists, does not end in .py, or cannot be written.
+    """
     if file.suffix != ".py":
         raise UsageError(f"{file} does not end in .py: name FILE.py")
-    text = (FOLDER / f"{options.kind}.py").read_text(encoding="utf-8")
-    target = shlex.quote(f"{file}:attend")
     if os.path.lexists(file):
         raise UsageError(f"{file} exists and was not changed: name another file")
-    write_named(file, text.replace(f"{WRITTEN}:attend", target))
+    write_named(file, text)
     say = say_on(console.file)
-    say(f"wrote {file}, which passes as it is. Put a call of your own into attend, then run:")
+    say(f"wrote {file}, which passes as it is. {do}:")
     say(f"  ringverify check {target} --suite smoke")
-    return 0

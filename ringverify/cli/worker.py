@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ringverify.errors import UsageError
-from ringverify.files import write_named
-from ringverify.words import say_on
+from ringverify.cli.init import write_to_fill_in
 
 FOLDER = Path(__file__).parent / "workers"
 FLAVOURS = ("numpy", "jax")
@@ -46,14 +43,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         UsageError: the file exists, or cannot be written.
     """
     file: Path = options.write
-    if file.suffix != ".py":
-        raise UsageError(f"--write {file} does not end in .py: name FILE.py")
-    if os.path.lexists(file):
-        raise UsageError(f"{file} exists and was not changed: name another file")
     text = (FOLDER / f"{options.flavour}_worker.py").read_text(encoding="utf-8")
     target = shlex.quote(f"program: python {shlex.quote(str(file))}")
-    write_named(file, text.replace(f"'program: python {WRITTEN}'", target).replace(f'"{WRITTEN}"', f'"{file.name}"'))
-    say = say_on(console.file)
-    say(f"wrote {file}, which passes as it is. Put your own code into attend, then run, with its environment's python:")
-    say(f"  ringverify check {target} --suite smoke")
+    text = text.replace(f"'program: python {WRITTEN}'", target).replace(f'"{WRITTEN}"', f'"{file.name}"')
+    do = "Put your own code into attend, then run, with its environment's python"
+    write_to_fill_in(file, text, do, target, console)
     return 0

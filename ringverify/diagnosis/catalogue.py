@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
-from ringverify.diagnosis.narrowing import NARROWED, SUMMED
+from ringverify.diagnosis.narrowing import NARROWED, ROUNDED, SUMMED
+from ringverify.diagnosis.rearranging import REARRANGED
 from ringverify.faults import positions
 from ringverify.faults.catalogue import CAUSES, MUTANTS
 from ringverify.faults.reports import OPERATOR
@@ -19,7 +20,10 @@ def _place(found: Hypothesis) -> tuple[bool, bool, int]:
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = tuple(
-    sorted((*MISUNDERSTOOD, *(Hypothesis(**vars(cause)) for cause in CAUSES), *SUMMED, *NARROWED), key=_place)
+    sorted(
+        (*MISUNDERSTOOD, *(Hypothesis(**vars(cause)) for cause in CAUSES), *REARRANGED, *SUMMED, *NARROWED, *ROUNDED),
+        key=_place,
+    )
 )
 """Faults of both directions come before faults of one direction, faults of all blocks before faults of some; then what
 may be only declared wrongly, faults that were reported, and all others."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from ringref.pattern import multiplicity
 from ringref.problem import Problem
 from ringverify.cases.case import Case
+from ringverify.cases.features import leaves_rows_empty
 from ringverify.cases.running import shards
 from ringverify.implementation import Capabilities
 
@@ -36,6 +38,7 @@ class Condition:
         text: it in words, to follow "needs": "at least 3 ranks".
         factors: names of the factors that it is about, such as "ranks".
         cost: how long and how rare it is; lower is preferred.
+        about: names of the features that it looks at; it says the same of cases that are alike in them.
         meets: whether features meet it.
         said: False for what every case of interest meets, such as a length of two: it explains a run and is not news.
     """
@@ -43,67 +46,258 @@ class Condition:
     text: str
     factors: frozenset[str]
     cost: float
+    about: tuple[str, ...]
     meets: Callable[[Features], bool]
     said: bool = True
 
 
-FLAGS: dict[str, tuple[str, str, float]] = {
-    "causal": ("causal", "causal", 1.0),
-    "not_causal": ("not causal", "causal", 1.1),
-    "window": ("window", "window", 1.0),
-    "left": ("a window bounded on the left", "window", 1.2),
-    "right": ("a window bounded on the right", "window", 1.2),
-    "no_left": ("a window unbounded on the left", "window", 1.25),
-    "no_right": ("a window unbounded on the right", "window", 1.25),
-    "forward": ("a window bounded on the right, without causal", "window", 1.6),
-    "narrow": ("a window narrower than a rank's shard", "window", 1.3),
-    "narrow_left": ("a window shorter to the left than a rank's shard", "window", 1.3),
-    "narrow_right": ("a window shorter to the right than a rank's shard", "window", 1.3),
-    "wide": ("a window wider than a rank's shard", "window", 1.4),
-    "documents": ("documents", "documents", 1.0),
-    "several_documents": ("several documents", "documents", 1.2),
-    "crossing": ("a document on several ranks", "documents", 1.3),
-    "inner_boundary": ("a document that begins inside a rank's shard", "documents", 1.3),
-    "outside": ("positions outside all documents", "documents", 1.5),
-    "key_lengths": ("key_lengths", "key_lengths", 1.0),
-    "padded": ("key_lengths below the length", "key_lengths", 1.1),
-    "padded_rank": ("key_lengths that leave a rank without keys", "key_lengths", 1.4),
-    "ragged": ("key_lengths that differ between batch entries", "key_lengths", 1.4),
-    "dilation": ("dilation", "dilation", 1.0),
-    "split": ("dilation with split heads", "dilation", 1.2),
-    "shared": ("dilation with shared heads", "dilation", 1.2),
-    "long_segment": ("dilation with a segment on several ranks", "dilation", 1.4),
-    "several_branches": ("dilation with several branches", "dilation", 1.4),
-    "softcap": ("softcap", "softcap", 1.0),
-    "scale": ("a scale of its own", "scale", 1.0),
-    "negative_scale": ("a negative scale", "scale", 1.2),
-    "cross": ("queries and keys of different lengths", "cross lengths", 1.1),
-    "more_keys": ("more keys than queries", "cross lengths", 1.2),
-    "more_queries": ("more queries than keys", "cross lengths", 1.2),
-    "gqa": ("fewer key heads than heads (GQA)", "key heads", 1.05),
-    "other_value_dim": ("value_dim other than head_dim", "dims", 1.1),
-    "wide_values": ("value_dim above head_dim", "dims", 1.3),
-    "narrow_values": ("value_dim below head_dim", "dims", 1.3),
-    "empty_rows": ("a query without keys", "empty rows", 1.3),
-    "uneven": ("shards of different lengths", "even shards", 1.2),
-    "even": ("shards of equal lengths", "even shards", 1.6),
-    "empty_shard": ("a rank without tokens", "even shards", 1.3),
-    "no_keys": ("a rank without keys", "even shards", 1.35),
-    "no_queries": ("a rank without queries", "even shards", 1.35),
-    "few_heads": ("fewer heads than ranks", "heads", 1.7),
-    "strides": ("inputs that are not contiguous in memory", "strides", 1.0),
-    "half": ("a 16-bit dtype", "dtype", 1.0),
-    "large": ("large or dominating scores", "values", 1.0),
-    "of_lse": ("a cotangent of lse", "cotangent", 1.0),
-    "of_out": ("a cotangent of out", "cotangent", 1.1),
-    "subgroup": ("a group smaller than the world", "group", 1.0),
-    "delayed": ("messages held back", "schedule", 1.0),
-    "rendezvous": ("sends that wait for their receive", "schedule", 1.0),
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """A case, and the positions that each rank holds."""
+
+    case: Case
+    queries: list[np.ndarray]
+    keys: list[np.ndarray]
+
+    @property
+    def p(self) -> Problem:
+        return self.case.problem
+
+    @functools.cached_property
+    def here(self) -> int:
+        """Most keys on a rank."""
+        return max(len(rows) for rows in self.keys)
+
+    @property
+    def sides(self) -> tuple[int | None, int | None]:
+        return self.p.window or (None, None)
+
+    @property
+    def bounds(self) -> list[int]:
+        """The sides of a window that are bounded."""
+        return [side for side in self.sides if side is not None]
+
+    @property
+    def documents(self) -> tuple[int, ...]:
+        return self.p.documents or (0,)
+
+    @property
+    def branches(self) -> tuple[tuple[int, int], ...]:
+        return () if self.p.dilation is None else self.p.dilation.branches
+
+    @property
+    def padded(self) -> bool:
+        return self.p.key_lengths is not None and min(self.p.key_lengths) < self.p.nk
+
+    @functools.cached_property
+    def lengths(self) -> set[tuple[int, int]]:
+        """Numbers of queries and keys that ranks hold."""
+        return {(len(queries), len(keys)) for queries, keys in zip(self.queries, self.keys, strict=True)}
+
+    def crossing(self) -> bool:
+        """Whether the positions of one document lie on several ranks."""
+        spans = itertools.pairwise(self.documents)
+        return any(sum(bool(((rows >= a) & (rows < b)).any()) for rows in self.keys) > 1 for a, b in spans)
+
+    def inner_boundary(self) -> bool:
+        """Whether some rank holds the positions before and after the beginning or the end of a document."""
+        cuts = [cut for cut in self.documents if cut]
+        return any(bool((rows < cut).any() and (rows >= cut).any()) for rows in self.keys for cut in cuts)
+
+
+FLAGS: dict[str, tuple[str, str, float, Callable[[_Seen], bool]]] = {
+    "causal": ("causal", "causal", 1.0, lambda one: one.p.causal),
+    "not_causal": ("not causal", "causal", 1.1, lambda one: not one.p.causal),
+    "window": ("window", "window", 1.0, lambda one: one.p.window is not None),
+    "no_window": ("no window", "window", 1.2, lambda one: one.p.window is None),
+    "left": ("a window bounded on the left", "window", 1.2, lambda one: one.sides[0] is not None),
+    "right": ("a window bounded on the right", "window", 1.2, lambda one: one.sides[1] is not None),
+    "no_left": (
+        "a window unbounded on the left",
+        "window",
+        1.25,
+        lambda one: one.p.window is not None and one.sides[0] is None,
+    ),
+    "no_right": (
+        "a window unbounded on the right",
+        "window",
+        1.25,
+        lambda one: one.p.window is not None and one.sides[1] is None,
+    ),
+    "forward": (
+        "a window bounded on the right, without causal",
+        "window",
+        1.6,
+        lambda one: one.sides[1] is not None and not one.p.causal,
+    ),
+    "narrow": (
+        "a window narrower than a rank's shard",
+        "window+length",
+        1.3,
+        lambda one: any(side < one.here for side in one.bounds),
+    ),
+    "narrow_left": (
+        "a window shorter to the left than a rank's shard",
+        "window+length",
+        1.3,
+        lambda one: one.sides[0] is not None and one.sides[0] < one.here,
+    ),
+    "narrow_right": (
+        "a window shorter to the right than a rank's shard",
+        "window+length",
+        1.3,
+        lambda one: one.sides[1] is not None and one.sides[1] < one.here,
+    ),
+    "wide": (
+        "a window wider than a rank's shard",
+        "window+length",
+        1.4,
+        lambda one: one.p.window is not None and all(side >= one.here for side in one.bounds),
+    ),
+    "far": (
+        "a window that reaches past the next shard",
+        "window+length",
+        1.4,
+        lambda one: one.case.world_size > 2 and any(side > one.here for side in one.bounds),
+    ),
+    "documents": ("documents", "documents", 1.0, lambda one: one.p.documents is not None),
+    "no_documents": ("no documents", "documents", 1.2, lambda one: one.p.documents is None),
+    "several_documents": ("several documents", "documents", 1.2, lambda one: len(one.documents) > 2),
+    "crossing": ("a document on several ranks", "documents+length", 1.3, _Seen.crossing),
+    "inner_boundary": ("a document that begins inside a rank's shard", "documents+length", 1.3, _Seen.inner_boundary),
+    "outside": (
+        "positions outside all documents",
+        "documents",
+        1.5,
+        lambda one: one.p.documents is not None and (one.documents[0] > 0 or one.documents[-1] < one.p.nk),
+    ),
+    "key_lengths": ("key_lengths", "key_lengths", 1.0, lambda one: one.p.key_lengths is not None),
+    "no_key_lengths": ("no key_lengths", "key_lengths", 1.2, lambda one: one.p.key_lengths is None),
+    "padded": ("key_lengths below the length", "key_lengths", 1.1, lambda one: one.padded),
+    "padded_rank": (
+        "key_lengths that leave a rank without keys",
+        "key_lengths",
+        1.4,
+        lambda one: one.padded and any(len(r) > 0 and min(one.p.key_lengths or ()) <= r.min() for r in one.keys),
+    ),
+    "ragged": (
+        "key_lengths that differ between batch entries",
+        "key_lengths+batch",
+        1.4,
+        lambda one: one.p.key_lengths is not None and len(set(one.p.key_lengths)) > 1,
+    ),
+    "dilation": ("dilation", "dilation", 1.0, lambda one: one.p.dilation is not None),
+    "no_dilation": ("no dilation", "dilation", 1.2, lambda one: one.p.dilation is None),
+    "split": (
+        "dilation with split heads",
+        "dilation",
+        1.2,
+        lambda one: one.p.dilation is not None and one.p.dilation.heads == "split",
+    ),
+    "shared": (
+        "dilation with shared heads",
+        "dilation",
+        1.2,
+        lambda one: one.p.dilation is not None and one.p.dilation.heads == "shared",
+    ),
+    "long_segment": (
+        "dilation with a segment on several ranks",
+        "dilation+length",
+        1.4,
+        lambda one: one.case.world_size > 1 and any(segment > one.here for segment, _ in one.branches),
+    ),
+    "cut_segment": (
+        "a segment length that does not divide a rank's shard",
+        "dilation+length",
+        1.4,
+        lambda one: any(one.here % segment for segment, _ in one.branches),
+    ),
+    "short_segment": (
+        "a segment shorter than a rank's shard",
+        "dilation+length",
+        1.45,
+        lambda one: any(one.here > segment for segment, _ in one.branches),
+    ),
+    "several_branches": ("dilation with several branches", "dilation", 1.4, lambda one: len(one.branches) > 1),
+    "unlike_branches": ("branches of a dilation that differ", "dilation", 1.4, lambda one: len(set(one.branches)) > 1),
+    "uneven_branches": (
+        "a number of heads that the branches of a dilation do not divide",
+        "dilation+heads",
+        1.45,
+        lambda one: len(one.branches) > 0 and one.p.heads % len(one.branches) != 0,
+    ),
+    "many_branches": (
+        "more branches of a dilation than heads",
+        "dilation+heads",
+        1.5,
+        lambda one: len(one.branches) > one.p.heads,
+    ),
+    "softcap": ("softcap", "softcap", 1.0, lambda one: one.p.softcap is not None),
+    "no_softcap": ("no softcap", "softcap", 1.2, lambda one: one.p.softcap is None),
+    "scale": (
+        "a scale of its own",
+        "scale",
+        1.0,
+        lambda one: one.p.scale is not None and one.p.scale != one.p.head_dim**-0.5,
+    ),
+    "negative_scale": ("a negative scale", "scale", 1.2, lambda one: one.p.scale_value < 0),
+    "scaled": ("a scale other than 1", "scale+dims", 1.15, lambda one: one.p.scale_value != 1),
+    "rounded_scale": (
+        "a scale that is no power of two",
+        "scale+dims",
+        1.4,
+        lambda one: abs(math.frexp(one.p.scale_value)[0]) != 0.5,
+    ),
+    "cross": ("queries and keys of different lengths", "cross lengths", 1.1, lambda one: one.p.nq != one.p.nk),
+    "more_keys": ("more keys than queries", "cross lengths", 1.2, lambda one: one.p.nk > one.p.nq),
+    "more_queries": ("more queries than keys", "cross lengths", 1.2, lambda one: one.p.nq > one.p.nk),
+    "gqa": ("fewer key heads than heads (GQA)", "key heads", 1.05, lambda one: one.p.hk != one.p.heads),
+    "other_value_dim": ("value_dim other than head_dim", "dims", 1.1, lambda one: one.p.dv != one.p.head_dim),
+    "wide_values": ("value_dim above head_dim", "dims", 1.3, lambda one: one.p.dv > one.p.head_dim),
+    "narrow_values": ("value_dim below head_dim", "dims", 1.3, lambda one: one.p.dv < one.p.head_dim),
+    "empty_rows": ("a query without keys", "empty rows", 1.3, lambda one: leaves_rows_empty(one.p)),
+    "uneven": ("shards of different lengths", "even shards", 1.2, lambda one: len(one.lengths) > 1),
+    "even": ("shards of equal lengths", "even shards", 1.6, lambda one: len(one.lengths) == 1),
+    "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
+    "no_keys": ("a rank without keys", "even shards", 1.35, lambda one: any(keys == 0 for _, keys in one.lengths)),
+    "no_queries": (
+        "a rank without queries",
+        "even shards",
+        1.35,
+        lambda one: any(rows == 0 for rows, _ in one.lengths),
+    ),
+    "cut_heads": (
+        "a number of heads that the ranks do not divide",
+        "heads+ranks",
+        1.45,
+        lambda one: one.p.heads % one.case.world_size != 0,
+    ),
+    "strides": (
+        "inputs that are not contiguous in memory",
+        "strides",
+        1.0,
+        lambda one: one.case.memory != "contiguous",
+    ),
+    "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in ("bfloat16", "float16")),
+    "large": ("large or dominating scores", "values", 1.0, lambda one: one.case.values in LARGE),
+    "of_lse": ("a cotangent of lse", "cotangent", 1.0, lambda one: one.case.cotangent != "out"),
+    "of_out": ("a cotangent of out", "cotangent", 1.1, lambda one: one.case.cotangent != "lse"),
+    "subgroup": ("a group smaller than the world", "group", 1.0, lambda one: one.case.group != "world"),
+    "delayed": ("messages held back", "schedule", 1.0, lambda one: bool(one.case.delayed)),
+    "rendezvous": (
+        "sends that wait for their receive",
+        "schedule",
+        1.0,
+        lambda one: one.case.transport != "buffered",
+    ),
 }
-"""Statements that hold or do not: the words, the factor and the cost."""
+"""Statements that hold or do not: the words, the factors (with + between them), the cost, and when it holds."""
 
 MASKS = ("causal", "window", "documents", "key_lengths", "dilation")
 """Constraints of which one may do instead of another."""
+
+ALTERNATIVES = (*MASKS, "softcap", "scale", "cross", "gqa")
+"""Statements of which one may do instead of another."""
 
 COUNTS: dict[str, tuple[str, str, str, float]] = {
     "ranks": ("rank", "ranks", "ranks", 1.0),
@@ -148,23 +342,28 @@ CHOICES: dict[str, tuple[str, str]] = {
 """Statements about a name."""
 
 
+RELATED = {
+    "ranks": ("ranks", "ranks"),
+    "batch": ("batch entries", "batch"),
+    "keys_here": ("keys on a rank", "length"),
+    "heads": ("heads", "heads"),
+    "head_dim": ("dims a head", "dims"),
+    "heads_here": ("heads a rank", "heads+ranks"),
+}
+"""Sizes of axes, of which one may be taken for another: the words and the factors."""
+
+
 @functools.lru_cache(maxsize=4096)
 def features(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in a case."""
     p = case.problem
-    queries, keys = shards(case, capabilities)
-    lengths = [len(rows) for rows in keys]
-    rows = [len(rows) for rows in queries]
-    here = max(lengths)
-    left, right = p.window or (None, None)
-    documents = p.documents or (0,)
-    padded = p.key_lengths is not None and min(p.key_lengths) < p.nk
+    seen = _Seen(case, *shards(case, capabilities))
     found: Features = {
         "ranks": case.world_size,
         "keys": p.nk,
         "queries": p.nq,
-        "keys_here": here,
-        "queries_here": max(rows),
+        "keys_here": seen.here,
+        "queries_here": max(len(rows) for rows in seen.queries),
         "heads": p.heads,
         "key_heads": p.hk,
         "group_size": p.group_size,
@@ -178,77 +377,19 @@ def features(case: Case, capabilities: Capabilities) -> Features:
         "cotangent": case.cotangent,
         "group": case.group,
         "schedule": case.schedule,
-        "causal": p.causal,
-        "not_causal": not p.causal,
-        "left": left is not None,
-        "right": right is not None,
-        "no_left": p.window is not None and left is None,
-        "no_right": p.window is not None and right is None,
-        "forward": right is not None and not p.causal,
-        "narrow_left": left is not None and left < here,
-        "narrow_right": right is not None and right < here,
-        "narrow": any(side is not None and side < here for side in (left, right)),
-        "wide": p.window is not None and all(side is None or side >= here for side in (left, right)),
-        "several_documents": len(documents) > 2,
-        "crossing": _crossing(documents, keys),
-        "inner_boundary": _inner_boundary(documents, keys),
-        "outside": p.documents is not None and (documents[0] > 0 or documents[-1] < p.nk),
-        "padded": padded,
-        "padded_rank": padded and any(len(r) > 0 and min(p.key_lengths or ()) <= r.min() for r in keys),
-        "ragged": p.key_lengths is not None and len(set(p.key_lengths)) > 1,
-        "negative_scale": p.scale is not None and p.scale < 0,
-        "scale": p.scale is not None and p.scale != p.head_dim**-0.5,
-        "cross": p.nq != p.nk,
-        "more_keys": p.nk > p.nq,
-        "more_queries": p.nq > p.nk,
-        "gqa": p.hk != p.heads,
-        "other_value_dim": p.dv != p.head_dim,
-        "wide_values": p.dv > p.head_dim,
-        "narrow_values": p.dv < p.head_dim,
-        "empty_rows": _empty_rows(p),
-        "uneven": len(set(lengths)) > 1 or len(set(rows)) > 1,
-        "even": len(set(lengths)) == 1 and len(set(rows)) == 1,
-        "no_keys": min(lengths) == 0,
-        "no_queries": min(rows) == 0,
-        "empty_shard": min(lengths) == 0 or min(rows) == 0,
-        "few_heads": p.heads < case.world_size,
-        "strides": case.memory != "contiguous",
-        "half": p.dtype in ("bfloat16", "float16"),
-        "large": case.values in LARGE,
-        "of_lse": case.cotangent != "out",
-        "of_out": case.cotangent != "lse",
-        "subgroup": case.group != "world",
-        "delayed": bool(case.delayed),
-        "rendezvous": case.transport != "buffered",
-        "dilation": False,
-        "document_count": 0 if p.documents is None else len(documents) - 1,
     }
-    found |= {name: getattr(p, name) is not None for name in ("window", "documents", "key_lengths", "softcap")}
     # A side that is not bounded, or a dilation that is not there, has no number: no condition on it holds.
-    found |= {name: side for name, side in (("left_side", left), ("right_side", right)) if side is not None}
-    if p.dilation is not None:
-        d = p.dilation
-        found |= {"dilation": True, "split": d.heads == "split", "shared": d.heads == "shared"}
-        found |= {"rate": max(r for _, r in d.branches), "segment": max(w for w, _ in d.branches)}
-        found |= {"branches": len(d.branches), "several_branches": len(d.branches) > 1}
-        found["long_segment"] = max(w for w, _ in d.branches) > here and case.world_size > 1
-    return found
-
-
-@functools.lru_cache(maxsize=1024)
-def _empty_rows(p: Problem) -> bool:
-    return p.nq > 0 and bool((multiplicity(p).sum(axis=-1) == 0).any())
-
-
-def _crossing(documents: tuple[int, ...], keys: list[np.ndarray]) -> bool:
-    """Whether the positions of one document lie on several ranks."""
-    spans = itertools.pairwise(documents)
-    return any(sum(bool(((rows >= a) & (rows < b)).any()) for rows in keys) > 1 for a, b in spans)
-
-
-def _inner_boundary(documents: tuple[int, ...], keys: list[np.ndarray]) -> bool:
-    """Whether some rank holds the positions before and after the beginning or the end of a document."""
-    return any(bool((rows < cut).any() and (rows >= cut).any()) for rows in keys for cut in documents if cut)
+    found |= {
+        name: side for name, side in zip(("left_side", "right_side"), seen.sides, strict=True) if side is not None
+    }
+    if p.documents is not None:
+        found["document_count"] = len(p.documents) - 1
+    if p.heads % case.world_size == 0:
+        found["heads_here"] = p.heads // case.world_size
+    if seen.branches:
+        found |= {"rate": max(r for _, r in seen.branches), "segment": max(w for w, _ in seen.branches)}
+        found["branches"] = len(seen.branches)
+    return found | {name: holds(seen) for name, (_, _, _, holds) in FLAGS.items()}
 
 
 # -- the vocabulary ----------------------------------------------------------------------------------------------------
@@ -262,7 +403,7 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
         c: what the implementation declares; where it has no cross lengths, a key is called a token.
     """
     cases = list(seen)
-    found = list(_flags())
+    found = [*_flags(), *_relations()]
     for name in CHOICES:
         for value in sorted({str(one[name]) for one in cases}):
             found += _choices(name, value)
@@ -276,29 +417,45 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
 
 
 def _flags() -> Iterator[Condition]:
-    for name, (text, factor, cost) in FLAGS.items():
-        yield Condition(text, frozenset({factor}), cost, functools.partial(_flag, (name,)))
-    names = [*MASKS, "softcap", "scale"]
-    for count in (2, 3):
-        for several in itertools.combinations(names[: len(MASKS)] if count == 3 else names, count):
+    for name, (text, of, cost, _) in FLAGS.items():
+        yield Condition(text, frozenset(of.split("+")), cost, (name,), functools.partial(_flag, (name,)))
+    for count, names in ((2, ALTERNATIVES), (3, MASKS)):
+        for several in itertools.combinations(names, count):
             text = " or ".join(FLAGS[name][0] for name in several)
             factors = frozenset(FLAGS[name][1] for name in several)
-            yield Condition(text, factors, 0.9 * count, functools.partial(_flag, several))
+            yield Condition(text, factors, 0.9 * count, several, functools.partial(_flag, several))
     text = "a mask (causal, window, documents, key_lengths or dilation)"
-    yield Condition(text, frozenset(MASKS), 2.75, functools.partial(_flag, MASKS))
+    yield Condition(text, frozenset(MASKS), 2.75, MASKS, functools.partial(_flag, MASKS))
 
 
 def _flag(names: tuple[str, ...], one: Features) -> bool:
     return any(bool(one.get(name, False)) for name in names)
 
 
+def _relations() -> Iterator[Condition]:
+    """Yield the statements that compare the sizes of two axes."""
+    for first, second in itertools.combinations(RELATED, 2):
+        (a, of_a), (b, of_b) = RELATED[first], RELATED[second]
+        for text, cost, meets in (
+            (f"numbers of {a} and of {b} that differ", 1.6, operator.ne),
+            (f"more {a} than {b}", 1.7, operator.gt),
+            (f"fewer {a} than {b}", 1.7, operator.lt),
+        ):
+            factors = frozenset(f"{of_a}+{of_b}".split("+"))
+            yield Condition(text, factors, cost, (first, second), functools.partial(_related, first, second, meets))
+
+
+def _related(first: str, second: str, meets: Callable[[Any, Any], bool], one: Features) -> bool:
+    return first in one and second in one and meets(one[first], one[second])
+
+
 def _choices(name: str, value: str) -> Iterator[Condition]:
     """Yield the statements that a name is this one, and that it is another one."""
     text, factor = CHOICES[name]
     about, shown = frozenset({factor}), text.format(value.replace("_", " "))
-    yield Condition(shown, about, 1.15, lambda one: str(one[name]) == value)
+    yield Condition(shown, about, 1.15, (name,), lambda one: str(one[name]) == value)
     if name in ("sharding", "dtype"):
-        yield Condition(f"{factor} other than {value}", about, 1.3, lambda one: str(one[name]) != value)
+        yield Condition(f"{factor} other than {value}", about, 1.3, (name,), lambda one: str(one[name]) != value)
 
 
 def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Condition]:
@@ -314,7 +471,7 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
 
     def one_of(text: str, more: float, meets: Callable[[int], bool], *, said: bool = True) -> Condition:
         return Condition(
-            text, frozenset({factor}), cost + more, lambda one: name in one and meets(int(one[name])), said
+            text, frozenset({factor}), cost + more, (name,), lambda one: name in one and meets(int(one[name])), said
         )
 
     def compared(words: str, n: int) -> str:
@@ -329,9 +486,9 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         said = not (n < 2 or (n == 2 and name in ("keys", "queries")))
         yield one_of(compared("at least", n), n / 1e4, functools.partial(operator.le, n), said=said)
     for n in numbers[:-1]:
-        yield one_of(compared("at most", n), 0.5 - n / 1e4, functools.partial(operator.ge, n))
+        yield one_of(compared("at most", n), 0.8 - n / 1e4, functools.partial(operator.ge, n))
     for n in numbers:
-        yield one_of(compared("exactly", n), 0.45, functools.partial(operator.eq, n))
+        yield one_of(compared("exactly", n), 0.75, functools.partial(operator.eq, n))
     if name in PARITY:
         article = "" if name in SIZES else "an "
         yield one_of(f"{article}even {number}", 0.3, lambda value: value % 2 == 0)

@@ -24,6 +24,7 @@ from ringverify.cases.shapes import fitted
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
+from ringverify.diagnosis.narrowing import rounding
 from ringverify.diagnosis.needs import Needs
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.region import FailureMap, region
@@ -168,13 +169,23 @@ def _named(
                 break
             left = [one for one in left if one.stands(scene, elsewhere=_of_other_code(scene, cases[0]))]
         named = [told for one in left if (told := one.settled(smallest, requires)) is not None]
-        named.sort(key=lambda one: len(one.only))
+        fewest = min((len(one.only) for one in named), default=0)
+        named = [one for one in named if len(one.only) == fewest]
         if len(_apart(named)) > 1 and differentiate is not None:
             named = _told_apart(named, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
         named = named or [one.with_unknown_condition() for one in left if one.may_be]
         if named:
             return _told(named, smallest)
     return Diagnosis()
+
+
+def diagnose_rounding(
+    observe: Callable[[Case], Observation], cases: Sequence[Case], capabilities: Capabilities
+) -> Diagnosis | None:
+    """Name what is rounded once more than declared, by the digits of 16-bit cases whose values may be within bounds."""
+    scenes = [scene for case in dict.fromkeys(cases) if (scene := _seen(observe, case, capabilities)) is not None]
+    found = rounding(scenes)
+    return Diagnosis(found[0].sentence(), tuple(found)) if found else None
 
 
 def _answered(
@@ -257,6 +268,8 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
     if smallest.problem.documents is not None:
         third = first.problem.nq // 3
         yield first.replace(values=smallest.values, documents=(min(1, third), third, max(third, first.problem.nq - 1)))
+        if (grown := _grown(smallest, world_size=4, length=12, heads=1)) is not None:
+            yield grown.replace(documents=(0, grown.problem.nq))  # a document on all of several ranks
     for size, length, heads, values in ((4, 17, 4, smallest.values), (3, 12, 6, "normal"), (2, 8, 2, "normal")):
         grown = _grown(smallest, world_size=size, length=length, heads=heads)
         if grown is not None:
@@ -298,7 +311,7 @@ def _varied(smallest: Case, first: Case) -> Iterator[Case]:
         yield from _if_legal(smallest, query_length=12, key_length=4, causal=True, world_size=3)
     if (kept := smallest.problem.dilation) is not None:
         # Where the rate does not divide the segment length, places in a segment are not places in the sequence.
-        branches = ((7, 3), (6, 2), (5, 4))[: max(1, len(kept.branches))]
+        branches = ((7, 3), (6, 2), (5, 4))[: max(2, len(kept.branches))]
         grown = _grown(smallest, world_size=3, length=18, heads=4)
         if grown is not None:
             yield from _if_legal(

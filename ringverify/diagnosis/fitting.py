@@ -75,5 +75,11 @@ def _that_may_be(known: Sequence[Hypothesis], scene: Scene) -> Iterator[Hypothes
         changed = hypothesis.steps.changed
         alone = hypothesis.when == "backward" or changed <= BACKWARD
         possible = backward or hypothesis.when == "always" or changed <= FORWARD
-        if possible and hypothesis.judge is None and not hypothesis.narrow and alone == backward:
+        if (
+            possible
+            and hypothesis.judge is None
+            and not hypothesis.narrow
+            and alone == backward
+            and not hypothesis.idle(scene)
+        ):
             yield hypothesis

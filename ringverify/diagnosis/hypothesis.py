@@ -28,7 +28,19 @@ from ringverify.faults.fault import Cause, When
 from ringverify.faults.ring import BACKWARD, STEPS, Steps
 
 SCORING = frozenset(
-    {*reproducing.MASK, "given", "widen", "per_query_head", "scale", "scores", "cap", "capped", "visit", "arrive"}
+    {
+        *reproducing.MASK,
+        "given",
+        "widen",
+        "per_query_head",
+        "scale",
+        "scores",
+        "cap",
+        "capped",
+        "visit",
+        "hop_of",
+        "arrive",
+    }
 )
 """Steps that change the scores or which of them count: the allowed error is then derived from the changed scores."""
 
@@ -57,12 +69,15 @@ class Hypothesis(Cause):
         ranks: the ranks of a case that have the fault; `None` is all.
         rows: whether only those rows of a result have the fault that are wrong, whichever these are on a case.
         scored: the steps from whose scores the allowed error is derived, where these are hidden in `steps`.
+        allowed_by: of a fault of rounding that is predicted digit by digit, the capabilities by which it is allowed if
+            they are declared. Right results show it too: a case in which they do not rules it out.
         judge: replaces the prediction by steps, for faults of rounding: returns the largest difference left, or `None`.
     """
 
     ranks: Callable[[Scene], tuple[int, ...]] | None = None
     rows: bool = False
     scored: Steps | None = None
+    allowed_by: tuple[str, ...] | None = None
     judge: Callable[[Scene], float | None] | None = None
 
     def advised(self, scene: Scene) -> str:
@@ -73,6 +88,14 @@ class Hypothesis(Cause):
     def partial(self) -> bool:
         """Whether the fault is limited to some rows, blocks or ranks of a case, which were chosen so that it fits."""
         return self.rows or self.ranks is not None or self.scored is not None
+
+    def idle(self, scene: Scene) -> bool:
+        """Whether a case is too small for the fault: nothing in it is longer than the tile that was fitted."""
+
+        def longest() -> int:
+            return max(scene.problem.head_dim, *(len(rows) for held in scene.shards for rows in held))
+
+        return bool(self.tile) and scene.once("longest", longest) <= self.tile
 
     def covers(self, other: Hypothesis) -> bool:
         """Whether another hypothesis is a variant of this one, or the same fault in fewer directions."""
@@ -90,7 +113,7 @@ class Hypothesis(Cause):
         if not comparable(scene):
             return None
         steps, hidden = self.steps, self.scored or self.steps
-        if not _concerns(scene.problem, hidden):
+        if self.idle(scene) or not _concerns(scene.problem, hidden):
             return None if wrong_tensors(scene) else 0.0
         ranks = range(scene.size) if self.ranks is None else self.ranks(scene)
 
@@ -115,15 +138,15 @@ class Hypothesis(Cause):
         def fitted(rank: int, results: Results) -> Results:
             return on_wrong_rows(scene, rank, results) if self.rows else results
 
-        def agree(found: list[Results], tensors: tuple[TensorName, ...], direction: When) -> float | None:
+        def agreed(found: list[Results], tensors: tuple[TensorName, ...], direction: When) -> float | None:
             scene.shared["predicted", steps, tensors] = found
             those = [fitted(rank, results) for rank, results in enumerate(found)]
-            return _agree(scene, those, tensors, limits_in(direction))
+            return agree(scene, those, tensors, limits_in(direction))
 
         def of_forward() -> tuple[list[reproducing.Forward], float] | None:
             wide = torch.float32 if self.overflows and scene.pipeline.sums == "float32" else torch.float64
             forwards = reproducing.forward(scene, steps_of("forward"), wide=wide, agrees=agrees)
-            left = agree([one.results for one in forwards], ("out", "lse"), "forward")
+            left = agreed([one.results for one in forwards], ("out", "lse"), "forward")
             return None if left is None else (forwards, left)
 
         with np.errstate(all="ignore"):
@@ -138,7 +161,7 @@ class Hypothesis(Cause):
                     return None  # what the backward starts from is not known
                 forwards, left = explained
                 results = reproducing.backward(scene, steps_of("backward"), forwards, agrees=agrees)
-                more = agree(results, ("dq", "dk", "dv"), "backward")
+                more = agreed(results, ("dq", "dk", "dv"), "backward")
             except NoPrediction:
                 return None
         return None if more is None else max(left, more)
@@ -176,7 +199,7 @@ def _right(scene: Scene) -> tuple[list[reproducing.Forward], float] | None:
 
     def compared() -> tuple[list[reproducing.Forward], float] | None:
         found = reproducing.right(scene)
-        left = _agree(scene, [one.results for one in found], ("out", "lse"), lambda: scene.allowed)
+        left = agree(scene, [one.results for one in found], ("out", "lse"), lambda: scene.allowed)
         return None if left is None else (found, left)
 
     return _shared(scene, "right and compared", compared)
@@ -203,7 +226,7 @@ def _limits_of(scene: Scene, steps_of: reproducing.StepsOfRank) -> Allowed:
     return allowed_error(problem, answer, x.q, k, v, x.dout, x.dlse, scene.pipeline)
 
 
-def _agree(
+def agree(
     scene: Scene,
     found: list[Results],
     tensors: tuple[TensorName, ...],

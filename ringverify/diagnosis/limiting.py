@@ -163,6 +163,7 @@ RANKS: dict[str, Ranks] = {
     "on the last rank only": lambda scene: (scene.size - 1,),
     "from rank 1 on": lambda scene: tuple(range(1, scene.size)),
     "from rank 2 on": lambda scene: tuple(range(2, scene.size)),
+    "on even ranks only": lambda scene: tuple(range(0, scene.size, 2)),
     "on odd ranks only": lambda scene: tuple(range(1, scene.size, 2)),
 }
 """Which ranks a fault of the backward may be limited to, in words: it may reach dk and dv of all others."""

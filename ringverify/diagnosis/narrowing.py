@@ -9,19 +9,27 @@ Sums over ranks in the input dtype (`SUMMED`) are predicted by steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from ringref.problem import DtypeName
 from ringref.rounding import UNIT_ROUNDOFF, Pipeline, allowed_error, margins
 from ringverify.cases.inputs import round_to
+from ringverify.diagnosis import reproducing
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.scene import Array, Scene
-from ringverify.diagnosis.where import wrong_elements
+from ringverify.diagnosis.reproducing import NoPrediction
+from ringverify.diagnosis.scene import Array, Results, Scene
+from ringverify.diagnosis.where import wrong_elements, wrong_tensors
 from ringverify.events import TensorName
+from ringverify.faults.arithmetic import rounded
+from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.merging import online
+from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.precision import summed_in_input_dtype
-from ringverify.faults.ring import STEPS
+from ringverify.faults.ring import STEPS, Steps
 
 TENSORS: tuple[tuple[TensorName, ...], ...] = (("out", "lse"), ("dq", "dk", "dv"))
 
@@ -100,3 +108,113 @@ NARROWED: list[Hypothesis] = [
     )
 ]
 NARROWED += [_rounded(narrow, tensor) for narrow in ("bfloat16", "float16") for tensor in ("out", "dq", "dk", "dv")]
+
+
+# -- rounding once more than declared ----------------------------------------------------------------------------------
+
+MOST = 0.8
+"""Share of the elements in which a fault of rounding shows that have to be as predicted: orders of sums may differ."""
+
+NEARER = 4
+"""Times as near to a prediction with the fault as to the one without it an element is, if it is as predicted."""
+
+
+def _digits(scene: Scene, steps: Steps) -> list[Results]:
+    """Predict the digits that each rank returns, sums being exact."""
+    dtype, there = getattr(torch, scene.problem.dtype), scene.tensors
+    forwards = reproducing.forward(scene, lambda rank: steps, dtype=dtype)
+    found = [one.results for one in forwards]
+    if "dq" in there:
+        backward = reproducing.backward(scene, lambda rank: steps, forwards)
+        found = [results | more for results, more in zip(found, backward, strict=True)]
+    return found
+
+
+def _shown(scene: Scene, steps: Steps) -> tuple[int, int] | None:
+    """Return in how many elements a fault of rounding would show, and in how many it does; `None` if more is wrong."""
+    shown = told = 0
+    try:
+        right, found = scene.once("digits", lambda: _digits(scene, STEPS)), _digits(scene, steps)
+    except NoPrediction:
+        return None
+    for name in scene.tensors:
+        for rank in range(scene.size):
+            seen, with_it, without = scene.seen(name, rank), found[rank][name], right[rank][name]
+            with np.errstate(all="ignore"):
+                if (margins(seen, with_it, scene.limit(name, rank), scene.dtype_of(name)) > 1).any():
+                    return None
+                concerned = with_it != without
+                if name == "lse":  # it is returned in float32, and has a rounding error of its own
+                    concerned = np.abs(with_it - without) > NEARER * UNIT_ROUNDOFF["float32"] * np.abs(without)
+                as_told = NEARER * np.abs(seen - with_it) <= np.abs(seen - without)
+            shown += int(concerned.sum())
+            told += int((concerned & as_told).sum())
+    return shown, told
+
+
+def _judge_digits(steps: Steps) -> Callable[[Scene], float | None]:
+    def judge(scene: Scene) -> float | None:
+        wrong = bool(wrong_tensors(scene))
+        if scene.problem.dtype not in ("bfloat16", "float16"):
+            return None if wrong else 0.0
+        if (found := _shown(scene, steps)) is None:
+            return None
+        shown, told = found
+        return 0.0 if told >= MOST * shown and (shown or not wrong) else None
+
+    return judge
+
+
+ALLOWED_BY: dict[str, tuple[str, ...]] = {
+    "A12a": ("accumulates",),
+    "A12b": ("accumulates",),
+    "A12d": ("accumulates",),
+    "O77": ("probabilities",),
+    "O82": ("accumulates", "probabilities", "reduces"),
+    "O122": ("accumulates", "reduces"),
+    "A12c": ("accumulates", "reduces"),
+}
+"""Which declarations allow what mutants round."""
+
+_ROUNDING: list[tuple[str, Steps, tuple[str, ...]]] = [
+    (mutant.fault.sentence(), mutant.fault.steps, ALLOWED_BY.get(id, ()))
+    for id, mutant in MUTANTS.items()
+    if mutant.kind == "precision"
+]
+
+
+def _rounded_lse(steps: Steps, here: Here, hop: int, owner: int, q: torch.Tensor, block: Block) -> Partial:
+    found = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
+    return found._replace(lse=rounded(here, found.lse))
+
+
+_ROUNDING += [
+    ("each block's lse is rounded to the input dtype before it is merged", replace(STEPS, attend=_rounded_lse), ()),
+    (
+        "the running sum of weighted values is rounded to the input dtype after every hop",
+        online(kept=rounded),
+        ("accumulates",),
+    ),
+    (
+        "exponentials are rounded to the input dtype before they are multiplied with v",
+        online(weights=rounded),
+        ("probabilities",),
+    ),
+]
+ROUNDED: list[Hypothesis] = [
+    Hypothesis(says, steps, allowed_by=allowed_by, judge=_judge_digits(steps)) for says, steps, allowed_by in _ROUNDING
+]
+
+
+def rounding(scenes: Sequence[Scene]) -> list[Hypothesis]:
+    """Return the faults of rounding that the digits of all 16-bit cases show, those that show most first.
+
+    Args:
+        scenes: the cases; their values may be within the error allowed, as only their mean error may be too large.
+    """
+    found: list[tuple[int, Hypothesis]] = []
+    for one in ROUNDED:
+        seen = [_shown(scene, one.steps) for scene in scenes]
+        if all(each is not None and each[0] >= ENOUGH and each[1] >= MOST * each[0] for each in seen):
+            found.append((sum(each[1] for each in seen if each is not None), one))
+    return [one for _, one in sorted(found, key=lambda each: -each[0])]

@@ -3,7 +3,9 @@
 1. The smallest failing case is a corner: few ranks and few keys coincide there. It is enlarged to a generous case that
    fails too, so that each number can be varied in both directions.
 2. From there, one factor is changed at a time, and the case is run again.
-3. Of all conjunctions of conditions that every failing run meets, the cheapest is taken that the passing runs do not
+3. Cases drawn at random are mixed with it, so that all but a few factors change at once: what is said has to foretell
+   whether they fail. Between one that passes unforeseen and one that fails, the factor is sought that turns it.
+4. Of all conjunctions of conditions that every failing run meets, the cheapest is taken that the passing runs do not
    meet. As long as another one explains the runs as well, a case on which the two differ is run.
 
 So what is said is never contradicted by a run: each condition was met by every run that failed.
@@ -13,11 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case
 from ringverify.diagnosis.conditions import MASKS, Condition, conditions, features
-from ringverify.diagnosis.varying import Varying
+from ringverify.diagnosis.varying import FIELDS, Varying
 from ringverify.events import Needed
 from ringverify.implementation import Capabilities
 
@@ -26,9 +29,6 @@ MOST_RUNS = 260
 
 WALL = 2
 """Times as many seconds of the wall clock as of processor time are allowed: the machine may be busy."""
-
-MOST_STEPS = 6
-"""Cases on the way from the case found first to the smallest that are run, at most."""
 
 MOST_RANKS = 8
 """Largest world that is tried."""
@@ -48,17 +48,26 @@ TOGETHER = {
 MORE = 9
 """Variants of a factor that are run, if one of them passes."""
 
-UNEXPLAINED = 1.35
+UNEXPLAINED = 0.6
 """Cost of a passing run that an explanation does not account for: a value may hide a fault by chance.
 
-Common conditions cost less, so one run is enough to name them; rare ones take two.
+So two runs are enough to name a common condition; rare ones take three or four.
 """
+
+INSTEAD = (*MASKS, "softcap", "scale", "cross lengths", "key heads")
+"""Factors of which one may do instead of another that is needed."""
 
 DOUBT = 3.0
 """The same while runs are still chosen: a rare condition that would explain one is tried again before it is dropped."""
 
 SUPPORTED = 3
 """A condition is not doubted any more when it alone explains this many passing runs."""
+
+MIXED = 8
+"""Drawn cases that are mixed with the failing one before single factors are varied, and after."""
+
+MOST_TURNED = 3
+"""Cases that pass unforeseen of which the factor is sought that turns them, at most."""
 
 DEARER = 1.0
 """Other conditions are compared with one if they cost at most this much more."""
@@ -108,6 +117,7 @@ def needs(
     capabilities: Capabilities,
     *,
     shrunk_from: Sequence[Case] = (),
+    drawn: Sequence[Case] = (),
     seconds: float = 3.0,
     most_ranks: int = MOST_RANKS,
     wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
@@ -118,30 +128,36 @@ def needs(
         case: the smallest failing case.
         fails: runs a variant: True if it fails for the same reason, False if it passes, `None` if nothing was learned.
         capabilities: what the implementation declares; only such variants are run.
-        shrunk_from: larger cases on the way to it, the largest first: what is said has to hold of them too.
+        shrunk_from: larger cases on the way to it, which fail: what is said has to hold of them too.
+        drawn: other cases, of which a run may or may not fail.
         seconds: processor time for it, so that a busy machine says the same; `WALL` times as much of the wall clock
             ends it too.
         most_ranks: largest world to try.
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
     """
     exploration = _Exploration(case, fails, Varying(capabilities, most_ranks), seconds)
-    explanation, complete = exploration.explained(shrunk_from[:MOST_STEPS])
+    explanation, complete = exploration.explained(shrunk_from, drawn)
     requires = [Requirement(one.text, _holding(one, capabilities)) for one in explanation if one.said]
     requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
-    about = frozenset[str]().union(*(one.factors for one in explanation))
-    varied = {
-        factor: False not in seen and factor not in about for factor, seen in exploration.outcomes.items() if seen
-    }
-    return Needs(tuple(requires), _irrelevant(varied), complete, exploration.tried)
+    turning = exploration.unexplained(explanation)
+    requires += [Requirement(f"certain {factor}", lambda case: True) for factor, n in turning.items() if n > 1]
+    about = set(turning).union(*(one.factors for one in explanation))
+    irrelevant = _irrelevant(exploration.outcomes, about)
+    return Needs(tuple(requires), irrelevant, complete, exploration.tried)
 
 
-def _irrelevant(varied: dict[str, bool]) -> tuple[str, ...]:
-    """Return the factors that do not matter, as few names as possible."""
-    found = {factor: factor for factor, free in varied.items() if free}
+def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tuple[str, ...]:
+    """Return the factors whose variants all failed, as few names as possible.
+
+    Args:
+        outcomes: by factor, whether its variants failed; nothing is known of factors that it lacks.
+        about: factors that are named in the conditions.
+    """
+    found = {factor: factor for factor, seen in outcomes.items() if seen and all(seen) and factor not in about}
     for name, members in TOGETHER.items():
-        tried = [factor for factor in members if factor in varied]
-        free = [factor for factor in tried if varied[factor]]
-        if len(free) > 1:
+        free = [factor for factor in members if factor in found]
+        tried = [factor for factor in members if outcomes.get(factor)]
+        if len(free) > 1 and outcomes.keys() >= set(members):
             found |= dict.fromkeys(free, name if free == tried else f"other {name}")
     return tuple(dict.fromkeys(found.values()))
 
@@ -166,6 +182,7 @@ class _Exploration:
     Attributes:
         runs: whether each variant failed; those of which nothing was learned are left out.
         outcomes: by factor, whether its variants failed.
+        turning: by a case that passed, the factor in which it differs from one that failed.
         tried: number of runs.
     """
 
@@ -173,12 +190,13 @@ class _Exploration:
         self.case, self.fails, self.varying = case, fails, varying
         self.runs: dict[Case, bool] = {case: True}
         self.outcomes: dict[str, list[bool]] = {}
+        self.turning: dict[Case, str] = {}
         self.tried = 0
         self._unknown: set[Case] = set()
         self._until = (time.process_time() + seconds, time.monotonic() + WALL * seconds)
 
-    def failed(self, case: Case) -> bool | None:
-        """Return whether a case fails. One that passes is run with another seed too: values may hide a fault.
+    def failed(self, case: Case, *, expected: bool = True) -> bool | None:
+        """Return whether a case fails; one that passes unforeseen is run with another seed too: values may hide faults.
 
         Raises:
             _Spent: it would be one run too many.
@@ -194,7 +212,7 @@ class _Exploration:
             found = self.fails(one)
             if found:
                 self.runs[one] = True
-            if found or found is None:
+            if found or found is None or not expected:
                 break
         if found is None:
             self._unknown.add(case)
@@ -202,29 +220,84 @@ class _Exploration:
             self.runs[case] = found
         return found
 
-    def explained(self, shrunk_from: Sequence[Case]) -> tuple[list[Condition], bool]:
+    def explained(self, shrunk_from: Sequence[Case], drawn: Sequence[Case]) -> tuple[list[Condition], bool]:
         """Return the conditions that explain the runs, and whether no other run was left that could tell more."""
-        board: _Board | None = None
-        complete = False
+        self.runs |= dict.fromkeys(shrunk_from, True)
         try:
-            for larger in shrunk_from:
-                self.failed(larger)
-            generous = self._generous()
-            for probe in self.varying.probes(generous):
-                self.failed(probe)
+            generous, has = self._generous(), self._has()
             # First what the case is likely to need, so that it is known when the time ends.
-            factors = sorted(self.varying.factors, key=lambda factor: factor not in self._has())
-            for some in (factors[: len(self._has())], factors):
+            factors = sorted(self.varying.factors, key=lambda factor: factor not in has)
+            for part, some in enumerate((factors[: len(has)], factors)):
+                others = drawn[part::2]
+                for other in others[:MIXED]:
+                    self._foretold(generous, self.varying.mixed(generous, other, has - {"ranks", "length"}), [])
                 self._one_at_a_time(generous, some)
-                board = _Board([*self.runs, *self._pool(generous, some)], self.varying.c)
+                self._held_against(generous, others[MIXED:], self._pool(generous, some))
+        except _Spent:
+            return self._board().explanation(self.runs), False
+        return self._board().explanation(self.runs), True
+
+    def unexplained(self, explanation: Sequence[Condition]) -> Counter[str]:
+        """Return the factors that turn cases which pass though they meet all conditions, and how many cases."""
+        return Counter(
+            factor
+            for case, factor in self.turning.items()
+            if all(one.meets(features(case, self.varying.c)) for one in explanation)
+        )
+
+    def _board(self, pool: Sequence[Case] = ()) -> _Board:
+        return _Board([*self.runs, *pool], self.varying.c)
+
+    def _held_against(self, generous: Case, others: Sequence[Case], pool: list[Case]) -> None:
+        """Run what tells explanations apart, then mixed cases, until these are foretold."""
+        board: _Board | None = None
+        for other in [None, *others]:
+            if board is None:
+                board = self._board(pool)
                 while (case := board.telling(self.runs, self._unknown)) is not None:
                     self.failed(case)
-            complete = True
-        except _Spent:
-            pass
-        if board is None:
-            board = _Board(list(self.runs), self.varying.c)
-        return board.explanation(self.runs), complete
+                explanation = board.explanation(self.runs)
+            if other is None:
+                continue
+            about = {factor for one in explanation for factor in one.factors}
+            for kept in (about, set[str](), *(about - one.factors for one in explanation)):
+                case = self.varying.mixed(generous, other, kept)
+                if case is not None and not self._foretold(generous, case, explanation):
+                    pool.append(case)
+                    board = None
+
+    def _foretold(self, generous: Case, case: Case | None, explanation: Sequence[Condition]) -> bool:
+        """Run a case, and return whether it fails if it meets all conditions, and passes if it does not."""
+        if case is None:
+            return True
+        expected = all(one.meets(features(case, self.varying.c)) for one in explanation)
+        failed = self.failed(case, expected=expected)
+        if expected and failed is False and len(self.turning) < MOST_TURNED:
+            self._turned(generous, case)
+        return failed in (None, expected)
+
+    def _turned(self, failing: Case, passing: Case) -> None:
+        """Find a factor that turns a case that passes into one that fails, by halves."""
+        factors = list(self.varying.factors)
+        passes, fails = 0, len(factors)
+        while fails - passes > 1:
+            middle = (passes + fails) // 2
+            case = self.varying.mixed(failing, passing, factors[:middle])
+            failed = None if case is None else self.failed(case)
+            if failed is None:
+                return
+            passes, fails = (passes, middle) if failed else (middle, fails)
+        self.turning[passing] = factors[passes]
+
+    def _enough(self, factor: str) -> int:
+        """Return how many variants of a factor have to fail: fewer where cases failed with several values of it."""
+        fields = FIELDS.get(factor, ())
+        values = {
+            tuple(getattr(case if hasattr(case, field) else case.problem, field) for field in fields)
+            for case, failed in self.runs.items()
+            if failed
+        }
+        return 1 if len(values) > FIRST else FIRST + (factor in NUMBERS)
 
     def _generous(self) -> Case:
         """Enlarge the case in one respect after the other, as far as it still fails."""
@@ -267,18 +340,22 @@ class _Exploration:
         for factor in factors:
             if factor in self.outcomes:
                 continue
-            seen = self.outcomes.setdefault(factor, [])
+            seen, enough = list[bool](), self._enough(factor)
             for variant in self.varying.of(case, factor)[:MORE]:
-                if len(seen) >= FIRST + (factor in NUMBERS) and False not in seen:
+                if len(seen) >= enough and False not in seen:
                     break
                 if (found := self.failed(variant)) is not None:
                     seen.append(found)
-        for needed in [name for name in (*MASKS, "softcap", "scale") if False in self.outcomes.get(name, ())]:
-            if getattr(case.problem, needed):
-                plain = case.replace(**{needed: False if needed == "causal" else None})
-                for other in MASKS:
-                    for instead in self.varying.of(plain, other)[:2]:
-                        self.failed(instead)
+                if found is False:
+                    self.turning[variant] = factor
+            self.outcomes[factor] = seen
+        # One constraint may do instead of another.
+        for needed in sorted(self._has().intersection(INSTEAD)):
+            if needed in factors and False in self.outcomes[needed]:
+                for plain in self.varying.of(case, needed)[:1]:
+                    for other in INSTEAD:
+                        for instead in self.varying.of(plain, other)[:1] if other != needed else ():
+                            self.failed(instead, expected=False)
 
     def _pool(self, case: Case, factors: Sequence[str]) -> list[Case]:
         """Return cases that may tell explanations apart: all sizes and lengths, and pairs of factors that matter."""
@@ -310,10 +387,19 @@ class _Board:
     def __init__(self, cases: Sequence[Case], capabilities: Capabilities) -> None:
         self.cases = list(dict.fromkeys(cases))
         seen = [features(case, capabilities) for case in self.cases]
-        self._met = [
-            (condition, sum(1 << place for place, one in enumerate(seen) if condition.meets(one)))
-            for condition in conditions(seen, capabilities)
-        ]
+        alike: dict[tuple[str, ...], dict[tuple[object, ...], int]] = {}
+        self._met: list[tuple[Condition, int]] = []
+        for condition in conditions(seen, capabilities):
+            if (groups := alike.get(condition.about)) is None:
+                groups = alike[condition.about] = {}
+                for place, one in enumerate(seen):
+                    values = tuple(one.get(name) for name in condition.about)
+                    groups[values] = groups.get(values, 0) | 1 << place
+            met = 0
+            for group in groups.values():
+                if condition.meets(seen[group.bit_length() - 1]):
+                    met |= group
+            self._met.append((condition, met))
 
     def explanation(self, runs: Mapping[Case, bool]) -> list[Condition]:
         """Return the cheapest conditions that all runs that failed meet, and runs that passed do not."""
@@ -400,17 +486,19 @@ SOME = 3
 
 def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[Requirement]:
     """Yield which ranks are wrong, if that is the same in all runs on three ranks or more."""
-    many = [(case.world_size, frozenset(ranks)) for case, ranks in seen if ranks and case.world_size > 2]
-    if len(many) < SOME or len({size for size, _ in many}) < 2:
-        return
-    one = min(many[0][1])
-    patterns: list[tuple[str, Callable[[int], frozenset[int]], int]] = [
-        (f"wrong on rank {one} only", lambda size: frozenset({one}), one + 1),
-        ("wrong on the last rank only", lambda size: frozenset({size - 1}), 2),
-        ("wrong on every rank but the first", lambda size: frozenset(range(1, size)), 2),
-        ("wrong on every rank but the last", lambda size: frozenset(range(size - 1)), 2),
-    ]
-    for text, pattern, least in patterns:
-        if all(ranks == pattern(size) for size, ranks in many):
-            yield Requirement(text, lambda case, least=least: case.world_size >= least)  # type: ignore[misc]
-            return
+    known = [(case, frozenset(ranks)) for case, ranks in seen if ranks and case.world_size > 2]
+    for where, runs in (("", known), ("where causal, ", [one for one in known if one[0].problem.causal])):
+        if len(runs) < SOME or len({case.world_size for case, _ in runs}) < 2:
+            continue
+        one = min(runs[0][1])
+        patterns: list[tuple[str, Callable[[int], Collection[int]], int]] = [
+            (f"wrong on rank {one} only", lambda size, one=one: {one}, one + 1),  # type: ignore[misc]
+            ("wrong on the last rank only", lambda size: {size - 1}, 2),
+            ("wrong on every second rank, from rank 2 on", lambda size: range(2, size, 2), 3),
+            ("wrong on every rank but the first", lambda size: range(1, size), 2),
+            ("wrong on every rank but the last", lambda size: range(size - 1), 2),
+        ]
+        for text, pattern, least in patterns[: 3 if where else None]:  # every rank but the first is no news there
+            if all(ranks == frozenset(pattern(case.world_size)) for case, ranks in runs):
+                yield Requirement(where + text, lambda case, least=0 if where else least: case.world_size >= least)  # type: ignore[misc]
+                return

@@ -22,7 +22,7 @@ import torch
 from ringverify.cases.inputs import lay_out
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.faults.place import Block, Here
-from ringverify.faults.ring import BACKWARD, STEPS, Steps
+from ringverify.faults.ring import BACKWARD, STEPS, Steps, Visit, mixed
 from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall
 
@@ -177,8 +177,8 @@ class Forward:
     results: Results
 
 
-def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64) -> Here:
-    """Return a rank of a case, without a process group."""
+def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64, dtype: torch.dtype = torch.float64) -> Here:
+    """Return a rank of a case, without a process group, with the dtypes of its sums and of its inputs."""
 
     def call() -> AttentionCall:
         queries, keys = (torch.from_numpy(held[rank].copy()) for held in scene.shards)
@@ -192,7 +192,7 @@ def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64) -> H
             key_positions=keys,
         )
 
-    return Here(scene.once(("call", rank), call), torch.float64, wide, layout=scene.capabilities.tensor_layout)
+    return Here(scene.once(("call", rank), call), dtype, wide, layout=scene.capabilities.tensor_layout)
 
 
 def _given(scene: Scene, rank: int) -> dict[str, Tensor]:
@@ -268,10 +268,10 @@ def _run(
         with torch.no_grad():
             there = blocks()
 
-            def visit(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
-                for hop in range(here.size):
-                    owner = (here.rank - hop) % here.size
-                    yield hop, owner, there[owner] if hop else block
+            def visit(steps: Steps, here: Here, block: Block) -> Iterator[Visit]:
+                owners = ((here.rank - hop) % here.size for hop in range(here.size))
+                every = [(hop, owner, there[owner] if hop else block) for hop, owner in enumerate(owners)]
+                return mixed(steps, here, every) if "hop_of" in steps.changed else iter(every)
 
             return [program(rank, _wired(scene, steps, visit=visit)) for rank, steps in enumerate(every)]
     except NoPrediction:
@@ -301,6 +301,7 @@ def forward(
     steps_of: StepsOfRank,
     *,
     wide: torch.dtype = torch.float64,
+    dtype: torch.dtype = torch.float64,
     agrees: Agrees = lambda rank, results: True,
 ) -> list[Forward]:
     """Run the forward of every rank.
@@ -309,6 +310,7 @@ def forward(
         scene: the case.
         steps_of: the steps of each rank.
         wide: the dtype in which sums are kept.
+        dtype: the dtype to which results, and what a fault rounds, are rounded.
         agrees: whether the results of a rank may be what was seen.
 
     Raises:
@@ -322,7 +324,7 @@ def forward(
         return attended[here.rank, hop]
 
     def program(rank: int, steps: Steps) -> Forward:
-        here, x = place_of(scene, rank, wide=wide), _given(scene, rank)
+        here, x = place_of(scene, rank, wide=wide, dtype=dtype), _given(scene, rank)
         if wide == torch.float64 and every[rank].changed <= AFTER_ATTENDING:
             steps = replace(steps, attend=attend)
         whole = steps.forward(steps, here, x["q"], x["k"], x["v"])

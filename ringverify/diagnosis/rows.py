@@ -141,6 +141,7 @@ def _rules(rows: FaultyRows) -> Iterator[tuple[str, Rule]]:
         yield f"{one.format(most)} and earlier only", lambda rows: rows.of[axis] <= most
         yield f"but not {last}", lambda rows: rows.of[axis] < rows.of[length] - 1
         yield f"{some.format('even')} only", lambda rows: rows.of[axis] % 2 == 0
+        yield f"{some.format('even')} but the first only", lambda rows: (rows.of[axis] % 2 == 0) & (rows.of[axis] > 0)
         yield f"{some.format('odd')} only", lambda rows: rows.of[axis] % 2 == 1
 
     for axis in _AXES:

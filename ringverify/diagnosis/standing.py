@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
+from ringverify.cases.case import Case
 from ringverify.diagnosis.hypothesis import Hypothesis, predicted
 from ringverify.diagnosis.needs import Requirement
 from ringverify.diagnosis.rows import FaultyRows
@@ -17,6 +18,26 @@ SURE = 2
 
 DIGITS = 8
 """Wrong rows with numbers that a fault of some rows has to reproduce: of NaN alone, much can be the cause."""
+
+
+def finite_window(case: Case) -> bool:
+    """Whether a window ends on both sides, on the right by causality too."""
+    left, right = case.problem.window or (None, None)
+    return left is not None and (right is not None or case.problem.causal)
+
+
+PLAIN: tuple[Requirement, ...] = (
+    Requirement("causal", lambda case: case.problem.causal),
+    Requirement("not causal", lambda case: not case.problem.causal),
+    Requirement("window", lambda case: case.problem.window is not None),
+    Requirement("a window that ends on both sides, on the right by causality too", finite_window),
+    Requirement("documents", lambda case: case.problem.documents is not None),
+    Requirement("key_lengths", lambda case: case.problem.key_lengths is not None),
+    Requirement("dilation", lambda case: case.problem.dilation is not None),
+    Requirement("softcap", lambda case: case.problem.softcap is not None),
+    Requirement("fewer key heads than heads (GQA)", lambda case: case.problem.hk != case.problem.heads),
+)
+"""Conditions that are tried where those found for the smallest case do not account for other cases."""
 
 
 @dataclasses.dataclass
@@ -51,7 +72,7 @@ class Standing:
             (self.confirmed if wrong else self.right).append(scene)
         elif not wrong:
             (self.elsewhere if elsewhere else self.excused).append(scene)
-        return more is not None or not wrong
+        return more is not None or not (wrong or self.hypothesis.allowed_by is not None)
 
     def settled(self, smallest: Scene, requires: Sequence[Requirement]) -> Standing | None:
         """Return the hypothesis with the condition under which it explains every case; `None` if there is none.
@@ -62,11 +83,15 @@ class Standing:
         """
         if not self.confirmed and (self.excused or self.hypothesis.partial):
             return None
+        failing = (smallest, *self.confirmed)
+        known = [*requires, *(PLAIN if len(self.confirmed) >= SURE else ())]
+        # What is not so in every case that the fault explains is no condition of it.
+        known = [each for each in known if all(each.holds(scene.case) for scene in failing)]
         for one in self._in_rows(smallest) if self.hypothesis.rows else [self]:
             for excused in ([*one.excused, *one.elsewhere], one.excused):
-                lacking = [{n for n, each in enumerate(requires) if not each.holds(scene.case)} for scene in excused]
-                if (only := _fewest(lacking, len(requires))) is not None:
-                    return dataclasses.replace(one, only=tuple(requires[n].text for n in only))
+                lacking = [{n for n, each in enumerate(known) if not each.holds(scene.case)} for scene in excused]
+                if (only := _fewest(lacking, len(known))) is not None:
+                    return dataclasses.replace(one, only=tuple(known[n].text for n in only))
         return None
 
     def _in_rows(self, smallest: Scene) -> Iterator[Standing]:
@@ -82,7 +107,7 @@ class Standing:
     @property
     def may_be(self) -> bool:
         """Whether so much is explained that the fault can be named though its condition is not known."""
-        return len(self.confirmed) >= SURE and not self.hypothesis.partial
+        return len(self.confirmed) >= SURE and not (self.hypothesis.partial or self.hypothesis.tile)
 
     def with_unknown_condition(self) -> Standing:
         """Return the hypothesis with the remark that it is not there in every case."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from ringref.problem import Dilation
@@ -20,6 +20,29 @@ LONG = 40
 
 TOKENS = 6
 """Tokens on a rank of the generous case; odd and even, multiples of 4 and others lie within reach of it."""
+
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "causal": ("causal",),
+    "window": ("window",),
+    "documents": ("documents",),
+    "key_lengths": ("key_lengths",),
+    "dilation": ("dilation",),
+    "softcap": ("softcap",),
+    "scale": ("scale",),
+    "sharding": ("sharding",),
+    "heads": ("heads", "key_heads"),
+    "key heads": ("heads", "key_heads"),
+    "dims": ("head_dim", "value_dim"),
+    "batch": ("batch",),
+    "dtype": ("dtype",),
+    "values": ("values",),
+    "strides": ("memory",),
+    "cotangent": ("cotangent",),
+    "group": ("group",),
+    "schedule": ("schedule", "transport", "delayed"),
+}
+"""What a factor is in a case, but for ranks and lengths, which are two factors each."""
 
 
 def _with(case: Case, **changes: Any) -> Iterator[Case]:
@@ -115,11 +138,29 @@ class Varying:
             case, (one for size in self.sizes for n in tokens for one in self._of_length(case, n, world_size=size))
         )
 
-    def probes(self, case: Case) -> list[Case]:
-        """Return the case with other sizes and lengths at once: of numbers that are coprime to those of the others."""
-        return self._allowed(
-            case, (one for size, n in ((3, 5), (1, 7), (1, 8)) for one in self._of_length(case, n, world_size=size))
-        )[:4]
+    def mixed(self, case: Case, other: Case, kept: Collection[str]) -> Case | None:
+        """Return a case that is like `case` in its values and the factors `kept`, and like `other` in all else.
+
+        `None` if there is none. Values are kept since some hide faults.
+        """
+        size = (case if "ranks" in kept else other).world_size
+        p = (case if not {"length", "cross lengths"}.isdisjoint(kept) else other).problem
+        stays = {"values"} | {field for factor in kept for field in FIELDS.get(factor, ())}
+        for one in _stretched(case, p.nq, p.nk, world_size=size):
+            for else_ in _stretched(other, p.nq, p.nk, world_size=size):
+                changes = {
+                    field: getattr(else_ if hasattr(else_, field) else else_.problem, field)
+                    for fields in FIELDS.values()
+                    for field in fields
+                    if field not in stays
+                }
+                lengths = (one if "key_lengths" in stays else else_).problem.key_lengths
+                if lengths is not None:
+                    batch = (one if "batch" in stays else else_).problem.batch
+                    changes["key_lengths"] = tuple(lengths[i % len(lengths)] for i in range(batch))
+                found = self._allowed(case, _with(one, seed=other.seed, **changes))
+                return found[0] if found else None
+        return None
 
     def _allowed(self, case: Case, variants: Iterable[Case]) -> list[Case]:
         """Return what is declared of the variants, and leaves no rank empty unless the case does."""
@@ -206,11 +247,12 @@ class Varying:
             )
             return
         d = p.dilation
-        others = [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
+        yield from _each(case, "dilation", (Dilation(d.branches, mode) for mode in c.dilation))
+        others = [tuple((max(1, n // place), 1) for place, _ in enumerate(d.branches, 1))]
+        others += [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
         others += [tuple((w, r) for _, r in d.branches) for w in (1, 2, here - 1, here, here + 1, 2 * here, n) if w > 0]
         others += [d.branches[:1], (*d.branches, (n, 1))]
         yield from _each(case, "dilation", (dataclasses.replace(d, branches=branches) for branches in others))
-        yield from _each(case, "dilation", (Dilation(d.branches, mode) for mode in c.dilation))
 
     # -- shapes --------------------------------------------------------------------------------------------------------
 
@@ -270,8 +312,7 @@ class Varying:
         return self._on(case, [n for n in (4, 5, 3, 6, 2, 7, 8) if n > now])
 
     def _plain(self, case: Case) -> Iterator[Case]:
-        if case.values == "integers":  # many of them are equal, which hides faults
-            yield from _with(case, values="normal")
+        yield from _with(case, values="normal")  # equal ones, or some that dominate, hide faults
 
     def _wider(self, case: Case) -> Iterator[Case]:
         p = case.problem

@@ -12,9 +12,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ringref.sharding import SHARDINGS
-from ringverify.faults.fault import Faults
+from ringverify.faults.fault import Cause, Faults
 from ringverify.faults.place import Block, Here, Partial, like
-from ringverify.faults.ring import EVERYTHING, STEPS, Steps, forward, multiplicity, travel, visit
+from ringverify.faults.ring import EVERYTHING, STEPS, Steps, forward, gradients, multiplicity, travel, visit
 from ringverify.faults.wire import Posted
 
 if TYPE_CHECKING:
@@ -406,6 +406,72 @@ FAULTS.add(
     blocks(lambda here, hop, owner, block: like(here.notes["own block"], here, owner)),
     when="backward",
 )
+
+
+def of_another_hop(hop_of: Callable[[int, int], int], names: str) -> Steps:
+    """Work on keys, or values, of another hop's block, by hop and number of ranks, masked as those of this one."""
+    return replace(STEPS, hop_of=lambda name, hop, size: hop_of(hop, size) if name in names else hop)
+
+
+HOPS: dict[str, Callable[[int, int], int]] = {
+    "that of the hop before": lambda hop, size: max(hop - 1, 0),
+    "from hop 2 on that of the hop before": lambda hop, size: hop - (hop >= 2),
+    "in the last hop that of the hop before": lambda hop, size: hop - (0 < hop == size - 1),
+    "up to the last hop that of the next one": lambda hop, size: min(hop + 1, size - 1),
+    "that of the next hop, and in the last hop the rank's own": lambda hop, size: hop + 1,
+    "in the last hop the rank's own": lambda hop, size: 0 if hop == size - 1 else hop,
+    "in every hop the rank's own": lambda hop, size: 0,
+}
+"""Whose keys or values are used in place of those of a hop."""
+
+for which, hop_of in HOPS.items():
+    for of, names in {"keys and values": "kv", "keys": "k", "values": "v"}.items():
+        FAULTS.cause(f"{of} of the wrong block: {which}", of_another_hop(hop_of, names))
+
+
+def _in_dq(hop_of: Callable[[int, int], int]) -> Steps:
+    """Compute dq from the keys of another hop's block, by hop and number of ranks."""
+
+    def mixing(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        every = here.notes["blocks"]
+        other = like(every[hop_of(hop, here.size) % len(every)][2], here, owner).k
+        k = steps.per_query_head(here, steps.widen(here, other))
+        of_other = replace(steps, dq=lambda ds, _, scale, attended: steps.dq(ds, k, scale, attended))
+        return gradients(of_other, here, hop, owner, rows, block)
+
+    return replace(STEPS, gradients=mixing, hop_of=lambda name, hop, size: hop)
+
+
+for which, hop_of in HOPS.items():
+    FAULTS.causes.append(Cause(f"dq is made of the wrong block's keys: {which}", _in_dq(hop_of), "backward"))
+
+
+def _garbled(change: Callable[[Tensor], Tensor], names: str) -> Steps:
+    """Change keys, or values, of every block before they are used."""
+
+    def changed(block: Block) -> Block:
+        return Block(*(change(x) if name in names else x for name, x in zip("kv", block, strict=True)))
+
+    return replace(
+        STEPS,
+        attend=lambda steps, here, hop, owner, q, block: STEPS.attend(steps, here, hop, owner, q, changed(block)),
+        gradients=lambda steps, here, hop, owner, rows, block: gradients(steps, here, hop, owner, rows, changed(block)),
+    )
+
+
+GARBLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "those of the first batch element for all": lambda x: x[:1].expand_as(x),
+    "those of another batch element": lambda x: x.roll(1, dims=0),
+    "those of the token before": lambda x: x.roll(1, dims=1),
+    "those of the token after": lambda x: x.roll(-1, dims=1),
+}
+"""How a block may be garbled: what its keys or values are."""
+
+for what, change in GARBLED.items():
+    for of, names in {"keys and values": "kv", "keys": "k", "values": "v"}.items():
+        FAULTS.cause(f"{of} of a block are {what}", _garbled(change, names))
 
 
 def _turned(here: Here, hop: int, owner: int, block: Block) -> Block:

@@ -121,6 +121,77 @@ FAULTS.add(
 FAULTS.cause("split heads: branches dealt out in turn, h % G", dealt(lambda head, heads, count: head % count))
 
 
+def _by_branch(problem: Problem) -> list[list[Branch]]:
+    runs, dilation = pattern.branches(problem), problem.dilation
+    assert dilation is not None
+    if dilation.heads == "split":
+        return runs
+    return [[(w, r, b % r) for b, (w, r, _) in enumerate(run)] for run in runs]
+
+
+FAULTS.cause(
+    "split heads: heads that are left over go to the last branches instead of the first",
+    dealt(
+        lambda head, heads, count: (
+            max(head // max(1, heads // count), 0)
+            if head < heads // count * (count - heads % count)
+            else count - 1 - (heads - 1 - head) // (heads // count + 1)
+        )
+    ),
+)
+FAULTS.cause(
+    "split heads: heads that are left over all go to the last branch",
+    dealt(lambda head, heads, count: min(head // max(1, heads // count), count - 1)),
+)
+FAULTS.cause(
+    "shared heads: dilation offset taken from the branch instead of the head",
+    replace(STEPS, branches=_by_branch),
+)
+
+
+def _covered(*, queries: bool, keys: bool) -> Steps:
+    """Ask of queries, or of keys, whether a branch covers them."""
+
+    def dilation(steps: Steps, problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+        def covers(p: Tensor, w: Tensor, r: Tensor, offset: Tensor) -> Tensor:
+            found = steps.covers(p, w, r, offset)
+            return found if p is (i if queries else j) and queries != keys else torch.ones_like(found)
+
+        return ring.dilation(replace(steps, covers=covers), problem, i, j)
+
+    return replace(STEPS, dilation=dilation)
+
+
+FAULTS.cause("dilation leaves out keys, but queries between them attend as well", _covered(queries=False, keys=True))
+FAULTS.cause("dilation leaves out queries, but keys between them are attended", _covered(queries=True, keys=False))
+
+
+def _in_shards(*, whole: bool) -> Steps:
+    """Count segments and places from the start of each shard; a segment ends with the shard, or only its count does."""
+
+    def pattern_of(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+        if here.problem.dilation is None:
+            return multiplicity(steps, here, hop, owner)
+        places = torch.arange(len(here.call.positions))[:, None], torch.arange(len(here.shards[owner]))[None, :]
+        local = replace(
+            steps,
+            dilation=lambda steps, problem, i, j: (
+                ring.dilation(steps, problem, *places) * (whole or owner == here.rank)
+            ),
+        )
+        return multiplicity(local, here, hop, owner)
+
+    return replace(STEPS, pattern=pattern_of)
+
+
+FAULTS.cause("segments of a dilation are counted from the start of each shard", _in_shards(whole=False))
+FAULTS.cause(
+    "segments of a dilation are counted from the start of each shard",
+    _in_shards(whole=True),
+    more=", and those of one number are taken for one",
+)
+
+
 COVERS_NOTHING: Branch = (1, 2, 1)
 """Place 0 of every segment of one, never at offset 1."""
 

@@ -44,6 +44,8 @@ class Cause:
         narrow: whether the fault concerns some blocks or cases only; it is tried after faults that concern all.
         advice: what to try first, as a sentence without its full stop; may depend on a failing case.
         overflows: whether the fault shows only in the dtype of sums, as a number that is too large for it.
+        tile: a number in the sentence that was tried until it fits, such as the size of a tile; 0 if none. The fault
+            is not there in shards, or in a head_dim, of at most so many, and is named only if all cases are explained.
     """
 
     says: str | Callable[[Any], str]
@@ -53,6 +55,7 @@ class Cause:
     narrow: bool = False
     advice: str | Callable[[Any], str] = ""
     overflows: bool = False
+    tile: int = 0
 
     def sentence(self, case: Any = None) -> str:
         """Return the fault as a sentence, with its direction."""
@@ -179,6 +182,7 @@ class Faults:
         advice: str = "",
         overflows: bool = False,
         masks: bool = False,
+        tile: int = 0,
     ) -> None:
         """Add a fault as a cause, in every direction in which its steps are another fault.
 
@@ -190,6 +194,6 @@ class Faults:
             variants += [(on_blocks(steps, others=False), f"{more} on the own block", True)]
         for changed, end, some in variants:
             for when in directions(changed):
-                cause = Cause(says, changed, when, end, some, advice, overflows)
+                cause = Cause(says, changed, when, end, some, advice, overflows, tile)
                 self.causes.append(cause)
                 self.named.setdefault(cause.sentence(), []).append(cause)

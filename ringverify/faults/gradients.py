@@ -12,6 +12,7 @@ import torch
 from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import permuted
 from ringverify.faults.fault import Faults
+from ringverify.faults.masking import no_padding
 from ringverify.faults.place import Block, Here, Partial
 from ringverify.faults.ring import STEPS, Steps, Times, gradients
 from ringverify.faults.tensors import given
@@ -53,6 +54,11 @@ def _not_transposed(p: Tensor, dout: Tensor, attended: Tensor) -> Tensor:
     return arithmetic.dv(turned, dout, attended)
 
 
+def _other_heads(x: Tensor) -> Tensor:
+    return x.roll(1, dims=1)
+
+
+FAULTS.cause("delta is that of the head before", replace(STEPS, delta=lambda *x: _other_heads(arithmetic.delta(*x))))
 FAULTS.add("O33", "dv is made of p not transposed", replace(STEPS, dv=_not_transposed))
 
 
@@ -172,6 +178,32 @@ FAULTS.cause("the cotangent of out counts twice", given("dout", lambda here, x: 
 FAULTS.cause("the cotangent of out is taken to be 1 everywhere", given("dout", lambda here, x: torch.ones_like(x)))
 
 
+def not_a_number(*names: Literal["dq", "dk", "dv"], padding: bool) -> Steps:
+    """Gradients to which rows without keys add NaN, in every block; to those of keys that are padding, or not."""
+
+    def spoiled(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        dq, part = gradients(steps, here, hop, owner, rows, block)
+        empty = (rows[3] == -math.inf)[..., None]
+        reached = steps.per_key_head(here, empty.any(dim=2, keepdim=True).to(dq.dtype)).transpose(1, 2) > 0
+        if not padding:
+            reached = reached & no_padding(here.problem, here.shards[owner])[..., None, None]
+        k, v = (torch.where(reached, math.nan, x) if name in names else x for name, x in zip(PART, part, strict=True))
+        return torch.where(empty, math.nan, dq) if "dq" in names else dq, Block(k, v)
+
+    return replace(STEPS, gradients=spoiled)
+
+
+PART = ("dk", "dv")
+"""What a rank adds to the gradients of a block."""
+
+for spoilt in (("dv",), ("dq", "dk"), ("dk", "dv"), ("dq", "dk", "dv"), ("dq",)):
+    says = f"rows without keys make {' and '.join(spoilt)} NaN: their softmax is NaN"
+    FAULTS.cause(says, not_a_number(*spoilt, padding=True))
+    FAULTS.cause(says, not_a_number(*spoilt, padding=False), more=", except of padding")
+
+
 # -- what the hops add -------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +219,7 @@ PARTS: dict[str, Times] = {
     "have the parts from hop 2 on twice": lambda here, hop, owner: 2 if hop >= 2 else 1,
     "have the part of the last hop twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
     "have the rank's own part twice": lambda here, hop, owner: 2 if hop == 0 and here.size > 1 else 1,
+    "have the rank's own part twice, on one rank too": lambda here, hop, owner: 2 if owner == here.rank else 1,
     "are those of the last hop alone: nothing is added up": lambda here, hop, owner: (
         hop == here.size - 1 or here.replicated
     ),

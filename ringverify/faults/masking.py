@@ -55,6 +55,18 @@ FAULTS.add(
 )
 
 
+def _aligned_by_shards(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    there = len(here.shards[owner]) - len(here.call.positions) - here.problem.diagonal
+    return multiplicity(replace(steps, queries=lambda here: here.call.positions + there), here, hop, owner)
+
+
+FAULTS.cause(
+    "causal mask and window are aligned by the lengths of shards instead of the whole lengths",
+    replace(STEPS, pattern=_aligned_by_shards),
+    masks=True,
+)
+
+
 def by_block(attends: Callable[[int, int], bool | None]) -> Steps:
     """Decide the causal mask by whole blocks, from the ranks of owner and queries; `None` leaves a block as it is."""
 
@@ -106,6 +118,28 @@ def _half_blocks(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
 
 
 FAULTS.add("B12", "half a block is attended although nothing is causal (zigzag)", replace(STEPS, pattern=_half_blocks))
+
+
+def _other_half(steps: Steps, here: Here, hop: int, owner: int, *, of_keys: bool) -> Tensor:
+    """Zigzag: attend the wrong half of an earlier rank's keys, or a later rank's with the wrong half of queries."""
+    m = multiplicity(steps, here, hop, owner)
+    if here.call.sharding != "zigzag" or not here.problem.causal or owner == here.rank:
+        return m
+    keys, queries = ((torch.arange(n) >= n // 2).to(m.dtype) for n in (m.size(3), m.size(2)))
+    unmasked = multiplicity(replace(steps, causal=everything), here, hop, owner)
+    if of_keys:
+        return unmasked * keys if owner < here.rank else m
+    return unmasked * (1 - queries)[:, None] if owner > here.rank else m
+
+
+for of_keys, says in {
+    True: "zigzag: of the blocks of earlier ranks, the second half of the keys is attended instead of the first",
+    False: "zigzag: blocks of later ranks are attended by the first half of the queries instead of the second",
+}.items():
+    FAULTS.cause(
+        says,
+        replace(STEPS, pattern=lambda *here, of_keys=of_keys: _other_half(*here, of_keys=of_keys)),
+    )
 
 
 # -- window ------------------------------------------------------------------------------------------------------------
@@ -171,6 +205,10 @@ FAULTS.add("B9e", "window off by one: one key too many on the left", wider(1, 0)
 FAULTS.add("O44", "window off by one: one key too few on the right", wider(0, -1), masks=True)
 FAULTS.add("O45", "window off by one: one key too many on the right", wider(0, 1), masks=True)
 FAULTS.add("O46", "left and right of the window exchanged", window_of(lambda left, right: (right, left)), masks=True)
+FAULTS.cause("window off by one: one key too few on both sides", wider(-1, -1), masks=True)
+FAULTS.cause("window off by one: one key too many on both sides", wider(1, 1), masks=True)
+FAULTS.cause("left of the window used for both sides", window_of(lambda left, right: (left, left)), masks=True)
+FAULTS.cause("right of the window used for both sides", window_of(lambda left, right: (right, right)), masks=True)
 FAULTS.cause("left side of the window ignored", window_of(lambda left, right: (None, right)), masks=True)
 FAULTS.cause("right side of the window ignored", window_of(lambda left, right: (left, None)), masks=True)
 FAULTS.add(
@@ -178,6 +216,18 @@ FAULTS.add(
     "window inverted: keys outside it are attended",
     replace(STEPS, window=lambda problem, i, j: ~pattern.window(problem, i, j)),
     masks=True,
+)
+
+
+def _adjacent(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+    m = multiplicity(steps, here, hop, owner)
+    left, right = here.problem.window or (None, None)
+    finite = left is not None and (right is not None or here.problem.causal)
+    return m * 0 if finite and abs(owner - here.rank) > 1 else m
+
+
+FAULTS.cause(
+    "a finite window reaches adjacent shards only: keys beyond them are left out", replace(STEPS, pattern=_adjacent)
 )
 
 
@@ -232,6 +282,30 @@ def documents_by(first: int, *, right: bool = True, inside: bool = False) -> Ste
 
 
 FAULTS.add("O47", "documents begin one token late", documents_by(0, right=False, inside=True), masks=True)
+
+
+def no_padding(problem: Problem, j: Tensor) -> Tensor:
+    """Whether keys lie in a document, and before the key length, `(B, T)`."""
+    start, end = (0, problem.nk) if problem.documents is None else (problem.documents[0], problem.documents[-1])
+    lengths = torch.tensor(problem.key_lengths or (problem.nk,) * problem.batch)
+    return (start <= j) & (j < end) & (j < lengths[:, None])
+
+
+def zeroed(steps: Steps) -> Steps:
+    """Set keys and values that are padding to 0: they still count if they are attended."""
+
+    def given(here: Here, name: str, x: Tensor) -> Tensor:
+        there = no_padding(here.problem, here.shards[here.rank])
+        return x if name == "q" else torch.where(there[..., None, None], x, 0.0)
+
+    return replace(steps, given=given)
+
+
+FAULTS.cause(
+    "documents begin one token late",
+    zeroed(documents_by(0, right=False, inside=True)),
+    more=", and what lies in none has keys and values of 0",
+)
 FAULTS.add("O48", "what lies in no document attends itself", documents_by(0), masks=True)
 FAULTS.cause(
     "documents are taken to cover the sequence: what lies before the first belongs to it, and what lies after the "

@@ -18,6 +18,9 @@ from ringverify.faults.ring import STEPS, Steps, Times, multiplicity, together
 Tensor = torch.Tensor
 FAULTS = Faults()
 
+Online = tuple[Tensor, Tensor, Tensor]
+"""Sums over keys that are not normalised: Σ w v, Σ w, and the maximum that is subtracted in w."""
+
 
 def _weights_from(lse: Callable[[Tensor, Tensor], Tensor]) -> Steps:
     """Merge with another lse, from which the weights of both partials are computed too."""
@@ -130,6 +133,34 @@ FAULTS.cause("the merged lse is the mean of both", merging(lse=lambda a, b: (a +
 FAULTS.cause("the merged lse is the sum of both", merging(lse=lambda a, b: a + b))
 
 
+LSE_COUNTS: dict[str, Times] = {
+    "counts the rank's own block twice": lambda here, hop, owner: 2 if owner == here.rank else 1,
+    "counts the block of the last hop twice": lambda here, hop, owner: 2 if 0 < hop == here.size - 1 else 1,
+    "lacks the block of the last hop": lambda here, hop, owner: not 0 < hop == here.size - 1,
+    "is that of the last hop's block alone": lambda here, hop, owner: hop == here.size - 1,
+}
+
+
+def _lse_alone(times: Times) -> Steps:
+    """Count blocks otherwise in the lse that is returned; weights and out are right."""
+
+    def accumulate(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+        found = STEPS.accumulate(steps, here, hop, running, new)
+        count = torch.tensor(float(times(here, hop, (here.rank - hop) % here.size)), dtype=new.lse.dtype)
+        before = here.notes.get("lse", torch.full_like(new.lse, -math.inf))
+        here.notes["lse"] = torch.logaddexp(before, new.lse + count.log())
+        return Partial(*found)
+
+    def returned(here: Here, found: Partial) -> tuple[Tensor, Tensor]:
+        return STEPS.returned(here, found if here.replicated else found._replace(lse=here.notes["lse"]))
+
+    return replace(STEPS, accumulate=accumulate, returned=returned)
+
+
+for says, times in LSE_COUNTS.items():
+    FAULTS.cause(f"lse {says}, out is right", _lse_alone(times))
+
+
 def _halved(a: Partial, b: Partial) -> Partial:
     return Partial((a.out + b.out) / 2, torch.logaddexp(a.lse, b.lse))
 
@@ -149,6 +180,99 @@ def _average(steps: Steps, here: Here, hop: int, running: Partial | None, new: P
 
 
 FAULTS.cause("out is the plain average over blocks", replace(STEPS, accumulate=_average))
+
+
+def _average_of_attended(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+    if bool((new.lse == -math.inf).all()):
+        return new if running is None else running
+    here.notes["merged"] = count = here.notes.get("merged", 0) + 1
+    return new if count == 1 else _average(steps, here, count - 1, running, new)
+
+
+FAULTS.cause(
+    "out is the plain average over blocks", replace(STEPS, accumulate=_average_of_attended), more=" that are attended"
+)
+
+
+def _unscaled(*, earlier: bool, new: bool) -> Steps:
+    """Merge with a term of out as it is, its weight left out; a term of no keys has none."""
+
+    def merge(a: Partial, b: Partial) -> Partial:
+        lse = torch.logaddexp(a.lse, b.lse)
+        shift = torch.where(lse == -math.inf, 0.0, lse)
+        of_a, of_b = (
+            (x.lse > -math.inf)[..., None].to(x.out.dtype) if unscaled else weight(x.lse, shift)
+            for x, unscaled in ((a, earlier), (b, new))
+        )
+        return Partial(of_a * a.out + of_b * b.out, lse)
+
+    return replace(STEPS, merge=merge)
+
+
+FAULTS.cause("the merge does not rescale the out that came before", _unscaled(earlier=True, new=False))
+FAULTS.cause("the merge does not weigh the new block's out", _unscaled(earlier=False, new=True))
+
+
+def online(
+    *,
+    sums: bool = True,
+    totals: bool = True,
+    kept: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
+    weights: Callable[[Here, Tensor], Tensor] = lambda here, x: x,
+    way: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Steps:
+    """Merge sums that are not normalised, kept with the running maximum; normalise after the last hop.
+
+    Args:
+        sums: whether Σ w v is rescaled where the maximum grows.
+        totals: whether Σ w is.
+        kept: what is kept of Σ w v after every hop.
+        weights: what w is taken for where it is multiplied with v.
+        way: changes the difference of maxima from which the factor is computed.
+    """
+
+    def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Online:
+        def partial(s: Tensor, m: Tensor, v: Tensor) -> Online:
+            found = arithmetic.partial(s, m, v)
+            top = s.masked_fill(m == 0, -math.inf).amax(dim=-1) if s.size(-1) else found.lse
+            shift = torch.where(top == -math.inf, 0.0, top)
+            w = weights(here, arithmetic.probabilities(s, m, shift))
+            return arithmetic.weighted_sum(w, v, m > 0), torch.exp(found.lse - shift), top
+
+        online: Online = STEPS.attend(replace(steps, partial=partial), here, hop, owner, q, block)
+        return online
+
+    def accumulate(steps: Steps, here: Here, hop: int, running: Online | None, new: Online) -> Online:
+        if running is None:
+            return (kept(here, new[0]), *new[1:])
+        top = torch.maximum(running[2], new[2])
+        shift = torch.where(top == -math.inf, 0.0, top)
+        before, factor = torch.exp(way(running[2] - shift)), torch.exp(new[2] - shift)
+        # What no key has been added to is 0, rescaled or not.
+        of_sums, of_totals = (before if scaled else torch.ones_like(before) for scaled in (sums, totals))
+        return (
+            kept(here, of_sums[..., None] * running[0] + factor[..., None] * new[0]),
+            of_totals * running[1] + factor * new[1],
+            top,
+        )
+
+    def normalise(running: Online) -> Partial:
+        out, total, top = running
+        return Partial(out / torch.where(total == 0, 1.0, total)[..., None], top + total.log())
+
+    def nothing(here: Here, q: Tensor, dim: int) -> Online:
+        none = q.new_zeros(q.shape[:3])
+        return q.new_zeros((*q.shape[:3], dim)), none, none - math.inf
+
+    return replace(STEPS, attend=attend, accumulate=accumulate, normalise=normalise, nothing=nothing)
+
+
+FAULTS.cause("the running sum of exponentials is not rescaled where the maximum grows", online(totals=False))
+FAULTS.cause("the running sum of weighted values is not rescaled where the maximum grows", online(sums=False))
+FAULTS.cause("running sums are not rescaled where the maximum grows", online(sums=False, totals=False))
+FAULTS.cause(
+    "running sums are rescaled by the inverse of the factor, exp(new - old)", online(way=lambda difference: -difference)
+)
 
 
 def _stale(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
@@ -212,12 +336,18 @@ for value in (-1e8, -1e9, -1e10, -1e30, torch.finfo(torch.float32).min):  # what
 FAULTS.cause("an lse of exactly 0 is taken for one that was not computed", lse_of_blocks(taken(0.0, -math.inf)))
 FAULTS.mutant("A4c", "a block without visible keys has lse -1e+08 instead of -inf")
 FAULTS.add("A6", says, lse_of_blocks(taken(0.0, -1e8)), recognised=False)
+
+
+def _times(found: Partial, factor: float) -> Partial:
+    return found._replace(lse=factor * found.lse)
+
+
 FAULTS.add(
     "A8a",
     "base-2 log-sum-exps of blocks are merged as natural ones",
     replace(
         lse_of_blocks(lambda lse: lse / math.log(2)),
-        normalise=lambda whole: Partial(whole.out, whole.lse * math.log(2)),
+        together=lambda steps, here, running: _times(together(steps, here, running), math.log(2)),
     ),
 )
 FAULTS.cause(
@@ -229,7 +359,7 @@ FAULTS.cause(
     "natural log-sum-exps of blocks are merged as base-2 ones",
     replace(
         lse_of_blocks(lambda lse: lse * math.log(2)),
-        normalise=lambda whole: Partial(whole.out, whole.lse / math.log(2)),
+        together=lambda steps, here, running: _times(together(steps, here, running), 1 / math.log(2)),
     ),
 )
 FAULTS.cause(

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from ringref.problem import Problem
 from ringref.sharding import ShardingName, key_positions, query_positions
 from ringverify.faults import pattern
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Here
-from ringverify.faults.ring import STEPS, Steps, multiplicity
+from ringverify.faults.ring import STEPS, Positional, Steps, multiplicity
 
 Tensor = torch.Tensor
 FAULTS = Faults()
@@ -93,6 +94,34 @@ FAULTS.cause("query positions are local to the rank instead of global", replace(
 FAULTS.cause(
     "positions are local to the shard instead of global", replace(STEPS, queries=_local_queries, keys=_local_keys)
 )
+
+
+CONSTRAINTS: dict[str, tuple[str, Positional]] = {
+    "the causal mask": ("causal", pattern.causal),
+    "the window": ("window", pattern.window),
+    "documents": ("documents", pattern.documents),
+}
+"""Constraints by position: in words, the step and what is right."""
+
+
+def _local_in(constraint: Positional, *, queries: bool, keys: bool) -> Positional:
+    """Apply one constraint to places in the shards, of queries or keys or both; the others have global positions."""
+
+    def masked(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+        places = torch.arange(i.size(0))[:, None], torch.arange(j.size(1))[None, :]
+        return constraint(problem, places[0] if queries else i, places[1] if keys else j)
+
+    return masked
+
+
+for what, (step, constraint) in CONSTRAINTS.items():
+    for of, (queries, keys) in {
+        "queries": (True, False),
+        "keys": (False, True),
+        "queries and keys": (True, True),
+    }.items():
+        local: dict[str, Any] = {step: _local_in(constraint, queries=queries, keys=keys)}
+        FAULTS.cause(f"{what}: positions of {of} are local to the shard instead of global", replace(STEPS, **local))
 
 
 def _placed(queries: Callable[[Here], Tensor], keys: Callable[[Here, int], Tensor] | None = None) -> Steps:

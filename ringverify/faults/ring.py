@@ -22,7 +22,7 @@ from ringref.problem import DTYPES, Problem
 from ringref.sharding import SHARDINGS
 from ringverify.faults import arithmetic, pattern, wire
 from ringverify.faults.arithmetic import narrow
-from ringverify.faults.place import Block, Here, Partial
+from ringverify.faults.place import Block, Here, Partial, like
 from ringverify.faults.wire import Posted
 from ringverify.implementation import AttentionCall, Capabilities, Implementation
 
@@ -99,8 +99,26 @@ def gradients(
     return steps.dq(ds, k, scale, attended), Block(dk, dv)
 
 
-def visit(steps: Steps, here: Here, block: Block) -> Iterator[tuple[int, int, Block]]:
+Visit = tuple[int, int, Block]
+"""Hop, owner and KV block."""
+
+
+def visit(steps: Steps, here: Here, block: Block) -> Iterator[Visit]:
     """Yield hop, owner and KV block, the own block first; the next one is in flight while the caller works."""
+    arriving = arrivals(steps, here, block)
+    return mixed(steps, here, list(arriving)) if "hop_of" in steps.changed else arriving
+
+
+def mixed(steps: Steps, here: Here, every: list[Visit]) -> Iterator[Visit]:
+    """Yield the blocks of all hops with keys or values of others, cut to the lengths of those that they replace."""
+    here.notes["blocks"] = every
+    for hop, owner, _ in every:
+        k, v = (like(every[steps.hop_of(name, hop, here.size) % len(every)][2], here, owner) for name in "kv")
+        yield hop, owner, Block(k.k, v.v)
+
+
+def arrivals(steps: Steps, here: Here, block: Block) -> Iterator[Visit]:
+    """Yield hop, owner and KV block as they arrive."""
     hops = 1 if here.replicated else steps.hops(here)
     for hop in range(hops):
         posted = None
@@ -256,6 +274,7 @@ class Steps:
     arrive: Callable[[Posted], Block] = wire.arrive
     arrive_gradients: Callable[[Posted], Block] = wire.arrive
     move: Callable[[Steps, Here, Block, int], Posted] = move
+    hop_of: Callable[[str, int, int], int] = lambda name, hop, size: hop
     visit: Callable[[Steps, Here, Block], Iterator[tuple[int, int, Block]]] = visit
     travel: Callable[[Steps, Here, int, int, Block | None, Block], Block] = travel
     gather: Callable[[Here, Tensor], list[Tensor]] = wire.gather_partials

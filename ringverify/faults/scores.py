@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -59,6 +59,27 @@ FAULTS.cause("scale is 1/D", _default(lambda p: 1 / p.head_dim))
 FAULTS.cause("scale is sqrt(D)", _default(lambda p: p.head_dim**0.5))
 FAULTS.cause("scale is 1/sqrt(D - 1)", _default(lambda p: max(1, p.head_dim - 1) ** -0.5))
 FAULTS.cause("scale is 1/sqrt(H · D), that of all heads together", _default(lambda p: (p.heads * p.head_dim) ** -0.5))
+DIMENSIONS: dict[str, Callable[[Here], int]] = {
+    "the number of heads": lambda here: here.problem.heads,
+    "the number of heads a rank": lambda here: here.problem.heads // here.size,
+    "the number of key heads": lambda here: here.problem.hk,
+    "the number of keys": lambda here: here.problem.nk,
+    "the number of keys a rank": lambda here: here.problem.nk // here.size,
+    "the number of ranks": lambda here: here.size,
+}
+"""What may be taken for head_dim, if the wrong axis is."""
+
+
+for axis, of in DIMENSIONS.items():
+    FAULTS.cause(
+        f"scale is 1/sqrt of {axis} instead of head_dim",
+        replace(
+            STEPS,
+            scale=lambda here, of=of: float(
+                max(1, of(here)) ** -0.5 if here.problem.scale is None else here.problem.scale
+            ),  # type: ignore[misc]
+        ),
+    )
 FAULTS.cause("scale lacks the factor log2(e)", _scale(lambda p: p.scale_value * math.log(2)))
 FAULTS.cause("scale has a factor log2(e) too many", _scale(lambda p: p.scale_value / math.log(2)))
 
@@ -67,6 +88,15 @@ FAULTS.cause("scale has a factor log2(e) too many", _scale(lambda p: p.scale_val
 
 FAULTS.add("O19", "softcap ignored in the forward, its derivative is there", replace(STEPS, cap=lambda s, softcap: s))
 FAULTS.cause("softcap ignored", replace(STEPS, cap=lambda s, c: s, cap_slope=lambda s, c: torch.ones_like(s)))
+
+
+def _capped_first(steps: Steps, here: Here, q: Tensor, k: Tensor) -> Tensor:
+    if (softcap := here.problem.softcap) is None:
+        return STEPS.capped(steps, here, q, k)
+    return steps.cap(steps.scores(q, k, 1.0), softcap) * steps.scale(here)
+
+
+FAULTS.cause("softcap applied before the scale", replace(STEPS, capped=_capped_first))
 FAULTS.add("O20", "derivative of the softcap missing", replace(STEPS, cap_slope=lambda s, softcap: torch.ones_like(s)))
 
 
@@ -155,6 +185,40 @@ FAULTS.cause(
     "grouped heads: dk and dv come from the last query head of a group alone",
     replace(STEPS, per_key_head=lambda here, x: x[:, here.problem.group_size - 1 :: here.problem.group_size]),
 )
+
+
+def of_one_tensor(name: Literal["dk", "dv"], counts: Callable[[int, int], bool]) -> Steps:
+    """Let some query heads of a group alone add to dk, or to dv, by their number in it and the size of the group."""
+
+    def limited(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        group = here.problem.group_size
+        heads = torch.tensor([counts(head % group, group) for head in range(here.problem.heads)])[:, None, None]
+
+        def dk(ds: Tensor, q: Tensor, scale: float, attended: Tensor) -> Tensor:
+            return arithmetic.dk(ds, q, scale, attended) * heads
+
+        def dv(p: Tensor, dout: Tensor, attended: Tensor) -> Tensor:
+            return arithmetic.dv(p, dout, attended) * heads
+
+        return gradients(
+            replace(steps, dk=dk) if name == "dk" else replace(steps, dv=dv), here, hop, owner, rows, block
+        )
+
+    return replace(STEPS, gradients=limited)
+
+
+NAMES: tuple[Literal["dk", "dv"], ...] = ("dk", "dv")
+for name in NAMES:
+    FAULTS.cause(
+        f"grouped heads: {name} comes from the first query head of a group alone",
+        of_one_tensor(name, lambda head, group: head == 0),
+    )
+    FAULTS.cause(
+        f"grouped heads: {name} comes from the last query head of a group alone",
+        of_one_tensor(name, lambda head, group: head == group - 1),
+    )
 
 
 def _between_groups(here: Here, x: Tensor) -> Tensor:
@@ -351,6 +415,97 @@ def own_and_masked(here: Here, owner: int, m: Tensor) -> bool:
     return owner == here.rank and masked(here, owner, m)
 
 
+def whole_tiles(tile: int, *, fewer: bool) -> Steps:
+    """Leave out the keys past the last whole tile of each block; of fewer keys than a tile too, or not."""
+
+    def cut(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
+        m = multiplicity(steps, here, hop, owner)
+        count = m.size(3)
+        return m if count < tile and not fewer else m * (torch.arange(count) < count // tile * tile)
+
+    return replace(STEPS, pattern=cut)
+
+
+def some_dimensions(tile: int, *, last: bool) -> Steps:
+    """Compute scores from the last tile of dimensions, or from whole tiles only."""
+
+    def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+        dim = q.size(-1)
+        run = slice((dim - 1) // tile * tile, dim) if last else slice(0, dim // tile * tile or dim)
+        return arithmetic.scores(q[..., run], k[..., run], scale)
+
+    return replace(STEPS, scores=scores)
+
+
+Run = Callable[[int, int], slice]
+"""Which of so many keys or queries count, by their number and the size of a tile."""
+
+
+def gradients_of_tiles(tile: int, run_of: Run, *, of_q: bool, filled: bool) -> Steps:
+    """Let only some of a block's keys add to dq; or, of a rank's queries, to dk and dv.
+
+    Args:
+        tile: the size of a tile.
+        run_of: which keys, or queries, count.
+        of_q: whether it is dq.
+        filled: whether blocks, or queries, are filled up to as many as the rank with most has, before they are cut.
+    """
+
+    def chosen(here: Here, x: Tensor) -> slice:
+        own = len(here.call.positions)
+        return run_of(max(map(len, here.shards)) if filled and own == len(here.shards[here.rank]) else x.size(2), tile)
+
+    def limited(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        def dq(ds: Tensor, k: Tensor, scale: float, attended: Tensor) -> Tensor:
+            run = chosen(here, k)
+            return arithmetic.dq(ds[..., run], k[:, :, run], scale, attended[..., run])
+
+        def dk(ds: Tensor, q: Tensor, scale: float, attended: Tensor) -> Tensor:
+            run = chosen(here, q)
+            return arithmetic.dk(ds[:, :, run], q[:, :, run], scale, attended[:, :, run])
+
+        def dv(p: Tensor, dout: Tensor, attended: Tensor) -> Tensor:
+            run = chosen(here, dout)
+            return arithmetic.dv(p[:, :, run], dout[:, :, run], attended[:, :, run])
+
+        some = replace(steps, dq=dq) if of_q else replace(steps, dk=dk, dv=dv)
+        return gradients(some, here, hop, owner, rows, block)
+
+    return replace(STEPS, gradients=limited)
+
+
+def _last(count: int, tile: int) -> slice:
+    return slice(max(0, count - 1) // tile * tile, count)
+
+
+def _whole(count: int, tile: int) -> slice:
+    return slice(0, count // tile * tile or count)
+
+
+def padded(length: Callable[[Here, int], int]) -> Steps:
+    """Attend keys of 0 with which each block is filled up to some length, by the keys it has."""
+
+    def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Partial:
+        found = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
+        filling = torch.tensor(length(here, block.k.size(1)) - block.k.size(1), dtype=q.dtype).log()
+        return arithmetic.merge(found, Partial(torch.zeros_like(found.out), filling.expand_as(found.lse)))
+
+    return replace(STEPS, attend=attend)
+
+
+def _unmasked(steps: Steps) -> Steps:
+    """Limit a fault to problems without a mask by position, which covers what follows the last key."""
+
+    def attend(now: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Any:
+        p = here.problem
+        positional = p.causal or p.window is not None or p.documents is not None or p.key_lengths is not None
+        return (STEPS if positional else steps).attend(now, here, hop, owner, q, block)
+
+    return replace(STEPS, attend=attend)
+
+
 def chunked(count: int) -> Steps:
     """Cut keys in tiles of `count` and the mask in `count` chunks: key c of tile t is masked as key c of chunk t."""
 
@@ -364,18 +519,38 @@ def chunked(count: int) -> Steps:
 
 
 for limit in TILES[1:]:
-    FAULTS.cause(f"dimensions past the first {limit} are left out of the scores", first_dimensions(limit))
+    FAULTS.cause(f"dimensions past the first {limit} are left out of the scores", first_dimensions(limit), tile=limit)
 for tile in TILES:
     says = f"a block of more than {tile} keys is attended in tiles of {tile}, and only its last tile counts"
-    FAULTS.cause(says, last_tile(tile))
+    FAULTS.cause(says, last_tile(tile), tile=tile)
 for limit in TILES:
-    FAULTS.cause(f"keys past the first {limit} of a block are never attended", first_keys(limit))
+    FAULTS.cause(f"keys past the first {limit} of a block are never attended", first_keys(limit), tile=limit)
+for tile in TILES:
+    says = f"keys past the last whole tile of {tile} of a block are never attended"
+    FAULTS.cause(says, whole_tiles(tile, fewer=True), tile=1)
+    FAULTS.cause(says, whole_tiles(tile, fewer=False), more=", unless it has fewer", tile=tile)
+    says = f"dimensions in tiles of {tile}: only the last tile enters the scores"
+    FAULTS.cause(says, some_dimensions(tile, last=True), tile=tile)
+    says = f"dimensions past the last whole tile of {tile} are left out of the scores"
+    FAULTS.cause(says, some_dimensions(tile, last=False), tile=tile)
+    for of_q, what in ((True, "each block's keys count in dq"), (False, "queries count in dk and dv")):
+        for run, which in ((_last, "last tile"), (_whole, "whole tiles")):
+            says = f"tiles of {tile}: only the {which} of {what}"
+            FAULTS.cause(says, gradients_of_tiles(tile, run, of_q=of_q, filled=False), tile=tile)
+        says = f"tiles of {tile}: only the last tile of {what}"
+        steps = gradients_of_tiles(tile, _last, of_q=of_q, filled=True)
+        FAULTS.cause(says, steps, more=", where short shards are filled up", tile=tile)
+    says = f"blocks are filled up with zero keys to a multiple of {tile}, which are attended"
+    FAULTS.cause(says, padded(lambda here, count, tile=tile: -(-count // tile) * tile), tile=1)  # type: ignore[misc]
+says = "short blocks are filled up with zero keys, which are attended"
+FAULTS.cause(says, _unmasked(padded(lambda here, count: max(map(len, here.shards)))), more=" where no mask covers them")
+FAULTS.cause(says, padded(lambda here, count: max(map(len, here.shards))))
 for tile in TILES:
     says = f"tiles of {tile} keys: every tile that is masked in part forgets the tiles before it"
-    FAULTS.cause(f"own block in {says}", forgetting(tile, own_and_masked))
-    FAULTS.cause(says, forgetting(tile, masked))
+    FAULTS.cause(f"own block in {says}", forgetting(tile, own_and_masked), tile=tile)
+    FAULTS.cause(says, forgetting(tile, masked), tile=tile)
 for count in TILES[:4]:
-    FAULTS.cause(f"the mask is cut in {count} chunks, the keys in tiles of {count}", chunked(count))
+    FAULTS.cause(f"the mask is cut in {count} chunks, the keys in tiles of {count}", chunked(count), tile=count)
 FAULTS.mutant("O93", "dimensions past the first 32 are left out of the scores")
 FAULTS.mutant(
     "O92", "a block of more than 32 keys is attended in tiles of 32, and only its last tile counts, in the forward only"

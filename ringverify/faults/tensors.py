@@ -120,6 +120,12 @@ FAULTS.cause("lse is -1e8 on rows without keys", _lse(taken(-math.inf, -1e8)))
 FAULTS.cause("lse is NaN on rows without keys", _lse(taken(-math.inf, math.nan)))
 FAULTS.cause("lse is not written: it is 0", _lse(torch.zeros_like))
 FAULTS.cause("lse has the wrong sign", _lse(lambda lse: -lse))
+for by, which in ((1, "before"), (-1, "after")):
+    FAULTS.cause(f"lse of a head is that of the head {which}", _lse(lambda lse, by=by: lse.roll(by, dims=1)))  # type: ignore[misc]
+    FAULTS.cause(
+        f"out of a head is that of the head {which}",
+        whole(lambda here, found, by=by: found._replace(out=found.out.roll(by, dims=1))),  # type: ignore[misc]
+    )
 
 
 def _by_tokens(first: Partial, second: Partial) -> Partial:

@@ -6,27 +6,11 @@ import inspect
 
 import hazardous
 import pytest
+from hunts import hunted
 
-from ringverify.cases.running import Runner
-from ringverify.check.hunting import hunt
-from ringverify.check.searching import Hunt
-from ringverify.implementation import Implementation
-from ringverify.properties.catalogue import PROPERTIES
 from ringverify.ring.declared import allgather, ring
-from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(90)
-
-
-def hunted(attend: Implementation, property: str, examples: int = 25, seed: int = 0) -> Hunt:
-    """What is found of one property."""
-    return hunt(
-        PROPERTIES[property],
-        Runner(attend, SimulatedWorld()),
-        examples=examples,
-        seed=seed,
-        progress=lambda done: None,
-    )
 
 
 def line_of(function, text: str) -> str:
@@ -50,7 +34,7 @@ HAZARDOUS = {
 @pytest.mark.by_day(2)
 def test_a_ring_that_is_right_by_luck_passes_forward(name):
     """On an ordinary transport nothing shows."""
-    assert hunted(getattr(hazardous, name), "forward").counterexample is None
+    assert hunted(getattr(hazardous, name), "forward", 25).counterexample is None
 
 
 @pytest.mark.parametrize("name", HAZARDOUS)
@@ -58,7 +42,7 @@ def test_a_ring_that_is_right_by_luck_passes_forward(name):
 def test_a_ring_that_is_right_by_luck_is_named_with_rank_operation_and_line(name):
     """On the smallest ring that shows it, two ranks."""
     property, operation, line = HAZARDOUS[name]
-    shown = hunted(getattr(hazardous, name), property).counterexample
+    shown = hunted(getattr(hazardous, name), property, 25).counterexample
     assert shown is not None
     assert shown.case.world_size == 2
     assert shown.repeats
@@ -73,7 +57,7 @@ def test_a_ring_that_is_right_by_luck_is_named_with_rank_operation_and_line(name
 
 def test_an_orphan_message_is_no_progress_either():
     """`progress` sees what is left in the mail."""
-    shown = hunted(hazardous.orphan, "progress").counterexample
+    shown = hunted(hazardous.orphan, "progress", 25).counterexample
     assert shown is not None
     assert shown.violation.summary.startswith("a message that nobody received: from rank ")
     assert "tag 7" in shown.violation.summary
@@ -85,4 +69,4 @@ def test_an_orphan_message_is_no_progress_either():
 def test_a_ring_that_waits_for_what_it_posts_passes_under_every_transport(attend, property):
     """No false alarm, for a plain ring and for ours, forward and backward, on groups and under delays."""
     for seed in range(2):
-        assert hunted(attend, property, examples=40, seed=seed).counterexample is None
+        assert hunted(attend, property, 40, seed=seed).counterexample is None

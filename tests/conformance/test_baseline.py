@@ -3,16 +3,15 @@
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 from command_line import assert_one_line, miniature
+from report_lines import VALIDATOR
 
-from ringverify import reports
 from ringverify.check.baseline import read_baseline
 from ringverify.check.outcome import ImplementationOutcome
 from ringverify.events import Known, PropertyEvent
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("unexplained")]
 
 KNOWN = {
     "implementation": "swapped gradients",
@@ -35,9 +34,8 @@ def written(folder, *entries, name="baseline.toml"):
 
 def assert_as_the_schema_has_it(events):
     """Every event is one of the published schema; the footer's seal, which is its file's, was read already."""
-    schema = json.loads((Path(reports.__file__).parent / "schema" / "report-1.json").read_text(encoding="utf-8"))
     for event in events:
-        jsonschema.validate({**event, "seal": "its file's"} if event["event"] == "footer" else event, schema)
+        VALIDATOR.validate({**event, "seal": "its file's"} if event["event"] == "footer" else event)
 
 
 def test_a_known_violation_is_shown_as_known_and_does_not_fail_the_run(ringverify):

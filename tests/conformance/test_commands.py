@@ -13,7 +13,7 @@ from ringverify.check.configuration import WRITTEN, configured
 from ringverify.cli import check as command
 from ringverify.cli.main import _Parser, _parser
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("unexplained")]
 
 WRONG = (miniature("faulty_rings:wrong_scale"), "--only", "forward", "--max-examples", 2)
 

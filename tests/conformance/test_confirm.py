@@ -14,7 +14,7 @@ from ringverify.errors import UsageError
 from ringverify.events import CounterexampleEvent, RunFailure
 from ringverify.reports.jsonl import read_report
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("unexplained")]
 
 
 def violated(ringverify, target, property, examples=20):

@@ -58,6 +58,7 @@ MISBEHAVING = {
 
 
 @pytest.mark.parametrize("how", MISBEHAVING)
+@pytest.mark.by_day(9)
 def test_an_import_that_misbehaves_is_one_line_and_never_a_verdict(how, ringverify):
     """Neither conformant, which is what 0 means, nor violations, which is what 1 means; nothing is written."""
     lines, code, words = MISBEHAVING[how]
@@ -92,6 +93,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("how", HARMLESS)
+@pytest.mark.by_day(4)
 def test_what_an_import_does_to_its_process_is_not_seen_here(how, ringverify):
     """Name and place come back all the same."""
     found = describe(written(HARMLESS[how]))

@@ -21,7 +21,7 @@ def test_what_is_written_gets_a_verdict_as_it_is(kind, ringverify):
     assert written.code == 0
     (line,) = [line for line in written.out.splitlines() if line.startswith("  ringverify ")]
     assert line.split() == ["ringverify", "check", "theirs.py:attend", "--suite", "smoke"]
-    outcome = ringverify.check(*line.split()[2:])
+    outcome = ringverify.check(*line.split()[2:], "--max-examples", 3)
     assert outcome.code == 0, outcome.out
     assert outcome.verdicts()["gradients"] == "pass"
     assert "ringverify check theirs.py:attend" in Path("theirs.py").read_text()

@@ -6,11 +6,10 @@ import dataclasses
 
 import pytest
 import skipping
+from hunts import hunted
 
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
-from ringverify.check.searching import Hunt
-from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.ring.declared import allgather, ring
 from ringverify.vectors.catalogue import STORIES
@@ -18,12 +17,6 @@ from ringverify.vectors.trying import Trial, trial
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def hunted(attend: Implementation, property: str, examples: int) -> Hunt:
-    """What is found of one property."""
-    runner = Runner(attend, SimulatedWorld())
-    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, progress=lambda done: None)
 
 
 @pytest.mark.parametrize("property", ["forward", "masked_rows", "isolation", "chunk_boundaries"])
@@ -65,7 +58,7 @@ def test_a_claim_of_poison_safety_is_held_to_it():
 def test_our_own_declare_that_they_are_safe_and_are(attend):
     """Both keep their words under every constraint."""
     assert attend.capabilities.poison_safe
-    assert hunted(attend, "isolation", 60).counterexample is None
+    assert hunted(attend, "isolation", 30).counterexample is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from ringverify.check.casefile import remembered, save
 from ringverify.check.searching import Counterexample
 from ringverify.properties.property import Violation
 
+pytestmark = pytest.mark.usefixtures("unexplained")
+
 WRONG = (miniature("faulty_rings:dropped_key"), "--only", "forward", "--max-examples", 4)
 ABOUT = {"target": "ring", "property": "forward"}
 

@@ -5,26 +5,11 @@ from __future__ import annotations
 import lenses
 import pytest
 import right
+from hunts import hunted
 
-from ringverify.cases.running import Runner
-from ringverify.check.hunting import hunt
-from ringverify.check.searching import Hunt
 from ringverify.implementation import Implementation
-from ringverify.properties.catalogue import PROPERTIES
-from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(90)
-
-
-def hunted(attend: Implementation, property: str, examples: int = 60) -> Hunt:
-    """What is found of one property."""
-    return hunt(
-        PROPERTIES[property],
-        Runner(attend, SimulatedWorld()),
-        examples=examples,
-        seed=0,
-        progress=lambda done: None,
-    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +28,7 @@ def hunted(attend: Implementation, property: str, examples: int = 60) -> Hunt:
 @pytest.mark.by_day(4)
 def test_a_lens_finds_what_it_is_for_and_shrinks_it(attend, property, reason):
     """With the reason that names it, on at most two ranks and four tokens."""
-    shown = hunted(attend, property).counterexample
+    shown = hunted(attend, property, 60).counterexample
     assert shown is not None
     assert shown.violation.reason == reason
     assert shown.repeats
@@ -53,7 +38,7 @@ def test_a_lens_finds_what_it_is_for_and_shrinks_it(attend, property, reason):
 
 def test_what_padding_holds_is_the_business_of_isolation_alone():
     """A leak of 0 times NaN passes `forward`, whose padding is finite."""
-    assert hunted(lenses.padding_leaks, "forward").counterexample is None
+    assert hunted(lenses.padding_leaks, "forward", 60).counterexample is None
 
 
 @pytest.mark.parametrize("property", ["exact_selection", "isolation", "invariants"])
@@ -61,4 +46,4 @@ def test_what_padding_holds_is_the_business_of_isolation_alone():
 @pytest.mark.by_day(1)
 def test_what_is_right_passes_every_lens(attend, property):
     """No false alarm on a plain gathered attention."""
-    assert hunted(attend, property).counterexample is None
+    assert hunted(attend, property, 60).counterexample is None

@@ -63,12 +63,14 @@ def test_misbehaviour_is_a_violation_with_its_rank_in_words(name, ringverify, im
     assert_right_is_conformant(ringverify)
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_a_breach_of_the_contract_is_told_without_our_own_traceback(ringverify):
     """The message says all; lines of the harness would send the reader the wrong way."""
     outcome = ringverify.check(miniature("misbehaving:wrong_dtype"), "--only", "forward")
     assert outcome.told("counterexample")[0]["detail"] == ""
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_an_exception_is_told_with_the_line_that_raised_it(ringverify):
     """The implementation's own traceback is what its author needs."""
     outcome = ringverify.check(miniature("misbehaving:raises_on_one_rank"), "--only", "forward")
@@ -77,6 +79,7 @@ def test_an_exception_is_told_with_the_line_that_raised_it(ringverify):
     assert outcome.told("property")[0]["margin"] is None
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_a_message_is_told_as_it_is(ringverify):
     """Neither markup, emoji codes, half a surrogate pair nor a backslash at its end disturbs the verdict."""
     outcome = ringverify.check(miniature("misbehaving:raises_odd_text"), "--only", "forward")
@@ -112,6 +115,7 @@ IN_PROCESSES = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", IN_PROCESSES)
 @pytest.mark.by_day(1)
+@pytest.mark.usefixtures("unexplained")
 def test_misbehaviour_in_processes_is_told_alike(name, ringverify, monkeypatch):
     """A rank's process may end; the harness stays, and so do the worlds after it."""
     ranks, words = IN_PROCESSES[name]

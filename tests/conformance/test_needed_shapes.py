@@ -9,13 +9,13 @@ from pathlib import Path
 
 import needs
 import pytest
+from hunts import hunted
 
 from ringverify.cases.case import why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check.drawing import drawn
 from ringverify.check.hunting import hunt
 from ringverify.check.run import undeclared
-from ringverify.check.searching import Hunt
 from ringverify.check.tried import Tried
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.catalogue import PROPERTIES
@@ -30,17 +30,11 @@ DECLARED_COMPILED = '@implementation(name="right", world_sizes=(1, 2), shapes="c
 DECLARED = (needs.declared_ulysses, needs.declared_narrow, needs.declared_blocks)
 
 
-def hunted(attend: Implementation, property: str, examples: int) -> Hunt:
-    """What is found of one property."""
-    runner = Runner(attend, SimulatedWorld())
-    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, progress=lambda done: None)
-
-
 @pytest.mark.parametrize("attend", DECLARED, ids=lambda one: one.name)
 @pytest.mark.by_day(1)
 def test_who_declares_what_it_needs_is_conformant(attend):
     """Every property that applies is put to the test, and no case is drawn that it refuses: it would raise."""
-    examples = 3 if attend is needs.declared_blocks else 8
+    examples = 3 if attend is needs.declared_blocks else 4
     for id, property in PROPERTIES.items():
         if property.unsupported(attend.capabilities) is None:
             found = hunted(attend, id, examples)
@@ -51,7 +45,7 @@ def test_who_declares_what_it_needs_is_conformant(attend):
 def test_sdpa_under_a_causal_mask_is_right_for_every_scale_that_it_is_asked_for():
     """`scale=True` is of positive scales; under a negative one, a claim of its own, torch's `is_causal` has NaN."""
     assert hunted(needs.declared_ulysses, "overflow", 40).counterexample is None
-    shown = hunted(needs.boasting_ulysses, "forward", 40).counterexample
+    shown = hunted(needs.boasting_ulysses, "forward", 40, explain=True).counterexample
     assert shown is not None
     assert (shown.case.problem.causal, shown.case.problem.scale) == (True, -0.7)
     assert shown.hints[0].text == (
@@ -71,7 +65,7 @@ def test_sdpa_under_a_causal_mask_is_right_for_every_scale_that_it_is_asked_for(
 )
 def test_who_does_not_is_told_which_capability_says_it(attend, hint):
     """It fails, for what is declared is all shapes; the smallest case passes once it has a shape that fits."""
-    shown = hunted(attend, "forward", 20).counterexample
+    shown = hunted(attend, "forward", 20, explain=True).counterexample
     assert shown is not None
     assert shown.violation.reason[0] == "raised"
     assert re.fullmatch(f"The case passes with {hint}", shown.hints[0].text)

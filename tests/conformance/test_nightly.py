@@ -1,6 +1,5 @@
 """The suites: all but nightly repeat, nightly sees other cases each time; and each tries first what failed before."""
 
-import hashlib
 import importlib
 import json
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from command_line import miniature
+from report_lines import resealed
 
 from ringverify.check.drawing import drawn
 from ringverify.check.options import MOST_DRAWN, seed_for
@@ -16,7 +16,7 @@ from ringverify.implementation import Capabilities
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.suites import SUITES
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("unexplained")]
 
 WRONG = (miniature("faulty_rings:dropped_key"), "--only", "forward")
 
@@ -109,8 +109,8 @@ def test_a_case_that_cannot_be_tried_is_passed_over_with_a_word(ringverify):
     found.with_name(found.stem + "0.json").write_text("{")
     found.with_name(found.stem + "1.json").write_text(json.dumps({**content, "schema": 99}))
     windowed = {**content, "case": {**content["case"], "problem": {**content["case"]["problem"], "window": [1, 0]}}}
-    sealed(found.with_name(found.stem + "2.json"), windowed)
-    sealed(found.with_name(found.stem + "3.json"), {**content, "target": "somebody else's"})
+    found.with_name(found.stem + "2.json").write_text(resealed(windowed))
+    found.with_name(found.stem + "3.json").write_text(resealed({**content, "target": "somebody else's"}))
     run = ringverify.check(*WRONG, "--max-examples", 4)
     (event,) = run.told("property")
     assert "remembered" not in event
@@ -126,13 +126,6 @@ def test_a_case_that_cannot_be_tried_is_passed_over_with_a_word(ringverify):
 def found_in(words, line):
     """Which of the words is in a line."""
     return [word in line for word in words].index(True)
-
-
-def sealed(path, content):
-    """Write a case as `check` would."""
-    content = {name: value for name, value in content.items() if name != "seal"}
-    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps({**content, "seal": seal}))
 
 
 def test_the_smoke_suite_tries_ten_examples_of_each_property_at_most():

@@ -10,16 +10,13 @@ import dataclasses
 
 import by_address
 import pytest
+from hunts import hunted
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import worst
 from ringverify.cases.running import Runner
-from ringverify.check.hunting import hunt
 from ringverify.check.repeating import same_failure
-from ringverify.check.searching import Hunt
-from ringverify.implementation import Implementation
-from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.property import Judgement, Violation
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -27,35 +24,24 @@ COMPARE_BITS = ("determinism", "exact_selection", "invariants", "inputs_untouche
 """Properties in which bits of two runs, or of a run and an integer, are compared."""
 
 
-def hunted(attend: Implementation, property: str, examples: int = 15) -> Hunt:
-    """What is found of one property."""
-    return hunt(
-        PROPERTIES[property],
-        Runner(attend, SimulatedWorld()),
-        examples=examples,
-        seed=0,
-        progress=lambda done: None,
-    )
-
-
 @pytest.mark.parametrize("property", [*COMPARE_BITS, "strided_inputs", "world_size_invariance", "hazards"])
 @pytest.mark.by_day(3)
 def test_products_that_depend_on_addresses_break_no_property(property):
     """Sums in another order at other addresses are right, and inputs lie alike in every run of a case."""
-    hunt = hunted(by_address.attend, property)
+    hunt = hunted(by_address.attend, property, 15)
     assert hunt.counterexample is None, hunt.counterexample.violation
     assert hunt.examples > 10
 
 
 def test_a_path_of_its_own_for_inference_is_not_taken_for_what_is_not_linear():
     """Runs whose bits are compared go the same way: both with gradients, or both without."""
-    hunt = hunted(by_address.attend_in_inference, "invariants")
+    hunt = hunted(by_address.attend_in_inference, "invariants", 15)
     assert hunt.counterexample is None, hunt.counterexample.violation
 
 
 def test_a_failure_repeats_although_its_last_bits_do_not():
     """And so it is explained: what a race leaves would be further apart than rounding."""
-    shown = hunted(by_address.attend_wrongly, "forward").counterexample
+    shown = hunted(by_address.attend_wrongly, "forward", 15, explain=True).counterexample
     assert shown is not None
     assert shown.repeats
     assert shown.diagnosis.where is not None

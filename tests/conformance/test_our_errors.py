@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import miniature
+from hunts import unexplained
 
 from ringverify import targets
 from ringverify.cases.shrinking import Shrunk
@@ -31,9 +32,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "open_world", lambda name: SimulatedWorld())
     monkeypatch.setattr(finishing, "shrink", lambda case, *_, **__: Shrunk(case, 0, complete=True))
-    silent = {"when_it_fails": None, "explained": None, "would_pass": None, "suggested": None, "beside": []}
-    for explains, nothing in silent.items():
-        monkeypatch.setattr(finishing, explains, lambda *_, nothing=nothing, **__: nothing)
+    unexplained(monkeypatch)
 
 
 def breaks(*_, **__):

@@ -5,32 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import hunts
 import overlapping
 import pytest
 import right
 import torch
 
-from ringverify.cases.running import Runner
 from ringverify.cases.unwritten import Unwritten
-from ringverify.check.hunting import hunt
-from ringverify.check.searching import Hunt
 from ringverify.implementation import Implementation
-from ringverify.properties.catalogue import PROPERTIES
-from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(90)
 
 
-def hunted(attend: Implementation, property: str, examples: int = 20) -> Hunt:
-    """What is found of one property."""
+def hunted(attend, property):
+    """What is found of one property, by an implementation that has kept nothing."""
     overlapping.KEPT.clear()
-    return hunt(
-        PROPERTIES[property],
-        Runner(attend, SimulatedWorld()),
-        examples=examples,
-        seed=0,
-        progress=lambda done: None,
-    )
+    return hunts.hunted(attend, property)
 
 
 @pytest.mark.parametrize(

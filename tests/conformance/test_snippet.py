@@ -14,6 +14,8 @@ from ringverify.cli.main import main
 from ringverify.confirm.script import snippet
 from ringverify.targets import load
 
+pytestmark = pytest.mark.usefixtures("unexplained")
+
 ROOT = Path(__file__).parents[2]
 MINIATURES = ROOT / "tests" / "miniatures"
 WRONG = {

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from hunts import hunted
 
 from ringverify import implementation
-from ringverify.cases.running import Runner
-from ringverify.check.hunting import hunt
-from ringverify.properties.catalogue import PROPERTIES
-from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -62,31 +59,17 @@ def default_group(block, arriving, call):
     return [dist.isend(block, (call.rank + 1) % size), dist.irecv(arriving, (call.rank - 1) % size)]
 
 
-def found(attend, examples=30):
-    """What `subgroups` finds of an implementation."""
-    runner = Runner(attend, SimulatedWorld())
-    return hunt(
-        PROPERTIES["subgroups"],
-        runner,
-        examples=examples,
-        seed=0,
-        progress=lambda done: None,
-    )
-
-
 def test_a_ring_that_names_group_ranks_as_such_passes():
     """Offset and strided groups of one to four ranks, beside a busy ring of the other ranks."""
-    assert found(attend_with(right)).counterexample is None
+    assert hunted(attend_with(right), "subgroups", 30).counterexample is None
 
 
 @pytest.mark.parametrize("exchange", [group_rank_as_global_rank, default_group])
 def test_a_ring_that_mistakes_its_group_is_found_on_two_ranks(exchange):
     """Both pass `forward`, where the group is the world, and fail here, on the smallest ring there is."""
     attend = attend_with(exchange)
-    runner = Runner(attend, SimulatedWorld())
-    ordinary = hunt(PROPERTIES["forward"], runner, examples=30, seed=0, progress=lambda done: None)
-    assert ordinary.counterexample is None
-    shown = found(attend).counterexample
+    assert hunted(attend, "forward", 30).counterexample is None
+    shown = hunted(attend, "subgroups", 30).counterexample
     assert shown is not None
     assert shown.case.world_size == 2
     assert shown.case.group in ("offset", "strided")

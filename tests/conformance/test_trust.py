@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import assert_one_line
+from report_lines import resealed
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
@@ -37,10 +38,7 @@ def written(target=NAMED, folder=".ringverify", summary="wrong"):
 
 def forged(path, **fields):
     """A case file with other fields, and a seal that fits them."""
-    content = json.loads(path.read_text()) | fields
-    del content["seal"]
-    content["seal"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    Path("forged.json").write_text(json.dumps(content))
+    Path("forged.json").write_text(resealed(json.loads(path.read_text()) | fields))
     return Path("forged.json")
 
 

@@ -209,6 +209,7 @@ def test_the_counts_of_a_report_add_up_to_the_examples_of_each_property(ringveri
     assert kinds[-3:] == ["tried", "implementation", "footer"]
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_an_example_that_fails_counts_and_a_run_without_examples_has_no_table(ringverify):
     """What was not tried is then everything that is declared."""
     wrong = ringverify.check(miniature("faulty_rings:wrong_scale"), "--only", "forward", "--max-examples", 5)

@@ -202,6 +202,7 @@ def test_what_a_worker_prints_is_shown_and_is_no_message(worker, ringverify):
     assert "of a child" in told["printed"][0]["text"]
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_what_a_worker_raises_is_shown_with_its_traceback(worker, ringverify):
     """As of a rank."""
     target = worker((FIRST, f"    raise IndexError('third of two')\n{FIRST}"))
@@ -256,6 +257,7 @@ def test_a_bad_program_is_said_in_one_line(arguments, words, ringverify):
     assert_one_line(outcome.err, words)
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_a_violation_of_a_program_is_confirmed_by_no_script(worker, ringverify):
     """It is said why, and how to see it again."""
     target = worker(("sums, logs\n", "sums * 2, logs\n"))

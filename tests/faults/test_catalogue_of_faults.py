@@ -4,10 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from hunts import hunted
 
-from ringverify.cases.running import Runner
-from ringverify.check.budget import Budget
-from ringverify.check.hunting import hunt
 from ringverify.faults import catalogue, fault
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.masking import everything
@@ -16,7 +14,6 @@ from ringverify.faults.ring import PLAIN, STEPS
 from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import load
-from ringverify.worlds.simulated import SimulatedWorld
 
 ROWS = [
     *["A1", "A2", "A3", "A4", "A6", "A8", "A9", "A10", "A11", "A12"],
@@ -36,19 +33,6 @@ RIGHT = {"plain": PLAIN} | {name: variant.implementation for name, variant in VA
 def row(id):
     """A1 of A1b."""
     return re.match(r"[A-Z]\d+", id)[0]
-
-
-def hunted(implementation, property, examples, seed=0):
-    """What became of looking for a violation, without shrinking past what a test has time for."""
-    runner = Runner(implementation, SimulatedWorld(), deadline=5.0)
-    return hunt(
-        PROPERTIES[property],
-        runner,
-        examples=examples,
-        seed=seed,
-        share=Budget(60, 1).share(),
-        progress=lambda done: None,
-    )
 
 
 def test_every_mutant_says_what_is_wrong_and_where_that_was_seen():

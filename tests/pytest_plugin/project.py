@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from hunts import unexplained
 
 ROOT = Path(__file__).resolve().parents[2]
 MINIATURES = ROOT / "tests" / "miniatures"
@@ -64,11 +65,16 @@ class Project:
         for name, text in files.items():
             (self.folder / f"{name}.py").write_text(text, encoding="utf-8")
 
-    def pytest(self, *arguments, folder=".", **environment):
-        """Run it in this process, which has torch already; nothing of the project stays in it."""
+    def pytest(self, *arguments, folder=".", explain=False, **environment):
+        """Run it in this process, which has torch already, by default without explanations of what it finds.
+
+        Nothing of the project stays in the process.
+        """
         out, err = io.StringIO(), io.StringIO()
         captured = (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err))
-        with self._alone(self.folder / folder, environment), captured[0], captured[1]:
+        with self._alone(self.folder / folder, environment) as patch, captured[0], captured[1]:
+            if not explain:
+                unexplained(patch)
             code = pytest.main([str(word) for word in arguments])
         return Outcome(int(code), out.getvalue(), err.getvalue())
 
@@ -88,7 +94,7 @@ class Project:
             importlib.invalidate_caches()
             before = set(sys.modules)
             try:
-                yield
+                yield patch
             finally:
                 for name in set(sys.modules) - before:
                     if str(getattr(sys.modules[name], "__file__", None)).startswith(str(self.folder)):

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from report_lines import without_times
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -190,9 +191,8 @@ def test_several_processes_try_the_cases_of_a_test_with_the_same_report(project)
     asked = ("--ringverify", "right.py:attend", "--ringverify", "faulty_rings.py:wrong_scale", *FEW)
     found = []
     for count in (1, 2):
-        ran = project.pytest(*asked, "--ringverify-jobs", str(count), "--ringverify-report", "report.jsonl")
-        assert ran.code == 1
-        times = ("started", "seconds", "seconds_inside", "seal")
-        found.append([{k: v for k, v in event.items() if k not in times} for event in project.events("report.jsonl")])
+        how = ("--ringverify-jobs", str(count), "--ringverify-report", "report.jsonl")
+        assert project.pytest(*asked, *how, explain=True).code == 1
+        found.append(without_times(project.events("report.jsonl")))
         shutil.rmtree(project.folder / ".ringverify")
     assert found[0] == found[1]

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import sample_events
+from report_lines import resealed
 from rich.console import Console
 
 from ringverify.cases import tensorfile
@@ -184,9 +185,7 @@ def _line(event: dict) -> bytes:
 def _sealed_object(data: bytes) -> bytes:
     """A JSON object with the seal that fits its other fields."""
     with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError):
-        content = {name: value for name, value in json.loads(data).items() if name != "seal"}
-        content["seal"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return json.dumps(content).encode()
+        return resealed(json.loads(data)).encode()
     return data
 
 

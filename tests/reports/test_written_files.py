@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import sample_events
+from hunts import unexplained
 
 import ringverify.check.run
 from ringverify import files
@@ -300,6 +301,7 @@ def test_a_case_that_cannot_be_kept_is_a_violation_all_the_same(tmp_path, monkey
         raise UsageError("cannot write case x.json: No space left on device; name another folder with --cases")
 
     monkeypatch.setattr(casefile, "save", full)
+    unexplained(monkeypatch)
     monkeypatch.chdir(tmp_path)
     target = f"{Path(__file__).resolve().parents[1] / 'miniatures' / 'faulty_rings.py'}:wrong_scale"
     assert main(["check", target, "--only", "forward", "--max-examples", "5", "--report", "r.jsonl"]) == 1

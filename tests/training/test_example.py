@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from examples import EXAMPLES, ROOT, module_of, printed
 
 from ringref.rounding import scaled_bound
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "docs" / "examples" / "train.py"
+EXAMPLE = EXAMPLES / "train.py"
 STEPS = 4
+SHORT = ("--steps", str(STEPS))
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -25,26 +23,7 @@ pytestmark = pytest.mark.timeout(100)
 @pytest.fixture(scope="module")
 def example() -> Any:
     """The example as a module."""
-    spec = importlib.util.spec_from_file_location("train_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def printed(*command: str) -> str:
-    """What it prints."""
-    ended = subprocess.run(
-        [sys.executable, *command, "--steps", str(STEPS)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return module_of(EXAMPLE)
 
 
 def largest(text: str) -> float:
@@ -65,7 +44,7 @@ def allowed(example: Any) -> float:
 def test_four_ranks_and_one_process_have_one_loss_curve(allowed: float, tmp_path: Path) -> None:
     """Started as a script, with a picture."""
     picture = tmp_path / "curves.svg"
-    text = printed(str(EXAMPLE), "--plot", str(picture))
+    text = printed(str(EXAMPLE), *SHORT, "--plot", str(picture))
     assert f"{STEPS} steps: loss 2.3793 to" in text
     assert "on 4 ranks" in text
     assert largest(text) <= allowed
@@ -78,7 +57,7 @@ def test_four_ranks_and_one_process_have_one_loss_curve(allowed: float, tmp_path
 @pytest.mark.nightly
 def test_torchrun_gives_it_its_ranks(allowed: float) -> None:
     """Started by torchrun, without a picture."""
-    text = printed("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE))
+    text = printed("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE), *SHORT)
     assert "on 2 ranks" in text
     assert largest(text) <= allowed
 

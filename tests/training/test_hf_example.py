@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from examples import EXAMPLES, module_of, printed
 
 from ringref.rounding import scaled_bound
 from ringverify.ring import position_ids, ring_sdpa, shard
 from ringverify.worlds.simulated import SimulatedWorld
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "docs" / "examples" / "hf_model.py"
+EXAMPLE = EXAMPLES / "hf_model.py"
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(180)]
 
@@ -27,26 +22,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def example() -> Any:
     """The example as a module."""
-    spec = importlib.util.spec_from_file_location("hf_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def printed(*command: str) -> str:
-    """What it prints."""
-    ended = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return module_of(EXAMPLE)
 
 
 def reported(text: str) -> list[tuple[str, str, list[float], list[float]]]:

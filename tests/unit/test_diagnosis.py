@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
+from ringverify.check.declaring import contradicted
 from ringverify.check.explaining import explained
-from ringverify.diagnosis.diagnose import diagnose
+from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.limiting import limited
 from ringverify.diagnosis.narrowing import _coarser
 from ringverify.diagnosis.needs import Needs, Requirement
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
-from ringverify.faults.catalogue import MUTANTS
+from ringverify.faults.catalogue import CAUSES, MUTANTS
 from ringverify.faults.place import Partial
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, attend, multiplicity, ring_of
 from ringverify.implementation import Capabilities, Implementation
@@ -110,6 +111,81 @@ def test_a_fault_of_the_backward_is_named(mutant):
     found = diagnosed(MUTANTS[mutant].implementation, case, gradients=True)
     assert found.causes
     assert words in found.text.split("; or ")[0]
+
+
+OWN_ENTRY = {
+    "values of the wrong block: from hop 2 on that of the hop before": (case_of(), False),
+    "dq is made of the wrong block's keys: that of the hop before, in the backward only": (case_of(), True),
+    "short blocks are filled up with zero keys, which are attended where no mask covers them": (
+        case_of(query_length=8), False
+    ),
+    "rows without keys make dv NaN: their softmax is NaN": (case_of(documents=(2, 9)), True),
+    "the running sum of exponentials is not rescaled where the maximum grows": (case_of(), False),
+    "keys past the last whole tile of 4 of a block are never attended": (case_of(size=1), False),
+    "tiles of 4: only the last tile of each block's keys count in dq": (case_of(size=1), True),
+    "scale is 1/sqrt of the number of heads a rank instead of head_dim": (case_of(heads=6), False),
+    "documents: positions of queries are local to the shard instead of global": (case_of(documents=(0, 4, 9)), False),
+    "segments of a dilation are counted from the start of each shard": (
+        case_of(dilation=Dilation(branches=((4, 2),))), False
+    ),
+}  # fmt: skip
+CAUSE_OF = {cause.sentence(): cause for cause in CAUSES}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("words", OWN_ENTRY)
+@pytest.mark.by_day(3)
+def test_a_ring_that_has_a_cause_is_named_by_it(words):
+    """Its steps are run as a ring that sends, and predicted by ranks that take turns."""
+    (case, gradients), steps = OWN_ENTRY[words], CAUSE_OF[words].steps
+    found = diagnosed(Implementation(ring_of(steps), words, EVERYTHING), case, gradients=gradients)
+    assert found.text.split("; or ")[0].split(" (residual")[0] == words
+
+
+def _gathered_in_the_wrong_order(q, k, v, call):
+    """Keys and values `(rank, batch, tokens)` read as `(batch, rank, tokens)`."""
+    parts = [torch.empty_like(torch.stack([k, v])) for _ in range(call.world_size)]
+    dist.all_gather(parts, torch.stack([k, v]), group=call.group)
+    k, v = torch.stack(parts, dim=1).reshape(2, k.size(0), -1, *k.shape[2:]).transpose(2, 3)
+    s = call.scale * q.transpose(1, 2) @ k.transpose(2, 3)
+    return (s.softmax(dim=-1) @ v).transpose(1, 2)
+
+
+@pytest.mark.timeout(60)
+def test_pieces_read_in_the_wrong_order_are_named():
+    """As all_gather_into_tensor returns them, which puts ranks before the batch."""
+    declared = Capabilities(causal="never", gradients=False)
+    implementation = Implementation(_gathered_in_the_wrong_order, "gathered", declared)
+    found = diagnosed(implementation, case_of(batch=2), gradients=False)
+    assert found.text.startswith("k and v are read in the wrong order: pieces (rank, batch, tokens)")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mutant", ["O75", "O76"])
+def test_what_is_rounded_is_named_by_its_digits(mutant):
+    """Bounds are loose in 16 bits, but the digits of a fault of rounding are not those of another one."""
+    case = case_of(dtype="bfloat16", values="dominating_key")
+    found = diagnosed(MUTANTS[mutant].implementation, case, gradients=False)
+    assert found.text.startswith(MUTANTS[mutant].fault.says)
+
+
+@pytest.mark.timeout(60)
+def test_a_mean_error_is_named_by_its_digits_too():
+    """Every value may be within bounds where the property `precision` fails."""
+    world = SimulatedWorld()
+    try:
+        runner = Runner(MUTANTS["A12a"].implementation, world)
+        case = case_of(size=4, dtype="bfloat16", query_length=16)
+        found = diagnose_rounding(lambda c: runner.run(c, gradients=True), [case], EVERYTHING)
+        right = Runner(PLAIN, world)
+        assert diagnose_rounding(lambda c: right.run(c, gradients=True), [case], EVERYTHING) is None
+    finally:
+        world.close()
+    assert found.text == MUTANTS["A12a"].fault.says
+    assert found.causes[0].allowed_by == ("accumulates",)
+    assert contradicted({"probabilities": "input"}, found)
+    assert not contradicted({"accumulates": "bfloat16"}, found)
+    assert not contradicted({"probabilities": "input"}, Diagnosis())
 
 
 ONE_RANK = {
@@ -217,11 +293,29 @@ def test_a_fault_that_is_there_under_a_condition_is_named_with_it(words):
 
 def test_a_condition_is_what_right_cases_lack():
     """Of all that a case needs, the fewest things that every right case lacks of which a hypothesis is wrong."""
-    scenes = [Scene(case_of(size=size, causal=causal), EVERYTHING, None) for size, causal in ((1, True), (2, False))]
-    standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=scenes[:1], excused=scenes)
-    assert standing.settled(scenes[0], [MASKED, MANY]).sentence(None) == "a fault, which needs at least 3 ranks"
-    assert standing.settled(scenes[0], [MASKED]) is None
-    assert replace(standing, confirmed=[]).settled(scenes[0], [MASKED, MANY]) is None
+    cases = (3, True), (1, True), (2, False)
+    failing, *right = (Scene(case_of(size=size, causal=causal), EVERYTHING, None) for size, causal in cases)
+    standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=[failing], excused=right)
+    assert standing.settled(failing, [MASKED, MANY]).sentence(None) == "a fault, which needs at least 3 ranks"
+    assert standing.settled(failing, [MASKED]) is None
+    assert replace(standing, confirmed=[]).settled(failing, [MASKED, MANY]) is None
+
+
+def test_a_condition_is_met_by_every_case_that_fails():
+    """Three ranks are no condition of what fails on two; the plain conditions are tried where two cases agree."""
+    cases = (3, True), (2, True), (2, False)
+    *failing, right = (Scene(case_of(size=size, causal=causal), EVERYTHING, None) for size, causal in cases)
+    standing = Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=failing[1:], excused=[right])
+    assert standing.settled(failing[0], [MANY]) is None
+    sure = replace(standing, confirmed=failing)
+    assert sure.settled(failing[0], [MANY]).sentence(None) == "a fault, which needs causal"
+
+
+def test_a_number_that_was_fitted_is_not_named_without_its_condition():
+    """A tile of 4 keys that some cases contradict may be a tile of another kind."""
+    scene = Scene(case_of(), EVERYTHING, None)
+    assert Standing(Hypothesis("a fault", STEPS), 0.0, confirmed=[scene, scene]).may_be
+    assert not Standing(Hypothesis("tiles of 4", STEPS, tile=4), 0.0, confirmed=[scene, scene]).may_be
 
 
 @pytest.mark.timeout(60)
@@ -275,9 +369,7 @@ NAMELESS = {
         scale=lambda here: float((here.problem.head_dim + 1) ** -0.5),
         causal=lambda problem, i, j: j < i + problem.diagonal,
     ),
-    "key heads in reverse": replace(
-        STEPS, per_query_head=lambda here, x: x.flip(1).repeat_interleave(here.problem.group_size, dim=1)
-    ),
+    "scores squared": replace(STEPS, scores=lambda q, k, scale: (q @ k.transpose(2, 3) * scale) ** 2),
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from comparing import assert_agree, oracle, results
 from drawing import Inputs, normal_inputs, problems, seeds, sizes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wrong_oracles import CROSS, PLAIN
 
@@ -44,7 +44,6 @@ def all_on_the_last(length: int, world_size: int) -> list[np.ndarray]:
 shardings = st.sampled_from([*SHARDINGS, backwards_striped, all_on_the_last])
 
 
-@settings(max_examples=100)
 @given(problem=problems(), seed=seeds, size=sizes)
 def test_naive_agrees_with_the_oracle(problem: Problem, seed: int, size: float) -> None:
     """The lowest rung stands on the definition."""
@@ -52,7 +51,6 @@ def test_naive_agrees_with_the_oracle(problem: Problem, seed: int, size: float) 
     assert_agree(problem, inputs, climb(naive, problem, inputs), oracle(problem, inputs))
 
 
-@settings(max_examples=100)
 @given(problem=problems(), seed=seeds, size=sizes, block=st.integers(1, 8))
 def test_blockwise_agrees_with_naive(problem: Problem, seed: int, size: float, block: int) -> None:
     """Blocks of any size, shorter at the end or longer than the keys."""
@@ -60,7 +58,6 @@ def test_blockwise_agrees_with_naive(problem: Problem, seed: int, size: float, b
     assert_agree(problem, inputs, climb(blockwise, problem, inputs, block=block), climb(naive, problem, inputs))
 
 
-@settings(max_examples=100)
 @given(problem=problems(), seed=seeds, size=sizes, query_tile=st.integers(1, 8), key_tile=st.integers(1, 8))
 def test_online_softmax_agrees_with_blockwise(
     problem: Problem, seed: int, size: float, query_tile: int, key_tile: int
@@ -71,7 +68,6 @@ def test_online_softmax_agrees_with_blockwise(
     assert_agree(problem, inputs, online, climb(blockwise, problem, inputs))
 
 
-@settings(max_examples=200)
 @given(problem=problems(), seed=seeds, size=sizes, sharding=shardings, world_size=st.integers(1, 8))
 @pytest.mark.nightly
 def test_the_sequential_ring_agrees_with_online_softmax(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from comparing import assert_agree, oracle
 from drawing import Inputs, normal_inputs, problems, seeds
-from hypothesis import given, settings
+from hypothesis import given
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from wrong_oracles import WRONG
@@ -44,7 +44,6 @@ def expressible(problem: Problem) -> bool:
     return problem.softcap is None and attended_once
 
 
-@settings(max_examples=150)
 @given(problem=problems().map(lambda problem: problem.replace(softcap=None)).filter(expressible), seed=seeds)
 def test_out_and_its_gradients_are_those_of_sdpa_with_a_mask(problem: Problem, seed: int) -> None:
     """Every pattern that is a boolean mask, with grouped queries, a scale and a value dimension of its own."""

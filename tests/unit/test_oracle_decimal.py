@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from comparing import assert_agree, oracle, results
 from drawing import Inputs, normal_inputs, problems, seeds, sizes
-from hypothesis import given, settings
+from hypothesis import given
 from wrong_oracles import CROSS, PLAIN, TWICE, WRONG
 
 from ringref import attention_decimal
@@ -23,7 +23,6 @@ def decimal(problem: Problem, inputs: Inputs) -> dict[str, np.ndarray]:
     return results(*attention_decimal.attention(problem, *inputs.arrays()))
 
 
-@settings(max_examples=120)
 @given(problem=problems(max_length=5), seed=seeds, size=sizes)
 def test_decimal_and_vectorised_agree_on_any_problem(problem: Problem, seed: int, size: float) -> None:
     """Over every constraint and combination."""

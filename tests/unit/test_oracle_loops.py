@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from comparing import assert_agree, loops, oracle
 from drawing import normal_inputs, problems, seeds, sizes
-from hypothesis import given, settings
+from hypothesis import given
 from wrong_oracles import CROSS, PLAIN, WRONG
 
 import ringref.attention
@@ -32,7 +32,6 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
     return module.attention
 
 
-@settings(max_examples=250)
 @given(problem=problems(), seed=seeds, size=sizes)
 def test_loops_and_vectorised_agree_on_any_problem(problem: Problem, seed: int, size: float) -> None:
     """Over every constraint and combination."""

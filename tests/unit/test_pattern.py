@@ -9,7 +9,7 @@ import dense_formula
 import numpy as np
 import pytest
 from drawing import problems
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringref.pattern import branch_of_head, branches_through, multiplicity, multiplicity_at
@@ -56,7 +56,6 @@ def test_vectorised_and_scalar_multiplicity_agree_on_every_element_of_every_smal
     assert above_one > 50
 
 
-@settings(max_examples=300)
 @given(problem=problems(max_length=12))
 def test_vectorised_and_scalar_multiplicity_agree_on_any_problem(problem: Problem) -> None:
     """Combinations that the exhaustive test above does not reach."""

@@ -10,16 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hunts import hunted, loaded
 
-from ringverify.cases.running import Runner
-from ringverify.check.hunting import hunt
-from ringverify.check.searching import Hunt
 from ringverify.errors import Inconclusive
-from ringverify.properties.catalogue import PROPERTIES
 from ringverify.targets import BUILT_IN, load
 from ringverify.worlds.processes.gloo import GlooWorld
-from ringverify.worlds.simulated import SimulatedWorld
-from ringverify.worlds.world import World
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,45 +34,27 @@ def processes() -> Iterator[GlooWorld]:
     world.close()
 
 
-def hunted(target: str, property: str, examples: int, world: World | None = None) -> Hunt:
-    """What is found of one property, or skipped with the line that says why."""
-    try:
-        attend = load(target)
-    except Inconclusive as error:
-        pytest.skip(str(error))
-    runner = Runner(attend, SimulatedWorld() if world is None else world, target=None if world is None else target)
-    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, progress=lambda done: None)
-
-
 @pytest.mark.parametrize("target", [*TORCH, *DIFFUSERS])
 @pytest.mark.by_day(1)
 def test_the_forward_pass_is_right(target: str) -> None:
     """Out and, where it is returned, the log-sum-exp, of any scale and any number of ranks that is declared."""
-    found = hunted(target, "lse" if load_lse(target) else "forward", 24)
+    found = hunted(loaded(target), "lse" if loaded(target).capabilities.lse else "forward", 24)
     wrong = None if found.counterexample is None else found.counterexample.case.problem
     assert (wrong is None) == (target != SHIFTED_MASK)
     if wrong is not None:
         assert wrong.key_lengths is not None
 
 
-def load_lse(target: str) -> bool:
-    """Whether it declares a log-sum-exp; skipped where its package is missing."""
-    try:
-        return load(target).capabilities.lse
-    except Inconclusive as error:
-        pytest.skip(str(error))
-
-
 def test_meshes_are_made_once() -> None:
     """Rings within Ulysses need groups of some of the ranks: those of an adapter are no fault of the package."""
-    assert hunted("peer:diffusers-unified", "reentrancy", 2).counterexample is None
+    assert hunted(loaded("peer:diffusers-unified"), "reentrancy", 2).counterexample is None
 
 
 @pytest.mark.parametrize("target", [name for name in (*TORCH, *DIFFUSERS) if not name.endswith("anything")])
 @pytest.mark.by_day(2)
 def test_gradients_are_right_but_for_one(target: str) -> None:
     """The ring of diffusers loses dk and dv from three ranks on; its two ranks within `unified` are right."""
-    found = hunted(target, "gradients", 12).counterexample
+    found = hunted(loaded(target), "gradients", 12).counterexample
     assert (found is None) == (target != LOST_GRADIENTS)
     if found is not None:
         assert found.case.world_size == 3
@@ -88,12 +65,12 @@ def test_gradients_are_right_but_for_one(target: str) -> None:
 @pytest.mark.parametrize("target", DEEPSPEED)
 def test_deepspeed_is_right_in_processes(target: str, processes: GlooWorld) -> None:
     """Key heads that the ranks divide, that they do not divide, and fewer than there are ranks."""
-    assert hunted(target, "gradients", 12, processes).counterexample is None
+    assert hunted(loaded(target), "gradients", 12, world=processes, target=target).counterexample is None
 
 
 def test_a_normalised_sum_is_no_attention() -> None:
     """dilated-attention-pytorch divides by the sum of outputs: the only value of one position comes out as 1."""
-    found = hunted(DILATED, "forward", 4).counterexample
+    found = hunted(loaded(DILATED), "forward", 4).counterexample
     assert found is not None
     assert (found.case.problem.nq, found.case.problem.head_dim) == (1, 1)
     assert found.violation.finding is not None
@@ -102,14 +79,14 @@ def test_a_normalised_sum_is_no_attention() -> None:
 
 def test_no_stand_in_stays_behind() -> None:
     """Who imports xformers later gets what is installed."""
-    hunted(DILATED, "forward", 1)
+    hunted(loaded(DILATED), "forward", 1)
     assert not [name for name in sys.modules if name.partition(".")[0] == "xformers"]
 
 
 @pytest.mark.parametrize("target", [name for name in DIFFUSERS if name.endswith("anything")])
 def test_a_package_that_needs_an_accelerator_that_is_missing_is_not_judged(target: str, monkeypatch) -> None:
     """It would raise in every case on a machine whose torch was built for GPUs and that has none: no fault of its."""
-    load_lse(target)  # skipped where the package is missing
+    loaded(target)  # skipped where the package is missing
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(Inconclusive, match="exchanges lengths on cuda, for which this torch was built"):

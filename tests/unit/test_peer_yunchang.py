@@ -7,15 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hunts import hunted, loaded
 
-from ringverify.cases.running import Runner
-from ringverify.check.hunting import hunt
-from ringverify.check.searching import Hunt
-from ringverify.errors import Inconclusive
-from ringverify.implementation import Implementation
-from ringverify.properties.catalogue import PROPERTIES
-from ringverify.targets import BUILT_IN, load
-from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.targets import BUILT_IN
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,33 +21,19 @@ ROUNDS_DQ = ("peer:yunchang-ring", "peer:yunchang-hybrid")
 """Whose backward returns dq in bfloat16, whatever the dtype of q."""
 
 
-def loaded(target: str) -> Implementation:
-    """The adapter, or skipped with the line that says why."""
-    try:
-        return load(target)
-    except Inconclusive as error:
-        pytest.skip(str(error))
-
-
-def hunted(target: str, property: str, examples: int) -> Hunt:
-    """What is found of one property."""
-    runner = Runner(loaded(target), SimulatedWorld())
-    return hunt(PROPERTIES[property], runner, examples=examples, seed=0, progress=lambda done: None)
-
-
 @pytest.mark.parametrize("target", ON_FLASH_ATTN)
 @pytest.mark.by_day(1)
 def test_values_and_gradients_are_right_on_flash_attn(target: str) -> None:
     """Of grouped heads, any scale, softcap and any number of ranks that is declared."""
     for property, examples in (("forward", 8), ("gradients", 12)):
-        assert hunted(target, property, examples).counterexample is None
+        assert hunted(loaded(target), property, examples).counterexample is None
 
 
 @pytest.mark.parametrize("target", [*ROUNDS_DQ, "peer:yunchang-zigzag", "peer:yunchang-ulysses"])
 @pytest.mark.by_day(1)
 def test_dq_of_float16_is_rounded_to_bfloat16_by_the_plain_ring(target: str) -> None:
     """A known fault of the package, which the others show to be none of the stand-in."""
-    found = hunted(target, "precision", 8).counterexample
+    found = hunted(loaded(target), "precision", 8).counterexample
     assert (None if found is None else found.violation.reason) == (("precision", "dq") if target in ROUNDS_DQ else None)
 
 
@@ -61,7 +41,7 @@ def test_dq_of_float16_is_rounded_to_bfloat16_by_the_plain_ring(target: str) -> 
 @pytest.mark.by_day(1)
 def test_out_is_wrong_on_torch(target: str) -> None:
     """Known faults of the package: log-sum-exps of 0 or in the input dtype, and a ring within Ulysses."""
-    found = hunted(target, "forward", 20).counterexample
+    found = hunted(loaded(target), "forward", 20).counterexample
     assert found is not None
     assert found.violation.finding is not None
     assert found.violation.finding.tensor == "out"
@@ -70,7 +50,7 @@ def test_out_is_wrong_on_torch(target: str) -> None:
 
 def test_packing_raises_for_a_misspelt_method() -> None:
     """A known fault of the package."""
-    found = hunted(RAISES, "forward", 1).counterexample
+    found = hunted(loaded(RAISES), "forward", 1).counterexample
     assert found is not None
     assert "continous" in found.violation.summary
 

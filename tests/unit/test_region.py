@@ -5,43 +5,19 @@ import json
 
 import numpy as np
 import pytest
+from diagnosed import diagnosed
 
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case
-from ringverify.cases.running import Runner
-from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.region import MOST, _level, outline
 from ringverify.events import as_json
-from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.ring import EVERYTHING
-from ringverify.worlds.simulated import SimulatedWorld
 
 
-def region(mutant, *, tensor, size=3, sharding="contiguous", spoilt=lambda result: result, **problem):
-    """What the map of a mutant says on nine positions; `spoilt` changes what comes back from probes."""
-    plain = {"query_length": 9, "heads": 2, "head_dim": 3}
-    case = Case(problem=Problem(**plain | problem), world_size=size, sharding=sharding, values="normal", seed=1)
-    implementation, world = MUTANTS[mutant].implementation, SimulatedWorld()
-    gradients = tensor in ("dq", "dk", "dv")
-    try:
-        runner = Runner(implementation, world)
-
-        def probe(case, inputs):
-            seen = runner.run(case, gradients=gradients, inputs=inputs)
-            return dataclasses.replace(seen, ranks=tuple(spoilt(result) for result in seen.ranks))
-
-        found = diagnose(
-            lambda case: runner.run(case, gradients=gradients),
-            [case, case],
-            implementation.capabilities,
-            tensor=tensor,
-            probe=probe,
-            seconds=0.1,
-        )
-        return as_json(found.region.told())
-    finally:
-        world.close()
+def region(mutant, **how):
+    """What the map of a mutant says."""
+    return as_json(diagnosed(mutant, **how).region.told())
 
 
 def wrong(digits):

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from comparing import assert_agree, oracle, results
 from drawing import Inputs, normal_inputs, problems, seeds, sizes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringref.problem import Problem
@@ -26,7 +26,6 @@ def sampled(problem: Problem, inputs: Inputs, rows: np.ndarray, pieces: list[np.
     return results(found.out, found.lse, found.dq, dk, dv)
 
 
-@settings(max_examples=250, deadline=None)
 @given(problem=problems(max_length=9), seed=seeds, size=sizes, cuts=st.integers(1, 4))
 def test_agrees_with_the_dense_oracle(problem: Problem, seed: int, size: float, cuts: int) -> None:
     """Over every constraint, with keys dealt to pieces at random; other rows have cotangents of zero."""

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
+from hunts import hunted
 
 from ringverify.cases.running import Runner
 from ringverify.check.explaining import judged
-from ringverify.check.hunting import hunt
 from ringverify.faults.ring import PLAIN
 from ringverify.implementation import Implementation
 from ringverify.properties.catalogue import PROPERTIES
@@ -51,13 +51,9 @@ def two_faults(below, above):
 @pytest.mark.by_day(1)
 def test_shrinking_does_not_slip_into_another_fault(below, above, reason):
     """A short case fails too, and is smaller, but for another reason."""
-    world = SimulatedWorld()
-    try:
-        runner = Runner(two_faults(below, above), world)
-        found = hunt(PROPERTIES["forward"], runner, examples=200, seed=6, progress=lambda tried: None).counterexample
-        first = judged(PROPERTIES["forward"], found.first, runner).violation
-    finally:
-        world.close()
+    attend = two_faults(below, above)
+    found = hunted(attend, "forward", 200, seed=6).counterexample
+    first = judged(PROPERTIES["forward"], found.first, Runner(attend, SimulatedWorld())).violation
     assert found.first.problem.nq >= LINE
     assert found.case.problem.nq == LINE
     assert reason in first.reason

@@ -4,47 +4,22 @@ import dataclasses
 
 import numpy as np
 import pytest
+from diagnosed import diagnosed
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
-from ringverify.diagnosis.diagnose import diagnose
 from ringverify.diagnosis.probing import Asked
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import ranges, wrong_elements
 from ringverify.events import WrongPair
-from ringverify.faults.catalogue import MUTANTS
 from ringverify.faults.ring import PLAIN
 from ringverify.worlds.simulated import SimulatedWorld
 
 
-def where(mutant, *, tensor, size=3, spoilt=lambda result: result, **problem):
-    """Where a mutant is wrong on nine positions; `spoilt` changes what comes back from probes."""
-    plain = {"query_length": 9, "heads": 2, "head_dim": 3}
-    case = Case(problem=Problem(**plain | problem), world_size=size, values="normal", seed=1)
-    implementation, world = MUTANTS[mutant].implementation, SimulatedWorld()
-    gradients = tensor in ("dq", "dk", "dv")
-    try:
-        runner = Runner(implementation, world)
-
-        def probe(case, inputs):
-            seen = runner.run(case, gradients=gradients, inputs=inputs)
-            return dataclasses.replace(seen, ranks=tuple(spoilt(result) for result in seen.ranks))
-
-        return diagnose(
-            lambda case: runner.run(case, gradients=gradients),
-            [case, case],
-            implementation.capabilities,
-            tensor=tensor,
-            probe=probe,
-        )
-    finally:
-        world.close()
-
-
 def test_a_block_that_is_not_merged_is_named_on_every_rank():
     """The last of three hops."""
-    diagnosis = where("O65", tensor="out")
+    diagnosis = diagnosed("O65", tensor="out")
     found = diagnosis.where
     keys = {0: (0, 1, 2), 1: (3, 4, 5), 2: (6, 7, 8)}
     assert [pair for pair in found.pairs if pair.what == "missing"] == [
@@ -57,19 +32,19 @@ def test_a_block_that_is_not_merged_is_named_on_every_rank():
 
 def test_a_fault_of_all_blocks_is_of_no_hop():
     """A wrong scale."""
-    assert where("O14", tensor="out").hop is None
+    assert diagnosed("O14", tensor="out").hop is None
 
 
 def test_a_block_that_is_merged_twice_is_told_from_the_others():
     """Rank 0's, on the other ranks, and its own rows are right."""
-    found = where("O69", tensor="out").where
+    found = diagnosed("O69", tensor="out").where
     assert {(pair.rank, pair.owner, pair.what) for pair in found.pairs} == {(1, 0, "repeated"), (2, 0, "repeated")}
     assert found.text[0] == "out, rank 1 queries 0–2 (positions 3–5); rank 2 queries 0–2 (positions 6–8), all heads"
 
 
 def test_keys_that_the_mask_excludes_are_named_one_by_one():
     """The causal mask lets one key too many through on blocks from other ranks, so only from the next one."""
-    found = where("O42", tensor="out", causal=True).where
+    found = diagnosed("O42", tensor="out", causal=True).where
     assert [(pair.rank, pair.keys) for pair in found.pairs] == [(0, (3,)), (1, (6,))]
     assert {pair.what for pair in found.pairs} == {"forbidden"}
     assert found.rows == {0: (2,), 1: (5,)}
@@ -79,7 +54,7 @@ def test_keys_that_the_mask_excludes_are_named_one_by_one():
 def test_the_rank_whose_queries_add_nothing_to_dk_is_named():
     """dk and dv come from the own queries only."""
     for tensor in ("dk", "dv"):
-        found = where("F1b", tensor=tensor).where
+        found = diagnosed("F1b", tensor=tensor).where
         assert {(pair.rank, pair.owner) for pair in found.pairs} == {
             (rank, owner) for rank in range(3) for owner in range(3) if rank != owner
         }
@@ -88,7 +63,7 @@ def test_the_rank_whose_queries_add_nothing_to_dk_is_named():
 
 def test_the_block_that_dq_lacks_is_named():
     """dq comes from the own block only, and without a mask that is wrong on every rank."""
-    found = where("F1a", tensor="dq", causal=True).where
+    found = diagnosed("F1a", tensor="dq", causal=True).where
     assert {(pair.rank, pair.owner, pair.what) for pair in found.pairs} == {
         (1, 0, "missing"), (2, 0, "missing"), (2, 1, "missing")
     }  # fmt: skip
@@ -98,7 +73,7 @@ def test_the_block_that_dq_lacks_is_named():
 def test_what_lse_leaves_out_is_named():
     """Merged lse is the earlier one, that of the own block; with two ranks the weights are right."""
     for size in (2, 3):
-        found = where("O07", tensor="lse", size=size).where
+        found = diagnosed("O07", tensor="lse", size=size).where
         assert {(pair.rank, pair.hop, pair.what) for pair in found.pairs} == {
             (rank, hop, "missing") for rank in range(size) for hop in range(1, size)
         }
@@ -134,14 +109,14 @@ def test_an_implementation_that_is_not_linear_is_not_believed(mutant, tensor, fi
     def twice(result):
         return dataclasses.replace(result, **{field: 2 * getattr(result, field)})
 
-    found = where(mutant, tensor=tensor, spoilt=twice).where
+    found = diagnosed(mutant, tensor=tensor, spoilt=twice).where
     assert found.rows
     assert (found.pairs, len(found.text)) == ((), 1)
 
 
 def test_one_head_is_named():
     """Query head h reads key head h % Hk: the first and the last read the right one."""
-    found = where("O28", tensor="out", heads=4, key_heads=2).where
+    found = diagnosed("O28", tensor="out", heads=4, key_heads=2).where
     assert found.heads == (1, 2)
     assert found.text[0] == "out, all queries of every rank, heads 1–2 of 4"
 

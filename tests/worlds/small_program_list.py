@@ -20,7 +20,6 @@ DTYPES = (
 OPERATORS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
-GATHERING = ("all_gather", "all_gather_into_tensor", "gather")
 COLLECTIVES = (
     *REDUCING, "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all",
     "all_to_all_single",

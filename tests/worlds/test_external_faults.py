@@ -1,29 +1,26 @@
 """The fault matrix of the external world: every way of a worker to misbehave gets its verdict, and nothing is left."""
 
-import ctypes
 import dataclasses
 import functools
 import os
 import shlex
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+from processes import becomes_true, orphans_come_to_us, processes
+from verdicts import verdict_of
 
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import Shrunk
 from ringverify.check.options import Options, Subject
-from ringverify.check.run import check
 from ringverify.describing import describe
 from ringverify.errors import Inconclusive, UsageError
-from ringverify.events import CounterexampleEvent, PropertyEvent
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.programs import ProgramElsewhere
-from ringverify.properties.catalogue import select
 from ringverify.worlds.external.messages import Hello
 from ringverify.worlds.external.process import ProgramProcess
 from ringverify.worlds.external.world import ExternalWorld
@@ -97,12 +94,9 @@ MATRIX = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _orphans_come_to_us():
-    """Processes whose parent ends before them become children of this one, where they are counted."""
-    set_child_subreaper = 36
-    prctl = ctypes.CDLL(None).prctl
-    prctl(set_child_subreaper, 1, 0, 0, 0)
-    yield
-    prctl(set_child_subreaper, 0, 0, 0, 0)
+    """As those of a rank or program that has ended."""
+    with orphans_come_to_us():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -119,22 +113,6 @@ def _as_it_was(tmp_path, monkeypatch):
     assert [path.name for path in folder.iterdir()] == [], "files are left"
 
 
-class Silent:
-    """Watches a run and says nothing."""
-
-    def start(self, implementation, property, examples):
-        pass
-
-    def step(self, done):
-        pass
-
-    def loading(self, what):
-        pass
-
-    def stop(self):
-        pass
-
-
 def target_of(way, *more):
     """The target of a worker that misbehaves in a way."""
     return f"program: {shlex.join([sys.executable, str(WORKER), way, *more])}"
@@ -142,40 +120,18 @@ def target_of(way, *more):
 
 def children():
     """The live processes whose parent this one is, also those that came to it."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state not in "ZX" and int(parent) == os.getpid():
-            found.add(stat.parent.name)
-    return found
-
-
-def becomes_true(condition, seconds=10.0):
-    """Whether a condition holds within some seconds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+    return {number for number, process in processes().items() if process.parent == os.getpid()}
 
 
 def checked(target, *, property="forward", deadline=PLENTY, load_deadline=PLENTY):
-    """Verdict and explanation of one property on two examples, by the path that the command takes."""
-    events = []
+    """Verdict and explanation of one property on two examples."""
     hello = Hello(kind="hello", protocol=1, name="worker", capabilities={}, reports_changes=True)
     declared = Capabilities(sharding="zigzag", lse=True)
     options = Options(
         world_sizes=(3,), max_examples=2, deadline=deadline, load_deadline=load_deadline, cases=Path("cases")
     )
     subject = Subject(target, Implementation(ProgramElsewhere(target, hello), "worker", declared))
-    check([subject], select([property], ()), options, events.append, Silent())
-    (told,) = [event for event in events if isinstance(event, PropertyEvent)]
-    shown = [event.summary for event in events if isinstance(event, CounterexampleEvent)]
-    return told.verdict, "".join(shown) or told.reason or ""
+    return verdict_of(property, subject, options)
 
 
 @pytest.mark.parametrize("way", MATRIX)
@@ -249,12 +205,11 @@ def test_a_command_that_cannot_be_executed_is_wrong_usage(command, says, tmp_pat
 
 def test_inputs_that_nobody_compares_are_not_called_untouched():
     """A worker that does not say which inputs it changes gets no verdict on that."""
-    found, options, events = describe(target_of("says_no_changes")), Options(cases=Path("cases")), []
+    found = describe(target_of("says_no_changes"))
     assert not found.function.hello.reports_changes
     subject = Subject(target_of("says_no_changes"), found)
-    check([subject], select(["inputs_untouched"], ()), options, events.append, Silent())
-    (told,) = [event for event in events if isinstance(event, PropertyEvent)]
-    assert (told.verdict, "does not say which inputs it changes" in told.reason) == ("unsupported", True)
+    verdict, said = verdict_of("inputs_untouched", subject, Options(cases=Path("cases")))
+    assert (verdict, "does not say which inputs it changes" in said) == ("unsupported", True)
 
 
 def test_a_program_that_has_ended_is_started_anew(tmp_path):

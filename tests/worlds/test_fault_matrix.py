@@ -5,7 +5,6 @@ this process, as `replay --in-process` runs it: what would end or spoil the proc
 nothing could survive it. `gloo` is a process a rank.
 """
 
-import ctypes
 import dataclasses
 import functools
 import os
@@ -17,16 +16,15 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import becomes_true, descendants, orphans_come_to_us
+from verdicts import verdict_of
 
 from ringverify import targets
 from ringverify.cases.shrinking import Shrunk
 from ringverify.check import planning
 from ringverify.check import run as running
 from ringverify.check.options import Options, Subject
-from ringverify.check.run import check
-from ringverify.events import CounterexampleEvent, PropertyEvent
 from ringverify.interrupts import interrupts
-from ringverify.properties.catalogue import select
 from ringverify.worlds.simulated import SimulatedWorld
 
 pytestmark = [
@@ -144,12 +142,9 @@ class Kept:
 
 @pytest.fixture(scope="module", autouse=True)
 def _orphans_come_to_us():
-    """Processes whose parent ends before them become children of this one, where they are counted."""
-    set_child_subreaper = 36
-    prctl = ctypes.CDLL(None).prctl
-    prctl(set_child_subreaper, 1, 0, 0, 0)
-    yield
-    prctl(set_child_subreaper, 0, 0, 0, 0)
+    """As those of a rank or program that has ended."""
+    with orphans_come_to_us():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -171,25 +166,8 @@ def _as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("ringverify.check.finishing.shrink", lambda case, *_, **__: Shrunk(case, 0, complete=False))
 
 
-class Silent:
-    """Watches a run and says nothing."""
-
-    def start(self, implementation, property, examples):
-        pass
-
-    def step(self, done):
-        pass
-
-    def loading(self, what):
-        pass
-
-    def stop(self):
-        pass
-
-
 def checked(world, target, *, property, deadline=PLENTY):
-    """Verdict and explanation of one property on one example, by the path that the command takes."""
-    events = []
+    """Verdict and explanation of one property on one example."""
     options = Options(
         world="gloo" if world.name == "gloo" else "simulated",
         world_sizes=(3,),
@@ -200,48 +178,18 @@ def checked(world, target, *, property, deadline=PLENTY):
     subject = Subject(target, targets.load(target))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "open_world", lambda name: Kept(world))
-        check([subject], select([property], ()), options, events.append, Silent())
-    (told,) = [event for event in events if isinstance(event, PropertyEvent)]
-    shown = [event.summary for event in events if isinstance(event, CounterexampleEvent)]
-    return told.verdict, "".join(shown) or told.reason or ""
-
-
-def descendants(ancestor):
-    """The live processes that descend from one, as (number, parent, process group)."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent, group = stat.read_text().rpartition(")")[2].split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state not in "ZX":
-            found[int(stat.parent.name)] = (int(parent), int(group))
-    family, size = {ancestor}, 0
-    while len(family) > size:
-        size = len(family)
-        family |= {number for number, (parent, _) in found.items() if parent in family}
-    return [(number, *found[number]) for number in sorted(family - {ancestor}) if number in found]
+        return verdict_of(property, subject, options)
 
 
 def ranks(of):
     """Processes that a tool's worlds have started, and what those have: all in process groups of their own."""
-    return [number for number, _, group in descendants(of) if group != os.getpgid(of)]
+    return [number for number, process in descendants(of).items() if process.group != os.getpgid(of)]
 
 
 def orphans():
     """Processes that came to us because a rank that had started them ended, and nobody ended them."""
-    ours = (os.getpid(), os.getpgid(0))
-    return [number for number, parent, group in descendants(ours[0]) if parent == ours[0] and group != ours[1]]
-
-
-def becomes_true(condition, seconds=10.0):
-    """Whether a condition holds within some seconds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+    us, ours = os.getpid(), os.getpgid(0)
+    return [number for number, one in descendants(us).items() if one.parent == us and one.group != ours]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from leaving import HIDDEN, hides, hides_and_dies
+from processes import becomes_true, has_ended
 
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.rank import LOOPBACK, LocalRank
@@ -22,22 +23,6 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sub-reapers are Linux's"),
 ]
-
-
-def has_ended(process: int) -> bool:
-    """Whether a process has; one that nobody has waited for yet counts."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def stays(processes: list[int]) -> list[int]:
-    """Those that have not ended within seconds."""
-    until = time.monotonic() + 20
-    while (left := [one for one in processes if not has_ended(one)]) and time.monotonic() < until:
-        time.sleep(0.01)
-    return left
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +41,9 @@ def test_what_a_rank_has_started_ends_with_it_also_in_a_session_of_its_own(world
         assert run.failure is None, run.failure
         (hidden,) = run.results
         assert len(set(hidden)) == len(HIDDEN)
-        assert not any(has_ended(process) for process in hidden)
+        assert not any(map(has_ended, hidden))
         world.close()
-        assert stays(hidden) == []
+        assert becomes_true(lambda: all(map(has_ended, hidden)))
         assert not has_ended(bystander)
     finally:
         os.kill(bystander, signal.SIGKILL)
@@ -72,7 +57,7 @@ def test_a_rank_that_dies_is_told_as_it_died_and_leaves_nobody(world: GlooWorld,
     assert (run.failure.kind, run.failure.message) == ("died", "rank 0's process was ended by signal SIGSEGV")
     hidden = [int(word) for word in (tmp_path / "hidden").read_text().split()]
     assert len(hidden) == len(HIDDEN)
-    assert stays(hidden) == []
+    assert becomes_true(lambda: all(map(has_ended, hidden)))
 
 
 def test_a_rank_that_waits_for_the_others_ends_with_the_tool_and_its_directory_with_it(tmp_path: Path) -> None:
@@ -80,10 +65,7 @@ def test_a_rank_that_waits_for_the_others_ends_with_the_tool_and_its_directory_w
     directory = tmp_path / "meeting"
     directory.mkdir()
     rank = LocalRank(Seat(0, 2, 0, 2, "gloo", interface=LOOPBACK), str(directory), "leaving")
-    until = time.monotonic() + 60
-    while not (directory / "store").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert (directory / "store").exists()
+    assert becomes_true((directory / "store").exists, 60)
     rank._lifeline.close()  # what its keeper sees of the tool's end
     rank._process.join(60)
     assert rank._process.exitcode == -signal.SIGKILL

@@ -18,6 +18,7 @@ from typing import Any
 import by_address
 import gloo_programs as programs
 import pytest
+from processes import becomes_true, has_ended
 
 from ringverify.worlds import reproducible
 from ringverify.worlds.processes.blame import first_cause
@@ -57,23 +58,9 @@ def failure(world: GlooWorld, program: Any, argument: Any = None, *, deadline: f
     return run.failure
 
 
-def is_running(process: int) -> bool:
-    """Whether a process runs; one that has ended but that its parent has not asked after does not.
-
-    It holds its pipes until its last thread has ended, which may be a moment after its first.
-    """
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        ended = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-        return not ended or len(os.listdir(f"/proc/{process}/task")) > 1
-    return False
-
-
-def ends(processes: list[int]) -> bool:
+def end(numbers: list[int]) -> bool:
     """Whether all these processes end within some seconds."""
-    until = time.monotonic() + 10
-    while any(map(is_running, processes)) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not any(map(is_running, processes))
+    return becomes_true(lambda: all(map(has_ended, numbers)))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -266,17 +253,17 @@ def test_children_that_a_program_forks_report_nothing_and_end_with_the_pool() ->
     try:
         ranks, children = zip(*results(world, programs.fork_and_return), strict=True)
         assert results(world, programs.process_id) == ranks
-        assert all(map(is_running, children))
+        assert not any(map(has_ended, children))
     finally:
         world.close()
-    assert ends([*ranks, *children])
+    assert end([*ranks, *children])
 
 
 def test_a_process_lost_between_runs_is_not_held_against_the_next_program(world: GlooWorld) -> None:
     """What a program does after it has returned costs its pool, and no verdict."""
     processes = results(world, programs.process_id)
     results(world, programs.die_later)
-    assert ends(list(processes))
+    assert end(list(processes))
     assert results(world, programs.collectives) == (3.0, 3.0, 3.0)
 
 
@@ -314,11 +301,11 @@ def test_only_so_many_processes_are_kept() -> None:
     try:
         small = results(world, programs.process_id, world_size=2)
         large = results(world, programs.process_id, world_size=MOST_PROCESSES - 1)
-        assert ends(list(small))
-        assert all(map(is_running, large))
+        assert end(list(small))
+        assert not any(map(has_ended, large))
     finally:
         world.close()
-    assert ends(list(large))
+    assert end(list(large))
 
 
 def test_a_closed_world_leaves_no_process_and_can_be_used_again() -> None:
@@ -326,7 +313,7 @@ def test_a_closed_world_leaves_no_process_and_can_be_used_again() -> None:
     world = GlooWorld()
     processes = results(world, programs.process_id)
     world.close()
-    assert ends(list(processes))
+    assert end(list(processes))
     again = results(world, programs.process_id)
     world.close()
     assert not set(again) & set(processes)
@@ -374,7 +361,7 @@ def test_no_rank_outlives_the_tool(tmp_path: Path, how: str, number: int | None)
     if number == signal.SIGINT:
         assert errors.rstrip().endswith("KeyboardInterrupt")
         assert errors.count("Traceback") == 1
-    assert ends(processes)
+    assert end(processes)
     assert not list(tmp_path.glob("ringverify-*"))
 
 

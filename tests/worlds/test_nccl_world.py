@@ -73,16 +73,14 @@ def test_a_check_uses_the_world_sizes_that_fit(two_gpus, tmp_path):
     from ringverify.check.options import Options, Subject
     from ringverify.check.run import check
     from ringverify.properties.catalogue import select
+    from ringverify.reports.progress import HIDDEN
     from ringverify.targets import load
 
     events = []
 
-    class Silent:
-        start = step = loading = stop = lambda self, *_: None
-
     options = Options(world="nccl", max_examples=4, cases=tmp_path / "cases")
     subjects = [Subject("ring", load("ring"))]
-    assert check(subjects, select(["forward", "subgroups"], ()), options, events.append, Silent()) in (0, 3)
+    assert check(subjects, select(["forward", "subgroups"], ()), options, events.append, HIDDEN) in (0, 3)
     told = {event.property: event for event in events if isinstance(event, PropertyEvent)}
     assert told["forward"].verdict == "pass"
     assert told["subgroups"].verdict in ("pass", "inconclusive"), told["subgroups"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hunts import hunted
 
 from ringref.pattern import multiplicity
 from ringverify.cases.case import POISONED, Case, why_unsupported
@@ -13,7 +14,6 @@ from ringverify.cases.shrinking import shrink
 from ringverify.check.casefile import save
 from ringverify.check.drawing import drawn
 from ringverify.check.explaining import judged
-from ringverify.check.hunting import hunt
 from ringverify.check.searching import Counterexample
 from ringverify.cli.replay import replay
 from ringverify.faults.ring import EVERYTHING
@@ -78,8 +78,7 @@ WRONG = Implementation(
 @pytest.mark.by_day(2)
 def test_the_counterexample_of_a_property_is_one_of_it(property):
     """What is wrong everywhere fails in full precision, on plain memory and on the whole world too: not in its name."""
-    runner = Runner(WRONG, SimulatedWorld())
-    shown = hunt(PROPERTIES[property], runner, examples=20, seed=0, progress=lambda done: None).counterexample
+    shown = hunted(WRONG, property).counterexample
     assert PROPERTIES[property].applies(shown.case, WRONG.capabilities)
     assert NEEDS[property](shown.case)
 

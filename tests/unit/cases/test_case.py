@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, why_unsupported
@@ -18,7 +18,6 @@ from ringverify.strategies import cases
 PLAIN = Case(problem=Problem(query_length=4), world_size=2)
 
 
-@settings(max_examples=200)
 @given(cases(ring.capabilities, cotangents=("out", "lse", "both"), memory=("contiguous", "expanded")))
 def test_a_case_survives_json(case):
     """What `to_json` writes, `from_json` reads back as an equal case with the same identity."""

@@ -52,7 +52,6 @@ def capabilities(draw):
     )
 
 
-@settings(max_examples=300)
 @given(st.data(), capabilities(), st.sampled_from(list(PROPERTIES.values())))
 def test_every_case_of_every_property_is_within_what_is_declared(data, declared, property):
     """Whatever an implementation declares, it is never asked for more."""
@@ -64,7 +63,6 @@ def test_every_case_of_every_property_is_within_what_is_declared(data, declared,
         assert why_unsupported(compared, declared) is None
 
 
-@settings(max_examples=100)
 @given(st.data(), capabilities(), st.sampled_from(["world_size_invariance", "exact_selection", "isolation"]))
 def test_what_a_property_needs_is_among_what_it_draws(data, declared, id):
     """A second world, a dimension a key, something to leak: a property without any such case would be inconclusive."""

@@ -53,8 +53,8 @@ def wrong(lengths, worlds, shardings, causals=(False, True)):
 @pytest.mark.parametrize(
     "lengths",
     [
-        range(6),
-        *(pytest.param(range(*ends), marks=pytest.mark.nightly) for ends in ((6, 13), (13, 18), (18, 22), (22, 25))),
+        (3, 5),
+        *(pytest.param(range(*ends), marks=pytest.mark.nightly) for ends in itertools.pairwise((0, 6, 13, 18, 22, 25))),
     ],
     ids=str,
 )

@@ -1,0 +1,75 @@
+"""Hypotheses of collectives that are read in the wrong order: the right attention of rearranged inputs.
+
+An all-to-all or an all-gather brings one piece from every rank. If it is read with its axes in another order, batch
+elements or heads are mixed, and the oracle of the mixed inputs says what comes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from ringref.attention import attention
+from ringref.rounding import allowed_error
+from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.scene import Array, Results, Scene
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.ring import STEPS
+
+Rearranged = Callable[[Scene, Array, int], Array]
+"""A tensor of all ranks `(B, N, H, D)` in another order, by case and whether it is of queries (0) or keys (1)."""
+
+
+def _batch_for_rank(scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read `(P, B, n)` as `(B, P · n)`."""
+    shards = scene.shards[of_keys]
+    if len({len(rows) for rows in shards}) > 1:
+        return x
+    found = np.empty_like(x)
+    found[:, np.concatenate(shards)] = np.stack([x[:, rows] for rows in shards]).reshape(x.shape)
+    return found
+
+
+def _heads_by_turns(scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read heads `(P, H / P)` as `(H / P, P)`."""
+    heads = x.shape[2]
+    if heads % scene.size:
+        return x
+    return x[:, :, np.arange(heads).reshape(scene.size, -1).T.ravel()]
+
+
+def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
+    def judge(scene: Scene) -> float | None:
+        if scene.replicated or "dq" in scene.tensors:
+            return None if wrong_tensors(scene) else 0.0
+        x = scene.inputs
+        mixed = {name: change(scene, getattr(x, name), name != "q") for name in "qkv" if name in names}
+        y = dataclasses.replace(x, **mixed)
+        answer = attention(scene.problem, y.q, y.k, y.v, y.dout, y.dlse)
+        if "o" in names:
+            turned = change(scene, answer.lse.swapaxes(1, 2)[..., None], 0)[..., 0].swapaxes(1, 2)
+            answer = dataclasses.replace(answer, out=change(scene, answer.out, 0), lse=turned)
+        found: list[Results] = [
+            {"out": scene.local("out", answer.out, rank), "lse": scene.local("lse", answer.lse, rank)}
+            for rank in range(scene.size)
+        ]
+        return agree(
+            scene,
+            found,
+            ("out", "lse"),
+            lambda: allowed_error(scene.problem, answer, y.q, y.k, y.v, y.dout, y.dlse, scene.pipeline),
+        )
+
+    return judge
+
+
+REARRANGED: list[Hypothesis] = [
+    Hypothesis(f"{what} are read in the wrong order: {how}", STEPS, judge=_judge(change, names))
+    for how, change in {
+        "pieces (rank, batch, tokens) as (batch, rank, tokens), so that batch elements are mixed": _batch_for_rank,
+        "heads (rank, head) as (head, rank)": _heads_by_turns,
+    }.items()
+    for what, names in (("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"), ("results", "o"))
+]
