@@ -31,6 +31,18 @@ FAULTS.add("O54", "dilation rate one too small", branched(lambda w, r, offset: (
 FAULTS.cause("dilation rate one too large", branched(lambda w, r, offset: (w, r + 1, offset)))
 
 
+for which, of in {
+    "twice as long": lambda w, r: 2 * w,
+    "half as long": lambda w, r: max(1, w // 2),
+    "as many times longer as the rate": lambda w, r: w * r,
+    "as many times shorter as the rate": lambda w, r: max(1, w // r),
+}.items():
+    FAULTS.cause(f"segments are {which}", branched(lambda w, r, offset, of=of: (of(w, r), r, offset)))  # type: ignore[misc]
+for which, rate in {"twice": lambda r: 2 * r, "half of": lambda r: max(1, r // 2)}.items():
+    FAULTS.cause(
+        f"dilation rate is {which} what it should be",
+        branched(lambda w, r, offset, rate=rate: (w, rate(r), offset)),  # type: ignore[misc]
+    )
 RATE_IGNORED = branched(lambda w, r, offset: (w, 1, 0))
 
 FAULTS.cause("dilation rate ignored", RATE_IGNORED)

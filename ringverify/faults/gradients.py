@@ -36,6 +36,42 @@ FAULTS.add(
 FAULTS.cause(
     "delta is missing from ds, the cotangent of lse is there", replace(STEPS, delta=lambda dout, out, dlse: -dlse)
 )
+FAULTS.cause("delta counts twice in ds", replace(STEPS, delta=lambda dout, out, dlse: 2 * (dout * out).sum(-1) - dlse))
+FAULTS.cause("delta counts half in ds", replace(STEPS, delta=lambda dout, out, dlse: (dout * out).sum(-1) / 2 - dlse))
+
+
+def _not_normalised(*, dv: bool, ds: bool, whole: bool) -> Steps:
+    """Use exp(s - max) for p in dv, or in ds; max of the block, or exp(s) as it is."""
+
+    def of_block(
+        steps: Steps, here: Here, hop: int, owner: int, rows: tuple[Tensor, ...], block: Block
+    ) -> tuple[Tensor, Block]:
+        def raw(s: Tensor, m: Tensor) -> Tensor:
+            top = torch.zeros_like(s[..., :1]) if whole else arithmetic.highest(s, m > 0)
+            return arithmetic.probabilities(s, m, torch.where(top == -math.inf, 0.0, top)[..., 0])
+
+        kept: dict[str, Tensor] = {}
+
+        def probabilities(s: Tensor, m: Tensor, lse: Tensor) -> Tensor:
+            kept["raw"] = raw(s, m)
+            return steps.probabilities(s, m, lse)
+
+        changed = replace(
+            steps,
+            probabilities=probabilities,
+            ds=lambda p, dp, delta: steps.ds(kept["raw"] if ds else p, dp, delta),
+            dv=lambda p, dout, attended: steps.dv(kept["raw"] if dv else p, dout, attended),
+        )
+        return gradients(changed, here, hop, owner, rows, block)
+
+    return replace(STEPS, gradients=of_block)
+
+
+for whole, exponential in ((False, "exp(s - max)"), (True, "exp(s)")):
+    says = f"p is not normalised, but {exponential}"
+    FAULTS.cause(f"{says}, in dv", _not_normalised(dv=True, ds=False, whole=whole))
+    FAULTS.cause(f"{says}, in dq and dk", _not_normalised(dv=False, ds=True, whole=whole))
+    FAULTS.cause(f"{says}, in all gradients", _not_normalised(dv=True, ds=True, whole=whole))
 FAULTS.cause("ds lacks the factor p", replace(STEPS, ds=lambda p, dp, delta: dp - delta[..., None]))
 
 

@@ -284,6 +284,24 @@ def documents_by(first: int, *, right: bool = True, inside: bool = False) -> Ste
 FAULTS.add("O47", "documents begin one token late", documents_by(0, right=False, inside=True), masks=True)
 
 
+def _between_documents(attends: Callable[[Tensor, Tensor], Tensor]) -> Steps:
+    """Compare the numbers of the documents of query and key otherwise; what lies in none attends nothing."""
+
+    def together(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
+        offsets = torch.tensor(problem.documents or (), device=i.device)
+        of_i, of_j = (torch.bucketize(p, offsets, right=True) for p in (i, j))
+        inside = (of_i > 0) & (of_i < len(offsets)) & (of_j > 0) & (of_j < len(offsets))
+        return inside & attends(of_i, of_j)
+
+    return replace(STEPS, documents=together)
+
+
+FAULTS.cause("documents: earlier ones are attended too", _between_documents(lambda i, j: j <= i))
+FAULTS.cause("documents: later ones are attended too", _between_documents(lambda i, j: j >= i))
+FAULTS.cause("documents: the one before is attended too", _between_documents(lambda i, j: (j == i) | (j == i - 1)))
+FAULTS.cause("documents: all are one", _between_documents(lambda i, j: i + j > 0))
+
+
 def no_padding(problem: Problem, j: Tensor) -> Tensor:
     """Whether keys lie in a document, and before the key length, `(B, T)`."""
     start, end = (0, problem.nk) if problem.documents is None else (problem.documents[0], problem.documents[-1])
@@ -331,6 +349,8 @@ FAULTS.cause("key_lengths ignored", _lengths(lambda n: torch.full_like(n, 2**62)
 FAULTS.add("O49", "key_lengths off by one: one padded key is attended", _lengths(lambda n: n + 1), masks=True)
 FAULTS.add("O50", "key_lengths off by one: the last valid key is left out", _lengths(lambda n: n - 1), masks=True)
 FAULTS.add("O51", "key_lengths of the first batch element used for all", _lengths(lambda n: n[:1]), masks=True)
+FAULTS.cause("the shortest of key_lengths used for all", _lengths(lambda n: n.min().expand_as(n)), masks=True)
+FAULTS.cause("the longest of key_lengths used for all", _lengths(lambda n: n.max().expand_as(n)), masks=True)
 FAULTS.cause("key_lengths of another batch element used", _lengths(lambda n: n.roll(1)), masks=True)
 FAULTS.add(
     "O110", "a batch element of key length 0 attends its first key", _lengths(lambda n: n.clamp(min=1)), narrow=True

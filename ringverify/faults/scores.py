@@ -138,6 +138,28 @@ FAULTS.add(
 )
 
 
+def _other_cap(of: Callable[[float], float]) -> Steps:
+    return replace(
+        STEPS,
+        cap=lambda s, softcap: arithmetic.cap(s, of(softcap)),
+        cap_slope=lambda s, softcap: arithmetic.cap_slope(s, of(softcap)),
+    )
+
+
+OTHER: dict[str, Callable[[float], float]] = {
+    "half of": lambda x: x / 2,
+    "twice": lambda x: 2 * x,
+    "the square of": lambda x: x * x,
+    "the inverse of": lambda x: 1 / x,
+    "the root of": lambda x: abs(x) ** 0.5,
+}
+"""What a number may be taken for."""
+
+for which, other in OTHER.items():
+    FAULTS.cause(f"softcap is {which} what was asked for", _other_cap(other))
+    FAULTS.cause(f"scale is {which} what it should be", _scale(lambda p, other=other: other(p.scale_value)))  # type: ignore[misc]
+
+
 # -- grouped heads -----------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +177,29 @@ FAULTS.add(
 FAULTS.cause(
     "dk and dv of a key head are summed over h % Hk instead of its group", replace(STEPS, per_key_head=_sum_by_turns)
 )
+
+
+def _key_head(of: Callable[[int, int, int], int]) -> Steps:
+    """Read another key head, by query head, size of a group and number of key heads."""
+
+    def heads(here: Here) -> list[int]:
+        p = here.problem
+        return [of(head, p.group_size, p.hk) for head in range(p.heads)]
+
+    def per_key_head(here: Here, x: Tensor) -> Tensor:
+        found = x.new_zeros((x.size(0), here.problem.hk, *x.shape[2:]))
+        return found.index_add_(1, torch.tensor(heads(here)), x)
+
+    return replace(STEPS, per_query_head=lambda here, x: x[:, heads(here)], per_key_head=per_key_head)
+
+
+for which, key_head in {
+    "that of the next group": lambda head, group, count: (head // group + 1) % count,
+    "that of the group before": lambda head, group, count: (head // group - 1) % count,
+    "that of its group counted from the last": lambda head, group, count: count - 1 - head // group,
+    "the one of its own number, or the last": lambda head, group, count: min(head, count - 1),
+}.items():
+    FAULTS.cause(f"grouped heads: a query head reads the wrong key head, {which}", _key_head(key_head))
 
 
 def _head_0(here: Here, x: Tensor) -> Tensor:

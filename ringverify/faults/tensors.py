@@ -119,6 +119,16 @@ FAULTS.cause("lse is +inf on rows without keys", _lse(taken(-math.inf, math.inf)
 FAULTS.cause("lse is -1e8 on rows without keys", _lse(taken(-math.inf, -1e8)))
 FAULTS.cause("lse is NaN on rows without keys", _lse(taken(-math.inf, math.nan)))
 FAULTS.cause("lse is not written: it is 0", _lse(torch.zeros_like))
+for sign, larger in ((1, "larger"), (-1, "smaller")):
+    for of, number in {"ranks": lambda here: here.size, "keys": lambda here: here.problem.nk}.items():
+        FAULTS.cause(
+            f"lse is {larger} by the logarithm of the number of {of}",
+            whole(
+                lambda here, found, sign=sign, number=number: found._replace(  # type: ignore[misc]
+                    lse=found.lse + sign * math.log(max(1, number(here)))
+                )
+            ),
+        )
 FAULTS.cause("lse has the wrong sign", _lse(lambda lse: -lse))
 for by, which in ((1, "before"), (-1, "after")):
     FAULTS.cause(f"lse of a head is that of the head {which}", _lse(lambda lse, by=by: lse.roll(by, dims=1)))  # type: ignore[misc]
