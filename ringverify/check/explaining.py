@@ -120,7 +120,7 @@ def when_it_fails(
             return None
         if seen.violation is None:
             return None if seen.margin > hidden else False
-        if seen.violation.finding is not None:
+        if seen.violation.finding is not None and not gradients:  # other gradients may be wrong on other ranks
             wrong[other] = frozenset(seen.violation.finding.wrong)
         return True if reasons & {seen.violation.reason, *seen.violation.also} else None
 
@@ -135,7 +135,9 @@ def when_it_fails(
         fails,
         there.capabilities,
         shrunk_from=shrunk_from,
-        drawn=drawn(property, there.capabilities, DRAWN, seed=-1),
+        drawn=[
+            one for one in drawn(property, there.capabilities, DRAWN, seed=-1) if _possible(one, there.capabilities)
+        ],
         seconds=seconds,
         most_ranks=ranks,
         wrong_ranks=wrong.get,
