@@ -24,7 +24,7 @@ from ringverify.worlds.world import WorldUnavailable
 NEEDS_SECONDS = 3.0
 """Seconds for finding out when a case fails."""
 
-DRAWN = 28
+DRAWN = 18
 """Cases of the property that are drawn for it, to be mixed with the failing one."""
 
 NEAR = 4

@@ -52,7 +52,7 @@ class Condition:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
+class _Placed:
     """A case, and the positions that each rank holds."""
 
     case: Case
@@ -105,7 +105,7 @@ class _Seen:
         return any(bool((rows < cut).any() and (rows >= cut).any()) for rows in self.keys for cut in cuts)
 
 
-FLAGS: dict[str, tuple[str, str, float, Callable[[_Seen], bool]]] = {
+FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
     "causal": ("causal", "causal", 1.0, lambda one: one.p.causal),
     "not_causal": ("not causal", "causal", 1.1, lambda one: not one.p.causal),
     "window": ("window", "window", 1.0, lambda one: one.p.window is not None),
@@ -131,8 +131,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Seen], bool]]] = {
     "documents": ("documents", "documents", 1.0, lambda one: one.p.documents is not None),
     "no_documents": ("no documents", "documents", 1.2, lambda one: one.p.documents is None),
     "several_documents": ("several documents", "documents", 1.2, lambda one: len(one.documents) > 2),
-    "crossing": ("a document on several ranks", "documents+length", 1.3, _Seen.crossing),
-    "inner_boundary": ("a document that begins inside a rank's shard", "documents+length", 1.3, _Seen.inner_boundary),
+    "crossing": ("a document on several ranks", "documents+length", 1.3, _Placed.crossing),
+    "inner_boundary": ("a document that begins inside a rank's shard", "documents+length", 1.3, _Placed.inner_boundary),
     "outside": ("positions outside all documents", "documents", 1.5,
         lambda one: one.p.documents is not None and (one.documents[0] > 0 or one.documents[-1] < one.p.nk)),
     "key_lengths": ("key_lengths", "key_lengths", 1.0, lambda one: one.p.key_lengths is not None),
@@ -260,7 +260,7 @@ RELATED = {
 def features(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in a case."""
     p = case.problem
-    seen = _Seen(case, *shards(case, capabilities))
+    seen = _Placed(case, *shards(case, capabilities))
     found: Features = {
         "ranks": case.world_size,
         "keys": p.nk,

@@ -63,7 +63,7 @@ DOUBT = 3.0
 SUPPORTED = 3
 """A condition is not doubted any more when it alone explains this many passing runs."""
 
-MIXED = 8
+MIXED = 5
 """Drawn cases that are mixed with the failing one before single factors are varied, and after."""
 
 MOST_TURNED = 3
