@@ -25,7 +25,7 @@ from ringverify.worlds.world import WorldUnavailable
 NEEDS_SECONDS = 3.0
 """Seconds for finding out when a case fails."""
 
-DRAWN = 28
+DRAWN = 18
 """Cases of the property that are drawn for it, to be mixed with the failing one."""
 
 NEAR = 4
@@ -121,7 +121,7 @@ def when_it_fails(
             return None
         if seen.violation is None:
             return None if seen.margin > hidden else False
-        if seen.violation.finding is not None:
+        if seen.violation.finding is not None and not gradients:  # other gradients may be wrong on other ranks
             wrong[other] = frozenset(seen.violation.finding.wrong)
         return True if reasons & {seen.violation.reason, *seen.violation.also} else None
 
@@ -136,7 +136,9 @@ def when_it_fails(
         fails,
         there.capabilities,
         shrunk_from=shrunk_from,
-        drawn=drawn(property, there.capabilities, DRAWN, seed=-1),
+        drawn=[
+            one for one in drawn(property, there.capabilities, DRAWN, seed=-1) if _possible(one, there.capabilities)
+        ],
         seconds=seconds,
         most_ranks=ranks,
         wrong_ranks=wrong.get,

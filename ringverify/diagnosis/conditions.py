@@ -52,7 +52,7 @@ class Condition:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
+class _Placed:
     """A case, and the positions that each rank holds."""
 
     case: Case
@@ -105,149 +105,69 @@ class _Seen:
         return any(bool((rows < cut).any() and (rows >= cut).any()) for rows in self.keys for cut in cuts)
 
 
-FLAGS: dict[str, tuple[str, str, float, Callable[[_Seen], bool]]] = {
+FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
     "causal": ("causal", "causal", 1.0, lambda one: one.p.causal),
     "not_causal": ("not causal", "causal", 1.1, lambda one: not one.p.causal),
     "window": ("window", "window", 1.0, lambda one: one.p.window is not None),
     "no_window": ("no window", "window", 1.2, lambda one: one.p.window is None),
     "left": ("a window bounded on the left", "window", 1.2, lambda one: one.sides[0] is not None),
     "right": ("a window bounded on the right", "window", 1.2, lambda one: one.sides[1] is not None),
-    "no_left": (
-        "a window unbounded on the left",
-        "window",
-        1.25,
-        lambda one: one.p.window is not None and one.sides[0] is None,
-    ),
-    "no_right": (
-        "a window unbounded on the right",
-        "window",
-        1.25,
-        lambda one: one.p.window is not None and one.sides[1] is None,
-    ),
-    "forward": (
-        "a window bounded on the right, without causal",
-        "window",
-        1.6,
-        lambda one: one.sides[1] is not None and not one.p.causal,
-    ),
-    "narrow": (
-        "a window narrower than a rank's shard",
-        "window+length",
-        1.3,
-        lambda one: any(side < one.here for side in one.bounds),
-    ),
-    "narrow_left": (
-        "a window shorter to the left than a rank's shard",
-        "window+length",
-        1.3,
-        lambda one: one.sides[0] is not None and one.sides[0] < one.here,
-    ),
-    "narrow_right": (
-        "a window shorter to the right than a rank's shard",
-        "window+length",
-        1.3,
-        lambda one: one.sides[1] is not None and one.sides[1] < one.here,
-    ),
-    "wide": (
-        "a window wider than a rank's shard",
-        "window+length",
-        1.4,
-        lambda one: one.p.window is not None and all(side >= one.here for side in one.bounds),
-    ),
-    "far": (
-        "a window that reaches past the next shard",
-        "window+length",
-        1.4,
-        lambda one: one.case.world_size > 2 and any(side > one.here for side in one.bounds),
-    ),
+    "no_left": ("a window unbounded on the left", "window", 1.25,
+        lambda one: one.p.window is not None and one.sides[0] is None),
+    "no_right": ("a window unbounded on the right", "window", 1.25,
+        lambda one: one.p.window is not None and one.sides[1] is None),
+    "forward": ("a window bounded on the right, without causal", "window", 1.6,
+        lambda one: one.sides[1] is not None and not one.p.causal),
+    "narrow": ("a window narrower than a rank's shard", "window+length", 1.3,
+        lambda one: any(side < one.here for side in one.bounds)),
+    "narrow_left": ("a window shorter to the left than a rank's shard", "window+length", 1.3,
+        lambda one: one.sides[0] is not None and one.sides[0] < one.here),
+    "narrow_right": ("a window shorter to the right than a rank's shard", "window+length", 1.3,
+        lambda one: one.sides[1] is not None and one.sides[1] < one.here),
+    "wide": ("a window wider than a rank's shard", "window+length", 1.4,
+        lambda one: one.p.window is not None and all(side >= one.here for side in one.bounds)),
+    "far": ("a window that reaches past the next shard", "window+length", 1.4,
+        lambda one: one.case.world_size > 2 and any(side > one.here for side in one.bounds)),
     "documents": ("documents", "documents", 1.0, lambda one: one.p.documents is not None),
     "no_documents": ("no documents", "documents", 1.2, lambda one: one.p.documents is None),
     "several_documents": ("several documents", "documents", 1.2, lambda one: len(one.documents) > 2),
-    "crossing": ("a document on several ranks", "documents+length", 1.3, _Seen.crossing),
-    "inner_boundary": ("a document that begins inside a rank's shard", "documents+length", 1.3, _Seen.inner_boundary),
-    "outside": (
-        "positions outside all documents",
-        "documents",
-        1.5,
-        lambda one: one.p.documents is not None and (one.documents[0] > 0 or one.documents[-1] < one.p.nk),
-    ),
+    "crossing": ("a document on several ranks", "documents+length", 1.3, _Placed.crossing),
+    "inner_boundary": ("a document that begins inside a rank's shard", "documents+length", 1.3, _Placed.inner_boundary),
+    "outside": ("positions outside all documents", "documents", 1.5,
+        lambda one: one.p.documents is not None and (one.documents[0] > 0 or one.documents[-1] < one.p.nk)),
     "key_lengths": ("key_lengths", "key_lengths", 1.0, lambda one: one.p.key_lengths is not None),
     "no_key_lengths": ("no key_lengths", "key_lengths", 1.2, lambda one: one.p.key_lengths is None),
     "padded": ("key_lengths below the length", "key_lengths", 1.1, lambda one: one.padded),
-    "padded_rank": (
-        "key_lengths that leave a rank without keys",
-        "key_lengths",
-        1.4,
-        lambda one: one.padded and any(len(r) > 0 and min(one.p.key_lengths or ()) <= r.min() for r in one.keys),
-    ),
-    "ragged": (
-        "key_lengths that differ between batch entries",
-        "key_lengths+batch",
-        1.4,
-        lambda one: one.p.key_lengths is not None and len(set(one.p.key_lengths)) > 1,
-    ),
+    "padded_rank": ("key_lengths that leave a rank without keys", "key_lengths", 1.4,
+        lambda one: one.padded and any(len(r) > 0 and min(one.p.key_lengths or ()) <= r.min() for r in one.keys)),
+    "ragged": ("key_lengths that differ between batch entries", "key_lengths+batch", 1.4,
+        lambda one: one.p.key_lengths is not None and len(set(one.p.key_lengths)) > 1),
     "dilation": ("dilation", "dilation", 1.0, lambda one: one.p.dilation is not None),
     "no_dilation": ("no dilation", "dilation", 1.2, lambda one: one.p.dilation is None),
-    "split": (
-        "dilation with split heads",
-        "dilation",
-        1.2,
-        lambda one: one.p.dilation is not None and one.p.dilation.heads == "split",
-    ),
-    "shared": (
-        "dilation with shared heads",
-        "dilation",
-        1.2,
-        lambda one: one.p.dilation is not None and one.p.dilation.heads == "shared",
-    ),
-    "long_segment": (
-        "dilation with a segment on several ranks",
-        "dilation+length",
-        1.4,
-        lambda one: one.case.world_size > 1 and any(segment > one.here for segment, _ in one.branches),
-    ),
-    "cut_segment": (
-        "a segment length that does not divide a rank's shard",
-        "dilation+length",
-        1.4,
-        lambda one: any(one.here % segment for segment, _ in one.branches),
-    ),
-    "short_segment": (
-        "a segment shorter than a rank's shard",
-        "dilation+length",
-        1.45,
-        lambda one: any(one.here > segment for segment, _ in one.branches),
-    ),
+    "split": ("dilation with split heads", "dilation", 1.2,
+        lambda one: one.p.dilation is not None and one.p.dilation.heads == "split"),
+    "shared": ("dilation with shared heads", "dilation", 1.2,
+        lambda one: one.p.dilation is not None and one.p.dilation.heads == "shared"),
+    "long_segment": ("dilation with a segment on several ranks", "dilation+length", 1.4,
+        lambda one: one.case.world_size > 1 and any(segment > one.here for segment, _ in one.branches)),
+    "cut_segment": ("a segment length that does not divide a rank's shard", "dilation+length", 1.4,
+        lambda one: any(one.here % segment for segment, _ in one.branches)),
+    "short_segment": ("a segment shorter than a rank's shard", "dilation+length", 1.45,
+        lambda one: any(one.here > segment for segment, _ in one.branches)),
     "several_branches": ("dilation with several branches", "dilation", 1.4, lambda one: len(one.branches) > 1),
     "unlike_branches": ("branches of a dilation that differ", "dilation", 1.4, lambda one: len(set(one.branches)) > 1),
-    "uneven_branches": (
-        "a number of heads that the branches of a dilation do not divide",
-        "dilation+heads",
-        1.45,
-        lambda one: len(one.branches) > 0 and one.p.heads % len(one.branches) != 0,
-    ),
-    "many_branches": (
-        "more branches of a dilation than heads",
-        "dilation+heads",
-        1.5,
-        lambda one: len(one.branches) > one.p.heads,
-    ),
+    "uneven_branches": ("a number of heads that the branches of a dilation do not divide", "dilation+heads", 1.45,
+        lambda one: len(one.branches) > 0 and one.p.heads % len(one.branches) != 0),
+    "many_branches": ("more branches of a dilation than heads", "dilation+heads", 1.5,
+        lambda one: len(one.branches) > one.p.heads),
     "softcap": ("softcap", "softcap", 1.0, lambda one: one.p.softcap is not None),
     "no_softcap": ("no softcap", "softcap", 1.2, lambda one: one.p.softcap is None),
-    "scale": (
-        "a scale of its own",
-        "scale",
-        1.0,
-        lambda one: one.p.scale is not None and one.p.scale != one.p.head_dim**-0.5,
-    ),
+    "scale": ("a scale of its own", "scale", 1.0,
+        lambda one: one.p.scale is not None and one.p.scale != one.p.head_dim**-0.5),
     "negative_scale": ("a negative scale", "scale", 1.2, lambda one: one.p.scale_value < 0),
     "scaled": ("a scale other than 1", "scale+dims", 1.15, lambda one: one.p.scale_value != 1),
-    "rounded_scale": (
-        "a scale that is no power of two",
-        "scale+dims",
-        1.4,
-        lambda one: abs(math.frexp(one.p.scale_value)[0]) != 0.5,
-    ),
+    "rounded_scale": ("a scale that is no power of two", "scale+dims", 1.4,
+        lambda one: abs(math.frexp(one.p.scale_value)[0]) != 0.5),
     "cross": ("queries and keys of different lengths", "cross lengths", 1.1, lambda one: one.p.nq != one.p.nk),
     "more_keys": ("more keys than queries", "cross lengths", 1.2, lambda one: one.p.nk > one.p.nq),
     "more_queries": ("more queries than keys", "cross lengths", 1.2, lambda one: one.p.nq > one.p.nk),
@@ -260,37 +180,20 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Seen], bool]]] = {
     "even": ("shards of equal lengths", "even shards", 1.6, lambda one: len(one.lengths) == 1),
     "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
     "no_keys": ("a rank without keys", "even shards", 1.35, lambda one: any(keys == 0 for _, keys in one.lengths)),
-    "no_queries": (
-        "a rank without queries",
-        "even shards",
-        1.35,
-        lambda one: any(rows == 0 for rows, _ in one.lengths),
-    ),
-    "cut_heads": (
-        "a number of heads that the ranks do not divide",
-        "heads+ranks",
-        1.45,
-        lambda one: one.p.heads % one.case.world_size != 0,
-    ),
-    "strides": (
-        "inputs that are not contiguous in memory",
-        "strides",
-        1.0,
-        lambda one: one.case.memory != "contiguous",
-    ),
+    "no_queries": ("a rank without queries", "even shards", 1.35,
+        lambda one: any(rows == 0 for rows, _ in one.lengths)),
+    "cut_heads": ("a number of heads that the ranks do not divide", "heads+ranks", 1.45,
+        lambda one: one.p.heads % one.case.world_size != 0),
+    "strides": ("inputs that are not contiguous in memory", "strides", 1.0,
+        lambda one: one.case.memory != "contiguous"),
     "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in ("bfloat16", "float16")),
     "large": ("large or dominating scores", "values", 1.0, lambda one: one.case.values in LARGE),
     "of_lse": ("a cotangent of lse", "cotangent", 1.0, lambda one: one.case.cotangent != "out"),
     "of_out": ("a cotangent of out", "cotangent", 1.1, lambda one: one.case.cotangent != "lse"),
     "subgroup": ("a group smaller than the world", "group", 1.0, lambda one: one.case.group != "world"),
     "delayed": ("messages held back", "schedule", 1.0, lambda one: bool(one.case.delayed)),
-    "rendezvous": (
-        "sends that wait for their receive",
-        "schedule",
-        1.0,
-        lambda one: one.case.transport != "buffered",
-    ),
-}
+    "rendezvous": ("sends that wait for their receive", "schedule", 1.0, lambda one: one.case.transport != "buffered"),
+}  # fmt: skip
 """Statements that hold or do not: the words, the factors (with + between them), the cost, and when it holds."""
 
 MASKS = ("causal", "window", "documents", "key_lengths", "dilation")
@@ -357,7 +260,7 @@ RELATED = {
 def features(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in a case."""
     p = case.problem
-    seen = _Seen(case, *shards(case, capabilities))
+    seen = _Placed(case, *shards(case, capabilities))
     found: Features = {
         "ranks": case.world_size,
         "keys": p.nk,

@@ -2,10 +2,10 @@
 
 1. The smallest failing case is a corner: few ranks and few keys coincide there. It is enlarged to a generous case that
    fails too, so that each number can be varied in both directions.
-2. From there, one factor is changed at a time, and the case is run again.
-3. Cases drawn at random are mixed with it, so that all but a few factors change at once: what is said has to foretell
-   whether they fail. Between one that passes unforeseen and one that fails, the factor is sought that turns it.
-4. Of all conjunctions of conditions that every failing run meets, the cheapest is taken that the passing runs do not
+2. Cases drawn at random are mixed with it, so that all but a few factors change at once, and one factor is changed at a
+   time. What is said has to foretell whether mixed cases fail. Between one that passes unforeseen and one that fails,
+   the factor is sought that turns it.
+3. Of all conjunctions of conditions that every failing run meets, the cheapest is taken that the passing runs do not
    meet. As long as another one explains the runs as well, a case on which the two differ is run.
 
 So what is said is never contradicted by a run: each condition was met by every run that failed.
@@ -63,7 +63,7 @@ DOUBT = 3.0
 SUPPORTED = 3
 """A condition is not doubted any more when it alone explains this many passing runs."""
 
-MIXED = 8
+MIXED = 5
 """Drawn cases that are mixed with the failing one before single factors are varied, and after."""
 
 MOST_TURNED = 3

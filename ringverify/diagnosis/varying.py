@@ -16,7 +16,7 @@ LONGEST = 72
 """Longest sequence that is tried, unless the failing case is longer: larger ones take longer than they teach."""
 
 LONG = 40
-"""Longest sequence of a larger world, for the same reason, if the tokens on a rank are kept."""
+"""Longest sequence of a larger world, if the tokens on a rank are kept, and of mixed cases, for the same reason."""
 
 TOKENS = 6
 """Tokens on a rank of the generous case; odd and even, multiples of 4 and others lie within reach of it."""
@@ -141,10 +141,12 @@ class Varying:
     def mixed(self, case: Case, other: Case, kept: Collection[str]) -> Case | None:
         """Return a case that is like `case` in its values and the factors `kept`, and like `other` in all else.
 
-        `None` if there is none. Values are kept since some hide faults.
+        `None` if there is none, or if it is long. Values are kept since some hide faults.
         """
         size = (case if "ranks" in kept else other).world_size
         p = (case if not {"length", "cross lengths"}.isdisjoint(kept) else other).problem
+        if max(p.nq, p.nk) > max(LONG, case.problem.nq, case.problem.nk):
+            return None
         stays = {"values"} | {field for factor in kept for field in FIELDS.get(factor, ())}
         for one in _stretched(case, p.nq, p.nk, world_size=size):
             for else_ in _stretched(other, p.nq, p.nk, world_size=size):

@@ -19,6 +19,7 @@ from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.values import FORWARD
 from ringverify.worlds.simulated import SimulatedWorld
 
+MIXED = 18
 SCOPE = Scope(memory=("contiguous", "strided"), cotangents=("out", "both", "lse"), groups=("world", "strided"))
 TOKENS = Capabilities(sharding=("contiguous", "zigzag"), uneven=True, window=True)
 PLANTED = [
@@ -69,7 +70,9 @@ def found(planted, capabilities, **how):
     first = next(case for case in drawn if fails(case))
     smallest = shrink(first, fails, capabilities).case
     whole = [case for case in drawn if min(case.problem.nq, case.problem.nk) >= case.world_size]
-    return needs(smallest, how.pop("fails", fails), capabilities, **how), fails, whole
+    other = SeededChoices(-1)
+    mixed = [case_of(other, capabilities, scope) for _ in range(how.pop("mixed", 0))]
+    return needs(smallest, how.pop("fails", fails), capabilities, drawn=mixed, **how), fails, whole
 
 
 @pytest.mark.parametrize(("text", "planted"), PLANTED, ids=[text for text, _ in PLANTED])
@@ -80,6 +83,47 @@ def test_a_planted_condition_is_found_again(text, planted):
     assert all(all(one.holds(case) for one in said.requires) == fails(case) for case in drawn)
     assert said.complete
     assert said.tried <= 110
+
+
+RELATED = [
+    ("a window that reaches past the next shard", lambda one: one["far"]),
+    ("a number of heads that the branches of a dilation do not divide", lambda one: one["uneven_branches"]),
+    ("at least 2 ranks, a segment length that does not divide a rank's shard",
+     lambda one: one["cut_segment"] and one["ranks"] > 1),
+    ("numbers of heads and of dims a head that differ", lambda one: one["heads"] != one["head_dim"]),
+    ("a scale other than 1", lambda one: one["scaled"]),
+    ("causal or softcap", lambda one: one["causal"] or one["softcap"]),
+    ("an odd number of ranks", lambda one: one["ranks"] % 2 == 1),
+    ("causal, no window", lambda one: one["causal"] and not one["window"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "planted"), RELATED, ids=[text for text, _ in RELATED])
+def test_a_condition_that_relates_factors_is_found_again(text, planted):
+    """By other cases mixed with the failing one: in these, all but a few factors differ at once."""
+    said, fails, drawn = found(planted, EVERYTHING, seconds=60, mixed=MIXED)
+    assert ", ".join(one.text for one in said.requires) == text
+    assert all(all(one.holds(case) for one in said.requires) == fails(case) for case in drawn)
+    assert said.tried <= 140
+
+
+@pytest.mark.parametrize("most", [70, 260])
+def test_of_a_condition_that_has_no_words_its_factor_is_told(most, monkeypatch):
+    """And nothing that is not true, whether or not the time ends first."""
+    monkeypatch.setattr("ringverify.diagnosis.needs.MOST_RUNS", most)
+    said, fails, drawn = found(lambda one: one.get("left_side", 0) % 2 == 1, EVERYTHING, seconds=60, mixed=MIXED)
+    assert [one.text for one in said.requires] == ["certain window"]
+    assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
+    assert not {"window", "masks"} & set(said.irrelevant)
+
+
+def test_what_was_not_tried_is_not_said_to_be_no_matter(monkeypatch):
+    """Not a mask, and not the masks, where the runs ended before they were all varied."""
+    for most in (10, 40):
+        monkeypatch.setattr("ringverify.diagnosis.needs.MOST_RUNS", most)
+        said, _, _ = found(lambda one: one["ranks"] > 1 and not one["documents"], EVERYTHING, seconds=60, mixed=MIXED)
+        assert not said.complete
+        assert not {"documents", "masks", "ranks"} & set(said.irrelevant)
 
 
 def test_where_keys_are_as_many_as_queries_they_are_called_tokens():
@@ -155,6 +199,14 @@ def faulty(there):
             lambda q, call: call.causal and call.rank,
             ["causal", "at least 2 ranks", "wrong on every rank but the first"],
         ),
+        (
+            lambda q, call: call.rank > 1 and call.rank % 2 == 0,
+            ["at least 3 ranks", "wrong on every second rank, from rank 2 on"],
+        ),
+        (
+            lambda q, call: call.world_size > 1 and call.rank >= (call.world_size - 1) * call.causal,
+            ["at least 2 ranks", "where causal, wrong on the last rank only"],
+        ),
         (lambda q, call: not q.is_contiguous(), ["inputs that are not contiguous in memory"]),
         (lambda q, call: q.size(1) > 3 and call.world_size > 1, ["at least 2 ranks", "4 tokens or more on a rank"]),
     ],
@@ -182,3 +234,16 @@ def test_a_failure_without_values_is_varied_too():
     seen = hunt(FORWARD, runner, examples=40, seed=0, progress=lambda number: None, shrinking=False).counterexample
     said = when_it_fails(FORWARD, runner, seen.case, seen.violation)
     assert [one.text for one in said.requires] == ["at least 2 heads"]
+
+
+def test_a_failure_that_does_not_repeat_is_varied_too():
+    """It fails in a fresh process too, though with other values."""
+
+    def attend(q, k, v, call):
+        out, lse = ring_of(STEPS)(q, k, v, call)
+        return (out + random.SystemRandom().random() + 1 if q.size(2) > 1 else out), lse
+
+    runner = Runner(Implementation(attend, "noisy", PLAIN), SimulatedWorld())
+    seen = hunt(FORWARD, runner, examples=40, seed=0, progress=lambda number: None).counterexample
+    assert not seen.repeats
+    assert "at least 2 heads" in seen.needs.requires
