@@ -48,6 +48,11 @@ class PublishedPackage:
         return WORKERS / f"{self.name}.txt"
 
     @property
+    def worker(self) -> Path:
+        """The program that runs it there."""
+        return WORKERS / f"{self.name.replace('-', '_')}_worker.py"
+
+    @property
     def folder(self) -> Path:
         """Its environment, which may not be there."""
         return ENVIRONMENTS / self.name
@@ -69,6 +74,16 @@ PACKAGES = (
     PublishedPackage("ringattention", "0.1.2", "Apache-2.0", (("ringattention", ()),)),
     PublishedPackage(
         "tokamax", "0.0.12", "Apache-2.0", (("tokamax-ring", ("default",)), ("tokamax-ring-natural", ("natural",)))
+    ),
+    PublishedPackage(
+        "cache-dit",
+        "1.5.3",
+        "Apache-2.0",
+        (
+            ("cache-dit-ring", ("ring",)),
+            ("cache-dit-ulysses", ("ulysses",)),
+            ("cache-dit-ulysses-anything", ("ulysses-anything",)),
+        ),
     ),
     PublishedPackage(
         "ejkernel", "0.0.80.3", "Apache-2.0", (("ejkernel-ring", ("ring",)), ("ejkernel-ring-chunked", ("chunked",)))
@@ -103,7 +118,7 @@ def command(target: str) -> list[str]:
     if (missing := why_missing(package)) is not None:
         raise Inconclusive(f"{target} {missing}")
     arguments = dict(package.targets)[target.removeprefix(PEER)]
-    return [str(package.python), str(WORKERS / f"{package.name}_worker.py"), *arguments]
+    return [str(package.python), str(package.worker), *arguments]
 
 
 def why_missing(package: PublishedPackage) -> str | None:

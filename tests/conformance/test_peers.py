@@ -9,7 +9,7 @@ from command_line import assert_one_line
 
 from ringverify import environments, targets
 from ringverify.describing import describe
-from ringverify.environments import PACKAGES, WORKERS, PublishedPackage
+from ringverify.environments import PACKAGES, PublishedPackage
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -134,7 +134,7 @@ def test_what_is_listed_is_what_adapters_and_pins_say():
             pins = package.requirements.read_text().splitlines()
             assert f"{package.name}=={package.version}" in pins
             assert all("==" in pin or pin.startswith("--") for pin in pins)
-            assert (WORKERS / f"{package.name}_worker.py").is_file()
+            assert package.worker.is_file()
             assert not any(f"peer:{name}" in targets.BUILT_IN for name, _ in package.targets)
 
 

@@ -8,6 +8,7 @@ sequence length". The signature tells key heads from heads, but no sentence says
 
 import functools
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "cli" / "workers"))
@@ -24,6 +25,7 @@ from jax.sharding import Mesh, PartitionSpec
 WAY = sys.argv[1]
 
 worker.NAME = "peer:ejkernel-ring" if WAY == "ring" else "peer:ejkernel-ring-chunked"
+worker.VERSIONS |= {"ejkernel": version("ejkernel")}
 worker.CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32"], "causal": "both", "window": True, "scale": True}
 worker.CAPABILITIES |= {"documents": True, "softcap": True, "world_sizes": [1, 2, 4, 8]}
 worker.CAPABILITIES |= {"length_multiple": 4} if WAY == "chunked" else {}

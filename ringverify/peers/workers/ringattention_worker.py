@@ -7,6 +7,7 @@ Documents are `segment_ids`, replicated as in the README, with their ends at bot
 
 import functools
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "cli" / "workers"))
@@ -21,6 +22,7 @@ import ringattention
 from jax.sharding import Mesh, PartitionSpec
 
 worker.NAME = "peer:ringattention"
+worker.VERSIONS |= {"ringattention": version("ringattention")}
 worker.CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32"], "causal": "both", "documents": True}
 worker.CAPABILITIES |= {"world_sizes": [1, 2, 4, 8]}
 

@@ -10,6 +10,7 @@ least a block of the default config, 128. The signature takes sinks and refuses 
 import dataclasses
 import functools
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "cli" / "workers"))
@@ -28,6 +29,7 @@ CONFIGS = {"default": CONFIG, "natural": dataclasses.replace(CONFIG, use_base2_e
 WAY = sys.argv[1]
 
 worker.NAME = "peer:tokamax-ring" if WAY == "default" else "peer:tokamax-ring-natural"
+worker.VERSIONS |= {"tokamax": version("tokamax")}
 worker.CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32"], "causal": "both", "window": True, "scale": True}
 worker.CAPABILITIES |= {"documents": True, "softcap": True, "gqa": True, "world_sizes": [1, 2, 4]}
 worker.CAPABILITIES |= {"length_multiple": 128, "head_dims": [128]}
