@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from ringverify import environments
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
 from ringverify.worlds.exceptions import exit_call, one_line, trace_of
@@ -87,6 +88,8 @@ def located(target: str) -> tuple[str, str | None]:
     Raises:
         UsageError: the target has no such form, or there is no such file, package or program.
     """
+    if target in environments.ELSEWHERE:
+        return target, None
     if is_program(target):
         try:
             return " ".join(command_of(target)), None
@@ -96,8 +99,8 @@ def located(target: str) -> tuple[str, str | None]:
     module_name, separator, attribute = location.rpartition(":")
     if not separator and _is_module(location):
         module_name = location
-    elif not separator or not module_name or not attribute or location.startswith("peer:"):
-        close = difflib.get_close_matches(target, BUILT_IN, n=1)
+    elif not separator or not module_name or not attribute or location.startswith(environments.PEER):
+        close = difflib.get_close_matches(target, (*BUILT_IN, *environments.ELSEWHERE), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(
             f"unknown target {target!r}: expected a built-in name (ringverify list implementations), "
@@ -202,13 +205,13 @@ def _which(name: str, module: ModuleType) -> str:
 
 
 def is_program(target: str) -> bool:
-    """Whether a target is a command, which is spoken to through a worker."""
-    return target.startswith(PROGRAM)
+    """Whether a target is spoken to through a worker: a command, or a package in an environment of its own."""
+    return target.startswith(PROGRAM) or target in environments.ELSEWHERE
 
 
 def is_built_in(target: str) -> bool:
     """Whether a target is the tool's own: a built-in name or a mutant."""
-    return target in BUILT_IN or target.startswith(MUTANT)
+    return target in BUILT_IN or target in environments.ELSEWHERE or target.startswith(MUTANT)
 
 
 def whence(target: str) -> str:

@@ -18,6 +18,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command and return its exit code."""
     del console  # one name a line, for other programs to read
+    from ringverify.environments import ELSEWHERE, PEER
     from ringverify.targets import BUILT_IN, MUTANT
 
     match options.what:
@@ -32,10 +33,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             for mutant in MUTANTS.values():
                 print(f"{MUTANT}{mutant.id:<8}{mutant.kind:<13}{mutant.sentence}")
         case "peers":
-            for name in BUILT_IN:
-                if name.startswith("peer:"):
+            for name in (*BUILT_IN, *ELSEWHERE):
+                if name.startswith(PEER):
                     print(name)
         case _:
-            for name in BUILT_IN:
+            for name in (*BUILT_IN, *ELSEWHERE):
                 print(name)
     return 0

@@ -140,6 +140,8 @@ class Defect:
         properties: the properties whose violations it explains.
         text: what is wrong and where in the package's code, as a person read it.
         upstream: address of a report by others, if one is known.
+        reports: reports to the package's authors, ready to be filed, in the folder `reports`. The Python script in each
+            ends with 3 if it shows the defect; for programs, whose violations `confirm` cannot show, it decides.
     """
 
     title: str
@@ -147,6 +149,7 @@ class Defect:
     properties: tuple[str, ...]
     text: str
     upstream: str | None = None
+    reports: tuple[str, ...] = ()
 
     def explains(self, target: str, property: str) -> bool:
         """Whether the defect explains a target's violation of a property."""

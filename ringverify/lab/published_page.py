@@ -63,7 +63,8 @@ def _opening(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
     yield (
         "**Every violation here was seen twice**: by the suite, and by a script that the tool writes and then has no "
         "part in: processes over gloo, the package, and dense attention by autograd in float64 (`ringverify confirm`). "
-        "To see one yourself:\n"
+        "For a package in an environment of its own (`ringverify peers install`), it is the script of the report that "
+        "the finding names. To see one yourself:\n"
     )
     example = next(iter(violations(verdicts, "shown")), None)
     if example is not None:
@@ -107,6 +108,9 @@ def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
         yield finding.text.strip() + "\n"
         if finding.upstream is not None:
             yield f"Reported by others: <{finding.upstream}>\n"
+        if finding.reports:
+            links = ", ".join(f"[{name}]({folder}/reports/{name})" for name in finding.reports)
+            yield f"Ready to be filed, with a script that shows it: {links}\n"
         shown = [
             (target, property, verdicts.targets[target].violations[property])
             for target, property in violations(verdicts, "shown")

@@ -7,6 +7,9 @@ To make it again, in an environment with the peers' packages:
     ringverify confirm *.jsonl --json confirmed.json
     cd .. && python -m ringverify.lab.publishing survey
 
+A survey may hold some targets only: what is kept of the others stays. Of packages in environments of their own, the
+scripts in the reports to their authors (`docs/published/reports`) show violations, where `confirm` cannot.
+
 The case files of violations go to docs/published/cases, what is kept of the verdicts to docs/published/verdicts.json.
 Without the argument, here `survey`, the page is made from the verdicts that are kept there.
 """
@@ -14,15 +17,18 @@ Without the argument, here `survey`, the page is made from the verdicts that are
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ringverify import targets
 from ringverify.confirm import confirming
 from ringverify.confirm.confirming import Outcome
+from ringverify.environments import ELSEWHERE
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import as_json
 from ringverify.files import read_text, write_whole
@@ -39,11 +45,14 @@ from ringverify.lab.published import (
 )
 from ringverify.lab.published_page import published_page
 from ringverify.reports.jsonl import ReportError
-from ringverify.reports.results import Source, read_results
+from ringverify.reports.results import Results, Source, read_results
 
 PAGE = Path("docs/published-packages.md")
 FOLDER = Path("docs/published")
 FACTS, VERDICTS, CASES = FOLDER / "packages.toml", FOLDER / "verdicts.json", FOLDER / "cases"
+REPORTS = FOLDER / "reports"
+SHOWN = 3
+"""Exit code of a report's script that shows the defect: no exception ends Python with it."""
 PATIENCE = 300
 """Seconds that a script of the facts may take."""
 
@@ -56,12 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         facts = read_facts(FACTS)
         verdicts, cases = (read_verdicts(VERDICTS), None) if options.survey is None else gather(options.survey, facts)
+        if cases is not None and VERDICTS.is_file():
+            verdicts = _with_the_others(verdicts, read_verdicts(VERDICTS), facts)
         for line in (amiss := unexplained(verdicts, facts)):
             print(f"cannot publish: {line}")
         if amiss:
             return 1
         if cases is not None:
-            _keep(cases)
+            _keep(cases, verdicts)
             write_whole(VERDICTS, json.dumps(as_json(verdicts), indent=1, ensure_ascii=False) + "\n")
         write_whole(PAGE, published_page(verdicts, facts, FOLDER.name))
     except (UsageError, Inconclusive, ReportError) as error:
@@ -89,8 +100,10 @@ def gather(survey: Path, facts: Facts) -> tuple[Verdicts, dict[str, str]]:
     seen: dict[str, dict[str, tuple[Outcome, Sequence[str]]]] = {}
     for one in confirming.read(survey / "confirmed.json"):
         seen.setdefault(one.implementation, {})[one.property] = (one.outcome, one.said)
+    for name, property, told in _shown_by_reports(results, facts):
+        seen.setdefault(name, {})[property] = told
     found = {one.name: told_of(one, seen.get(one.name, {})) for one in results.implementations}
-    _same_versions(facts)
+    _same_versions(facts, found)
     named = [
         Path(outcome.counterexample.file)
         for one in results.implementations
@@ -114,22 +127,58 @@ def gather(survey: Path, facts: Facts) -> tuple[Verdicts, dict[str, str]]:
     return Verdicts(schema=SCHEMA, made=made, targets={name: found[name] for name in ordered}, scripts=scripts), cases
 
 
-def _keep(cases: Mapping[str, str]) -> None:
-    """Replace the case files that are kept."""
+def _with_the_others(found: Verdicts, kept: Verdicts, facts: Facts) -> Verdicts:
+    """Return the verdicts that were found, and those that are kept of other targets, in the order of the facts."""
+    both = {**kept.targets, **found.targets}
+    known = [target for package in facts.packages for target in package.targets]
+    ordered = [*(name for name in known if name in both), *(name for name in found.targets if name not in known)]
+    return dataclasses.replace(found, targets={name: both[name] for name in ordered})
+
+
+def _shown_by_reports(results: Results, facts: Facts) -> Iterator[tuple[str, str, tuple[Outcome, Sequence[str]]]]:
+    """Yield target, property, and what the reports' scripts show of each violation in an environment of its own."""
+    ran: dict[str, tuple[bool, Sequence[str]]] = {}
+    for one in results.implementations:
+        for outcome in one.failures if one.name in ELSEWHERE else ():
+            by = [
+                name for finding in facts.findings if finding.explains(one.name, outcome.id) for name in finding.reports
+            ]
+            for name in by:
+                ran[name] = ran.get(name) or _report(name, ELSEWHERE[one.name].python)
+            shown = bool(by) and all(ran[name][0] for name in by)
+            said = [line for name in by for line in ran[name][1]]
+            yield one.name, outcome.id, ("shown" if shown else "not shown", said)
+
+
+def _report(name: str, python: Path) -> tuple[bool, Sequence[str]]:
+    """Run the script in a report; return whether it shows the defect, and what it printed."""
+    script = re.search(r"```python\n(.*?)```", read_text(REPORTS / name), re.DOTALL)
+    if script is None:
+        raise UsageError(f"{REPORTS / name} holds no Python script")
+    words = [str(python), "-c", script[1]]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return run.returncode == SHOWN, run.stdout.splitlines()
+
+
+def _keep(cases: Mapping[str, str], verdicts: Verdicts) -> None:
+    """Write case files, and remove those that no violation names."""
     CASES.mkdir(parents=True, exist_ok=True)
+    named = {violation.file for told in verdicts.targets.values() for violation in told.violations.values()}
     for path in CASES.glob("*.json"):
-        if path.name not in cases:
+        if path.name not in named:
             path.unlink()
     for name, text in cases.items():
         write_whole(CASES / name, text)
 
 
-def _same_versions(facts: Facts) -> None:
+def _same_versions(facts: Facts, found: Container[str]) -> None:
     for package in facts.packages:
-        for target in package.targets:
-            module = targets.BUILT_IN[target].partition(":")[0]
-            targets.load(target)
-            version = sys.modules[module].VERSION
+        for target in (one for one in package.targets if one in found):
+            if target in ELSEWHERE:
+                version = ELSEWHERE[target].version
+            else:
+                targets.load(target)
+                version = sys.modules[targets.BUILT_IN[target].partition(":")[0]].VERSION
             if version != package.version:
                 raise UsageError(f"{target} runs {package.name} {version}, {FACTS} says {package.version}")
 

@@ -41,6 +41,7 @@ FLOORS = {
     "ringverify.reports": 1,
     "ringverify.events": 1,
     "ringref": 1,
+    "ringverify.environments": 0,
     "ringverify.errors": 0,
     "ringverify.files": 0,
     "ringverify.interrupts": 0,

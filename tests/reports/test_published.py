@@ -1,12 +1,14 @@
 """The page of published packages: made of verdicts and facts, and of nothing that they do not hold."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sample_events import everything, typed
 
+from ringverify.errors import UsageError
 from ringverify.events import as_json
 from ringverify.lab import publishing
 from ringverify.lab.published import (
@@ -202,3 +204,50 @@ def test_the_published_page_is_what_its_sources_make():
     files = {violation.file for one in verdicts.targets.values() for violation in one.violations.values()}
     assert files == {path.name for path in (ROOT / publishing.CASES).iterdir()}
     assert set(verdicts.scripts) == {path.name for path in (ROOT / publishing.FOLDER).glob("*.py")}
+
+
+def test_a_survey_of_some_targets_leaves_the_others(verdicts, facts):
+    """Those that are kept, in the order of the facts; what is new replaces what is old."""
+    first, *others = verdicts.targets
+    found = replace(
+        verdicts, targets={others[-1]: replace(verdicts.targets[others[-1]], examples=7), "peer:new": first}
+    )
+    both = publishing._with_the_others(found, verdicts, facts).targets
+    assert list(both) == [first, *others, "peer:new"]
+    assert both[others[-1]].examples == 7
+    assert both[first] == verdicts.targets[first]
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("print('off by 1')\nraise SystemExit(3)", True),
+        ("print('off by 0')", False),
+        ("print('off')\nraise ValueError", False),
+    ],
+)
+def test_a_report_shows_what_its_script_ends_with(script, shown, tmp_path, monkeypatch):
+    """Exit code 3; an exception is no evidence, and a report without a script no report."""
+    monkeypatch.setattr(publishing, "REPORTS", tmp_path)
+    (tmp_path / "it.md").write_text(f"# It\n\n```python\n{script}\n```\n")
+    outcome, (line,) = publishing._report("it.md", Path(sys.executable))
+    assert (outcome, line[:3]) == (shown, "off")
+    (tmp_path / "it.md").write_text("# It\n")
+    with pytest.raises(UsageError, match=r"it\.md holds no Python script"):
+        publishing._report("it.md", Path(sys.executable))
+
+
+def test_reports_to_authors_stand_alone():
+    """Each says what is expected, what happens and why, with a short script without us, and a finding names it."""
+    named = [name for finding in read_facts(ROOT / publishing.FACTS).findings for name in finding.reports]
+    assert set(named) == {path.name for path in (ROOT / publishing.REPORTS).glob("*.md")}
+    for name in named:
+        text = (ROOT / publishing.REPORTS / name).read_text(encoding="utf-8")
+        script = text.split("```python\n")[1].split("```")[0]
+        assert len(script.splitlines()) <= 40
+        assert "ringverify" not in text
+        assert [line for line in text.splitlines() if line.startswith("## ")] == [
+            "## Expected",
+            "## Actual",
+            "## Cause",
+        ]

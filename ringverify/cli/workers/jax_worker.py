@@ -21,6 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 NAME = "worker.py"
+VERSIONS = {"jax": jax.__version__}
 CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32", "bfloat16"], "lse": True, "lse_gradient": True}
 CAPABILITIES |= {"gqa": True, "value_dim": True, "world_sizes": [1, 2, 4, 8]}
 
@@ -114,7 +115,7 @@ def main():
     def say(message):
         print(json.dumps(message), file=messages, flush=True)
 
-    hello = {"kind": "hello", "protocol": 1, "name": NAME, "versions": {"jax": jax.__version__}}
+    hello = {"kind": "hello", "protocol": 1, "name": NAME, "versions": VERSIONS}
     say({**hello, "capabilities": CAPABILITIES, "devices": ["cpu"]})
     for line in cases:
         message = json.loads(line)

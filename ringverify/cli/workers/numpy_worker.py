@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 NAME = "worker.py"
+VERSIONS = {"numpy": np.__version__}
 CAPABILITIES = {"sharding": "zigzag", "dtypes": ["float32", "float64"], "lse": True, "lse_gradient": True}
 CAPABILITIES |= {"value_dim": True, "scale": True, "uneven": True, "empty_shards": True}
 
@@ -118,7 +119,7 @@ def main():
     def say(message):
         print(json.dumps(message), file=messages, flush=True)
 
-    hello = {"kind": "hello", "protocol": 1, "name": NAME, "versions": {"numpy": np.__version__}}
+    hello = {"kind": "hello", "protocol": 1, "name": NAME, "versions": VERSIONS}
     say({**hello, "capabilities": CAPABILITIES, "devices": ["cpu"], "reports_changes": True})
     for line in cases:
         message = json.loads(line)

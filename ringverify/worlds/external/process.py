@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from ringverify import environments
 from ringverify.words import PRINTED
 from ringverify.worlds.external.messages import PROTOCOL, Answer, Breach, Bye, CaseMessage, Hello, line_of, read
 from ringverify.worlds.patience import Patience
@@ -57,7 +58,10 @@ def command_of(target: str) -> list[str]:
 
     Raises:
         ValueError: there is no command, its quotes do not match, or there is no such program; the message says which.
+        Inconclusive: it is a package in an environment of its own, which is not there.
     """
+    if target in environments.ELSEWHERE:
+        return environments.command(target)
     text = target.removeprefix(PROGRAM).strip()
     try:
         words = shlex.split(text)

@@ -1,0 +1,68 @@
+"""Worker of `peer:tokamax-…`: the ring over splash attention, `make_ring_attention`, its Pallas kernels interpreted.
+
+It is called as its own test does: sharded by `manual_sharding_spec` under `shard_map`, heads first, a batch by `vmap`,
+queries scaled by the caller. The mask is an array, which the signature takes; documents are `SegmentIds`, with their
+ends at both ends of the sequence. `ring` has the config that `config=None` stands for, but for `interpret=True`;
+`ring-natural` sets `use_base2_exp=False` too, as the package's own test does. Head dimension and local shard are at
+least a block of the default config, 128. The signature takes sinks and refuses them, so they are not declared.
+"""
+
+import dataclasses
+import functools
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "cli" / "workers"))
+
+import jax_worker as worker  # before jax: it asks XLA for eight host devices
+
+# isort: split
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from tokamax._src.ops.experimental.tpu.splash_attention import base, ring_attention_kernel, splash_attention_kernel
+
+CONFIG = dataclasses.replace(splash_attention_kernel.SplashConfig.get_default(), interpret=True)
+CONFIGS = {"default": CONFIG, "natural": dataclasses.replace(CONFIG, use_base2_exp=False)}
+WAY = sys.argv[1]
+
+worker.NAME = "peer:tokamax-ring" if WAY == "default" else "peer:tokamax-ring-natural"
+worker.VERSIONS |= {"tokamax": version("tokamax")}
+worker.CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32"], "causal": "both", "window": True, "scale": True}
+worker.CAPABILITIES |= {"documents": True, "softcap": True, "gqa": True, "world_sizes": [1, 2, 4]}
+worker.CAPABILITIES |= {"length_multiple": 128, "head_dims": [128]}
+
+
+def attend(case, q, k, v):
+    """Return out of all positions."""
+    problem, size, n = case["problem"], case["world_size"], q.shape[1]
+    config = dataclasses.replace(CONFIGS[WAY], attn_logits_soft_cap=problem["softcap"])
+    left, right = (n if side is None else side for side in problem["window"] or (None, None))
+    ahead = np.arange(n)[None, :] - np.arange(n)[:, None]
+    mask = (-left <= ahead) & (ahead <= (0 if problem["causal"] else right))
+    kernel = ring_attention_kernel.make_ring_attention(
+        mask, config=config, is_mqa=False, ring_axis="ring", q_seq_shards=size, kv_seq_shards=size
+    )
+    segments = None
+    if (ends := problem["documents"]) is not None:
+        if ends[0] > 0 or ends[-1] < n:
+            raise worker.Unsupported("segment ids cannot say that a position is outside all documents")
+        ids = jnp.asarray(np.searchsorted(ends[1:], np.arange(n), side="right"), jnp.int32)
+        segments = base.SegmentIds(q=ids, kv=ids)
+    tokens, ring = PartitionSpec(None, None, "ring", None), PartitionSpec("ring")
+    specs = (kernel.manual_sharding_spec(), tokens, tokens, tokens, segments and base.SegmentIds(q=ring, kv=ring))
+    mesh = Mesh(np.array(jax.devices()[:size]), ("ring",))
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=tokens, check_vma=False)
+    def attention(kernel, q, k, v, segments):
+        return jax.vmap(kernel, in_axes=(0, 0, 0, None))(q, k, v, segments)
+
+    q, k, v = (x.swapaxes(1, 2) for x in (q * problem["scale"], k, v))
+    return attention(kernel, q, k, v, segments).swapaxes(1, 2), None
+
+
+worker.attend = attend
+if __name__ == "__main__":
+    worker.main()
