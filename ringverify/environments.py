@@ -146,7 +146,7 @@ def install(package: PublishedPackage) -> None:
     """
     shutil.rmtree(package.folder, ignore_errors=True)
     _run(package, sys.executable, "-m", "venv", "--without-pip", str(package.folder))
-    options = ("--disable-pip-version-check", "--no-input", "--no-deps", "--quiet")
+    options = ("--disable-pip-version-check", "--no-input", "--no-deps", "--quiet", "--retries=1")
     pip = (sys.executable, "-m", "pip", "--python", str(package.python), "install")
     _run(package, *pip, *options, "--requirement", str(package.requirements))
     shutil.copyfile(package.requirements, package.folder / INSTALLED)
