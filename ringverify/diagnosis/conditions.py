@@ -386,7 +386,8 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
 
     for n in sorted({*numbers[1:], *(number + 1 for number in numbers[:-1])}):
         # That there are tokens at all, and two of them for a softmax to choose from, is so in every case of interest.
-        said = not (n < 2 or (n == 2 and name in ("keys", "queries")))
+        about = FLAGS.keys() & {factor}  # of documents and windows there may be none: that there is one is news
+        said = bool(about) or not (n < 2 or (n == 2 and name in ("keys", "queries")))
         yield one_of(compared("at least", n), n / 1e4, functools.partial(operator.le, n), said=said)
     for n in numbers[:-1]:
         yield one_of(compared("at most", n), 0.8 - n / 1e4, functools.partial(operator.ge, n))
