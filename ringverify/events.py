@@ -508,13 +508,13 @@ class PropertyOutcome:
         verdict: the event of the property.
         counterexample: that of the smallest case that violates it, if there is one.
         tried: what its examples were, which a report tells of all properties together.
-        shapes: shapes and dtypes of their tensors, each once.
+        shapes: shapes and dtypes of their tensors, each once, where every new one is compiled.
     """
 
     verdict: PropertyEvent
     counterexample: CounterexampleEvent | None = None
     tried: TriedEvent | None = None
-    shapes: frozenset[tuple[int | str, ...]] = frozenset()
+    shapes: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

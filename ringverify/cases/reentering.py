@@ -25,6 +25,8 @@ Step = Literal["first", "second", "first_later", "again"]
 
 LATE_SECONDS = 0.25
 """Seconds to wait for the threads that a call left behind; the idle thread of a pool would never end."""
+MORE_CALLS = 3
+"""Further calls, after which what is kept for two or three calls in turn is no longer new."""
 _IDLE: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads that did not end in that time, and are not waited for again."""
 
@@ -103,6 +105,8 @@ def _reentered(task: Task) -> Reentered:
         if once_more is not None:
             steps["again"] = result_of(one, capabilities, out, lse, once_more)
     steps["first"] = returned
+    for _ in range(MORE_CALLS):
+        called(two)
     steps["first_later"] = result_of(one, capabilities, out, lse)
     return Reentered(steps, refused, tuple(groups), any(late))
 

@@ -311,7 +311,7 @@ class ImplementationRun:
         event = dataclasses.replace(event, versions=versions_of(self.implementation))
         features = joined([one.outcome.tried for one in tried], implementation=name)
         if self.implementation.capabilities.shapes == "compiled":
-            shapes: set[object] = set().union(*(one.outcome.shapes for one in tried))
+            shapes: set[str] = set().union(*(one.outcome.shapes for one in tried))
             event = dataclasses.replace(event, shapes=len(shapes))
         tellable = features is None or tells(self.tell, features)
         tellable = tells(self.tell, event) and tellable
@@ -519,10 +519,11 @@ class ImplementationRun:
         tried = None
         if found.examples:
             tried = tried_event(found.tried, property, runner.capabilities, implementation=event.implementation)
+        shapes = tuple(sorted(found.tried.shapes)) if runner.capabilities.shapes == "compiled" else ()
         if found.counterexample is None:
-            return PropertyOutcome(event, tried=tried, shapes=frozenset(found.tried.shapes))
+            return PropertyOutcome(event, tried=tried, shapes=shapes)
         told = self._counterexample(property, found, found.counterexample, runner)
-        return PropertyOutcome(with_mishaps(event, found.mishaps), told, tried, frozenset(found.tried.shapes))
+        return PropertyOutcome(with_mishaps(event, found.mishaps), told, tried, shapes)
 
     def _remembered(self, property: Property, runner: Runner) -> tuple[list[CaseFile], list[str]]:
         """Return cases that failed in earlier runs, to be tried first, and a message for each that cannot be tried."""

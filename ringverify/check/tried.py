@@ -54,13 +54,13 @@ class Tried:
     """
 
     kinds: Counter[tuple[Feature, ...]] = dataclasses.field(default_factory=Counter)
-    shapes: set[tuple[int | str, ...]] = dataclasses.field(default_factory=set)
+    shapes: set[str] = dataclasses.field(default_factory=set)
 
     def add(self, case: Case) -> None:
         """Count a case."""
         self.kinds[tuple(features_of(case).items())] += 1
         p = case.problem
-        self.shapes.add((p.batch, p.nq, p.nk, p.heads, p.hk, p.head_dim, p.dv, p.dtype))
+        self.shapes.add(f"{p.batch}, {p.nq}, {p.nk}, {p.heads}, {p.hk}, {p.head_dim}, {p.dv}, {p.dtype}")
 
     def merged(self, other: Tried) -> Tried:
         """Return the counts of both together."""

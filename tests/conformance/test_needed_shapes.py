@@ -119,7 +119,7 @@ COMPILED = Capabilities(
 )  # fmt: skip
 
 
-def _shapes(property: Property, c: Capabilities) -> set[tuple[object, ...]]:
+def _shapes(property: Property, c: Capabilities) -> set[str]:
     tried = Tried()
     for case in drawn(property, c, property.examples):
         assert why_unsupported(case, c) is None

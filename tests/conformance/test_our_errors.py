@@ -62,7 +62,7 @@ def of(events, kind):
 
 PHASES = {
     "remembering": (casefile, "remembered"),
-    "drawing": (searching, "drawn"),
+    "drawing": (searching, "draws"),
     "running": (SimulatedWorld, "run"),
     "judging": (properties_module, "worst"),
 }
