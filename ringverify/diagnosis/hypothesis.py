@@ -259,7 +259,8 @@ def agree(
         limit = np.where(wrong, np.maximum(limit, relative * finite.max(initial=0.0)), limit)
         if bool((_margins(seen, predicted, limit, dtype) > 1).any()):
             return None
-        difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
+        with np.errstate(invalid="ignore"):  # infinities that are equal
+            difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
         # Where the limit is wide, the prediction must still be nearer to what was seen than the right answer is.
         margin = margins(seen, true, allowed, dtype)
         if bool((margin > 1).any()):
