@@ -8,7 +8,7 @@ import pytest
 from command_line import MINIATURES, miniature
 from report_lines import VALIDATOR, without_times
 
-from ringverify import targets
+from ringverify import environments, targets
 from ringverify.properties.catalogue import PROPERTIES
 
 pytestmark = pytest.mark.timeout(120)
@@ -359,10 +359,11 @@ def test_the_schema_refuses_what_is_no_event():
 
 def test_list_names_what_there_is(ringverify):
     """Implementations, peers, and properties with their meaning."""
-    assert ringverify("list", "implementations").out.split() == list(targets.BUILT_IN)
+    names = [*targets.BUILT_IN, *environments.ELSEWHERE]
+    assert ringverify("list", "implementations").out.split() == names
     peers = ringverify("list", "peers").out.split()
-    assert peers == [name for name in targets.BUILT_IN if name.startswith("peer:")]
-    assert {"peer:ring-attention-pytorch", "peer:ring-flash-attn-zigzag", "peer:torch-cp-allgather"} < set(peers)
+    assert peers == [name for name in names if name.startswith("peer:")]
+    assert {"peer:ring-attention-pytorch", "peer:ring-flash-attn-zigzag", "peer:ringattention"} < set(peers)
     lines = ringverify("list", "properties").out.splitlines()
     assert [line.split()[0] for line in lines] == list(PROPERTIES)
 
