@@ -113,14 +113,18 @@ def _first(ids: Sequence[str], effort: Effort, report: Path | None, say: Say) ->
 
 def _matrix(ids: Sequence[str], effort: Effort, report: Path | None, kept: Path | None, say: Say) -> int:
     started = time.monotonic()
-    rows = []
-    for row in matrix(ids, effort):
-        rows.append(row)
-        by = {one.property: one.examples for one in row if one.verdict == "killed"}
-        say(f"  {row[0].mutant:<7}" + (", ".join(f"{id} {count}" for id, count in by.items()) or "survived"))
-    found = kill_report.matrix_section(rows, effort, time.monotonic() - started)
-    if report is not None:
-        kill_report.add(report, found)
+    rows: list[list[Kill]] = []
+    try:
+        for row in matrix(ids, effort):
+            rows.append(row)
+            by = {one.property: one.examples for one in row if one.verdict == "killed"}
+            say(f"  {row[0].mutant:<7}" + (", ".join(f"{id} {count}" for id, count in by.items()) or "survived"))
+    finally:  # an hour's rows outlive Ctrl-C and a machine that gives up
+        found = kill_report.matrix_section(rows, effort, time.monotonic() - started)
+        if report is not None and rows:
+            kill_report.add(report, found)
+        if len(rows) < len(ids):
+            say(f"{len(rows)} of {len(ids)} mutants were tried; the others: {' '.join(ids[len(rows) :])}")
     if kept is not None:
         cheapest = []
         for row in rows:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from ringverify.cli.main import main
-from ringverify.lab import false_alarms, kill_report
+from ringverify.lab import false_alarms, kill_report, mutant_runs
 from ringverify.lab.kill_tables import LENSES, markdown
+from ringverify.lab.killing import Kill
 from ringverify.properties.catalogue import PROPERTIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +115,21 @@ def test_two_processes_find_what_one_finds(capsys):
         assert main(["mutants", "A9", "A2a", "B1", "--only", "forward", "--matrix", "--jobs", jobs]) == 0
         found.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")])
     assert found[0] == found[1]
+
+
+def test_an_interrupted_matrix_keeps_its_rows(monkeypatch, capsys, tmp_path):
+    """And names the mutants that are left, so that a second run adds them."""
+    row = [Kill("A9", "forward", "killed", 3), Kill("A9", "lse", "survived", 80)]
+
+    def interrupted(ids, effort):
+        yield row
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mutant_runs, "matrix", interrupted)
+    path = tmp_path / "kills.json"
+    assert main(["mutants", "A9", "A2a", "B1", "--only", "forward,lse", "--matrix", "--json", str(path)]) == 130
+    assert kill_report.read(path).matrix.kills == {"A9": {"forward": 3}}
+    assert "1 of 3 mutants were tried; the others: A2a B1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
