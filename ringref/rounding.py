@@ -422,7 +422,10 @@ def margins(actual: Array, expected: Array, allowed: Array, dtype: DtypeName) ->
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # infinities, and errors of what they stand for
         error = np.abs(actual - expected)
-        margin = np.where(error == 0, 0.0, error / allowed)
+        plain: Array = error / allowed
+        if np.isfinite(plain.max(initial=0.0)):  # no NaN, no infinite error, and none of 0 where 0 is allowed
+            return plain
+        margin = np.where(error == 0, 0.0, plain)
         overflow = np.isinf(actual) & (np.sign(actual) * expected + allowed > LARGEST[dtype])
     agree = (actual == expected) | overflow | np.isposinf(allowed)
     return np.where(agree, 0.0, np.where(np.isnan(margin), np.inf, margin))

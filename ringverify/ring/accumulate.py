@@ -10,7 +10,7 @@ Shape letters: B batch, S queries, H query heads, E value_dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -150,7 +150,7 @@ class Sum:
 
 def _first(batch: slice, rows: slice, heads: slice, written: int, whole: tuple[int, int]) -> int | None:
     """Where rows end that go on where those written so far end, if they are of the whole batch and all heads."""
-    complete = all(part.indices(size) == (0, size, 1) for part, size in zip((batch, heads), whole, strict=True))
+    complete = batch.indices(whole[0]) == (0, whole[0], 1) and heads.indices(whole[1]) == (0, whole[1], 1)
     return rows.stop if complete and rows.start == written and rows.step in (None, 1) else None
 
 
@@ -175,14 +175,17 @@ def widened_at_once(elements: int, width: int) -> int:
     return min(elements, max(width, min(WIDENED, max(ALL_AT_ONCE, elements // 8))))
 
 
-def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+def widened(dtype: torch.dtype, *parts: torch.Tensor) -> Iterator[tuple[slice, Sequence[torch.Tensor]]]:
     """The rows of some `(..., R, D)` piece by piece in a wider dtype, each to be used before the next one is asked for.
 
     What is of that dtype already is not copied. An operation on two dtypes takes longer than converting first, and a
     conversion of all of it writes, and reads again, twice what there is to read.
     """
     narrow = [part for part in parts if part.dtype != dtype]
-    if not narrow or not narrow[0].is_cpu:
+    if not narrow:
+        yield slice(None), parts
+        return
+    if not narrow[0].is_cpu:
         yield slice(None), [part.to(dtype) for part in parts]
         return
     rows, width = narrow[0].size(-2), max(1, sum(part[..., :1, :].numel() for part in narrow))

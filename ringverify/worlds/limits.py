@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import math
 import os
 import resource
@@ -106,6 +107,7 @@ def _most(limit: Limit) -> int | None:
     return min(found, default=None)
 
 
+@functools.cache  # asked before each run of a simulated world
 def _number(file: str) -> int | None:
     try:
         return int(Path(file).read_text())

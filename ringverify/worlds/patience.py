@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable
 SLICE = 0.5
 """Seconds between two looks at how much of a deadline is left."""
 
+JUST = 0.01
+"""Seconds after a look, or after the beginning, for which there is no other: a look reads a file for each thread."""
+
 LEAST_COUNTED = 0.1
 """Fraction of elapsed time that always counts: a run that never ends is ended after ten times its deadline."""
 
@@ -59,6 +62,8 @@ class Patience:
     def left(self) -> float:
         """Return the seconds that are left, 0 or fewer once the deadline has passed."""
         now = self._clock()
+        if now - self._at < JUST:
+            return self._left
         waited = 0.0
         for process, before in self._seen.items():
             self._seen[process] = self._queued(process)

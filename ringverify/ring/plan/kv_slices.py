@@ -125,7 +125,11 @@ class KVTensors:
     def of(self, region: Rectangle) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys `(B, K, T, D)` and values `(B, K, T, E)` of a region; views where its rows are evenly spaced here."""
         places, heads = self.places(region)
-        k, v = (_select(x[slice(*region.batch), :, heads], places) for x in self.parts[region.head_class])
+        batch, (k, v) = slice(*region.batch), self.parts[region.head_class]
+        if isinstance(places, slice):
+            k, v = k[batch, places, heads], v[batch, places, heads]
+        else:
+            k, v = _select(k[batch, :, heads], places), _select(v[batch, :, heads], places)
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def places(self, region: Rectangle, keys: slice | None = None) -> tuple[Places, slice]:

@@ -15,11 +15,11 @@ import numpy as np
 
 from ringref.problem import Problem
 from ringref.sharding import Sharding
-from ringverify.ring.plan.geometry import Bools, constrained
+from ringverify.ring.plan.geometry import Bools, constrained, cuttings
 from ringverify.ring.plan.heads import head_classes
 from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, everything
 from ringverify.ring.plan.needs import Counts, Hops, hops, needs
-from ringverify.ring.plan.regions import Regions, regions
+from ringverify.ring.plan.regions import Regions, regions, regions_of_ranks
 from ringverify.ring.plan.rows import evenly
 from ringverify.ring.plan.runs import RowRun, runs, step_of
 from ringverify.ring.plan.schedule import Schedule, schedule
@@ -30,6 +30,8 @@ KEPT_BYTES = 64_000_000
 """What the plans take that a process keeps, together."""
 
 
+FEW = 4096
+"""Meetings of two ranks' runs in a piece that are looked for at once, for all ranks of a process."""
 KEPT = 128
 """How many plans a process keeps at most."""
 
@@ -63,6 +65,8 @@ class _CommonPlan:
         keys: every rank's keys, by rank.
         queries: every rank's queries, by rank.
         classes: key heads of each class.
+        step: of all of them, `None` if there are several.
+        wholes: all keys of each rank, by rank.
         nbytes: about what it takes, which grows with what it is asked.
     """
 
@@ -76,6 +80,10 @@ class _CommonPlan:
         else:
             self.queries = [runs(sharding, problem.nq, world_size, one) for one in range(world_size)]
         self.classes = tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
+        self.step = step_of(*self.queries, *self.keys)
+        self.wholes = [everything(problem, self.classes, sum(run.size for run in of)) for of in self.keys]
+        self._asked: int | None = None
+        self._regions: list[tuple[Regions, ...]] | None = None
         self._travel: dict[int, Travel] = {}
         held = sum(map(len, (*self.keys, *self.queries)))
         self.nbytes = 200 * held + 40 * len(problem.documents or ())
@@ -84,6 +92,18 @@ class _CommonPlan:
     def needs(self) -> Bools:
         """Whether a query of a rank attends a key of an owner, `(ranks, owners)`."""
         return needs(self.problem, self.queries, self.keys)
+
+    def regions_of(self, rank: int) -> tuple[Regions, ...]:
+        """How a rank's queries meet every rank's keys. Asked of a second rank, few are found for all ranks at once."""
+        if self._regions is None and self._asked not in (None, rank) and self._few:
+            self._regions = regions_of_ranks(self.problem, self.queries, self.keys)
+        self._asked = rank
+        return regions(self.problem, self.queries[rank], self.keys) if self._regions is None else self._regions[rank]
+
+    @property
+    def _few(self) -> bool:
+        pieces = sum(len(cutting.begin) for cutting in cuttings(self.problem))
+        return sum(map(len, self.queries)) * sum(map(len, self.keys)) * pieces <= FEW
 
     def rows(self, owner: int) -> int:
         """Rows of a block over all key heads."""
@@ -158,11 +178,13 @@ class Plan:
     @functools.cached_property
     def by_position(self) -> bool:
         """Whether masks have to be looked up by position, because some rank's keys do not go with these queries."""
+        if self._common.step is not None:
+            return False
         queries = self._queries[self.rank]
         looked_up = any(queries and keys and step_of(queries, keys) is None for keys in self.keys)
         return looked_up and constrained(self.problem)
 
-    @property
+    @functools.cached_property
     def query_count(self) -> int:
         """Queries of this rank."""
         return sum(run.size for run in self._queries[self.rank])
@@ -177,13 +199,13 @@ class Plan:
 
     @functools.cached_property
     def _regions(self) -> tuple[Regions, ...]:
-        found = regions(self.problem, self._queries[self.rank], self.keys)
+        found = self._common.regions_of(self.rank)
         self._own_bytes += sum(of.nbytes for of in found)
         return found
 
     def whole(self, owner: int) -> KVSlice:
         """All keys of a rank."""
-        return everything(self.problem, self._common.classes, self.key_count(owner))
+        return self._common.wholes[owner]
 
     def kv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block crosses a boundary: what ranks that it has not yet visited need."""
@@ -234,7 +256,8 @@ class _Plans:
             plan = Plan(*key)
         with self._lock:
             self._kept[key] = plan
-            held = sum(one.nbytes for one in self._kept.values())  # plans have grown since they were made
+            # Plans have grown since they were made.
+            held = sum([one._own_bytes + one._common.nbytes for one in self._kept.values()])
             while held > KEPT_BYTES or len(self._kept) > KEPT:
                 held -= self._kept.pop(next(iter(self._kept))).nbytes
         return plan

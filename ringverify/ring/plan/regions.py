@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from itertools import groupby, repeat
+from itertools import groupby, pairwise, product, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ from ringverify.ring.plan.runs import RowRun, step_of
 
 Table = NDArray[np.int32]
 """`(n, 6)`: of each rectangle the first row and the number of its queries and of its keys, low and high or `FREE`."""
+Pair = tuple[int, int]
+"""A rank, whose queries attend, and an owner of keys."""
 FREE = np.iinfo(np.int32).min
 """In a table, the bound that there is not."""
 
@@ -97,38 +99,53 @@ class Regions:
 
 def regions(problem: Problem, queries: tuple[RowRun, ...], keys: Sequence[tuple[RowRun, ...]]) -> tuple[Regions, ...]:
     """The rectangles of one rank's queries and every rank's keys, by owner; none where no query attends any key."""
-    by_step: dict[int | None, list[int]] = {}
-    for owner, held in enumerate(keys):
-        if queries and held:
-            by_step.setdefault(step_of(queries, held), []).append(owner)
-    found = [Regions()] * len(keys)
-    for step, owners in by_step.items():
-        if step is None:
-            for owner in owners:
-                found[owner] = _by_position(problem, queries, keys[owner])
-        else:
-            parts = _by_owner(problem, gathered([queries], step), [keys[owner] for owner in owners], step)
-            for owner, of in zip(owners, parts, strict=True):
-                found[owner] = Regions(of, joins=len(queries) > 1 or len(keys[owner]) > 1)
-    return tuple(found)
+    return regions_of_ranks(problem, [queries], keys)[0]
 
 
-def _by_owner(
-    problem: Problem, queries: Runs, keys: Sequence[tuple[RowRun, ...]], step: int
-) -> tuple[list[Alike], ...]:
-    found: tuple[list[Alike], ...] = tuple([] for _ in keys)
+def regions_of_ranks(
+    problem: Problem, queries: Sequence[tuple[RowRun, ...]], keys: Sequence[tuple[RowRun, ...]]
+) -> list[tuple[Regions, ...]]:
+    """`regions` of several ranks' queries, by rank; where they are few, it takes little longer than that of one."""
+    by_step: dict[int | None, list[Pair]] = {}
+    for rank, owner in product(range(len(queries)), range(len(keys))):
+        if queries[rank] and keys[owner]:
+            by_step.setdefault(step_of(queries[rank], keys[owner]), []).append((rank, owner))
+    found = [[Regions()] * len(keys) for _ in queries]
+    for step, pairs in by_step.items():
+        parts = {} if step is None else _by_pair(problem, queries, keys, pairs, step)
+        for rank, owner in pairs:
+            asking, held = queries[rank], keys[owner]
+            if step is None:
+                found[rank][owner] = _by_position(problem, asking, held)
+            else:
+                found[rank][owner] = Regions(parts[rank, owner], joins=len(asking) > 1 or len(held) > 1)
+    return [tuple(of) for of in found]
+
+
+def _by_pair(
+    problem: Problem,
+    queries: Sequence[tuple[RowRun, ...]],
+    keys: Sequence[tuple[RowRun, ...]],
+    pairs: Sequence[Pair],
+    step: int,
+) -> dict[Pair, list[Alike]]:
+    """The rectangles of some pairs of a rank and an owner, whose runs have one step."""
+    found: dict[Pair, list[Alike]] = {pair: [] for pair in pairs}
+    ranks, owners = map(set, zip(*pairs, strict=True))
+    asking = [of if rank in ranks else () for rank, of in enumerate(queries)]
+    held = [of if owner in owners else () for owner, of in enumerate(keys)]
     number = {branch: number for number, branch in enumerate(branches_of(problem))}
     rows = Span(0, 0)
     for batch, limit in _batches(problem):
         tables = {
             which: table
             for cutting in cuttings(problem)
-            for which, table in _tables(problem, cutting, queries, gathered(keys, step, limit))
+            for which, table in _tables(problem, cutting, gathered(asking, step), gathered(held, step, limit))
         }
         for lane in lanes(problem):
             common = Rectangle(lane.head_class, batch, lane.heads, lane.key_heads, rows, rows)
-            for owner, parts in enumerate(found):
-                if (which := (owner, number[lane.branch])) in tables:
+            for pair, parts in found.items():
+                if (which := (*pair, number[lane.branch])) in tables:
                     parts.append(Alike(common, *tables[which]))
     return found
 
@@ -157,10 +174,10 @@ def _batches(problem: Problem) -> Iterator[tuple[tuple[int, int], int | None]]:
 
 def _tables(
     problem: Problem, cutting: Cutting, queries: Runs, keys: Runs
-) -> Iterator[tuple[tuple[int, int], tuple[int, Table]]]:
-    """By owner and number of a branch, step and table of their rectangles, if there are any."""
+) -> Iterator[tuple[tuple[int, int, int], tuple[int, Table]]]:
+    """By rank, owner and number of a branch, step and table of their rectangles, if there are any."""
     by = thinning(keys.step, cutting.rate)
-    kinds: list[Ints] = [np.zeros((0, 2), dtype=np.int64)]
+    kinds: list[Ints] = [np.zeros((0, 3), dtype=np.int64)]
     tables: list[Table] = [np.zeros((0, 6), dtype=np.int32)]
     for shared in piece_overlaps(problem, cutting, queries, keys):
         key_first, key_last = shared.attended()
@@ -175,10 +192,11 @@ def _tables(
         key_run = shared.key_run[piece]
         columns = queries.row[run] + row, rows, keys.row[key_run] + first, size, *sides
         tables.append(np.stack(columns, axis=1).astype(np.int32))
-        kinds.append(np.stack([keys.rank[key_run], shared.pieces.branch[piece]], axis=1))
+        kinds.append(np.stack([queries.rank[run], keys.rank[key_run], shared.pieces.branch[piece]], axis=1))
     kind, table = np.concatenate(kinds), np.concatenate(tables)
     order = np.lexsort(kind.T[::-1])
-    ends = np.flatnonzero((np.diff(kind[order], axis=0) != 0).any(axis=1)) + 1
-    for of in np.split(order, ends) if len(order) else ():
-        owner, branch = kind[of[0]].tolist()
-        yield (owner, branch), (by, table[of])
+    kind = kind[order]
+    begins = np.flatnonzero((kind[1:] != kind[:-1]).any(axis=1)) + 1
+    for start, stop in pairwise((0, *begins.tolist(), len(order))) if len(order) else ():
+        rank, owner, branch = kind[start].tolist()
+        yield (rank, owner, branch), (by, table[order[start:stop]])

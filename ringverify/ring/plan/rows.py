@@ -58,7 +58,7 @@ def same(first: Rows, second: Rows) -> bool:
 def locate(inner: Rows, outer: Rows) -> slice | NDArray[np.int64]:
     """Where the rows of `inner` lie within those of `outer`, which holds them all."""
     if isinstance(inner, Span) and isinstance(outer, Span):
-        by = max(inner.step // outer.step, 1)
-        return Span((inner.start - outer.start) // outer.step, inner.size, by).slice()
+        first, by = (inner.start - outer.start) // outer.step, inner.step // outer.step or 1
+        return slice(first, first + by * (inner.size - 1) + 1, by)
     places = evenly(np.searchsorted(as_array(outer), as_array(inner)))
     return places.slice() if isinstance(places, Span) else places

@@ -109,12 +109,9 @@ class Exchange:
         receive = Receive(mailbox, destination, source, tag, buffer)
         if self._watch is not None:
             self._watch.receive(receive)
-        arrived = [
-            queue
-            for (sender, receiver, its_tag), queue in mailbox.messages.items()
-            if receiver == destination and its_tag == tag and source in (None, sender) and queue
-        ]
-        if arrived:
+        senders = range(len(mailbox.ranks)) if source is None else (source,)
+        queues = [mailbox.messages.get((sender, destination, tag)) for sender in senders]
+        if arrived := [queue for queue in queues if queue]:
             self._match(receive, min(arrived, key=lambda queue: queue[0].number).popleft())
         else:
             mailbox.receives[destination].append(receive)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ringref.pattern import multiplicity
-from ringref.problem import Problem
-from ringref.sharding import key_positions, query_positions
+from ringref.problem import Dilation, Problem
+from ringref.sharding import SHARDINGS, key_positions, query_positions
 from ringverify.ring.plan import plan as plan_module
 from ringverify.ring.plan import schedule as schedule_module
 from ringverify.ring.plan.plan import Plan, make_plan
@@ -24,6 +24,11 @@ def drawn(rng, size):
          for owner in range(size)]
         for rank in range(size)
     ]  # fmt: skip
+
+
+def stripes(length, world_size):
+    """A sharding that is a function."""
+    return [list(range(rank, length, world_size)) for rank in range(world_size)]
 
 
 def band(size, before, after):
@@ -212,6 +217,35 @@ def test_plans_are_made_once():
     """Equal problems share a plan: nothing is planned again in the second step of a training loop."""
     problem = Problem(query_length=64, causal=True)
     assert make_plan(problem, "zigzag", 4, 1) is make_plan(Problem(query_length=64, causal=True), "zigzag", 4, 1)
+
+
+@pytest.mark.parametrize("sharding", [*SHARDINGS, stripes])
+@pytest.mark.parametrize("length", [3, 16, 21])
+def test_ranks_of_one_process_find_their_regions_together_and_the_same_ones(length, sharding, monkeypatch):
+    """The first rank finds its own; the second all ranks', if they are few, so that no later one has to."""
+    searched, together, of_ranks = [], None, plan_module.regions_of_ranks
+
+    def counted(problem, queries, keys):
+        searched.append(len(queries))
+        return of_ranks(problem, queries, keys)
+
+    monkeypatch.setattr(plan_module, "regions_of_ranks", counted)
+    size, dilation = 4, Dilation(((8, 2), (5, 3)), heads="split")
+    for problem in (
+        Problem(query_length=length, causal=True, heads=2),
+        Problem(query_length=length, window=(4, 1), batch=3, key_lengths=(length, 2, 2)),
+        Problem(query_length=length, documents=(0, 1, 3)),
+        Problem(query_length=length, heads=2, dilation=dilation),
+    ):
+        for few, expected in ((4096, [size]), (0, [])):
+            monkeypatch.setattr(plan_module, "FEW", few)
+            searched.clear()
+            plan_module._COMMON_PLANS.clear()
+            plans = [Plan(problem, sharding, size, rank) for rank in range(size)]
+            found = [[list(plan.regions(owner)) for owner in range(size)] for plan in plans]
+            assert searched == expected
+            together = found if few else together
+        assert together == found
 
 
 @pytest.mark.parametrize("other", [Problem(query_length=33, causal=True), "striped", 3])
