@@ -86,6 +86,19 @@ PACKAGES = (
         ),
     ),
     PublishedPackage(
+        "nemo-automodel",
+        "0.7.0",
+        "Apache-2.0",
+        tuple((f"nemo-automodel-{way}", (way,)) for way in ("dense", "allgather", "halo", "a2a")),
+    ),
+    PublishedPackage("veomni", "0.1.12", "Apache-2.0", (("veomni-ulysses", ()),)),
+    PublishedPackage(
+        "torchtitan",
+        "0.3.0",
+        "BSD-3-Clause",
+        (("torchtitan-sdpa", ("sdpa",)), ("torchtitan-flex", ("flex",))),
+    ),
+    PublishedPackage(
         "ejkernel", "0.0.80.3", "Apache-2.0", (("ejkernel-ring", ("ring",)), ("ejkernel-ring-chunked", ("chunked",)))
     ),
 )

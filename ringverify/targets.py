@@ -56,6 +56,8 @@ BUILT_IN: dict[str, str] = {
     "peer:torch-cp-allgather-balanced": "ringverify.peers.torch_context_parallel:allgather_balanced",
     "peer:torch-cp-alltoall-balanced": "ringverify.peers.torch_context_parallel:alltoall_balanced",
     "peer:torch-cp-flex": "ringverify.peers.torch_context_parallel:flex",
+    "peer:torch-cp-flex-documents": "ringverify.peers.torch_context_parallel:flex_documents",
+    "peer:torch-cp-flex-documents-balanced": "ringverify.peers.torch_context_parallel:flex_documents_balanced",
     "peer:dilated-attention-pytorch": "ringverify.peers.dilated_attention_pytorch:attend",
     "peer:deepspeed-ulysses": "ringverify.peers.deepspeed_ulysses:batch_first",
     "peer:deepspeed-ulysses-sequence-first": "ringverify.peers.deepspeed_ulysses:sequence_first",

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ringverify.check.casefile import environment
 from ringverify.check.planning import WorldName, open_world
 from ringverify.describing import lacking
+from ringverify.environments import ELSEWHERE, PACKAGES, why_missing
 from ringverify.errors import Inconclusive
 from ringverify.ring.kernels.choose import KERNELS
 from ringverify.ring.kernels.kernel import Kernel, Setting
@@ -49,6 +50,9 @@ def examine(say: Callable[[str], None], *, verbose: bool = False) -> int:
         missing = dict.fromkeys(BUILT_IN, str(error))
     summary = "checks can run here" if works else "checks cannot run here"
     peers = f"; {len(missing)} of {len(BUILT_IN)} built-in implementations lack a package" if missing else ""
+    absent = {one.name: why for one in PACKAGES if one.targets and (why := why_missing(one)) is not None}
+    own = len({package.name for package in ELSEWHERE.values()})
+    peers += f"; {len(absent)} of {own} packages lack an environment of their own" if absent else ""
     say(f"{summary}{peers}{'' if verbose else ' (more: ringverify doctor -v)'}")
     if verbose:
         say(f"processors      {os.cpu_count()}, torch uses {torch.get_num_threads()} threads")
@@ -60,6 +64,8 @@ def examine(say: Callable[[str], None], *, verbose: bool = False) -> int:
             say(f"kernel {kernel.name:<15}{_kernel(kernel, bool(devices)) or 'can be used by the ring'}")
         for target in BUILT_IN:
             say(f"{target}: {missing.get(target, 'can be checked')}")
+        for target, package in ELSEWHERE.items():
+            say(f"{target}: {absent.get(package.name, 'can be checked')}")
     return 0 if works else Inconclusive.exit_code
 
 

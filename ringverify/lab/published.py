@@ -164,11 +164,13 @@ class Demonstration:
         title: the fault in a line.
         file: name of the script, in the folder of the facts.
         text: what it means for those who run into it.
+        reports: as those of a defect.
     """
 
     title: str
     file: str
     text: str
+    reports: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

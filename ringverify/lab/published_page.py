@@ -108,9 +108,7 @@ def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
         yield finding.text.strip() + "\n"
         if finding.upstream is not None:
             yield f"Reported by others: <{finding.upstream}>\n"
-        if finding.reports:
-            links = ", ".join(f"[{name}]({folder}/reports/{name})" for name in finding.reports)
-            yield f"Ready to be filed, with a script that shows it: {links}\n"
+        yield from _reports(finding.reports, folder)
         shown = [
             (target, property, verdicts.targets[target].violations[property])
             for target, property in violations(verdicts, "shown")
@@ -129,6 +127,12 @@ def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
             yield "Its script says:\n"
             yield _fenced(one.said)
             yield "</details>\n"
+
+
+def _reports(names: Sequence[str], folder: str) -> Iterator[str]:
+    if names:
+        links = ", ".join(f"[{name}]({folder}/reports/{name})" for name in names)
+        yield f"Ready to be filed, with a script that shows it: {links}\n"
 
 
 def _telling(shown: Sequence[Shown]) -> list[Shown]:
@@ -213,6 +217,7 @@ def _scripts(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
 def _script(script: Demonstration, said: Sequence[str], folder: str) -> Iterator[str]:
     yield f"### {script.title}\n"
     yield script.text.strip() + "\n"
+    yield from _reports(script.reports, folder)
     yield f"[{script.file}]({folder}/{script.file}) says:\n"
     yield _fenced(said[:MOST_LINES])
 

@@ -7,8 +7,9 @@ To make it again, in an environment with the peers' packages:
     ringverify confirm *.jsonl --json confirmed.json
     cd .. && python -m ringverify.lab.publishing survey
 
-A survey may hold some targets only: what is kept of the others stays. Of packages in environments of their own, the
-scripts in the reports to their authors (`docs/published/reports`) show violations, where `confirm` cannot.
+A survey may hold some targets only, or some properties of a target (`--only`): what is kept of the others stays. Of
+packages in environments of their own, the scripts in the reports to their authors (`docs/published/reports`) show
+violations, where `confirm` cannot.
 
 The case files of violations go to docs/published/cases, what is kept of the verdicts to docs/published/verdicts.json.
 Without the argument, here `survey`, the page is made from the verdicts that are kept there.
@@ -35,6 +36,7 @@ from ringverify.files import read_text, write_whole
 from ringverify.lab.published import (
     SCHEMA,
     Facts,
+    PublishedTarget,
     SurveyConditions,
     Verdicts,
     read_facts,
@@ -130,9 +132,28 @@ def gather(survey: Path, facts: Facts) -> tuple[Verdicts, dict[str, str]]:
 def _with_the_others(found: Verdicts, kept: Verdicts, facts: Facts) -> Verdicts:
     """Return the verdicts that were found, and those that are kept of other targets, in the order of the facts."""
     both = {**kept.targets, **found.targets}
+    for name, new in found.targets.items():
+        old = kept.targets.get(name)
+        if old is not None and not old.properties.keys() <= new.properties.keys():
+            both[name] = _with_other_properties(new, old)
     known = [target for package in facts.packages for target in package.targets]
     ordered = [*(name for name in known if name in both), *(name for name in found.targets if name not in known)]
     return dataclasses.replace(found, targets={name: both[name] for name in ordered})
+
+
+def _with_other_properties(new: PublishedTarget, old: PublishedTarget) -> PublishedTarget:
+    """Return what was found of some properties of a target, and what is kept of its others."""
+    others = {id: told for id, told in old.violations.items() if id not in new.properties}
+    properties = {**old.properties, **new.properties}
+    verdicts = {one.verdict for one in properties.values()}
+    return PublishedTarget(
+        verdict="violations" if "fail" in verdicts else "inconclusive" if "inconclusive" in verdicts else "conformant",
+        examples=sum(one.examples for one in properties.values()),
+        seconds=None if None in (old.seconds, new.seconds) else (old.seconds or 0) + (new.seconds or 0),
+        undeclared=new.undeclared,
+        properties=properties,
+        violations={**others, **new.violations},
+    )
 
 
 def _shown_by_reports(results: Results, facts: Facts) -> Iterator[tuple[str, str, tuple[Outcome, Sequence[str]]]]:

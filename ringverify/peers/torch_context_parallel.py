@@ -7,6 +7,10 @@ untouched: the `_ContextParallel` style, DTensor's sharding rules, the rotation,
 the backward.
 Flex attention has no backward on a CPU; what torch's style adds to it is a differentiable all-gather of keys and
 values, which is run here with dense attention on what it returns.
+`flex-documents` goes further: documents are a mask function, and torch makes the rank's `BlockMask` of it. Dense
+attention then runs on what that mask lets through, block by block and pair by pair, and sees zeros where it lets
+nothing through. `_create_cp_block_mask` compiles `create_block_mask` for each shape, for seconds; here the same
+function is called uncompiled.
 
 What is declared, and where it says so (`torch/distributed/tensor/experimental/_context_parallel/`):
 
@@ -20,6 +24,11 @@ What is declared, and where it says so (`torch/distributed/tensor/experimental/_
   the input dtype by the kernel;
 - the log-sum-exp of the merged result is what `_templated_ring_attention` says it returns, next to out; autograd has
   no formula for it;
+- `flex-documents-balanced`: `_PerDocumentHeadTailLoadBalancer`; `_context_parallel_shard` and
+  `context_parallel_unshard` move rows to where it says and back. It asserts that 2P divides each document's length, so
+  it is told documents whose ends are rounded to that: it says which rank holds a position, the mask what is attended;
+- `_create_cp_block_mask` "requires Q_LEN to be divisible by CP mesh world size * BLOCK_SIZE (BLOCK_SIZE defaults to
+  128)"; a row that attends nothing is 0, as flex attention has it;
 - lengths that 2P divides, or P without balancing, are asserted by the balancer and needed by equal messages;
 - sub-groups: any one-dimensional `DeviceMesh`.
 
@@ -34,10 +43,13 @@ Raises:
 from __future__ import annotations
 
 import functools
+import itertools
+import sys
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
 from ringref.sharding import key_positions
 from ringverify.implementation import AttentionCall, Implementation, implementation
@@ -66,6 +78,8 @@ _declared = functools.partial(
 )
 _SEQUENCE = 2
 """The axis of the sequence; torch's templates have it hard-coded."""
+_cp_attention: Any = sys.modules[_cp._ContextParallel.__module__]
+_cp_attention._compiled_create_block_mask = create_block_mask
 
 
 class _Flash(torch.nn.Module):
@@ -76,11 +90,39 @@ class _Flash(torch.nn.Module):
         return out, lse
 
 
+class _Moved(torch.autograd.Function):
+    """Rows moved between contiguous shards and those of a load balancer, by torch's own functions; and back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh, balancer: Any, to_balanced: bool) -> Tensor:
+        ctx.back = mesh, balancer, not to_balanced
+        return _move(x, mesh, balancer, to_balanced)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _move(gradient, *ctx.back), None, None, None
+
+
+def _move(x: Tensor, mesh: DeviceMesh, balancer: Any, to_balanced: bool) -> Tensor:
+    origin, target = (None, balancer) if to_balanced else (balancer, None)
+    _cp_attention._cp_options.enable_load_balance = False  # else None stands for the default balancer
+    (whole,) = _cp.context_parallel_unshard(mesh, [x], [_SEQUENCE], origin)
+    moved: Tensor = _cp_attention._context_parallel_buffers(mesh, [whole], [_SEQUENCE], target)[0]
+    return moved
+
+
+_moved: Any = _Moved.apply
+
+
 class _DenseFlex(torch.nn.Module):
     """Dense attention in place of `flex_attention`, which has no backward on a CPU."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        return attention(q, k, v, mask=mask, scale=scale)
+        if mask is None:
+            return attention(q, k, v, mask=None, scale=scale)
+        idle, unread = ~mask.any(-1, keepdim=True), ~mask.any(-2).unsqueeze(-1)  # rows that may hold anything
+        q, k, v = q.masked_fill(idle, 0), k.masked_fill(unread, 0), v.masked_fill(unread, 0)
+        return attention(q, k, v, mask=mask | idle, scale=scale).masked_fill(idle, 0)
 
 
 def _parallel(module: torch.nn.Module, kind: str, call: AttentionCall) -> torch.nn.Module:
@@ -122,3 +164,48 @@ def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     mask = causal_mask(call.positions, gathered) if call.causal else None
     out: Tensor = _parallel(_DenseFlex(), "FLEX", call)(q, k, v, mask, call.scale)
     return out
+
+
+def _documents(balanced: bool) -> Implementation:
+    @_declared(
+        name=f"{NAME}-flex-documents{'-balanced' if balanced else ''}",
+        sharding="contiguous",
+        causal="both",
+        documents=True,
+        length_multiple=128,
+    )
+    def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+        """This rank's output; q, k and v are this rank's shards."""
+        mesh, n = DeviceMesh.from_group(call.group, q.device.type), call.problem.nq
+        ends = torch.tensor(call.documents or (0, n))
+        ids = torch.bucketize(torch.arange(n), ends, right=True)  # 0 before the first document
+
+        def attends(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            inside = (ids[i] == ids[j]) & (ids[i] > 0) & (ids[i] < len(ends))
+            return inside & (j <= i) if call.causal else inside
+
+        balancer = None
+        if balanced:
+            step = 2 * call.world_size
+            rounded = [0, *(int(end) // step * step for end in ends[1:-1]), n]
+            lengths = [stop - start for start, stop in itertools.pairwise(rounded)]
+            balancer = _cp._PerDocumentHeadTailLoadBalancer([lengths], call.world_size, q.device)
+            q, k, v = (_moved(x, mesh, balancer, True) for x in (q, k, v))
+        whole = create_block_mask(attends, None, None, n, n, device=q.device.type)
+        (mask,) = _cp._context_parallel_shard(mesh, (whole,), (_SEQUENCE,), balancer)
+        out: Tensor = _parallel(_DenseFlex(), "FLEX", call)(q, k, v, _allowed(mask, q.shape[_SEQUENCE], n), call.scale)
+        return _moved(out, mesh, balancer, False) if balanced else out
+
+    return attend
+
+
+def _allowed(mask: BlockMask, queries: int, keys: int) -> Tensor:
+    """What a `BlockMask` lets through, `(B, 1, queries, keys)`."""
+    blocks, (rows, columns) = mask.to_dense().bool(), mask.BLOCK_SIZE
+    batch, heads = blocks.shape[:2]
+    inside = blocks.repeat_interleave(rows, -2).repeat_interleave(columns, -1)[..., :queries, :keys]
+    return inside & create_mask(mask.mask_mod, batch, heads, queries, keys, device=blocks.device.type)
+
+
+flex_documents = _documents(False)
+flex_documents_balanced = _documents(True)

@@ -376,6 +376,8 @@ def test_doctor_says_in_three_lines_what_this_machine_can_run(ringverify):
     assert "torch" in versions
     assert worlds.startswith("worlds: simulated works, gloo works, nccl ")
     assert summary.startswith("checks can run here")
+    own = sum(bool(package.targets) for package in environments.PACKAGES)
+    assert f"{own} of {own} packages lack an environment of their own" in summary  # in a new folder
     assert "ringverify doctor -v" in summary
 
 
@@ -385,7 +387,9 @@ def test_doctor_verbose_says_it_of_every_world_kernel_and_implementation(ringver
     lines = ringverify("doctor", "-v").out.splitlines()
     assert lines[2].startswith("checks can run here")
     assert {"world simulated works", "world gloo      works", "ring: can be checked"} < set(lines[3:])
-    assert [line.split(": ")[0] for line in lines[-len(targets.BUILT_IN) :]] == list(targets.BUILT_IN)
+    implementations = [*targets.BUILT_IN, *environments.ELSEWHERE]
+    assert [line.split(": ")[0] for line in lines[-len(implementations) :]] == implementations
+    assert lines[-1].endswith(": is not installed: ringverify peers install ejkernel")
 
 
 def test_a_module_on_the_path_is_a_target_too(ringverify, monkeypatch):

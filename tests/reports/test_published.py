@@ -218,6 +218,18 @@ def test_a_survey_of_some_targets_leaves_the_others(verdicts, facts):
     assert both[first] == verdicts.targets[first]
 
 
+def test_a_survey_of_some_properties_leaves_the_others(verdicts, facts):
+    """A violation that was looked for and not found is gone; those of other properties stay, and decide."""
+    name, old = next((name, one) for name, one in verdicts.targets.items() if len(one.violations) > 1)
+    gone, *others = old.violations
+    passed = replace(old.properties[gone], verdict="pass", examples=7)
+    new = replace(old, verdict="conformant", properties={gone: passed}, violations={})
+    found = publishing._with_the_others(replace(verdicts, targets={name: new}), verdicts, facts).targets[name]
+    assert (found.verdict, list(found.violations)) == ("violations", others)
+    assert found.properties == {**old.properties, gone: passed}
+    assert found.examples == old.examples - old.properties[gone].examples + 7
+
+
 @pytest.mark.parametrize(
     ("script", "shown"),
     [
@@ -239,7 +251,8 @@ def test_a_report_shows_what_its_script_ends_with(script, shown, tmp_path, monke
 
 def test_reports_to_authors_stand_alone():
     """Each says what is expected, what happens and why, with a short script without us, and a finding names it."""
-    named = [name for finding in read_facts(ROOT / publishing.FACTS).findings for name in finding.reports]
+    facts = read_facts(ROOT / publishing.FACTS)
+    named = [name for one in (*facts.findings, *facts.scripts) for name in one.reports]
     assert set(named) == {path.name for path in (ROOT / publishing.REPORTS).glob("*.md")}
     for name in named:
         text = (ROOT / publishing.REPORTS / name).read_text(encoding="utf-8")

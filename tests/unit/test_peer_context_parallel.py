@@ -5,12 +5,14 @@ Where a package is right the adapter must be, and what the package gets wrong is
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hunts import hunted, loaded
+from torch.nn.attention.flex_attention import create_block_mask
 
 from ringverify.errors import Inconclusive
 from ringverify.targets import BUILT_IN, load
@@ -60,6 +62,35 @@ def test_gradients_are_right_but_for_one(target: str) -> None:
         assert found.case.world_size == 3
         assert found.violation.finding is not None
         assert found.violation.finding.tensor in ("dk", "dv")
+
+
+def test_a_block_mask_is_read_block_by_block_and_pair_by_pair() -> None:
+    """What its function allows, in blocks that it lists; another block is not attended."""
+    loaded("peer:torch-cp-flex-documents")  # skipped where torch is another one
+    adapter = importlib.import_module("ringverify.peers.torch_context_parallel")
+    causal = torch.ones(256, 256, dtype=torch.bool).tril()
+    mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 256, 256, device="cpu")
+    assert torch.equal(adapter._allowed(mask, 256, 256)[0, 0], causal)
+    mask.full_kv_num_blocks.zero_()  # of the block below the diagonal
+    causal[128:, :128] = False
+    assert torch.equal(adapter._allowed(mask, 256, 256)[0, 0], causal)
+
+
+def test_rows_that_no_pair_needs_may_hold_anything() -> None:
+    """A query without keys is 0, and NaN in padding reaches neither the output nor a gradient."""
+    loaded("peer:torch-cp-flex-documents")  # skipped where torch is another one
+    adapter = importlib.import_module("ringverify.peers.torch_context_parallel")
+    q, k, v = torch.randn(3, 1, 1, 3, 4)
+    for tensor in (q, k, v):
+        tensor[..., 2, :] = torch.nan
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    mask = torch.ones(3, 3, dtype=torch.bool).tril() & (torch.arange(3) < 2) & (torch.arange(3)[:, None] < 2)
+    out = adapter._DenseFlex()(*leaves, mask[None, None], 0.5)
+    out.sum().backward()
+    right = adapter.attention(*(x[..., :2, :] for x in leaves), mask=mask[:2, :2], scale=0.5)
+    assert torch.equal(out[..., :2, :], right)
+    assert not out[..., 2, :].any()
+    assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
 
 
 @pytest.mark.parametrize("target", DEEPSPEED)

@@ -9,21 +9,20 @@ own formula in torch, its fallback, does it.
 """
 
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "cli" / "workers"))
 
+import gloo_ranks
 import numpy_worker as worker
 import torch
-import torch.distributed as dist
 from cache_dit.attention.backends import (
     native,  # noqa: F401 - it registers the backend
     register,
 )
 from cache_dit.distributed.core import _templated_ring
-from torch.multiprocessing import start_processes
+from torch.distributed.device_mesh import init_device_mesh
 
 WAY = sys.argv[1]
 DEGREE = "ring_degree" if WAY == "ring" else "ulysses_degree"
@@ -49,30 +48,23 @@ library = torch.library.Library("aten", "IMPL")
 library.impl("_scaled_dot_product_flash_attention", flash, "CPU")
 
 
-def rank(number, case, folder, tensors, out):
-    """Compute the rows of one rank."""
+def attend(case, number, q, k, v):
+    """Return this rank's positions, and their rows of out."""
     size, rows = case["world_size"], case["positions"][number]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=size)
     config = register._ContextParallelConfig(**{DEGREE: size}, ulysses_anything=WAY == "ulysses-anything")
-    mesh = dist.device_mesh.init_device_mesh("cpu", config.mesh_shape, mesh_dim_names=config.mesh_dim_names)
+    mesh = init_device_mesh("cpu", config.mesh_shape, mesh_dim_names=config.mesh_dim_names)
     config.setup(number, size, torch.device("cpu"), mesh)
-    q, k, v = (tensor[:, rows].contiguous() for tensor in tensors)
+    local = (tensor[:, rows].contiguous() for tensor in (q, k, v))
     options = {"scale": case["problem"]["scale"], "backend": "native", "cp_config": config}
-    with torch.no_grad():
-        out[:, rows] = register._dispatch_attention_fn(q, k, v, **options)
-    dist.destroy_process_group()
+    return rows, register._dispatch_attention_fn(*local, **options)
 
 
 def results_of(case, inputs):
     """Return the results of a case by name."""
-    tensors = [torch.from_numpy(inputs[name]) for name in "qkv"]
-    heads, size = tensors[0].shape[2], case["world_size"]
+    heads, size = inputs["q"].shape[2], case["world_size"]
     if WAY == "ulysses-anything" and -heads % size >= -(-heads // size):
         raise worker.Unsupported("the package asserts that padded heads leave every rank one of its own")
-    out = torch.empty(tensors[0].shape).share_memory_()
-    with tempfile.TemporaryDirectory() as folder:
-        start_processes(rank, (case, folder, tensors, out), nprocs=size, start_method="fork")
-    return {"out": out.numpy()}
+    return gloo_ranks.results_of(attend)(case, inputs)
 
 
 worker.results_of = results_of

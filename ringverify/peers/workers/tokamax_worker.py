@@ -27,12 +27,14 @@ from tokamax._src.ops.experimental.tpu.splash_attention import base, ring_attent
 CONFIG = dataclasses.replace(splash_attention_kernel.SplashConfig.get_default(), interpret=True)
 CONFIGS = {"default": CONFIG, "natural": dataclasses.replace(CONFIG, use_base2_exp=False)}
 WAY = sys.argv[1]
+COMPILED = {}
+"""Functions that were compiled, by number of devices and what is fixed in the kernel."""
 
 worker.NAME = "peer:tokamax-ring" if WAY == "default" else "peer:tokamax-ring-natural"
 worker.VERSIONS |= {"tokamax": version("tokamax")}
 worker.CAPABILITIES = {"sharding": "contiguous", "dtypes": ["float32"], "causal": "both", "window": True, "scale": True}
 worker.CAPABILITIES |= {"documents": True, "softcap": True, "gqa": True, "world_sizes": [1, 2, 4]}
-worker.CAPABILITIES |= {"length_multiple": 128, "head_dims": [128]}
+worker.CAPABILITIES |= {"length_multiple": 128, "head_dims": [128], "shapes": "compiled"}
 
 
 def attend(case, q, k, v):
@@ -51,16 +53,25 @@ def attend(case, q, k, v):
             raise worker.Unsupported("segment ids cannot say that a position is outside all documents")
         ids = jnp.asarray(np.searchsorted(ends[1:], np.arange(n), side="right"), jnp.int32)
         segments = base.SegmentIds(q=ids, kv=ids)
+    leaves, tree = jax.tree.flatten(kernel)
+    known = size, str(tree), segments is None  # a tree that holds a dict has no hash
+    if known not in COMPILED:
+        COMPILED[known] = compiled(size, tree, kernel.manual_sharding_spec(), segments is not None)
+    q, k, v = (x.swapaxes(1, 2) for x in (q * problem["scale"], k, v))
+    return COMPILED[known](leaves, q, k, v, segments).swapaxes(1, 2), None
+
+
+def compiled(size, tree, spec, documents):
+    """Return the package's ring over the first `size` devices, as a function of a kernel's leaves and of tensors."""
     tokens, ring = PartitionSpec(None, None, "ring", None), PartitionSpec("ring")
-    specs = (kernel.manual_sharding_spec(), tokens, tokens, tokens, segments and base.SegmentIds(q=ring, kv=ring))
+    specs = (spec, tokens, tokens, tokens, base.SegmentIds(q=ring, kv=ring) if documents else None)
     mesh = Mesh(np.array(jax.devices()[:size]), ("ring",))
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=tokens, check_vma=False)
     def attention(kernel, q, k, v, segments):
         return jax.vmap(kernel, in_axes=(0, 0, 0, None))(q, k, v, segments)
 
-    q, k, v = (x.swapaxes(1, 2) for x in (q * problem["scale"], k, v))
-    return attention(kernel, q, k, v, segments).swapaxes(1, 2), None
+    return jax.jit(lambda leaves, *tensors: attention(jax.tree.unflatten(tree, leaves), *tensors))
 
 
 worker.attend = attend
