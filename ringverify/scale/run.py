@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import shlex
 import tempfile
 import threading
 import time
@@ -19,6 +20,8 @@ from ringverify.bench.machine import PROCESS_BYTES, TENSORS_A_SIDE
 from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.comparing import Finding, worst
 from ringverify.cases.running import Runner, shards
+from ringverify.check.budget import Budget
+from ringverify.check.hunting import hunt
 from ringverify.check.options import CheckRequest, Options, Subject, Unavailable
 from ringverify.check.outcome import (
     ImplementationOutcome,
@@ -30,8 +33,9 @@ from ringverify.check.outcome import (
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.run import DEADLINES, header, violation_event
 from ringverify.errors import UsageError, instead
-from ringverify.events import Event, Hint, PropertyEvent, PropertyOutcome, TensorName, Where, WrongPair
+from ringverify.events import Event, Hint, PropertyEvent, PropertyOutcome, TensorName, Where
 from ringverify.implementation import Capabilities, sharding_name
+from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.property import Violation
 from ringverify.reports.progress import Progress
 from ringverify.scale.comparison import Difference
@@ -53,9 +57,15 @@ SAMPLED = 96
 """Rows that are sampled, about."""
 SMALL = (64, 512)
 """Lengths of the ordinary suite at which a fault is looked for again."""
+SEARCH_SECONDS = 10.0
+"""For the search of a smaller case, of one property."""
+RESULTS: tuple[TensorName, ...] = get_args(TensorName)
+ORDINARY = dict(zip(RESULTS, ("forward", "lse", "gradients", "gradients", "gradients"), strict=True))
+"""The property of the ordinary suites that compares a result."""
 METHODS: dict[Method, str] = {
     "every_row": "every row equals the oracle's, on queries and keys from codebooks",
     "sampled_rows": "sampled rows, and all gradients of keys through them, equal the oracle's on ordinary inputs",
+    "identities": "sums of out and gradients over all rows agree with one another and the inputs, on ordinary inputs",
 }
 
 
@@ -222,8 +232,10 @@ class _Checked:
         began, rows, margin, figures, inside = time.monotonic(), 0, 0.0, list[str](), 0.0
         outcome: PropertyOutcome | None = None
         for case in cases:
-            if (lacks := why_unsupported(case, self.capabilities)) is not None:
-                outcome = PropertyOutcome(self._event(method, "unsupported", 0, began, reason=lacks.text))
+            lacks = why_unsupported(case, self.capabilities)
+            if lacks is not None or (method == "identities" and not self.capabilities.gradients):
+                reason = "gradients are not declared" if lacks is None else lacks.text
+                outcome = PropertyOutcome(self._event(method, "unsupported", 0, began, reason=reason))
                 break
             try:
                 run, noted = self._run(method, case)
@@ -356,22 +368,10 @@ class _Checked:
         reports: Sequence[RankReport],
     ) -> Any:
         """Return the event of what is wrong: the first result that is, in the order in which results depend."""
-        order = {name: number for number, name in enumerate(get_args(TensorName))}
+        order = {name: number for number, name in enumerate(RESULTS)}
         first = min(order[one.tensor] for _, one in wrong)
         mine = [(rank, one) for rank, one in wrong if order[one.tensor] == first]
         rank, one = max(mine, key=lambda found: found[1].margin)
-        rows = {rank: one.rows for rank, one in mine}
-        places = "; ".join(
-            f"rank {rank}, {one.rows:,} rows, positions {', '.join(f'{a}-{z}' for a, z in one.ranges)}"
-            f"{', …' if sum(z - a + 1 for a, z in one.ranges) < one.rows // case.problem.heads else ''}"
-            for rank, one in mine[:4]
-        )
-        pairs: tuple[WrongPair, ...] = ()
-        text = f"{one.tensor} is wrong on {places}"
-        if one.owner is not None:
-            pairs = (WrongPair(rank, one.owner, one.hop, (), one.what),)
-            hop = "" if one.hop is None else f", which come with hop {one.hop}"
-            text += f"; in row {one.position} keys of rank {one.owner}{hop}, are {one.what}"
         tensors = tuple(dict.fromkeys(name for name in order if any(o.tensor == name for _, o in wrong)))
         finding = Finding(
             tensor=one.tensor,
@@ -383,30 +383,49 @@ class _Checked:
             error=abs(one.actual - one.expected),
             allowed=one.allowed,
             margin=one.margin,
-            wrong=rows,
+            wrong={rank: one.rows for rank, one in mine},
             of=sum(report.rows.get(one.tensor, 0) for report in reports),
             tensors=tensors,
         )
         summary = f"{one.tensor} differs from the oracle, wrong: {', '.join(tensors)}"
+        if one.identity is not None:
+            summary = f"the sum of {one.identity}, where {one.allowed:.3g} is allowed"
         event = violation_event(
-            Violation(("value", one.tensor), rank, summary, finding=finding),
+            Violation(("value", one.tensor), rank, summary, finding=None if one.identity else finding),
             implementation=self.plan.implementation.name,
             property=method,
             case=case,
             case_text=case.describe(),
         )
-        where = Where(one.tensor, {}, (one.index[1 if one.tensor == "lse" else 2],), pairs, (text,))
-        hint = Hint(self._smaller(case))
-        return dataclasses.replace(event, where=where, hop=one.hop, hints=(hint,), scale=self._again(method, case))
+        hints, again = (Hint(self._smaller(case, tensors)),), self._again(method, case)
+        if one.identity is not None:
+            names = ("tensor", "actual", "expected", "error", "allowed", "margin")
+            numbers = {name: getattr(finding, name) for name in names}
+            return dataclasses.replace(event, hints=hints, scale=again, **numbers)
+        places = "; ".join(
+            f"rank {rank}, {one.rows:,} rows, positions {', '.join(f'{a}-{z}' for a, z in one.ranges)}"
+            f"{', …' if sum(z - a + 1 for a, z in one.ranges) < one.rows // case.problem.heads else ''}"
+            for rank, one in mine[:4]
+        )
+        pair, text = one.pair, f"{one.tensor} is wrong on {places}"
+        if pair is not None:
+            hop = "" if pair.hop is None else f", hop {pair.hop},"
+            whose = f"keys of rank {pair.owner}{hop} are"
+            if one.tensor in ("dk", "dv"):
+                whose = f"the part of rank {pair.rank}'s queries{hop} is"
+            text += f"; in row {one.position} {whose} {pair.what}"
+        where = Where(
+            one.tensor, {}, (one.index[1 if one.tensor == "lse" else 2],), () if pair is None else (pair,), (text,)
+        )
+        return dataclasses.replace(event, where=where, hop=where.hop, hints=hints, scale=again)
 
-    def _smaller(self, case: Case) -> str:
-        """Say whether the fault shows in a case of the ordinary suite, of the same problem at a small length."""
+    def _smaller(self, case: Case, tensors: Sequence[TensorName]) -> str:
+        """Say whether the fault shows at small lengths of the problem, and which case the ordinary suite then finds."""
         c, p = self.capabilities, case.problem
         if c.processes or p.documents is not None or p.key_lengths is not None:
             return "at small lengths it was not tried"
         needs = 0
-        world = open_world("simulated")
-        with contextlib.closing(world):
+        with contextlib.closing(open_world("simulated")) as world:
             runner = Runner(self.plan.implementation, world, target=self.plan.target, deadline=DEADLINES["simulated"])
             for length in SMALL:
                 if length >= p.nq:
@@ -417,18 +436,35 @@ class _Checked:
                     continue
                 try:
                     observation = runner.run(small, gradients=c.gradients)
+                    if observation.failure is None and worst(small, c, observation, RESULTS)[1] is None:
+                        needs = length
+                        continue
+                    return f"it shows at {length} positions too{self._shrunk(runner, tensors)}"
                 except WorldUnavailable:
                     break
-                tensors: tuple[TensorName, ...] = ("out", "lse", "dq", "dk", "dv")
-                if observation.failure is not None or worst(small, c, observation, tensors)[1] is not None:
-                    return f"it shows at {length} positions too, so the suite quick finds a smaller case"
-                needs = length
         return f"it needs more than {needs:,} positions" if needs else "at small lengths it was not tried"
+
+    def _shrunk(self, runner: Runner, tensors: Sequence[TensorName]) -> str:
+        """Say which case the search of the ordinary suite finds and shrinks, for the first result that is wrong."""
+        for name in dict.fromkeys(ORDINARY[tensor] for tensor in tensors):
+            property = PROPERTIES[name]
+            if property.unsupported(self.capabilities) is None:
+                hunted = hunt(
+                    property,
+                    runner.for_another_property(),
+                    examples=property.examples,
+                    seed=self.options.seed,
+                    share=Budget(SEARCH_SECONDS, 1).share(),
+                    progress=lambda _: None,
+                )
+                if (found := hunted.counterexample) is not None:
+                    again = shlex.join(["ringverify", "check", self.plan.target, "--only", name])
+                    return f": {found.case.describe()} is a smaller case of it, which `{again}` finds as well"
+        return ", and the ordinary suite finds no smaller case"
 
 
 def _largest(reports: Sequence[RankReport]) -> dict[TensorName, float]:
-    names: tuple[TensorName, ...] = get_args(TensorName)
-    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in names}
+    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in RESULTS}
     return {name: max(margins) for name, margins in found.items() if margins}
 
 

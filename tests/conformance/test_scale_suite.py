@@ -18,9 +18,9 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     """Three ranks share 1,000 positions unevenly; times, memory and what a pass is worth are told and reported."""
     ran = ringverify.check("ring", *SCALE, "--length", 1000, "--world-sizes", 3)
     assert ran.code == 0
-    assert ran.verdicts() == {"every_row": "pass", "sampled_rows": "pass"}
+    assert ran.verdicts() == {"every_row": "pass", "sampled_rows": "pass", "identities": "pass"}
     assert ran.events[0]["suite"] == "scale"
-    every, sampled = (event["figures"] for event in ran.told("property"))
+    every, sampled, _ = (event["figures"] for event in ran.told("property"))
     assert every[0].startswith("3 ranks n=1000 ")
     for words in ("implementation", "verification", "processor time", "peak memory"):
         assert words in every[1]
@@ -80,8 +80,8 @@ def test_a_rank_that_does_not_return(name, code, words, ringverify):
 
 
 WRONG = {
-    "no such property": (["--only", "forward"], ["'forward'", "every_row, sampled_rows"]),
-    "nothing left": (["--skip", "every_row,sampled_rows"], ["--only and --skip leave no property"]),
+    "no such property": (["--only", "forward"], ["'forward'", "every_row, sampled_rows, identities"]),
+    "nothing left": (["--skip", "every_row,sampled_rows,identities"], ["--only and --skip leave no property"]),
     "no JSON": (["--problem", "causal"], ["--problem causal", "JSON object"]),
     "no such field": (["--problem", '{"dims": 3}'], ["'dims'", "known:"]),
     "two lengths": (["--length", "8", "--problem", '{"query_length": 9}'], ["--length 8", "query_length=9"]),
@@ -110,5 +110,5 @@ def test_its_options_belong_to_it(ringverify):
 def test_what_is_not_declared_is_unsupported(ringverify):
     """A problem that the implementation does not claim is no violation."""
     ran = ringverify.check(miniature("right:attend"), *SCALE, "--length", 64, "--problem", '{"softcap": 2.0}')
-    assert ran.verdicts() == {"every_row": "unsupported", "sampled_rows": "unsupported"}
+    assert ran.verdicts() == {name: "unsupported" for name in ("every_row", "sampled_rows", "identities")}
     assert ran.code == 3
