@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from ringref.classes import pieces_of
-from ringref.rounding import margins
+from ringref.rounding import UNIT_ROUNDOFF, margins, rms_error
 from ringref.sampled import SampledRows, merged
 from ringverify.cases.case import Case
+from ringverify.cases.inputs import DTYPE
 from ringverify.events import TensorName, What, WrongPair
 from ringverify.scale.numbers import Numbers, Positions
 from ringverify.worlds.whose import theirs
@@ -73,6 +74,8 @@ class RankResults:
         margins: the largest margin, by result.
         rows_known: by element and query head, lse and `dlse − dout·out` of all queries `(2, N)`; lse is infinite where
             a query has no cotangent.
+        squares: in low precision, by result, sums of rows' squared relative errors in units of u, and number of rows:
+            of what came back, and of the oracle's results, rounded once.
         unequal: the sum over all rows that is off by most, if one is.
     """
 
@@ -83,6 +86,7 @@ class RankResults:
         self._case, self._rank, self._numbers = case, rank, numbers
         self._queries, self._keys = shards
         self.rows_known: dict[tuple[int, ...], Float] = {}
+        self.squares: dict[TensorName, Float] = {}
         self.unequal: Difference | None = None
         self._found: dict[TensorName, tuple[list[Positions], Difference]] = {}
 
@@ -100,6 +104,11 @@ class RankResults:
         actual = self.actual(name, b, h, rows)
         dtype = self._case.problem.lse_dtype if name == "lse" else self._case.problem.dtype
         margin = margins(actual, expected, allowed, dtype)
+        if name != "lse" and UNIT_ROUNDOFF[dtype] > UNIT_ROUNDOFF["float32"]:
+            rounded: Float = torch.from_numpy(expected).to(DTYPE[dtype]).to(torch.float64).numpy()
+            for which, values in enumerate((actual, rounded)):
+                rho, kept = rms_error(values, expected, dtype, allowed)
+                self.squares.setdefault(name, np.zeros((2, 2)))[which] += rho**2 * kept, kept
         self.rows[name] = self.rows.get(name, 0) + len(rows)
         worst = float(margin.max())
         self.margins[name] = max(self.margins.get(name, 0.0), worst)

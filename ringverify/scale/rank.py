@@ -82,6 +82,7 @@ class RankReport:
         memory: peak bytes of the process in the implementation and in verification, above what it had before the call.
         rows: number of rows verified, by result.
         margins: the largest margin, by result.
+        squares: as in `RankResults`.
         differences: what is wrong.
         worth: what a pass says, a sentence each.
     """
@@ -91,6 +92,7 @@ class RankReport:
     memory: tuple[int, int] | None
     rows: dict[TensorName, int]
     margins: dict[TensorName, float]
+    squares: dict[TensorName, Float]
     differences: tuple[Difference, ...]
     worth: tuple[str, ...]
 
@@ -117,7 +119,9 @@ def verify(asked: LongTask) -> RankReport:
         memory = None if before is None or after is None else (after - before, (_peak() or 0) - before)
         part.note(everything=True)
         found = part.compared
-        return RankReport(inside, verifying, memory, found.rows, found.margins, differences, tuple(part.worth))
+        return RankReport(
+            inside, verifying, memory, found.rows, found.margins, found.squares, differences, tuple(part.worth)
+        )
 
 
 def _clocks() -> tuple[float, float]:

@@ -11,8 +11,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+
+import numpy as np
 
 from ringref.classes import BLOCK
 from ringref.problem import Problem
@@ -33,9 +36,10 @@ from ringverify.check.outcome import (
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.run import DEADLINES, header, violation_event
 from ringverify.errors import UsageError, instead
-from ringverify.events import Event, Hint, PropertyEvent, PropertyOutcome, TensorName, Where
+from ringverify.events import CounterexampleEvent, Event, Hint, PropertyEvent, PropertyOutcome, TensorName, Where
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.memory import MEMORY
 from ringverify.properties.property import Violation
 from ringverify.reports.progress import Progress
 from ringverify.scale.comparison import Difference
@@ -62,10 +66,14 @@ SEARCH_SECONDS = 10.0
 RESULTS: tuple[TensorName, ...] = get_args(TensorName)
 ORDINARY = dict(zip(RESULTS, ("forward", "lse", "gradients", "gradients", "gradients"), strict=True))
 """The property of the ordinary suites that compares a result."""
-METHODS: dict[Method, str] = {
+MEMORY_LENGTH = 16_384
+"""Positions at which the claim about memory is held, at most: a watched run takes several times as long."""
+MEMORY_RANKS = 4
+METHODS: dict[str, str] = {
     "every_row": "every row equals the oracle's, on queries and keys from codebooks",
     "sampled_rows": "sampled rows, and all gradients of keys through them, equal the oracle's on ordinary inputs",
     "identities": "sums of out and gradients over all rows agree with one another and the inputs, on ordinary inputs",
+    MEMORY.id: MEMORY.meaning,
 }
 
 
@@ -81,7 +89,7 @@ class ScaleRequest:
 
     problem: dict[str, Any]
     length: int
-    methods: tuple[Method, ...]
+    methods: tuple[str, ...]
 
 
 def wanted(request: CheckRequest, length: int | None, problem: str | None) -> ScaleRequest:
@@ -90,7 +98,7 @@ def wanted(request: CheckRequest, length: int | None, problem: str | None) -> Sc
     Raises:
         UsageError: one of them is wrong.
     """
-    names = get_args(Method)
+    names = tuple(METHODS)
     for name in (*(request.only or ()), *(request.skip or ())):
         if name not in names:
             raise UsageError(f"no property {name!r} in the suite scale{instead(name, names)}")
@@ -148,7 +156,8 @@ def check_scale(
         world: World = fast or open_world(one.world) if crew is None else GlooWorld(crew)
         with contextlib.closing(world):
             checked = _Checked(one, world, options, asked, progress)
-            found = (checked.by(method, cases) for method in asked.methods)
+            tries = {name: partial(checked.by, name) for name in get_args(Method)} | {MEMORY.id: checked.memory}
+            found = (tries[method](cases) for method in asked.methods)
             outcomes.append(_told(found, one.implementation.name, len(asked.methods), tell))
     footer = footer_event(outcomes, baseline=False)
     tell(footer)
@@ -259,9 +268,40 @@ class _Checked:
             outcome = PropertyOutcome(self._event(method, "pass", rows, began, margin=margin, figures=figures))
         return TriedProperty(outcome=outcome, world=self.world.name, runs=len(cases), seconds_inside=inside)
 
+    def memory(self, cases: Sequence[Case]) -> TriedProperty:
+        """Hold what is claimed of memory in a simulated world, which watches its ranks: at a length and twice it."""
+        began, c = time.monotonic(), load(self.plan.target).capabilities  # not narrowed to the world sizes asked for
+        reason = MEMORY.unsupported(c)
+        p, size = cases[0].problem, max(cases[0].world_size, MEMORY_RANKS)
+        if p.documents is not None or p.key_lengths is not None or p.nq != p.nk or c.processes:
+            reason = reason or "no part of this problem can be watched"
+        if reason is None:
+            shorter = p.replace(query_length=min(p.nq, MEMORY_LENGTH) // (4 * size) * 2 * size)
+            case = dataclasses.replace(cases[0], problem=shorter, world_size=size)
+            lacks = why_unsupported(case, c)
+            reason = None if lacks is None else lacks.text
+        if reason is not None:
+            event = self._event(MEMORY.id, "unsupported", 0, began, reason=reason)
+            return TriedProperty(outcome=PropertyOutcome(event), world=self.world.name)
+        with contextlib.closing(open_world("simulated")) as world:
+            runner = Runner(load(self.plan.target), world, target=self.plan.target, deadline=SECONDS)
+            judged = MEMORY.judge(case, runner)
+        told = (f"{case.describe()}, the same on twice the ranks and twice as long",)
+        verdict = "pass" if judged.violation is None else "fail"
+        event = self._event(MEMORY.id, verdict, 1, began, margin=judged.margin, figures=told)
+        if judged.violation is None:
+            return TriedProperty(outcome=PropertyOutcome(event), world="simulated", runs=3)
+        found = self._violation(MEMORY.id, judged.violation, case)
+        found = dataclasses.replace(found, scale=self._again(MEMORY.id, cases[0]))
+        return TriedProperty(outcome=PropertyOutcome(event, found), world="simulated", runs=3)
+
+    def _violation(self, method: str, violation: Violation, case: Case) -> CounterexampleEvent:
+        name, text = self.plan.implementation.name, case.describe()
+        return violation_event(violation, implementation=name, property=method, case=case, case_text=text)
+
     def _event(
         self,
-        method: Method,
+        method: str,
         verdict: Any,
         rows: int,
         began: float,
@@ -310,6 +350,9 @@ class _Checked:
         p = case.problem
         names = [f"{name} {margin:.2g}" for name, margin in _largest(reports).items()]
         yield f"{case.describe()}; largest margins: {', '.join(names)}"
+        errors = [f"{name} {rho:.3g} ({right:.3g})" for name, (rho, right) in _mean_errors(reports).items()]
+        if errors:
+            yield f"root mean square errors in u (of right results, rounded once): {', '.join(errors)}"
         times = []
         for name in ("inside", "verifying"):
             seconds = [getattr(one, name) for one in reports]
@@ -339,17 +382,10 @@ class _Checked:
         violation = Violation(
             (failure.kind,), failure.rank, f"{failure.message}; {until}", failure.detail, failure=failure
         )
-        event = violation_event(
-            violation,
-            implementation=self.plan.implementation.name,
-            property=method,
-            case=case,
-            case_text=case.describe(),
-        )
-        event = dataclasses.replace(event, scale=self._again(method, case))
+        event = dataclasses.replace(self._violation(method, violation, case), scale=self._again(method, case))
         return PropertyOutcome(self._event(method, "fail", rows, began), event)
 
-    def _again(self, method: Method, case: Case) -> tuple[str, ...]:
+    def _again(self, method: str, case: Case) -> tuple[str, ...]:
         """Return the arguments of `ringverify check` that show the case again."""
         problem = {name: value for name, value in case.problem.to_json().items() if name != "query_length"}
         world = ("--world", self.plan.world) if self.plan.world != "simulated" else ()
@@ -390,13 +426,8 @@ class _Checked:
         summary = f"{one.tensor} differs from the oracle, wrong: {', '.join(tensors)}"
         if one.identity is not None:
             summary = f"the sum of {one.identity}, where {one.allowed:.3g} is allowed"
-        event = violation_event(
-            Violation(("value", one.tensor), rank, summary, finding=None if one.identity else finding),
-            implementation=self.plan.implementation.name,
-            property=method,
-            case=case,
-            case_text=case.describe(),
-        )
+        violation = Violation(("value", one.tensor), rank, summary, finding=None if one.identity else finding)
+        event = self._violation(method, violation, case)
         hints, again = (Hint(self._smaller(case, tensors)),), self._again(method, case)
         if one.identity is not None:
             names = ("tensor", "actual", "expected", "error", "allowed", "margin")
@@ -461,6 +492,14 @@ class _Checked:
                     again = shlex.join(["ringverify", "check", self.plan.target, "--only", name])
                     return f": {found.case.describe()} is a smaller case of it, which `{again}` finds as well"
         return ", and the ordinary suite finds no smaller case"
+
+
+def _mean_errors(reports: Sequence[RankReport]) -> dict[TensorName, tuple[float, float]]:
+    """Return root mean square errors in units of u, and those of right results, rounded once."""
+    none = np.zeros((2, 2))
+    found = {name: np.sum([one.squares.get(name, none) for one in reports], axis=0) for name in reports[0].squares}
+    means = {name: np.sqrt(x[:, 0] / np.maximum(x[:, 1], 1)) for name, x in found.items()}
+    return {name: (float(x[0]), float(x[1])) for name, x in means.items()}
 
 
 def _largest(reports: Sequence[RankReport]) -> dict[TensorName, float]:

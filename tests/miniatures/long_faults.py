@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import right
 import torch
 
 from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, ring_of
@@ -19,6 +20,8 @@ def _detached(q, k, v, call: AttentionCall):
 
 
 tile_detached = Implementation(_detached, "a tile detached", EVERYTHING)
+claimed = replace(right.attend.capabilities, memory="streaming")
+gathered = Implementation(right.attend.function, "all keys gathered, and said to stream", claimed)
 part_lost = Implementation(
     ring_of(replace(STEPS, times_in_part=lambda here, hop, owner: (0, 0) if hop == 2 else (1, 1))),
     "the part of dk and dv of the third hop lost",
