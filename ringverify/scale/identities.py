@@ -13,14 +13,12 @@ not tell. Every rank adds up its own rows. `ringref.rounding.LongBounds.sums` sa
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringref.classes import pieces_of
-from ringref.problem import Problem
 from ringref.rounding import LongBounds
 from ringverify.events import TensorName
 from ringverify.scale.comparison import RankResults
@@ -38,30 +36,17 @@ IDENTITIES: tuple[tuple[TensorName, str], ...] = (
 """The result that fails, and the sum in words."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """What bounds need to know of all rows of all ranks.
-
-    Attributes:
-        products: largest Σ_d |q_id|.
-        cotangents: smallest Σ_e dout_ie, cotangents being positive.
-        whole: largest `LongBounds.whole`.
-    """
-
-    products: float
-    cotangents: float
-    whole: float
-
-
 def identity_sums(
     results: RankResults,
     numbers: Numbers,
     bounds: LongBounds,
-    sizes: Sizes,
     head: tuple[int, int],
     counts: Sequence[tuple[Float, Float]],
     rows: tuple[Positions, Positions],
     dlse: Callable[[int, Positions], Float],
+    *,
+    least: float,
+    whole: float,
 ) -> list[Float]:
     """Return this rank's part of each identity's sums: left and right side, squared errors of rows, and their sizes.
 
@@ -69,11 +54,12 @@ def identity_sums(
         results: what came back.
         numbers: the inputs.
         bounds: of the problem.
-        sizes: of all rows.
         head: element of the batch and key head.
         counts: of each query head, how many keys each query attends, and how many queries each key.
         rows: positions of the queries and keys that this rank answers for.
         dlse: the cotangent of lse of a query head at some positions.
+        least: smallest sum of a row of dout, which is positive, over all ranks.
+        whole: largest `LongBounds.whole` of a row, likewise.
     """
     p, (b, kh) = numbers.problem, head
     sums = [np.zeros((4, width)) for width in (p.dv, p.dv, p.head_dim, p.head_dim)]
@@ -91,32 +77,27 @@ def identity_sums(
             some = (of_queries[at] > 0)[:, None]
             dout, change = numbers.dout(b, h, at) * some, dlse(h, at)[:, None] * some
             q, out, dq = numbers.q(b, h, at), *(results.actual(name, b, h, places) for name in ("out", "dq"))
-            whole = bounds.whole(dout, change[:, 0])
-            rows_of_sums = bounds.rows_in_sums(of_queries[at], bounds.share(dout, out, whole))
-            of_values, of_scores = (x[:, None] for x in rows_of_sums)
-            whole = scale * whole[:, None] * np.abs(q)
+            size = bounds.whole(dout, change[:, 0])
+            relative = bounds.rows_in_sums(of_queries[at], bounds.share(dout, out, size))
+            of_values, of_scores = (x[:, None] for x in relative)
+            paired = scale * size[:, None] * np.abs(q)
             add(0, 0, dout * out, of_values * dout + bounds.returned(out) * dout, dout)
             add(1, 0, dout, of_values * dout, dout)
-            keyed = whole * bounds.key_size
+            keyed = paired * bounds.key_size
             add(2, 0, dq * q, of_scores * keyed + bounds.returned(dq) * np.abs(q), keyed)
-            add(3, 0, p.scale_value * change * q, of_scores * whole, whole)
+            add(3, 0, p.scale_value * change * q, of_scores * paired, paired)
     attending = np.sum([of[1] for of in counts], axis=0)
     for places, at in _pieces(rows[1]):
         k, v = numbers.k(b, kh, at), numbers.v(b, kh, at)
         dk, dv = results.actual("dk", b, kh, places), results.actual("dv", b, kh, places)
-        relative = bounds.keys_in_sums(attending[at])[:, None]
-        of_values = relative * np.abs(dv) + bounds.returned(dv)  # dv adds up positive numbers, of its own size
-        mass = np.abs(dv).sum(axis=-1, keepdims=True) / sizes.cotangents
-        of_scores = relative * mass * scale * bounds.query_size * sizes.whole + bounds.returned(dk)
+        summing = bounds.keys_in_sums(attending[at])[:, None]
+        of_values = summing * np.abs(dv) + bounds.returned(dv)  # dv adds up positive numbers, of its own size
+        mass = np.abs(dv).sum(axis=-1, keepdims=True) / least
+        of_scores = summing * mass * scale * bounds.query_size * whole + bounds.returned(dk)
         for which, x, y, error in ((0, dv, v, of_values), (2, dk, k, of_scores)):
             add(which, 1, x * y, error * np.abs(y))
             add(which + 1, 1, x, error)
     return sums
-
-
-def holds_for(problem: Problem, which: int) -> bool:
-    """Return whether an identity holds: a softcap's slope makes the ds of a row add up to something else than dlse."""
-    return which != 3 or problem.softcap is None
 
 
 def _pieces(positions: Positions) -> Iterator[tuple[Positions, Positions]]:

@@ -102,6 +102,16 @@ def test_in_bfloat16_mean_errors_are_told(ringverify):
     assert all(0.3 < float(rho) < 0.5 and abs(float(rho) - float(right)) < 0.01 for _, rho, right in found)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["mask_off_by_one", "far_block_lost"])
+def test_the_quick_suite_lets_faults_pass_that_need_length(name, ringverify):
+    """All of its properties, on as many cases as users give it; `docs/scale.md` says it of all eleven."""
+    ran = ringverify.check(f"ringverify.faults.length:{name}", "--jobs", 1)
+    assert ran.code == 0
+    assert {"forward", "lse", "gradients", "chunk_boundaries", "world_size_invariance"} <= ran.verdicts().keys()
+
+
 WRONG = {
     "no such property": (["--only", "forward"], ["'forward'", "every_row, sampled_rows, identities, memory"]),
     "nothing left": (["--skip", "every_row,sampled_rows,identities,memory"], ["--only and --skip leave no property"]),
