@@ -155,8 +155,8 @@ class RankResults:
             firsts, lasts = positions[np.r_[0, cuts + 1]], positions[np.r_[cuts, len(positions) - 1]]
             ranges = tuple((int(a), int(z)) for a, z in zip(firsts[:RANGES], lasts[:RANGES], strict=True))
             whole = dataclasses.replace(worst, rows=len(rows), ranges=ranges)
-            if name in ("out", "lse") or (name != "dq" and not self._found.keys() & {"out", "lse"}):
-                explains = list(self._by_owner(whole) if name in ("out", "lse") else self._by_queries(whole))
+            if name in ("out", "lse") or not self._found.keys() & {"out", "lse"}:
+                explains = list(self._by_owner(whole) if name in ("out", "lse") else self._by_part(whole))
                 whole = dataclasses.replace(whole, pair=explains[0] if len(explains) == 1 else None)
             yield whole
 
@@ -170,8 +170,7 @@ class RankResults:
         for keys in self._keys:
             row = SampledRows(p, at, q, zeros, np.zeros((p.batch, p.heads, 1)))
             for piece in pieces_of(keys, 1 << 14):
-                k, v = (stacked(make, p.batch, p.hk, piece) for make in (self._numbers.k, self._numbers.v))
-                row.see(piece, k, v)
+                row.see(piece, *self._keys_at(piece))
             seen.append((row.out[b, 0, h], row.lse[b, h, 0]))
         outs, lses = (np.stack(of) for of in zip(*seen, strict=True))
         for owner in np.flatnonzero(lses > -np.inf).tolist():
@@ -183,25 +182,40 @@ class RankResults:
                 if abs(value - one.actual) <= one.allowed:
                     yield self._pair(self._rank, owner, what)
 
-    def _by_queries(self, one: Difference) -> Iterator[WrongPair]:
-        """Yield the ranks whose queries, left out or counted twice, give what came back in the worst row of keys."""
-        p, at = self._case.problem, np.array([one.position])
-        k, v = (stacked(make, p.batch, p.hk, at) for make in (self._numbers.k, self._numbers.v))
-        b, _, kh, d = one.index
-        for rank, queries in enumerate(self._queries if self.rows_known else ()):
-            part = 0.0
-            for piece in pieces_of(queries, 1 << 12):
-                lse, towards = np.stack([self.rows_known[x][:, piece] for x in np.ndindex(p.batch, p.heads)], axis=1)
-                shape = (p.batch, p.heads, len(piece))
-                q, dout = (stacked(make, p.batch, p.heads, piece) for make in (self._numbers.q, self._numbers.dout))
-                row = SampledRows(p, piece, q, dout, towards.reshape(shape))  # of an out of zero: dlse − dout·out
-                row.lse = lse.reshape(shape)
-                gradients = dict(zip(("dk", "dv"), row.differentiate(at, k, v), strict=True))
-                part += float(gradients[one.tensor][b, 0, kh, d])
+    def _by_part(self, one: Difference) -> Iterator[WrongPair]:
+        """Yield the ranks whose part, left out or counted twice, gives what came back in the worst row of a gradient.
+
+        A part of dq is that of a rank's keys, and one of dk or dv that of a rank's queries.
+        """
+        at, d = np.array([one.position]), one.index[-1]
+        b, h = one.index[0], one.index[2]
+        for other in range(self._case.world_size if self.rows_known else 0):
+            if one.tensor == "dq":
+                row = self._row(at)
+                for piece in pieces_of(self._keys[other], 1 << 14):
+                    row.differentiate(piece, *self._keys_at(piece))
+                part, ranks = float(row.dq[b, 0, h, d]), (self._rank, other)
+            else:
+                which, key = ("dk", "dv").index(one.tensor), self._keys_at(at)
+                pieces = pieces_of(self._queries[other], 1 << 12)
+                found = (self._row(piece).differentiate(at, *key)[which][b, 0, h, d] for piece in pieces)
+                part, ranks = float(sum(found)), (other, self._rank)
             for times, what in CHANGES:
-                value = one.expected + (times - 1) * part
-                if abs(value - one.actual) <= one.allowed < abs(part):
-                    yield self._pair(rank, self._rank, what)
+                if abs(one.expected + (times - 1) * part - one.actual) <= one.allowed < abs(part):
+                    yield self._pair(*ranks, what)
+
+    def _row(self, at: Positions) -> SampledRows:
+        """Return rows of queries with their lse and an out of zero: `dlse − dout·out` is in the place of dlse."""
+        p = self._case.problem
+        lse, towards = np.stack([self.rows_known[x][:, at] for x in np.ndindex(p.batch, p.heads)], axis=1)
+        q, dout = (stacked(make, p.batch, p.heads, at) for make in (self._numbers.q, self._numbers.dout))
+        row = SampledRows(p, at, q, dout, towards.reshape(p.batch, p.heads, len(at)))
+        row.lse = lse.reshape(p.batch, p.heads, len(at))
+        return row
+
+    def _keys_at(self, at: Positions) -> tuple[Float, Float]:
+        p = self._case.problem
+        return stacked(self._numbers.k, p.batch, p.hk, at), stacked(self._numbers.v, p.batch, p.hk, at)
 
     def _pair(self, rank: int, owner: int, what: What) -> WrongPair:
         replicated = self._case.sharding == "replicated_query"

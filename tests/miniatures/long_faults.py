@@ -22,6 +22,11 @@ def _detached(q, k, v, call: AttentionCall):
 tile_detached = Implementation(_detached, "a tile detached", EVERYTHING)
 claimed = replace(right.attend.capabilities, memory="streaming")
 gathered = Implementation(right.attend.function, "all keys gathered, and said to stream", claimed)
+dq_twice = Implementation(
+    ring_of(replace(STEPS, times_in_dq=lambda here, hop, owner: 2 if hop == 1 else 1)),
+    "the part of dq of the second hop counted twice",
+    EVERYTHING,
+)
 part_lost = Implementation(
     ring_of(replace(STEPS, times_in_part=lambda here, hop, owner: (0, 0) if hop == 2 else (1, 1))),
     "the part of dk and dv of the third hop lost",

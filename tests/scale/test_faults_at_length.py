@@ -77,6 +77,15 @@ def test_the_queries_whose_part_of_dk_and_dv_is_lost_are_named(method: Method) -
         assert found == dict.fromkeys(("dk", "dv"), WrongPair((rank + 2) % 4, rank, 2, (), "missing"))
 
 
+@pytest.mark.parametrize("method", ["every_row", "sampled_rows"])
+def test_the_keys_whose_part_of_dq_counts_twice_are_named(method: Method) -> None:
+    """By the rank that returns the queries: whose keys, and the hop with which they come."""
+    case = dataclasses.replace(case_of("", 500), world_size=4, sharding="striped")
+    for rank, report in enumerate(reports(f"{MINIATURE}:dq_twice", case, method)):
+        found = {one.tensor: one.pair for one in report.differences}
+        assert found == {"dq": WrongPair(rank, (rank - 1) % 4, 1, (), "repeated")}
+
+
 @pytest.mark.parametrize("length", [1024, pytest.param(16_384, marks=pytest.mark.nightly)])
 def test_identities_see_rows_that_no_sample_meets(length: int) -> None:
     """Sixteen rows give no gradients: sparse cotangents are zero there anyway, sums over all rows lack them."""
