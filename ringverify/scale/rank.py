@@ -491,8 +491,12 @@ class _LongRun:
             for which, sums in enumerate(found):
                 left, right, squares, rows = self._summed(sums)
                 if self.rank == 0 and (which != 3 or p.softcap is None):  # the last holds without softcap
-                    name, says = IDENTITIES[which]
-                    self.compared.compare_sums(name, b, kh, right, left, bounds.sums(squares, rows), says)
+                    (name, says), allowed = IDENTITIES[which], bounds.sums(squares, rows)
+                    self.compared.compare_sums(name, b, kh, right, left, allowed, says)
+                    if which == 1 and b == kh == 0 and left.all():
+                        share = float((allowed / left).min())
+                        shown = f"sums of dv would have shown it from {share:.2g} of all rows on"
+                        self.worth.append(f"had some rows given no gradients, {shown}")
         of_queries, of_keys = p.batch * p.heads * len(queries), p.batch * p.hk * len(self.keys)
         self.compared.rows |= {"out": of_queries, "dq": of_queries, "dk": of_keys, "dv": of_keys}
 

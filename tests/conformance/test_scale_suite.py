@@ -21,12 +21,13 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     assert ran.code == 0
     assert ran.verdicts() == dict.fromkeys(("every_row", "sampled_rows", "identities", "memory"), "pass")
     assert ran.events[0]["suite"] == "scale"
-    every, sampled, _, _ = (event["figures"] for event in ran.told("property"))
+    every, sampled, sums, _ = (event["figures"] for event in ran.told("property"))
     assert every[0].startswith("3 ranks n=1000 ")
     for words in ("implementation", "verification", "processor time", "peak memory"):
         assert words in every[1]
     assert "of 128 single keys" in every[-1]
     assert "with probability" in sampled[-1]
+    assert "of all rows on" in sums[-1]
     assert every[-1] in " ".join(ran.out.split())
     assert "conformant in the simulated world" in ran.out
 
