@@ -273,13 +273,16 @@ class _Checked:
         began, c = time.monotonic(), load(self.plan.target).capabilities  # not narrowed to the world sizes asked for
         reason = MEMORY.unsupported(c)
         p, size = cases[0].problem, max(cases[0].world_size, MEMORY_RANKS)
-        if p.documents is not None or p.key_lengths is not None or p.nq != p.nk or c.processes:
-            reason = reason or "no part of this problem can be watched"
         if reason is None:
-            shorter = p.replace(query_length=min(p.nq, MEMORY_LENGTH) // (4 * size) * 2 * size)
+            # Where a mask decides how many blocks a rank attends, a peak need not be in proportion: all are attended.
+            masks = dict.fromkeys(("key_length", "window", "documents", "key_lengths", "dilation"))
+            shorter = p.replace(query_length=min(p.nq, MEMORY_LENGTH) // (4 * size) * 2 * size, **masks)
             case = dataclasses.replace(cases[0], problem=shorter, world_size=size)
             lacks = why_unsupported(case, c)
-            reason = None if lacks is None else lacks.text
+            small = None if MEMORY.applies(case, c) else "its tensors are too small to tell"
+            reason = small if lacks is None else lacks.text
+        if c.processes:
+            reason = "the ranks of a simulated world share a process"
         if reason is not None:
             event = self._event(MEMORY.id, "unsupported", 0, began, reason=reason)
             return TriedProperty(outcome=PropertyOutcome(event), world=self.world.name)

@@ -83,7 +83,7 @@ def test_a_rank_that_does_not_return(name, code, words, ringverify):
 
 def test_memory_that_is_claimed_to_stream_is_held_to_it(ringverify):
     """A rank that gathers all keys needs more with every rank; what is not claimed is no verdict."""
-    asked = (*SCALE, "--length", 512, "--problem", '{"head_dim": 16}', "--only", "memory")
+    asked = (*SCALE, "--length", 512, "--problem", '{"head_dim": 32}', "--only", "memory")
     ran = ringverify.check(miniature("long_faults:gathered"), *asked)
     assert ran.code == 1
     (event,) = ran.told("counterexample")
