@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -10,6 +11,7 @@ from at_length import reports
 
 from ringref.problem import DTYPES, Dilation, Problem
 from ringverify.cases.case import Case
+from ringverify.lab.false_alarms import runs_at_length
 from ringverify.scale.numbers import Numbers
 from ringverify.scale.rank import Method
 
@@ -72,6 +74,17 @@ def test_no_right_ring_is_accused_at_length(name: str, seed: int) -> None:
     case = Case(problem=long, world_size=2 + seed, sharding=SHARDINGS[seed % 3], cotangent="both", seed=seed)
     for method in get_args(Method):
         assert all(report.differences == () for report in reports("ring", case, method))
+
+
+def test_false_alarms_at_length_are_counted_from_where_it_ended(tmp_path: Path) -> None:
+    """A run that is on record is not run again; it names what was drawn, and no alarm."""
+    kept = tmp_path / "kept.jsonl"
+    (one,) = runs_at_length(kept, 1)
+    assert (one["target"], one["method"]) == ("ring", "every_row")
+    assert "alarm" not in one
+    written = kept.read_text()
+    assert list(runs_at_length(kept, 1)) == [one]
+    assert kept.read_text() == written
 
 
 def test_numbers_depend_on_their_position_alone() -> None:
