@@ -520,6 +520,10 @@ class LongBounds:
     mean zero (Higham & Mary 2019, theorem 2.4). lambda is such that, over all elements and all their terms together,
     this fails with probability FALSE_ALARM.
 
+    *Sums over all rows.* Rows come of different roundings. So a sum of rows whose errors are at most b_i is wrong by at
+    most lambda sqrt(sum b_i^2) (Hoeffding's inequality, in the same model). What rows share is no draw: the constants
+    in a score, and the functions exp and tanh, whose errors may have a sign. Their part counts for every row in full.
+
     Attributes:
         problem: what was computed.
         pipeline: the arithmetic that the implementation declares.
@@ -544,12 +548,16 @@ class LongBounds:
     def _u_weight(self) -> float:
         return UNIT_ROUNDOFF[self.pipeline.dtype] if self.pipeline.probabilities == "input" else 0.0
 
-    def _grown(self, terms: Array) -> Array:
-        """How many times one rounding's error so many of them have together."""
+    @property
+    def _deviations(self) -> float:
+        """lambda."""
         p = self.problem
         elements = p.batch * (p.nq + p.nk) * p.heads * 2 * max(p.head_dim, p.dv)
-        likely = np.sqrt(2 * np.log(2 * elements * max(p.nq, p.nk, 1) / FALSE_ALARM) * terms)
-        grown: Array = np.minimum(terms, likely)
+        return float(np.sqrt(2 * np.log(2 * elements * max(p.nq, p.nk, 1) / FALSE_ALARM)))
+
+    def _grown(self, terms: Array) -> Array:
+        """How many times one rounding's error so many of them have together."""
+        grown: Array = np.minimum(terms, self._deviations * np.sqrt(terms))
         return grown
 
     def _merges(self, keys: Array) -> Array:
@@ -579,11 +587,14 @@ class LongBounds:
         narrow = UNDERFLOW[self.pipeline.dtype] if self.pipeline.probabilities == "input" else 0.0
         return terms * (3 * UNDERFLOW[self.pipeline.sums] + narrow)
 
-    def _ds(self, keys: Array) -> Array:
-        """Bound the error of a row's gradients of scores, relative to p_ij W_i; W_i is `whole` of its row."""
+    def _ds(self, keys: Array, share: Array | float = 1.0) -> Array:
+        """Bound the error of a row's gradients of scores, relative to p_ij W_i; W_i is `whole` of its row.
+
+        `share` is sum_d |dout_id| |out_id| / W_i, in proportion to which the rounding of the returned out counts.
+        """
         u, u_out, p = self.pipeline.unit, UNIT_ROUNDOFF[self.pipeline.dtype], self.problem
         merging = u * MERGE_ROUNDINGS * self._grown(self._merges(keys))
-        h = (1 + u_out) * self._rows(keys) + u_out + np.expm1(2 * u * p.dv + merging + 3 * self._u_weight)
+        h = (1 + u_out) * self._rows(keys) + u_out * share + np.expm1(2 * u * p.dv + merging + 3 * self._u_weight)
         slope = 0.0
         if p.softcap is not None:
             slope = SCORE_ROUNDINGS * u + min(TANH_SLOPE_CHANGE * self._delta_by(p.softcap), 1.0)
@@ -599,6 +610,12 @@ class LongBounds:
         found: Array = 2 * np.abs(dout).sum(axis=-1) * self.value_size + np.abs(dlse)
         return found
 
+    def share(self, dout: Array, out: Array, whole: Array) -> Array:
+        """Return what part of `whole` is of products dout·out, with what may become 0 in out."""
+        size = np.abs(out) + UNDERFLOW[self.pipeline.dtype] / UNIT_ROUNDOFF[self.pipeline.dtype]
+        found: Array = (np.abs(dout) * size).sum(axis=-1) / np.where(whole == 0, 1.0, whole)
+        return found
+
     def lse(self, keys: Array, lse: Array) -> Array:
         """Return the error allowed in lse `(n,)` of rows with so many keys `(n,)`."""
         some, size = keys > 0, np.where(keys > 0, np.abs(lse), 0.0)
@@ -610,10 +627,10 @@ class LongBounds:
         error = (self._rows(keys) + self._lost(keys)) * self.value_size
         return self._rounded(error, out, keys)
 
-    def dq(self, keys: Array, whole: Array, dq: Array) -> Array:
-        """Return the error allowed in dq `(n, D)` of rows whose W_i are `whole`."""
+    def dq(self, keys: Array, whole: Array, share: Array, dq: Array) -> Array:
+        """Return the error allowed in dq `(n, D)` of rows whose W_i are `whole`; `share` as this says."""
         scale = abs(self.problem.scale_value)
-        error = (self._ds(keys) + self._rows(keys)) * whole + self._lost(keys) * (1 + whole)
+        error = (self._ds(keys, share) + self._rows(keys)) * whole + self._lost(keys) * (1 + whole)
         return self._rounded(scale * self.key_size * error, dq, keys)
 
     def dk(self, keys: float, queries: Array, weighted: Array, dk: Array) -> Array:
@@ -634,6 +651,31 @@ class LongBounds:
         weights = np.expm1(2 * self._weights(np.asarray(keys, dtype=np.float64), 2))
         error = (weights + self._columns(queries) + 2 * self._u_weight) * mass + self._lost(queries)
         return self._reduced(self.cotangent_size, error, mass, dv, queries)
+
+    def rows_in_sums(self, keys: Array, share: Array) -> tuple[Array, Array]:
+        """Return errors of rows in sums over rows: of their weights and out, and of their ds relative to `whole`."""
+        again = np.expm1(2 * self._weights(keys, 2)) + 2 * self._u_weight
+        return self._rows(keys) + again, self._ds(keys, share) + self._rows(keys)
+
+    def keys_in_sums(self, queries: Array) -> Array:
+        """Return the error of keys in sums over keys, relative to the sizes of what each of them adds up."""
+        blocks = self.pipeline.blocks + (self.problem.group_size > 1)
+        added = UNIT_ROUNDOFF[self.pipeline.dtype] * blocks if self.pipeline.reduces == "input" else 0.0
+        found: Array = self._columns(queries) + np.expm1(added)
+        return found
+
+    def returned(self, values: Array) -> Array:
+        """Return the error of rounding values to the dtype in which they are returned."""
+        dtype = self.pipeline.dtype
+        rounded: Array = UNIT_ROUNDOFF[dtype] * np.abs(values) + UNDERFLOW[dtype]
+        return rounded
+
+    def sums(self, squares: Array, sizes: Array) -> Array:
+        """Return the error allowed in sums of rows, given the sums of their errors' squares and of their sizes."""
+        u, most = self.pipeline.unit, np.asarray(float(max(self.problem.nq, self.problem.nk)))
+        shared = np.expm1(2 * u * (SCORE_ROUNDINGS * (self.score + 1) + EXP_ROUNDINGS)) + self._lost(most)
+        bound: Array = self._deviations * np.sqrt(squares) + shared * sizes
+        return bound
 
     def _columns(self, queries: Array) -> Array:
         u = self.pipeline.unit

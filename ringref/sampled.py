@@ -100,3 +100,15 @@ class SampledRows:
             raw_scores: Float = np.where(m > 0, products * self.problem.scale_value, 0.0)
         cap = self.problem.softcap
         return m, raw_scores, raw_scores if cap is None else cap * np.tanh(raw_scores / cap)
+
+
+def merged(out: Float, lse: Float, counted: Float) -> tuple[Float, Float]:
+    """Merge partial results `(P, …, H, E)` and `(P, …)` by their log-sum-exps, each as often as `counted` `(P,)`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = lse + np.log(counted).reshape(-1, *[1] * (lse.ndim - 1))
+        top = logs.max(axis=0)
+        weights = np.exp(logs - np.where(top == -np.inf, 0.0, top))
+        total = weights.sum(axis=0)
+        weights = weights / np.where(total == 0, 1.0, total)
+        shaped = weights.swapaxes(-1, -2)[..., None] if lse.ndim == 4 else weights[..., None]
+        return (shaped * out).sum(axis=0), np.where(total == 0, -np.inf, top + np.log(total))

@@ -1,18 +1,32 @@
-"""Run the suite on correct implementations that look wrong: every violation that it reports is a false alarm."""
+"""Run the suite on correct implementations that look wrong: every violation that it reports is a false alarm.
+
+`python -m ringverify.lab.false_alarms FILE.jsonl 200` does so with the suite `scale`, and goes on where it was ended.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import json
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
 
+import numpy as np
+
+from ringref.problem import Dilation, Problem
+from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check.hunting import hunt
 from ringverify.errors import Inconclusive
+from ringverify.implementation import sharding_name
 from ringverify.lab.killing import Effort, side_by_side
 from ringverify.lab.variants import VARIANTS
 from ringverify.properties.catalogue import PROPERTIES
+from ringverify.scale.rank import LongTask, Method, rows_to_sample, verify
 from ringverify.targets import load
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.world import WorldUnavailable
@@ -96,3 +110,67 @@ def _tried(effort: Effort, name: str) -> Acquittal:
             if (shown := found.counterexample) is not None:
                 alarms.append(Alarm(name, property.id, shown.case.describe(), shown.violation.summary))
     return Acquittal(name, examples, margin, tuple(alarms))
+
+
+# -- at length ---------------------------------------------------------------------------------------------------------
+
+AT_LENGTH: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "everything": {},
+    "window": {"causal": True, "window": (300, 0)},
+    "documents": {"causal": True, "documents": (0, 900, 901, 3900)},
+    "key_lengths": {"key_lengths": (3000,)},
+    "gqa": {"causal": True, "heads": 4, "key_heads": 2, "value_dim": 8},
+    "softcap": {"softcap": 2.0, "scale": 0.5},
+    "cross": {"causal": True, "key_length": 3000},
+    "split": {"heads": 2, "causal": True, "dilation": Dilation(((512, 1), (4096, 8)))},
+    "shared": {"heads": 2, "causal": True, "dilation": Dilation(((512, 1), (4096, 8)), "shared")},
+}
+"""Fields of the problems that the suite `scale` is tried on."""
+LONG = 4096
+LONGER = 16_384
+"""Positions of one run in eight, of the ring, which alone holds no scores of all pairs."""
+
+
+def runs_at_length(kept: Path, runs: int) -> Iterator[dict[str, Any]]:
+    """Try the suite `scale` on correct implementations, a record a run; those that are `kept` are not repeated.
+
+    Targets, patterns, shardings, dtypes, ranks and seeds are drawn by the number of the run; a draw that asks for more
+    than is declared is drawn again.
+    """
+    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    yield from done[:runs]
+    for number in range(len(done), runs):
+        rng = np.random.default_rng(number)
+        while True:
+            target = list(CORRECT.values())[rng.integers(len(CORRECT))] if number % 2 else "ring"
+            c, name = load(target).capabilities, list(AT_LENGTH)[rng.integers(len(AT_LENGTH))]
+            length = LONGER if target == "ring" and not rng.integers(4) else LONG
+            dtype = c.dtypes[rng.integers(len(c.dtypes))]
+            sharding = sharding_name(c.shardings[rng.integers(len(c.shardings))])
+            problem = Problem(query_length=length, **{"head_dim": 16, "dtype": dtype, **AT_LENGTH[name]})
+            size = int(rng.integers(1, 5))
+            case = Case(problem=problem, sharding=sharding, world_size=size, seed=number)
+            case = dataclasses.replace(case, cotangent="both" if c.lse_gradient else "out")
+            if why_unsupported(case, c) is None and not c.processes:
+                break
+        method = get_args(Method)[number % 3]
+        with tempfile.TemporaryDirectory() as notes, contextlib.closing(ContainedWorld()) as world:
+            task = LongTask(target, case, method, "cpu", rows_to_sample(case, c, 96), notes)
+            run = world.run(verify, task, world_size=size, seed=0, deadline=600.0)
+        found = {"run": number, "target": target, "pattern": name, "method": method, "case": case.describe()}
+        if run.failure is not None:
+            found["alarm"] = run.failure.message
+        else:
+            found["margins"] = {k: max(one.margins.get(k, 0.0) for one in run.results) for k in run.results[0].margins}
+            wrong = [one for report in run.results for one in report.differences]
+            found |= {"alarm": str(wrong[0])} if wrong else {}
+        with kept.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        yield found
+
+
+if __name__ == "__main__":
+    records = list(runs_at_length(Path(sys.argv[1]), int(sys.argv[2])))
+    alarms = [one for one in records if "alarm" in one]
+    print(f"{len(records)} runs at length, {len(alarms)} false alarms", *alarms, sep="\n")

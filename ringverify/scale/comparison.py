@@ -10,15 +10,20 @@ import torch
 from numpy.typing import NDArray
 
 from ringref.classes import pieces_of
-from ringref.rounding import margins
-from ringref.sampled import SampledRows
+from ringref.rounding import UNIT_ROUNDOFF, margins, rms_error
+from ringref.sampled import SampledRows, merged
 from ringverify.cases.case import Case
-from ringverify.events import TensorName, What
+from ringverify.cases.inputs import DTYPE
+from ringverify.events import TensorName, What, WrongPair
 from ringverify.scale.numbers import Numbers, Positions
 from ringverify.worlds.whose import theirs
 
 Float = NDArray[np.float64]
 
+Shards = tuple[Sequence[Positions], Sequence[Positions]]
+
+CHANGES: tuple[tuple[float, What], ...] = ((0.0, "missing"), (2.0, "repeated"))
+"""How often what is left out or counted twice counts."""
 RANGES = 6
 """Ranges of wrong rows that travel."""
 
@@ -37,9 +42,8 @@ class Difference:
         expected: the oracle's value.
         allowed: largest error allowed.
         margin: of that element.
-        owner: rank whose keys explain the worst row, if one does.
-        hop: passes that its block has made when it gets there.
-        what: what happened to these keys.
+        pair: the queries and keys of two ranks that explain the worst row, if two do, and what happened to them.
+        identity: what should have been equal, where no row is known to be wrong but a sum over all of them.
     """
 
     tensor: TensorName
@@ -51,9 +55,8 @@ class Difference:
     expected: float
     allowed: float
     margin: float
-    owner: int | None = None
-    hop: int | None = None
-    what: What = "wrong"
+    pair: WrongPair | None = None
+    identity: str | None = None
 
 
 class RankResults:
@@ -62,20 +65,29 @@ class RankResults:
     Args:
         case: what was computed.
         rank: this rank.
-        keys: positions of the keys of every rank.
+        shards: positions of the queries and of the keys of every rank.
         numbers: the inputs.
 
     Attributes:
         returned: by name, `(B, rows, heads, dims)`; lse has one dim.
         rows: number of rows verified, by result.
         margins: the largest margin, by result.
+        rows_known: by element and query head, lse and `dlse − dout·out` of all queries `(2, N)`; lse is infinite where
+            a query has no cotangent.
+        squares: in low precision, by result, sums of rows' squared relative errors in units of u, and number of rows:
+            of what came back, and of the oracle's results, rounded once.
+        unequal: the sum over all rows that is off by most, if one is.
     """
 
-    def __init__(self, case: Case, rank: int, keys: Sequence[Positions], numbers: Numbers) -> None:
+    def __init__(self, case: Case, rank: int, shards: Shards, numbers: Numbers) -> None:
         self.returned: dict[TensorName, torch.Tensor] = {}
         self.rows: dict[TensorName, int] = {}
         self.margins: dict[TensorName, float] = {}
-        self._case, self._rank, self._keys, self._numbers = case, rank, keys, numbers
+        self._case, self._rank, self._numbers = case, rank, numbers
+        self._queries, self._keys = shards
+        self.rows_known: dict[tuple[int, ...], Float] = {}
+        self.squares: dict[TensorName, Float] = {}
+        self.unequal: Difference | None = None
         self._found: dict[TensorName, tuple[list[Positions], Difference]] = {}
 
     @property
@@ -87,14 +99,16 @@ class RankResults:
         self, name: TensorName, b: int, h: int, rows: Positions, at: Positions, expected: Float, allowed: Float
     ) -> None:
         """Compare rows of a result, by their places in this rank's tensor, with what they have to be."""
-        tensor = self.returned.get(name)
-        if tensor is None or not len(rows):
+        if name not in self.returned or not len(rows):
             return
-        with theirs():
-            chosen = tensor[b, torch.from_numpy(rows).to(tensor.device), h]
-            actual: Float = chosen.to(device="cpu", dtype=torch.float64).numpy()
+        actual = self.actual(name, b, h, rows)
         dtype = self._case.problem.lse_dtype if name == "lse" else self._case.problem.dtype
         margin = margins(actual, expected, allowed, dtype)
+        if name != "lse" and UNIT_ROUNDOFF[dtype] > UNIT_ROUNDOFF["float32"]:
+            rounded: Float = torch.from_numpy(expected).to(DTYPE[dtype]).to(torch.float64).numpy()
+            for which, values in enumerate((actual, rounded)):
+                rho, kept = rms_error(values, expected, dtype, allowed)
+                self.squares.setdefault(name, np.zeros((2, 2)))[which] += rho**2 * kept, kept
         self.rows[name] = self.rows.get(name, 0) + len(rows)
         worst = float(margin.max())
         self.margins[name] = max(self.margins.get(name, 0.0), worst)
@@ -110,8 +124,30 @@ class RankResults:
             value, right, most = (float(x[row, d]) for x in (actual, expected, allowed))
             self._found[name] = known[0], Difference(name, 0, (), index, int(at[row]), value, right, most, worst)
 
+    def actual(self, name: TensorName, b: int, h: int, rows: Positions) -> Float:
+        """Return rows of a result, by their places in this rank's tensor."""
+        tensor = self.returned[name]
+        with theirs():
+            chosen = tensor[b, torch.from_numpy(rows).to(tensor.device), h]
+            actual: Float = chosen.to(device="cpu", dtype=torch.float64).numpy()
+        return actual
+
+    def compare_sums(
+        self, name: TensorName, b: int, h: int, actual: Float, expected: Float, allowed: Float, says: str
+    ) -> None:
+        """Compare sums over all rows of a key head, of which `says` names both sides."""
+        margin = margins(actual, expected, allowed, "float64")
+        worst, d = float(margin.max()), int(margin.argmax())
+        self.margins[name] = max(self.margins.get(name, 0.0), worst)
+        if worst > max(1.0, self.unequal.margin if self.unequal else 0.0):
+            value, right, most = (float(x[d]) for x in (actual, expected, allowed))
+            text = f"{says}, of element {b}, key head {h}, dimension {d}: {value:.9g}, expected {right:.9g}"
+            self.unequal = Difference(name, 0, (), (), 0, value, right, most, worst, identity=text)
+
     def explained(self) -> Iterator[Difference]:
-        """Yield what is wrong, and whose keys explain it."""
+        """Yield what is wrong, and whose keys or queries explain it."""
+        if self.unequal:
+            yield self.unequal
         for name, (wrong, worst) in self._found.items():
             rows = np.concatenate(wrong)
             positions = np.unique(rows)
@@ -119,13 +155,14 @@ class RankResults:
             firsts, lasts = positions[np.r_[0, cuts + 1]], positions[np.r_[cuts, len(positions) - 1]]
             ranges = tuple((int(a), int(z)) for a, z in zip(firsts[:RANGES], lasts[:RANGES], strict=True))
             whole = dataclasses.replace(worst, rows=len(rows), ranges=ranges)
-            if name in ("out", "lse"):
-                whole = self._attributed(whole)
+            if name in ("out", "lse") or not self._found.keys() & {"out", "lse"}:
+                explains = list(self._by_owner(whole) if name in ("out", "lse") else self._by_part(whole))
+                whole = dataclasses.replace(whole, pair=explains[0] if len(explains) == 1 else None)
             yield whole
 
-    def _attributed(self, one: Difference) -> Difference:
-        """Look for the one rank whose keys, left out or counted twice, give what came back in the worst row."""
-        p, replicated = self._case.problem, self._case.sharding == "replicated_query"
+    def _by_owner(self, one: Difference) -> Iterator[WrongPair]:
+        """Yield the ranks whose keys, left out or counted twice, give what came back in the worst row of queries."""
+        p = self._case.problem
         at = np.array([one.position])
         b, h = one.index[0], one.index[1 if one.tensor == "lse" else 2]
         q, zeros = stacked(self._numbers.q, p.batch, p.heads, at), np.zeros((p.batch, 1, p.heads, p.dv))
@@ -133,39 +170,58 @@ class RankResults:
         for keys in self._keys:
             row = SampledRows(p, at, q, zeros, np.zeros((p.batch, p.heads, 1)))
             for piece in pieces_of(keys, 1 << 14):
-                k, v = (stacked(make, p.batch, p.hk, piece) for make in (self._numbers.k, self._numbers.v))
-                row.see(piece, k, v)
+                row.see(piece, *self._keys_at(piece))
             seen.append((row.out[b, 0, h], row.lse[b, h, 0]))
         outs, lses = (np.stack(of) for of in zip(*seen, strict=True))
-        explains: list[tuple[int, What]] = []
-        changes: tuple[tuple[float, What], ...] = ((0.0, "missing"), (2.0, "repeated"))
         for owner in np.flatnonzero(lses > -np.inf).tolist():
-            for times, what in changes:
+            for times, what in CHANGES:
                 counted = np.ones(len(lses))
                 counted[owner] = times
                 out, lse = merged(outs[:, None], lses[:, None], counted)
                 value = float(lse[0]) if one.tensor == "lse" else float(out[0, one.index[-1]])
                 if abs(value - one.actual) <= one.allowed:
-                    explains.append((owner, what))
-        if len(explains) != 1:
-            return one
-        owner, what = explains[0]
-        hop = None if replicated else (self._rank - owner) % self._case.world_size
-        return dataclasses.replace(one, owner=owner, hop=hop, what=what)
+                    yield self._pair(self._rank, owner, what)
+
+    def _by_part(self, one: Difference) -> Iterator[WrongPair]:
+        """Yield the ranks whose part, left out or counted twice, gives what came back in the worst row of a gradient.
+
+        A part of dq is that of a rank's keys, and one of dk or dv that of a rank's queries.
+        """
+        at, d = np.array([one.position]), one.index[-1]
+        b, h = one.index[0], one.index[2]
+        for other in range(self._case.world_size if self.rows_known else 0):
+            if one.tensor == "dq":
+                row = self._row(at)
+                for piece in pieces_of(self._keys[other], 1 << 14):
+                    row.differentiate(piece, *self._keys_at(piece))
+                part, ranks = float(row.dq[b, 0, h, d]), (self._rank, other)
+            else:
+                which, key = ("dk", "dv").index(one.tensor), self._keys_at(at)
+                pieces = pieces_of(self._queries[other], 1 << 12)
+                found = (self._row(piece).differentiate(at, *key)[which][b, 0, h, d] for piece in pieces)
+                part, ranks = float(sum(found)), (other, self._rank)
+            for times, what in CHANGES:
+                if abs(one.expected + (times - 1) * part - one.actual) <= one.allowed < abs(part):
+                    yield self._pair(*ranks, what)
+
+    def _row(self, at: Positions) -> SampledRows:
+        """Return rows of queries with their lse and an out of zero: `dlse − dout·out` is in the place of dlse."""
+        p = self._case.problem
+        lse, towards = np.stack([self.rows_known[x][:, at] for x in np.ndindex(p.batch, p.heads)], axis=1)
+        q, dout = (stacked(make, p.batch, p.heads, at) for make in (self._numbers.q, self._numbers.dout))
+        row = SampledRows(p, at, q, dout, towards.reshape(p.batch, p.heads, len(at)))
+        row.lse = lse.reshape(p.batch, p.heads, len(at))
+        return row
+
+    def _keys_at(self, at: Positions) -> tuple[Float, Float]:
+        p = self._case.problem
+        return stacked(self._numbers.k, p.batch, p.hk, at), stacked(self._numbers.v, p.batch, p.hk, at)
+
+    def _pair(self, rank: int, owner: int, what: What) -> WrongPair:
+        replicated = self._case.sharding == "replicated_query"
+        return WrongPair(rank, owner, None if replicated else (rank - owner) % self._case.world_size, (), what)
 
 
 def stacked(make: Callable[[int, int, Positions], Float], batch: int, heads: int, at: Positions) -> Float:
     """Return what is made of each element of a batch and each head, `(B, n, heads, dims)`."""
     return np.stack([np.stack([make(b, h, at) for h in range(heads)], axis=1) for b in range(batch)])
-
-
-def merged(out: Float, lse: Float, counted: Float) -> tuple[Float, Float]:
-    """Merge partial results `(P, …, H, E)` and `(P, …)` by their log-sum-exps, each as often as `counted` `(P,)`."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = lse + np.log(counted).reshape(-1, *[1] * (lse.ndim - 1))
-        top = logs.max(axis=0)
-        weights = np.exp(logs - np.where(top == -np.inf, 0.0, top))
-        total = weights.sum(axis=0)
-        weights = weights / np.where(total == 0, 1.0, total)
-        shaped = weights.swapaxes(-1, -2)[..., None] if lse.ndim == 4 else weights[..., None]
-        return (shaped * out).sum(axis=0), np.where(total == 0, -np.inf, top + np.log(total))

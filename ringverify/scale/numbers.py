@@ -85,12 +85,18 @@ class Numbers:
     def v(self, b: int, head: int, positions: Positions) -> Float:
         """Return values `(n, E)` of a key head, in (−1, 1).
 
-        Half of a value is the same in all of its key's dimensions, so that dout·v is seldom small, as sums of random
-        signs are. A quarter depends on the place in the sequence, and a quarter is each number's own.
+        Half of a value is the same in all dimensions and goes with the key, by its class or along a line of signs:
+        then dout·v goes with the key too, and gradients do not cancel in sums over keys that are alike. A quarter
+        depends on the place in the sequence, and a quarter is each number's own.
         """
         p = self.problem
-        raw = words(self.seed, f"v {b} {head}", positions, p.dv + 1)
-        noise, common = _steps(raw[:, :-1] // 4, -63), _steps(raw[:, -1:] // 2, -126)
+        noise = _steps(words(self.seed, f"v {b} {head}", positions, p.dv) // 4, -63)
+        if self.kind == "classes":
+            levels = words(self.seed, f"v of classes {b} {head}", self.key_classes(b, head, positions), 1)
+        else:
+            line = np.where(words(self.seed, "line", np.arange(1), p.head_dim)[0] % 2, 1, -1) / np.sqrt(p.head_dim)
+            levels = np.clip(self.k(b, head, positions) @ line[:, None] * 64 + 128, 0, 255).astype(np.uint8)
+        common = _steps(levels // 2, -126)
         place = 2 * (positions * 63 // max(p.nk, 1)) - 62
         signs = np.where(words(self.seed, "signs", np.arange(1), p.dv)[0] % 2, 1, -1)
         return (noise + common + place[:, None] * signs) / 256

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,20 +26,21 @@ from ringref.classes import ClassHead, pieces_of
 from ringref.intervals import parts
 from ringref.problem import Problem
 from ringref.rounding import LongBounds, Pipeline
-from ringref.sampled import SampledRows
+from ringref.sampled import SampledRows, merged
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE
 from ringverify.cases.local import Local, backward, forward
 from ringverify.cases.running import shards
 from ringverify.events import TensorName
 from ringverify.implementation import AttentionCall, Capabilities
-from ringverify.scale.comparison import Difference, RankResults, merged, stacked
+from ringverify.scale.comparison import Difference, RankResults, stacked
+from ringverify.scale.identities import IDENTITIES, identity_sums
 from ringverify.scale.numbers import Numbers, Positions
 from ringverify.targets import load
 from ringverify.worlds.whose import ours, theirs
 
 Float = NDArray[np.float64]
-Method = Literal["every_row", "sampled_rows"]
+Method = Literal["every_row", "sampled_rows", "identities"]
 
 PIECE = 2048
 """Keys that all sampled rows are compared with at a time."""
@@ -80,6 +82,7 @@ class RankReport:
         memory: peak bytes of the process in the implementation and in verification, above what it had before the call.
         rows: number of rows verified, by result.
         margins: the largest margin, by result.
+        squares: as in `RankResults`.
         differences: what is wrong.
         worth: what a pass says, a sentence each.
     """
@@ -89,6 +92,7 @@ class RankReport:
     memory: tuple[int, int] | None
     rows: dict[TensorName, int]
     margins: dict[TensorName, float]
+    squares: dict[TensorName, Float]
     differences: tuple[Difference, ...]
     worth: tuple[str, ...]
 
@@ -109,13 +113,15 @@ def verify(asked: LongTask) -> RankReport:
         after = _peak()
         dist.barrier()  # a rank that is ahead would be in the others' way, and its time counted as theirs
         began = _clocks()
-        (part.every_row if asked.method == "every_row" else part.sampled_rows)()
+        {"every_row": part.every_row, "sampled_rows": part.sampled_rows, "identities": part.identities}[asked.method]()
         differences = tuple(part.compared.explained())
         verifying = _since(began)
         memory = None if before is None or after is None else (after - before, (_peak() or 0) - before)
         part.note(everything=True)
         found = part.compared
-        return RankReport(inside, verifying, memory, found.rows, found.margins, differences, tuple(part.worth))
+        return RankReport(
+            inside, verifying, memory, found.rows, found.margins, found.squares, differences, tuple(part.worth)
+        )
 
 
 def _clocks() -> tuple[float, float]:
@@ -168,7 +174,7 @@ class _LongRun:
         self.queries, self.keys = (of[self.rank] for of in self.shards)
         self.numbers = Numbers(self.problem, self.case.seed, "classes" if asked.method == "every_row" else "free")
         self.sampled = np.array(asked.sampled, dtype=np.int64)
-        self.compared = RankResults(self.case, self.rank, self.shards[1], self.numbers)
+        self.compared = RankResults(self.case, self.rank, self.shards, self.numbers)
         self.worth: list[str] = []
         self._noted = 0.0
 
@@ -248,6 +254,7 @@ class _LongRun:
                         self._class_head(b, h, kh, (self.numbers.query_classes(b, h, every), key_classes), bounds)
                     )
                     self._check_rows(heads[-1], b, h, queries, counts[-1][0], bounds)
+                    self.compared.rows_known[b, h] = np.stack([heads[-1].lse, heads[-1].towards])
                 if "dk" in self.compared.returned:
                     self._check_keys(heads, b, kh, keys, counts, bounds)
                 if self.rank == 0 and b == kh == 0 and "lse" in self.compared.returned:
@@ -258,7 +265,7 @@ class _LongRun:
     ) -> ClassHead:
         """Return the class oracle of a head, with two columns more in the cotangent, whose dv are what bounds need."""
         p, numbers = self.problem, self.numbers
-        dlse = numbers.dlse(b, h, np.arange(p.nq)) if self.case.cotangent == "both" else np.zeros(p.nq)
+        dlse = self._dlse(b, h, np.arange(p.nq))
 
         def values(at: Positions) -> Float:
             return np.concatenate([numbers.v(b, kh, at), np.zeros((len(at), 2))], axis=-1)
@@ -288,9 +295,7 @@ class _LongRun:
             self.compared.compare("out", b, h, piece, at, out, bounds.out(keys[at], out))
             self.compared.compare("lse", b, h, piece, at, lse[:, None], bounds.lse(keys[at], lse)[:, None])
             if "dq" in self.compared.returned:
-                dlse = self.numbers.dlse(b, h, at) if self.case.cotangent == "both" else np.zeros(len(at))
-                whole = bounds.whole(self.numbers.dout(b, h, at), dlse)
-                self.compared.compare("dq", b, h, piece, at, dq, bounds.dq(keys[at], whole, dq))
+                self._compare_dq(b, h, piece, at, keys[at], out, dq, bounds)
             self.note()
         if len(order) < p.nq:
             others = np.ones(p.nq, dtype=bool)
@@ -317,6 +322,13 @@ class _LongRun:
                 dk, dv = dk + of_keys, dv + of_values
             self._compare_keys(b, kh, piece, at, dk, dv, most, queries[at], bounds)
             self.note()
+
+    def _compare_dq(
+        self, b: int, h: int, rows: Positions, at: Positions, keys: Float, out: Float, dq: Float, bounds: LongBounds
+    ) -> None:
+        dout = self.numbers.dout(b, h, at)
+        whole = bounds.whole(dout, self._dlse(b, h, at))
+        self.compared.compare("dq", b, h, rows, at, dq, bounds.dq(keys, whole, bounds.share(dout, out, whole), dq))
 
     def _compare_keys(
         self,
@@ -385,12 +397,9 @@ class _LongRun:
         p, at, numbers = self.problem, self.sampled, self.numbers
         extended = p.replace(value_dim=p.dv + 2)
         q = stacked(numbers.q, p.batch, p.heads, at)
-        largest = np.full((1, 1), 255 / 128)
-        products = float(np.abs(q).sum(axis=-1).max(initial=0.0)) * 255 / 128
-        bounds = self._bounds(products, products, (largest, largest))
+        bounds = self._free_bounds(float(np.abs(q).sum(axis=-1).max(initial=0.0)))
         dout = stacked(numbers.dout, p.batch, p.heads, at)
-        dlse = np.stack([np.stack([numbers.dlse(b, h, at) for h in range(p.heads)]) for b in range(p.batch)])
-        dlse = dlse if self.case.cotangent == "both" else np.zeros_like(dlse)
+        dlse = np.stack([np.stack([self._dlse(b, h, at) for h in range(p.heads)]) for b in range(p.batch)])
         whole = np.swapaxes(bounds.whole(dout.swapaxes(1, 2), dlse), 1, 2)[..., None]
         found = SampledRows(extended, at, q, np.concatenate([dout, whole, np.ones_like(whole)], axis=-1), dlse)
         order = np.argsort(self.keys, kind="stable")
@@ -408,6 +417,10 @@ class _LongRun:
                         self._compare_keys(b, kh, rows, positions, dk[b, :, kh], dv[b, :, kh], most, queries, bounds)
                 self.note()
             found.dq = self._summed(found.dq)
+            towards = dlse - (found.dout * found.out).sum(axis=-1).swapaxes(1, 2)
+            for b, h in np.ndindex(p.batch, p.heads):
+                known = self.compared.rows_known[b, h] = np.stack([np.full(p.nq, np.inf), np.zeros(p.nq)])
+                known[:, at] = found.lse[b, h], towards[b, h]
         own = np.flatnonzero(np.isin(self.queries, at))
         place = np.searchsorted(at, self.queries[own])
         for b in range(p.batch):
@@ -417,8 +430,7 @@ class _LongRun:
                 self.compared.compare("out", b, h, own, at[place], out, bounds.out(keys, out))
                 self.compared.compare("lse", b, h, own, at[place], lse[:, None], bounds.lse(keys, lse)[:, None])
                 if "dq" in self.compared.returned:
-                    dq = found.dq[b, place, h]
-                    self.compared.compare("dq", b, h, own, at[place], dq, bounds.dq(keys, whole[b, place, h, 0], dq))
+                    self._compare_dq(b, h, own, at[place], keys, out, found.dq[b, place, h], bounds)
                     self._compare_zero(b, h, np.setdiff1d(np.arange(len(self.queries)), own))
         if self.rank == 0:
             self.worth.append(sampled_worth(at, p.nq))
@@ -447,6 +459,53 @@ class _LongRun:
         everyone = np.stack(self._gathered(together))
         out, lse = everyone[..., :-1], everyone[..., -1].swapaxes(2, 3)
         found.out, found.lse = merged(out, lse, np.ones(len(lse)))
+
+    # -- sums over all rows --------------------------------------------------------------------------------------------
+
+    def identities(self) -> None:
+        """Hold sums over all rows to one another, and to sums of inputs."""
+        p, numbers = self.problem, self.numbers
+        queries = self.queries if self.case.sharding != "replicated_query" or self.rank == 0 else self.queries[:0]
+        largest, whole_of = [[0.0, -float(p.dv), 0.0]], self._free_bounds(0.0).whole
+        for b, h in np.ndindex(p.batch, p.heads):
+            for at in pieces_of(queries, PIECE):
+                dout = numbers.dout(b, h, at)
+                q, whole = np.abs(numbers.q(b, h, at)).sum(axis=-1), whole_of(dout, self._dlse(b, h, at))
+                largest.append([float(one.max()) for one in (q, -dout.sum(axis=-1), whole)])
+        products, least, whole = np.max(self._gathered(np.max(largest, axis=0)), axis=0)
+        bounds = self._free_bounds(products)
+        for b, kh in np.ndindex(p.batch, p.hk):
+            counts = [_counts(p, b, h) for h in range(kh * p.group_size, (kh + 1) * p.group_size)]
+            found = identity_sums(
+                self.compared,
+                numbers,
+                bounds,
+                (b, kh),
+                counts,
+                (queries, self.keys),
+                partial(self._dlse, b),
+                least=-least,
+                whole=whole,
+            )
+            self.note()
+            for which, sums in enumerate(found):
+                left, right, squares, rows = self._summed(sums)
+                if self.rank == 0 and (which != 3 or p.softcap is None):  # the last holds without softcap
+                    (name, says), allowed = IDENTITIES[which], bounds.sums(squares, rows)
+                    self.compared.compare_sums(name, b, kh, right, left, allowed, says)
+                    if which == 1 and b == kh == 0 and left.all():
+                        share = float((allowed / left).min())
+                        shown = f"sums of dv would have shown it from {share:.2g} of all rows on"
+                        self.worth.append(f"had some rows given no gradients, {shown}")
+        of_queries, of_keys = p.batch * p.heads * len(queries), p.batch * p.hk * len(self.keys)
+        self.compared.rows |= {"out": of_queries, "dq": of_queries, "dk": of_keys, "dv": of_keys}
+
+    def _free_bounds(self, products: float) -> LongBounds:
+        largest = np.full((1, 1), 255 / 128)
+        return self._bounds(products * 255 / 128, products * 255 / 128, (largest, largest))
+
+    def _dlse(self, b: int, h: int, at: Positions) -> Float:
+        return self.numbers.dlse(b, h, at) if self.case.cotangent == "both" else np.zeros(len(at))
 
     # -- other ranks ---------------------------------------------------------------------------------------------------
 

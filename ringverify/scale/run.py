@@ -6,12 +6,16 @@ import contextlib
 import dataclasses
 import json
 import math
+import shlex
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+
+import numpy as np
 
 from ringref.classes import BLOCK
 from ringref.problem import Problem
@@ -19,6 +23,8 @@ from ringverify.bench.machine import PROCESS_BYTES, TENSORS_A_SIDE
 from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.comparing import Finding, worst
 from ringverify.cases.running import Runner, shards
+from ringverify.check.budget import Budget
+from ringverify.check.hunting import hunt
 from ringverify.check.options import CheckRequest, Options, Subject, Unavailable
 from ringverify.check.outcome import (
     ImplementationOutcome,
@@ -30,8 +36,10 @@ from ringverify.check.outcome import (
 from ringverify.check.planning import RunPlan, find_device, open_world, planned
 from ringverify.check.run import DEADLINES, header, violation_event
 from ringverify.errors import UsageError, instead
-from ringverify.events import Event, Hint, PropertyEvent, PropertyOutcome, TensorName, Where, WrongPair
+from ringverify.events import CounterexampleEvent, Event, Hint, PropertyEvent, PropertyOutcome, TensorName, Where
 from ringverify.implementation import Capabilities, sharding_name
+from ringverify.properties.catalogue import PROPERTIES
+from ringverify.properties.memory import MEMORY
 from ringverify.properties.property import Violation
 from ringverify.reports.progress import Progress
 from ringverify.scale.comparison import Difference
@@ -53,9 +61,19 @@ SAMPLED = 96
 """Rows that are sampled, about."""
 SMALL = (64, 512)
 """Lengths of the ordinary suite at which a fault is looked for again."""
-METHODS: dict[Method, str] = {
+SEARCH_SECONDS = 10.0
+"""For the search of a smaller case, of one property."""
+RESULTS: tuple[TensorName, ...] = get_args(TensorName)
+ORDINARY = dict(zip(RESULTS, ("forward", "lse", "gradients", "gradients", "gradients"), strict=True))
+"""The property of the ordinary suites that compares a result."""
+MEMORY_LENGTH = 16_384
+"""Positions at which the claim about memory is held, at most: a watched run takes several times as long."""
+MEMORY_RANKS = 4
+METHODS: dict[str, str] = {
     "every_row": "every row equals the oracle's, on queries and keys from codebooks",
     "sampled_rows": "sampled rows, and all gradients of keys through them, equal the oracle's on ordinary inputs",
+    "identities": "sums of out and gradients over all rows agree with one another and the inputs, on ordinary inputs",
+    MEMORY.id: MEMORY.meaning,
 }
 
 
@@ -71,7 +89,7 @@ class ScaleRequest:
 
     problem: dict[str, Any]
     length: int
-    methods: tuple[Method, ...]
+    methods: tuple[str, ...]
 
 
 def wanted(request: CheckRequest, length: int | None, problem: str | None) -> ScaleRequest:
@@ -80,7 +98,7 @@ def wanted(request: CheckRequest, length: int | None, problem: str | None) -> Sc
     Raises:
         UsageError: one of them is wrong.
     """
-    names = get_args(Method)
+    names = tuple(METHODS)
     for name in (*(request.only or ()), *(request.skip or ())):
         if name not in names:
             raise UsageError(f"no property {name!r} in the suite scale{instead(name, names)}")
@@ -138,7 +156,8 @@ def check_scale(
         world: World = fast or open_world(one.world) if crew is None else GlooWorld(crew)
         with contextlib.closing(world):
             checked = _Checked(one, world, options, asked, progress)
-            found = (checked.by(method, cases) for method in asked.methods)
+            tries = {name: partial(checked.by, name) for name in get_args(Method)} | {MEMORY.id: checked.memory}
+            found = (tries[method](cases) for method in asked.methods)
             outcomes.append(_told(found, one.implementation.name, len(asked.methods), tell))
     footer = footer_event(outcomes, baseline=False)
     tell(footer)
@@ -222,8 +241,10 @@ class _Checked:
         began, rows, margin, figures, inside = time.monotonic(), 0, 0.0, list[str](), 0.0
         outcome: PropertyOutcome | None = None
         for case in cases:
-            if (lacks := why_unsupported(case, self.capabilities)) is not None:
-                outcome = PropertyOutcome(self._event(method, "unsupported", 0, began, reason=lacks.text))
+            lacks = why_unsupported(case, self.capabilities)
+            if lacks is not None or (method == "identities" and not self.capabilities.gradients):
+                reason = "gradients are not declared" if lacks is None else lacks.text
+                outcome = PropertyOutcome(self._event(method, "unsupported", 0, began, reason=reason))
                 break
             try:
                 run, noted = self._run(method, case)
@@ -247,9 +268,47 @@ class _Checked:
             outcome = PropertyOutcome(self._event(method, "pass", rows, began, margin=margin, figures=figures))
         return TriedProperty(outcome=outcome, world=self.world.name, runs=len(cases), seconds_inside=inside)
 
+    def memory(self, cases: Sequence[Case]) -> TriedProperty:
+        """Hold what is claimed of memory in a simulated world, which watches its ranks: at a length and twice it."""
+        began, c = time.monotonic(), load(self.plan.target).capabilities  # not narrowed to the world sizes asked for
+        reason = MEMORY.unsupported(c)
+        p, size = cases[0].problem, max(cases[0].world_size, MEMORY_RANKS)
+        if reason is None:
+            # Where a mask decides how many blocks a rank attends, a peak need not be in proportion: all are attended.
+            masks = dict.fromkeys(("key_length", "window", "documents", "key_lengths", "dilation"))
+            shorter = p.replace(query_length=min(p.nq, MEMORY_LENGTH) // (4 * size) * 2 * size, **masks)
+            case = dataclasses.replace(cases[0], problem=shorter, world_size=size)
+            lacks = why_unsupported(case, c)
+            small = None if MEMORY.applies(case, c) else "its tensors are too small to tell"
+            reason = small if lacks is None else lacks.text
+        if c.processes or cases[0].sharding == "replicated_query":
+            reason = "ranks share a process in a simulated world" if c.processes else "each rank holds all queries"
+        if reason is not None:
+            event = self._event(MEMORY.id, "unsupported", 0, began, reason=reason)
+            return TriedProperty(outcome=PropertyOutcome(event), world=self.world.name)
+        with contextlib.closing(open_world("simulated")) as world:
+            runner = Runner(load(self.plan.target), world, target=self.plan.target, deadline=SECONDS)
+            try:
+                judged = MEMORY.judge(case, runner)
+            except WorldUnavailable as error:
+                event = self._event(MEMORY.id, "inconclusive", 0, began, reason=str(error))
+                return TriedProperty(outcome=PropertyOutcome(event), world="simulated")
+        told = (f"{case.describe()}, the same on twice the ranks and twice as long",)
+        verdict = "pass" if judged.violation is None else "fail"
+        event = self._event(MEMORY.id, verdict, 1, began, margin=judged.margin, figures=told)
+        if judged.violation is None:
+            return TriedProperty(outcome=PropertyOutcome(event), world="simulated", runs=3)
+        found = self._violation(MEMORY.id, judged.violation, case)
+        found = dataclasses.replace(found, scale=self._again(MEMORY.id, cases[0]))
+        return TriedProperty(outcome=PropertyOutcome(event, found), world="simulated", runs=3)
+
+    def _violation(self, method: str, violation: Violation, case: Case) -> CounterexampleEvent:
+        name, text = self.plan.implementation.name, case.describe()
+        return violation_event(violation, implementation=name, property=method, case=case, case_text=text)
+
     def _event(
         self,
-        method: Method,
+        method: str,
         verdict: Any,
         rows: int,
         began: float,
@@ -298,6 +357,9 @@ class _Checked:
         p = case.problem
         names = [f"{name} {margin:.2g}" for name, margin in _largest(reports).items()]
         yield f"{case.describe()}; largest margins: {', '.join(names)}"
+        errors = [f"{name} {rho:.3g} ({right:.3g})" for name, (rho, right) in _mean_errors(reports).items()]
+        if errors:
+            yield f"root mean square errors in u (of right results, rounded once): {', '.join(errors)}"
         times = []
         for name in ("inside", "verifying"):
             seconds = [getattr(one, name) for one in reports]
@@ -327,17 +389,10 @@ class _Checked:
         violation = Violation(
             (failure.kind,), failure.rank, f"{failure.message}; {until}", failure.detail, failure=failure
         )
-        event = violation_event(
-            violation,
-            implementation=self.plan.implementation.name,
-            property=method,
-            case=case,
-            case_text=case.describe(),
-        )
-        event = dataclasses.replace(event, scale=self._again(method, case))
+        event = dataclasses.replace(self._violation(method, violation, case), scale=self._again(method, case))
         return PropertyOutcome(self._event(method, "fail", rows, began), event)
 
-    def _again(self, method: Method, case: Case) -> tuple[str, ...]:
+    def _again(self, method: str, case: Case) -> tuple[str, ...]:
         """Return the arguments of `ringverify check` that show the case again."""
         problem = {name: value for name, value in case.problem.to_json().items() if name != "query_length"}
         world = ("--world", self.plan.world) if self.plan.world != "simulated" else ()
@@ -356,22 +411,10 @@ class _Checked:
         reports: Sequence[RankReport],
     ) -> Any:
         """Return the event of what is wrong: the first result that is, in the order in which results depend."""
-        order = {name: number for number, name in enumerate(get_args(TensorName))}
+        order = {name: number for number, name in enumerate(RESULTS)}
         first = min(order[one.tensor] for _, one in wrong)
         mine = [(rank, one) for rank, one in wrong if order[one.tensor] == first]
         rank, one = max(mine, key=lambda found: found[1].margin)
-        rows = {rank: one.rows for rank, one in mine}
-        places = "; ".join(
-            f"rank {rank}, {one.rows:,} rows, positions {', '.join(f'{a}-{z}' for a, z in one.ranges)}"
-            f"{', …' if sum(z - a + 1 for a, z in one.ranges) < one.rows // case.problem.heads else ''}"
-            for rank, one in mine[:4]
-        )
-        pairs: tuple[WrongPair, ...] = ()
-        text = f"{one.tensor} is wrong on {places}"
-        if one.owner is not None:
-            pairs = (WrongPair(rank, one.owner, one.hop, (), one.what),)
-            hop = "" if one.hop is None else f", which come with hop {one.hop}"
-            text += f"; in row {one.position} keys of rank {one.owner}{hop}, are {one.what}"
         tensors = tuple(dict.fromkeys(name for name in order if any(o.tensor == name for _, o in wrong)))
         finding = Finding(
             tensor=one.tensor,
@@ -383,30 +426,44 @@ class _Checked:
             error=abs(one.actual - one.expected),
             allowed=one.allowed,
             margin=one.margin,
-            wrong=rows,
+            wrong={rank: one.rows for rank, one in mine},
             of=sum(report.rows.get(one.tensor, 0) for report in reports),
             tensors=tensors,
         )
         summary = f"{one.tensor} differs from the oracle, wrong: {', '.join(tensors)}"
-        event = violation_event(
-            Violation(("value", one.tensor), rank, summary, finding=finding),
-            implementation=self.plan.implementation.name,
-            property=method,
-            case=case,
-            case_text=case.describe(),
+        if one.identity is not None:
+            summary = f"the sum of {one.identity}, where {one.allowed:.3g} is allowed"
+        violation = Violation(("value", one.tensor), rank, summary, finding=None if one.identity else finding)
+        event = self._violation(method, violation, case)
+        hints, again = (Hint(self._smaller(case, tensors)),), self._again(method, case)
+        if one.identity is not None:
+            names = ("tensor", "actual", "expected", "error", "allowed", "margin")
+            numbers = {name: getattr(finding, name) for name in names}
+            return dataclasses.replace(event, hints=hints, scale=again, **numbers)
+        places = "; ".join(
+            f"rank {rank}, {one.rows:,} rows, positions {', '.join(f'{a}-{z}' for a, z in one.ranges)}"
+            f"{', …' if sum(z - a + 1 for a, z in one.ranges) < one.rows // case.problem.heads else ''}"
+            for rank, one in mine[:4]
         )
-        where = Where(one.tensor, {}, (one.index[1 if one.tensor == "lse" else 2],), pairs, (text,))
-        hint = Hint(self._smaller(case))
-        return dataclasses.replace(event, where=where, hop=one.hop, hints=(hint,), scale=self._again(method, case))
+        pair, text = one.pair, f"{one.tensor} is wrong on {places}"
+        if pair is not None:
+            hop = "" if pair.hop is None else f", hop {pair.hop},"
+            whose = f"keys of rank {pair.owner}{hop} are"
+            if one.tensor in ("dk", "dv"):
+                whose = f"the part of rank {pair.rank}'s queries{hop} is"
+            text += f"; in row {one.position} {whose} {pair.what}"
+        where = Where(
+            one.tensor, {}, (one.index[1 if one.tensor == "lse" else 2],), () if pair is None else (pair,), (text,)
+        )
+        return dataclasses.replace(event, where=where, hop=where.hop, hints=hints, scale=again)
 
-    def _smaller(self, case: Case) -> str:
-        """Say whether the fault shows in a case of the ordinary suite, of the same problem at a small length."""
+    def _smaller(self, case: Case, tensors: Sequence[TensorName]) -> str:
+        """Say whether the fault shows at small lengths of the problem, and which case the ordinary suite then finds."""
         c, p = self.capabilities, case.problem
         if c.processes or p.documents is not None or p.key_lengths is not None:
             return "at small lengths it was not tried"
         needs = 0
-        world = open_world("simulated")
-        with contextlib.closing(world):
+        with contextlib.closing(open_world("simulated")) as world:
             runner = Runner(self.plan.implementation, world, target=self.plan.target, deadline=DEADLINES["simulated"])
             for length in SMALL:
                 if length >= p.nq:
@@ -417,18 +474,43 @@ class _Checked:
                     continue
                 try:
                     observation = runner.run(small, gradients=c.gradients)
+                    if observation.failure is None and worst(small, c, observation, RESULTS)[1] is None:
+                        needs = length
+                        continue
+                    return f"it shows at {length} positions too{self._shrunk(runner, tensors)}"
                 except WorldUnavailable:
                     break
-                tensors: tuple[TensorName, ...] = ("out", "lse", "dq", "dk", "dv")
-                if observation.failure is not None or worst(small, c, observation, tensors)[1] is not None:
-                    return f"it shows at {length} positions too, so the suite quick finds a smaller case"
-                needs = length
         return f"it needs more than {needs:,} positions" if needs else "at small lengths it was not tried"
+
+    def _shrunk(self, runner: Runner, tensors: Sequence[TensorName]) -> str:
+        """Say which case the search of the ordinary suite finds and shrinks, for the first result that is wrong."""
+        for name in dict.fromkeys(ORDINARY[tensor] for tensor in tensors):
+            property = PROPERTIES[name]
+            if property.unsupported(self.capabilities) is None:
+                hunted = hunt(
+                    property,
+                    runner.for_another_property(),
+                    examples=property.examples,
+                    seed=self.options.seed,
+                    share=Budget(SEARCH_SECONDS, 1).share(),
+                    progress=lambda _: None,
+                )
+                if (found := hunted.counterexample) is not None:
+                    again = shlex.join(["ringverify", "check", self.plan.target, "--only", name])
+                    return f": {found.case.describe()} is a smaller case of it, which `{again}` finds as well"
+        return ", and the ordinary suite finds no smaller case"
+
+
+def _mean_errors(reports: Sequence[RankReport]) -> dict[TensorName, tuple[float, float]]:
+    """Return root mean square errors in units of u, and those of right results, rounded once."""
+    none = np.zeros((2, 2))
+    found = {name: np.sum([one.squares.get(name, none) for one in reports], axis=0) for name in reports[0].squares}
+    means = {name: np.sqrt(x[:, 0] / np.maximum(x[:, 1], 1)) for name, x in found.items()}
+    return {name: (float(x[0]), float(x[1])) for name, x in means.items()}
 
 
 def _largest(reports: Sequence[RankReport]) -> dict[TensorName, float]:
-    names: tuple[TensorName, ...] = get_args(TensorName)
-    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in names}
+    found = {name: [one.margins[name] for one in reports if name in one.margins] for name in RESULTS}
     return {name: max(margins) for name, margins in found.items() if margins}
 
 

@@ -1,5 +1,6 @@
 """The suite `scale` on the command line: verdicts, figures, what a failure says, and all that can be typed wrong."""
 
+import re
 import shlex
 
 import pytest
@@ -18,14 +19,15 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     """Three ranks share 1,000 positions unevenly; times, memory and what a pass is worth are told and reported."""
     ran = ringverify.check("ring", *SCALE, "--length", 1000, "--world-sizes", 3)
     assert ran.code == 0
-    assert ran.verdicts() == {"every_row": "pass", "sampled_rows": "pass"}
+    assert ran.verdicts() == dict.fromkeys(("every_row", "sampled_rows", "identities", "memory"), "pass")
     assert ran.events[0]["suite"] == "scale"
-    every, sampled = (event["figures"] for event in ran.told("property"))
+    every, sampled, sums, _ = (event["figures"] for event in ran.told("property"))
     assert every[0].startswith("3 ranks n=1000 ")
     for words in ("implementation", "verification", "processor time", "peak memory"):
         assert words in every[1]
     assert "of 128 single keys" in every[-1]
     assert "with probability" in sampled[-1]
+    assert "of all rows on" in sums[-1]
     assert every[-1] in " ".join(ran.out.split())
     assert "conformant in the simulated world" in ran.out
 
@@ -79,9 +81,41 @@ def test_a_rank_that_does_not_return(name, code, words, ringverify):
     assert words in " ".join(ran.out.split())
 
 
+def test_memory_that_is_claimed_to_stream_is_held_to_it(ringverify):
+    """A rank that gathers all keys needs more with every rank; what is not claimed is no verdict."""
+    asked = (*SCALE, "--length", 512, "--problem", '{"head_dim": 32}', "--only", "memory")
+    ran = ringverify.check(miniature("long_faults:gathered"), *asked)
+    assert ran.code == 1
+    (event,) = ran.told("counterexample")
+    assert "the peak memory of rank" in event["summary"]
+    assert [*event["scale"][1:5]] == ["--suite", "scale", "--only", "memory"]
+    assert ringverify.check(miniature("right:attend"), *asked).verdicts() == {"memory": "unsupported"}
+
+
+def test_in_bfloat16_mean_errors_are_told(ringverify):
+    """Beside those of the oracle's results, rounded once: a ring that sums in float32 rounds no more than that."""
+    asked = (*SCALE, "--length", 600, "--problem", '{"head_dim": 16, "dtype": "bfloat16"}', "--only", "every_row")
+    (event,) = ringverify.check("ringverify.faults.ring:PLAIN", *asked).told("property")
+    told, _, errors = event["figures"][1].partition(": ")
+    assert told == "root mean square errors in u (of right results, rounded once)"
+    found = re.findall(r"(\w+) (0\.\d+) \((0\.\d+)\)", errors)
+    assert [name for name, _, _ in found] == ["out", "dq", "dk", "dv"]
+    assert all(0.3 < float(rho) < 0.5 and abs(float(rho) - float(right)) < 0.01 for _, rho, right in found)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["mask_off_by_one", "far_block_lost"])
+def test_the_quick_suite_lets_faults_pass_that_need_length(name, ringverify):
+    """All of its properties, on as many cases as users give it; `docs/scale.md` says it of all eleven."""
+    ran = ringverify.check(f"ringverify.faults.length:{name}", "--jobs", 1)
+    assert ran.code == 0
+    assert {"forward", "lse", "gradients", "chunk_boundaries", "world_size_invariance"} <= ran.verdicts().keys()
+
+
 WRONG = {
-    "no such property": (["--only", "forward"], ["'forward'", "every_row, sampled_rows"]),
-    "nothing left": (["--skip", "every_row,sampled_rows"], ["--only and --skip leave no property"]),
+    "no such property": (["--only", "forward"], ["'forward'", "every_row, sampled_rows, identities, memory"]),
+    "nothing left": (["--skip", "every_row,sampled_rows,identities,memory"], ["--only and --skip leave no property"]),
     "no JSON": (["--problem", "causal"], ["--problem causal", "JSON object"]),
     "no such field": (["--problem", '{"dims": 3}'], ["'dims'", "known:"]),
     "two lengths": (["--length", "8", "--problem", '{"query_length": 9}'], ["--length 8", "query_length=9"]),
@@ -110,5 +144,5 @@ def test_its_options_belong_to_it(ringverify):
 def test_what_is_not_declared_is_unsupported(ringverify):
     """A problem that the implementation does not claim is no violation."""
     ran = ringverify.check(miniature("right:attend"), *SCALE, "--length", 64, "--problem", '{"softcap": 2.0}')
-    assert ran.verdicts() == {"every_row": "unsupported", "sampled_rows": "unsupported"}
+    assert ran.verdicts() == dict.fromkeys(("every_row", "sampled_rows", "identities", "memory"), "unsupported")
     assert ran.code == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +12,14 @@ from at_length import reports
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
+from ringverify.events import WrongPair
 from ringverify.faults.length import AT_LENGTH
 from ringverify.faults.ring import PLAIN
+from ringverify.scale.rank import Method, rows_to_sample
+from ringverify.targets import load
 from ringverify.worlds.simulated.world import SimulatedWorld
 
+MINIATURE = Path(__file__).parents[1] / "miniatures/long_faults.py"
 MANY_RANKS = ("far_block_lost", "far_block_twice", "small_tiles_dropped")
 BY_DAY = ("mask_off_by_one", "lse_in_bfloat16")
 
@@ -55,9 +60,39 @@ def test_the_block_that_is_lost_is_named() -> None:
         (rank, one)
         for rank, report in enumerate(reports("ringverify.faults.length:far_block_lost", case))
         for one in report.differences
-        if one.owner is not None
+        if one.pair is not None
     ]
     assert found
     for rank, one in found:
-        assert (one.owner, one.hop, one.what) == ((rank - 9) % 16, 9, "missing")
+        assert one.pair == WrongPair(rank, (rank - 9) % 16, 9, (), "missing")
         assert one.ranges[0][0] <= one.ranges[0][1]
+
+
+@pytest.mark.parametrize("method", ["every_row", "sampled_rows"])
+def test_the_queries_whose_part_of_dk_and_dv_is_lost_are_named(method: Method) -> None:
+    """By the rank that returns the keys: whose queries' part is missing from them, and at which hop these two meet."""
+    case = dataclasses.replace(case_of("", 500), world_size=4)
+    for rank, report in enumerate(reports(f"{MINIATURE}:part_lost", case, method)):
+        found = {one.tensor: one.pair for one in report.differences}
+        assert found == dict.fromkeys(("dk", "dv"), WrongPair((rank + 2) % 4, rank, 2, (), "missing"))
+
+
+@pytest.mark.parametrize("method", ["every_row", "sampled_rows"])
+def test_the_keys_whose_part_of_dq_counts_twice_are_named(method: Method) -> None:
+    """By the rank that returns the queries: whose keys, and the hop with which they come."""
+    case = dataclasses.replace(case_of("", 500), world_size=4, sharding="striped")
+    for rank, report in enumerate(reports(f"{MINIATURE}:dq_twice", case, method)):
+        found = {one.tensor: one.pair for one in report.differences}
+        assert found == {"dq": WrongPair(rank, (rank - 1) % 4, 1, (), "repeated")}
+
+
+@pytest.mark.parametrize("length", [1024, pytest.param(4096, marks=pytest.mark.nightly)])
+def test_identities_see_rows_that_no_sample_meets(length: int) -> None:
+    """Sixteen rows give no gradients: sparse cotangents are zero there anyway, sums over all rows lack them."""
+    target, case = f"{MINIATURE}:tile_detached", dataclasses.replace(case_of("", length), seed=1)
+    sampled = rows_to_sample(case, load(target).capabilities, 64)
+    assert not any(700 <= row < 716 for row in sampled)
+    assert all(report.differences == () for report in reports(target, case, "sampled_rows"))
+    (found,) = (one for report in reports(target, case, "identities") for one in report.differences)
+    assert found.tensor == "dv"
+    assert found.identity is not None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import get_args
+
 import numpy as np
 import pytest
 from at_length import reports
 
 from ringref.problem import DTYPES, Dilation, Problem
 from ringverify.cases.case import Case
+from ringverify.lab.false_alarms import runs_at_length
 from ringverify.scale.numbers import Numbers
+from ringverify.scale.rank import Method
 
 N = 300
 PROBLEMS = {
@@ -48,6 +53,17 @@ def test_a_right_ring_passes(name: str) -> None:
         assert rows == {"out": times * problem.batch * problem.heads * N, "dk": problem.batch * problem.hk * problem.nk}
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_sums_over_all_rows_of_a_right_ring_agree(name: str) -> None:
+    """Of every pattern, dtype and sharding."""
+    sharding = SHARDINGS[list(PROBLEMS).index(name) % 4]
+    case = Case(problem=PROBLEMS[name], world_size=3, sharding=sharding, cotangent="both")
+    found = reports("ringverify.faults.ring:PLAIN", case, "identities")
+    assert all(report.differences == () for report in found)
+    assert found[0].margins.keys() == {"dk", "dv"}
+    assert all(0 < margin < 1 for margin in found[0].margins.values())
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -56,8 +72,19 @@ def test_no_right_ring_is_accused_at_length(name: str, seed: int) -> None:
     problem = PROBLEMS[name]
     long = problem.replace(query_length=4096 + seed, key_length=None if problem.key_length is None else 3000)
     case = Case(problem=long, world_size=2 + seed, sharding=SHARDINGS[seed % 3], cotangent="both", seed=seed)
-    for method in ("every_row", "sampled_rows"):
+    for method in get_args(Method):
         assert all(report.differences == () for report in reports("ring", case, method))
+
+
+def test_false_alarms_at_length_are_counted_from_where_it_ended(tmp_path: Path) -> None:
+    """A run that is on record is not run again; it names what was drawn, and no alarm."""
+    kept = tmp_path / "kept.jsonl"
+    (one,) = runs_at_length(kept, 1)
+    assert (one["target"], one["method"]) == ("ring", "every_row")
+    assert "alarm" not in one
+    written = kept.read_text()
+    assert list(runs_at_length(kept, 1)) == [one]
+    assert kept.read_text() == written
 
 
 def test_numbers_depend_on_their_position_alone() -> None:

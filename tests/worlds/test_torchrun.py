@@ -60,6 +60,19 @@ def test_the_ring_conforms_and_says_so_once(tmp_path):
 
 
 @pytest.mark.nightly
+def test_all_its_processes_are_ranks_of_the_suite_scale(tmp_path):
+    """Each verifies its own rows; rank 0 tells the verdict, with figures of all four."""
+    asked = ("--suite", "scale", "--length", 8192, "--problem", '{"head_dim": 16}', "--report", "report.jsonl")
+    code, out, err = torchrun(tmp_path, "ring", *asked)
+    assert code == 0, out + err
+    told = [event for event in report_lines(tmp_path / "report.jsonl") if event["event"] == "property"]
+    assert [event["property"] for event in told] == ["every_row", "sampled_rows", "identities", "memory"]
+    assert all(event["figures"][0].startswith("4 ranks n=8192 ") for event in told[:3])
+    assert "peak memory of a rank" in told[0]["figures"][1]
+    assert told[0]["examples"] == 5 * 8192
+
+
+@pytest.mark.nightly
 def test_what_goes_wrong_on_a_rank_is_told_of_that_rank_and_costs_no_other_run(tmp_path):
     """Four in one run: one raises, one aborts, one hangs, each on rank 2; the last is wrong in value."""
     targets = [f"{MINIATURES}/on_rank_two.py:{name}" for name in ("raises", "aborts", "never_ends")]

@@ -1,0 +1,34 @@
+"""Faults of the backward that a long case shows in its own ways."""
+
+from dataclasses import replace
+
+import right
+import torch
+
+from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, ring_of
+from ringverify.implementation import AttentionCall, Implementation
+
+TILE = (700, 716)
+"""Positions whose rows are left out of the backward."""
+
+
+def _detached(q, k, v, call: AttentionCall):
+    """Out and lse of the rows of one tile give no gradients."""
+    out, lse = PLAIN.function(q, k, v, call)
+    tile = (call.positions >= TILE[0]) & (call.positions < TILE[1])
+    return torch.where(tile[:, None, None], out.detach(), out), torch.where(tile, lse.detach(), lse)
+
+
+tile_detached = Implementation(_detached, "a tile detached", EVERYTHING)
+claimed = replace(right.attend.capabilities, memory="streaming")
+gathered = Implementation(right.attend.function, "all keys gathered, and said to stream", claimed)
+dq_twice = Implementation(
+    ring_of(replace(STEPS, times_in_dq=lambda here, hop, owner: 2 if hop == 1 else 1)),
+    "the part of dq of the second hop counted twice",
+    EVERYTHING,
+)
+part_lost = Implementation(
+    ring_of(replace(STEPS, times_in_part=lambda here, hop, owner: (0, 0) if hop == 2 else (1, 1))),
+    "the part of dk and dv of the third hop lost",
+    EVERYTHING,
+)
