@@ -14,6 +14,7 @@ from ringverify.cases.inputs import Inputs, selectable
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
+from ringverify.diagnosis.conditions import HALF
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
 from ringverify.errors import Inconclusive
@@ -117,6 +118,8 @@ def when_it_fails(
             seen = plain(other) if wider else judged(property, other, there)
         except (Inconclusive, WorldUnavailable):
             return None
+        if not seen.applies and violation.kind == "precision" and other.problem.dtype not in HALF:
+            seen = plain(other)  # the property is one of 16-bit dtypes
         if not seen.applies:
             return None
         if seen.violation is None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ringref.pattern import multiplicity
 from ringref.problem import Problem
 from ringverify.cases.case import Case
-from ringverify.cases.features import leaves_rows_empty
 from ringverify.cases.running import shards
 from ringverify.implementation import Capabilities
 
@@ -28,6 +28,10 @@ Features = dict[str, int | bool | str]
 
 LARGE = ("dominating_key", "large_scores", "rising_blocks", "falling_blocks", "float16_limits")
 """Families of values with scores far apart."""
+
+
+HALF = ("bfloat16", "float16")
+"""Dtypes of 16 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +103,14 @@ class _Placed:
         spans = itertools.pairwise(self.documents)
         return any(sum(bool(((rows >= a) & (rows < b)).any()) for rows in self.keys) > 1 for a, b in spans)
 
-    def inner_boundary(self) -> bool:
-        """Whether some rank holds the positions before and after the beginning or the end of a document."""
-        cuts = [cut for cut in self.documents if cut]
-        return any(bool((rows < cut).any() and (rows >= cut).any()) for rows in self.keys for cut in cuts)
+    def inside(self, cuts: tuple[int, ...]) -> bool:
+        """Whether some rank holds positions before and after one of the cuts."""
+        return any(bool((rows < cut).any() and (rows >= cut).any()) for rows in self.keys for cut in cuts if cut)
+
+    @functools.cached_property
+    def attended(self) -> set[int]:
+        """Numbers of keys that queries attend."""
+        return set((multiplicity(self.p) > 0).sum(axis=-1).flat)
 
 
 FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
@@ -128,11 +136,20 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
         lambda one: one.p.window is not None and all(side >= one.here for side in one.bounds)),
     "far": ("a window that reaches past the next shard", "window+length", 1.4,
         lambda one: one.case.world_size > 2 and any(side > one.here for side in one.bounds)),
+    "cut_left": ("a window whose left side is no multiple of a rank's shard", "window+length", 1.35,
+        lambda one: one.sides[0] is not None and one.sides[0] % (one.here or 1) != 0),
+    "cut_right": ("a window whose right side is no multiple of a rank's shard", "window+length", 1.4,
+        lambda one: one.sides[1] is not None and one.sides[1] % (one.here or 1) != 0),
     "documents": ("documents", "documents", 1.0, lambda one: one.p.documents is not None),
     "no_documents": ("no documents", "documents", 1.2, lambda one: one.p.documents is None),
     "several_documents": ("several documents", "documents", 1.2, lambda one: len(one.documents) > 2),
     "crossing": ("a document on several ranks", "documents+length", 1.3, _Placed.crossing),
-    "inner_boundary": ("a document that begins inside a rank's shard", "documents+length", 1.3, _Placed.inner_boundary),
+    "inner_boundary": ("a document that begins or ends inside a rank's shard", "documents+length", 1.3,
+        lambda one: one.inside(one.documents)),
+    "inner_begin": ("a document that begins inside a rank's shard", "documents+length", 1.4,
+        lambda one: one.inside(one.documents[:-1])),
+    "empty_document": ("a document without positions", "documents", 1.4,
+        lambda one: any(a == b for a, b in itertools.pairwise(one.documents))),
     "outside": ("positions outside all documents", "documents", 1.5,
         lambda one: one.p.documents is not None and (one.documents[0] > 0 or one.documents[-1] < one.p.nk)),
     "key_lengths": ("key_lengths", "key_lengths", 1.0, lambda one: one.p.key_lengths is not None),
@@ -140,6 +157,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
     "padded": ("key_lengths below the length", "key_lengths", 1.1, lambda one: one.padded),
     "padded_rank": ("key_lengths that leave a rank without keys", "key_lengths", 1.4,
         lambda one: one.padded and any(len(r) > 0 and min(one.p.key_lengths or ()) <= r.min() for r in one.keys)),
+    "no_key_entry": ("a batch entry without keys", "key_lengths", 1.4,
+        lambda one: one.p.key_lengths is not None and 0 in one.p.key_lengths),
     "ragged": ("key_lengths that differ between batch entries", "key_lengths+batch", 1.4,
         lambda one: one.p.key_lengths is not None and len(set(one.p.key_lengths)) > 1),
     "dilation": ("dilation", "dilation", 1.0, lambda one: one.p.dilation is not None),
@@ -156,6 +175,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
         lambda one: any(one.here > segment for segment, _ in one.branches)),
     "several_branches": ("dilation with several branches", "dilation", 1.4, lambda one: len(one.branches) > 1),
     "unlike_branches": ("branches of a dilation that differ", "dilation", 1.4, lambda one: len(set(one.branches)) > 1),
+    "cut_rate": ("a dilation rate that does not divide its segment", "dilation", 1.45,
+        lambda one: any(segment % rate for segment, rate in one.branches)),
     "uneven_branches": ("a number of heads that the branches of a dilation do not divide", "dilation+heads", 1.45,
         lambda one: len(one.branches) > 0 and one.p.heads % len(one.branches) != 0),
     "many_branches": ("more branches of a dilation than heads", "dilation+heads", 1.5,
@@ -175,18 +196,24 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
     "other_value_dim": ("value_dim other than head_dim", "dims", 1.1, lambda one: one.p.dv != one.p.head_dim),
     "wide_values": ("value_dim above head_dim", "dims", 1.3, lambda one: one.p.dv > one.p.head_dim),
     "narrow_values": ("value_dim below head_dim", "dims", 1.3, lambda one: one.p.dv < one.p.head_dim),
-    "empty_rows": ("a query without keys", "empty rows", 1.3, lambda one: leaves_rows_empty(one.p)),
+    "empty_rows": ("a query without keys", "empty rows", 1.3, lambda one: 0 in one.attended),
     "uneven": ("shards of different lengths", "even shards", 1.2, lambda one: len(one.lengths) > 1),
     "even": ("shards of equal lengths", "even shards", 1.6, lambda one: len(one.lengths) == 1),
+    "odd_shard": ("a rank with an odd number of keys", "length", 1.35, lambda one: any(n % 2 for _, n in one.lengths)),
     "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
     "no_keys": ("a rank without keys", "even shards", 1.35, lambda one: any(keys == 0 for _, keys in one.lengths)),
     "no_queries": ("a rank without queries", "even shards", 1.35,
         lambda one: any(rows == 0 for rows, _ in one.lengths)),
     "cut_heads": ("a number of heads that the ranks do not divide", "heads+ranks", 1.45,
         lambda one: one.p.heads % one.case.world_size != 0),
+    "cut_key_heads": ("a number of key heads that the ranks do not divide", "key heads+ranks", 1.5,
+        lambda one: one.p.hk % one.case.world_size != 0),
     "strides": ("inputs that are not contiguous in memory", "strides", 1.0,
         lambda one: one.case.memory != "contiguous"),
-    "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in ("bfloat16", "float16")),
+    "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in HALF),
+    "choice": ("at least 2 keys for a query", "length", 0.98, lambda one: max(one.attended, default=0) > 1),
+    "differing": ("at least 2 keys of different scores for a query", "values+length", 1.05,
+        lambda one: one.case.values != "zero_queries" and max(one.attended, default=0) > 1),
     "large": ("large or dominating scores", "values", 1.0, lambda one: one.case.values in LARGE),
     "of_lse": ("a cotangent of lse", "cotangent", 1.0, lambda one: one.case.cotangent != "out"),
     "of_out": ("a cotangent of out", "cotangent", 1.1, lambda one: one.case.cotangent != "lse"),
@@ -245,15 +272,13 @@ CHOICES: dict[str, tuple[str, str]] = {
 """Statements about a name."""
 
 
-RELATED = {
-    "ranks": ("ranks", "ranks"),
-    "batch": ("batch entries", "batch"),
-    "keys_here": ("keys on a rank", "length"),
-    "heads": ("heads", "heads"),
-    "head_dim": ("dims a head", "dims"),
-    "heads_here": ("heads a rank", "heads+ranks"),
-}
-"""Sizes of axes, of which one may be taken for another: the words and the factors."""
+RELATED = (
+    ("batch", "batch entries", "keys_here", "keys on a rank", "length"),
+    ("keys_here", "keys on a rank", "heads", "heads", "heads"),
+    ("heads", "heads", "head_dim", "dims a head", "dims"),
+    ("ranks", "ranks", "heads", "heads", "heads"),
+)
+"""Sizes of neighbouring axes, of which one may be taken for another, each with its words; the factor of the second."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -287,8 +312,6 @@ def features(case: Case, capabilities: Capabilities) -> Features:
     }
     if p.documents is not None:
         found["document_count"] = len(p.documents) - 1
-    if p.heads % case.world_size == 0:
-        found["heads_here"] = p.heads // case.world_size
     if seen.branches:
         found |= {"rate": max(r for _, r in seen.branches), "segment": max(w for w, _ in seen.branches)}
         found["branches"] = len(seen.branches)
@@ -337,14 +360,13 @@ def _flag(names: tuple[str, ...], one: Features) -> bool:
 
 def _relations() -> Iterator[Condition]:
     """Yield the statements that compare the sizes of two axes."""
-    for first, second in itertools.combinations(RELATED, 2):
-        (a, of_a), (b, of_b) = RELATED[first], RELATED[second]
+    for first, a, second, b, factor in RELATED:
+        factors = frozenset({factor, "length" if first == "keys_here" else first})
         for text, cost, meets in (
             (f"numbers of {a} and of {b} that differ", 1.6, operator.ne),
             (f"more {a} than {b}", 1.7, operator.gt),
             (f"fewer {a} than {b}", 1.7, operator.lt),
         ):
-            factors = frozenset(f"{of_a}+{of_b}".split("+"))
             yield Condition(text, factors, cost, (first, second), functools.partial(_related, first, second, meets))
 
 
@@ -401,6 +423,6 @@ def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Conditio
         yield one_of("a number of ranks that is no power of two", 0.5, lambda value: value.bit_count() > 1)
     if name in DIVIDED:
         subject = number if name in SIZES else f"a {number} that is"
-        for n in (4, 8, 16):
+        for n in (4, 8, 16) if name not in ("keys", "queries") else ():
             yield one_of(f"{subject} not a multiple of {n}", 0.4 + n / 200, lambda value, n=n: value % n != 0)  # type: ignore[misc]
             yield one_of(f"{subject} a multiple of {n}", 0.6 + n / 200, lambda value, n=n: value % n == 0)  # type: ignore[misc]

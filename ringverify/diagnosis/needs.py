@@ -8,18 +8,23 @@
 3. Of all conjunctions of conditions that every failing run meets, the cheapest is taken that the passing runs do not
    meet. As long as another one explains the runs as well, a case on which the two differ is run.
 
-So what is said is never contradicted by a run: each condition was met by every run that failed.
+4. Each condition is put to the test: other cases that failed are changed in it alone. Values, lengths and dtypes are
+   varied in the smallest case too, where no other row or key shows the fault anyway.
+
+So what is said is never contradicted by a run: each condition was met by every run that failed. Where conditions
+in words do not explain what was seen, the factor alone is named: "certain values".
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case
-from ringverify.diagnosis.conditions import MASKS, Condition, conditions, features
+from ringverify.diagnosis.conditions import HALF, MASKS, Condition, conditions, features
 from ringverify.diagnosis.varying import FIELDS, Varying
 from ringverify.events import Needed
 from ringverify.implementation import Capabilities
@@ -45,6 +50,16 @@ TOGETHER = {
 }
 """Factors that are named as one where several do not matter: "masks", or "other masks" where one of them does."""
 
+REFUTING = 4
+"""Cases that failed which are changed in one condition alone, before this is said."""
+
+RARE = 1.5
+"""Cost from which on a condition is rare, as "at most" is: it is said only after it was put to the test, and not where
+its factor matters in a way that has no words."""
+
+REPEATED = 2
+"""Cases that failed which are changed as one was that passes without a reason known."""
+
 MORE = 9
 """Variants of a factor that are run, if one of them passes."""
 
@@ -56,6 +71,9 @@ So two runs are enough to name a common condition; rare ones take three or four.
 
 INSTEAD = (*MASKS, "softcap", "scale", "cross lengths", "key heads")
 """Factors of which one may do instead of another that is needed."""
+
+SIMPLER = ("values", "length", "dtype")
+"""Factors that are varied in the smallest case too: in larger ones some row, or some key, shows a fault anyway."""
 
 DOUBT = 3.0
 """The same while runs are still chosen: a rare condition that would explain one is tried again before it is dropped."""
@@ -137,12 +155,26 @@ def needs(
     """
     exploration = _Exploration(case, fails, Varying(capabilities, most_ranks), seconds)
     explanation, complete = exploration.explained(shrunk_from, drawn)
-    requires = [Requirement(one.text, _holding(one, capabilities)) for one in explanation if one.said]
-    requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
     turning = exploration.unexplained(explanation)
-    requires += [Requirement(f"certain {factor}", lambda case: True) for factor, n in turning.items() if n > 1]
-    about = set(turning).union(*(one.factors for one in explanation))
-    irrelevant = _irrelevant(exploration.outcomes, about)
+    certain = {factor: None for factor, n in turning.items() if n > 1}
+    tested = [
+        one
+        for one in explanation
+        if ((one.cost < RARE and "values" not in one.factors) or complete or exploration.tested(one))
+        and (one.cost < RARE or one.factors.isdisjoint(certain))
+    ]
+    requires = [Requirement(one.text, _holding(one, capabilities)) for one in tested if one.said]
+    requires += _of_ranks([(one, wrong_ranks(one)) for one, failed in exploration.runs.items() if failed])
+    certain |= {factor: None for one in explanation if one not in tested for factor in sorted(one.factors)}
+    requires += [Requirement(f"certain {factor}", lambda case: True) for factor in certain]
+    about = {*turning}.union(*(one.factors for one in explanation))
+    failing = [one for one, failed in exploration.runs.items() if failed]
+    if len({one.problem.dtype in HALF for one in failing}) < len({dtype in HALF for dtype in capabilities.dtypes}):
+        about.add("dtype")  # both widths have to fail where both are declared
+    if exploration.varying.sizes[0] not in {one.world_size for one in failing}:
+        about.add("ranks")
+    outcomes = exploration.outcomes
+    irrelevant = _irrelevant({name: outcomes[name] for name in exploration.varying.factors if name in outcomes}, about)
     return Needs(tuple(requires), irrelevant, complete, exploration.tried)
 
 
@@ -151,7 +183,7 @@ def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tupl
 
     Args:
         outcomes: by factor, whether its variants failed; nothing is known of factors that it lacks.
-        about: factors that are named in the conditions.
+        about: factors of which it is not to be said.
     """
     found = {factor: factor for factor, seen in outcomes.items() if seen and all(seen) and factor not in about}
     for name, members in TOGETHER.items():
@@ -193,6 +225,8 @@ class _Exploration:
         self.turning: dict[Case, str] = {}
         self.tried = 0
         self._unknown: set[Case] = set()
+        self._changed: set[tuple[Case, str]] = set()
+        self._varied: set[tuple[Case, str]] = set()
         self._until = (time.process_time() + seconds, time.monotonic() + WALL * seconds)
 
     def failed(self, case: Case, *, expected: bool = True) -> bool | None:
@@ -208,10 +242,12 @@ class _Exploration:
         for one in (case, case.replace(seed=case.seed + 1)):
             if self.tried >= MOST_RUNS or time.process_time() > self._until[0] or time.monotonic() > self._until[1]:
                 raise _Spent
-            self.tried += 1
             found = self.fails(one)
+            self.tried += found is not None
             if found:
                 self.runs[one] = True
+                if one is not case:  # whether it is seen depends on the seed
+                    self.outcomes.setdefault("values", []).append(False)
             if found or found is None or not expected:
                 break
         if found is None:
@@ -227,6 +263,7 @@ class _Exploration:
             generous, has = self._generous(), self._has()
             # First what the case is likely to need, so that it is known when the time ends.
             factors = sorted(self.varying.factors, key=lambda factor: factor not in has)
+            self._one_at_a_time(self.case, SIMPLER)
             for part, some in enumerate((factors[: len(has)], factors)):
                 others = drawn[part::2]
                 for other in others[:MIXED]:
@@ -237,12 +274,17 @@ class _Exploration:
             return self._board().explanation(self.runs), False
         return self._board().explanation(self.runs), True
 
+    def tested(self, condition: Condition) -> bool:
+        """Return whether cases that failed were changed in a condition alone, and passed."""
+        return sum(about == condition.text for _, about in self._changed) >= REPEATED
+
     def unexplained(self, explanation: Sequence[Condition]) -> Counter[str]:
         """Return the factors that turn cases which pass though they meet all conditions, and how many cases."""
         return Counter(
             factor
             for case, factor in self.turning.items()
-            if all(one.meets(features(case, self.varying.c)) for one in explanation)
+            if (factor != "values" or case.values != "zero_queries")  # equal scores hide much, each fault in its way
+            and self._met(case, explanation)
         )
 
     def _board(self, pool: Sequence[Case] = ()) -> _Board:
@@ -250,27 +292,78 @@ class _Exploration:
 
     def _held_against(self, generous: Case, others: Sequence[Case], pool: list[Case]) -> None:
         """Run what tells explanations apart, then mixed cases, until these are foretold."""
-        board: _Board | None = None
-        for other in [None, *others]:
-            if board is None:
-                board = self._board(pool)
-                while (case := board.telling(self.runs, self._unknown)) is not None:
-                    self.failed(case)
-                explanation = board.explanation(self.runs)
-            if other is None:
-                continue
+        explanation = self._told_apart(generous, pool)
+        for other in others:
             about = {factor for one in explanation for factor in one.factors}
-            for kept in (about, set[str](), *(about - one.factors for one in explanation)):
+            for kept in (about, set[str]()):
                 case = self.varying.mixed(generous, other, kept)
-                if case is not None and not self._foretold(generous, case, explanation):
-                    pool.append(case)
-                    board = None
+                if not self._foretold(generous, case, explanation):
+                    explanation = self._told_apart(generous, pool)
+
+    def _told_apart(self, generous: Case, pool: Sequence[Case]) -> list[Condition]:
+        """Run what tells explanations apart, and return the one that is left and that no other case refutes."""
+        while True:
+            board = self._board(pool)
+            while (case := board.telling(self.runs, self._unknown)) is not None:
+                self.failed(case)
+            explanation = board.explanation(self.runs)
+            refuted = any(self._refuted(generous, one, explanation) for one in explanation)
+            if not refuted and not self._repeated(explanation):
+                return explanation
+
+    def _bases(self, generous: Case, tried: Sequence[Case]) -> Iterator[Case]:
+        """Yield cases that failed: first those with values that none before has, and least like the generous one."""
+        bases = [case for case, failed in self.runs.items() if failed and case not in tried]
+        bases.sort(key=lambda case: self.varying.likeness(case, generous))
+        seen = {case.values for case in (self.case, *tried)}
+        while bases:
+            base = min(bases, key=lambda case: case.values in seen)
+            bases.remove(base)
+            seen.add(base.values)
+            yield base
+
+    def _refuted(self, generous: Case, condition: Condition, explanation: Sequence[Condition]) -> bool:
+        """Return whether a case fails without a condition: `REFUTING` that failed are changed in this alone."""
+        others = [one for one in explanation if one is not condition]
+        tried = [case for case, about in self._changed if about == condition.text]
+        for base in self._bases(generous, tried):
+            if len(tried) >= REFUTING:
+                break
+            changed = [
+                case
+                for factor in sorted(condition.factors & self.varying.factors.keys())
+                for case in self.varying.of(base, factor)
+                if not self._met(case, [condition]) and self._met(case, others)
+            ]
+            if changed:
+                tried.append(base)
+                self._changed.add((base, condition.text))
+                # The first, the last and some between: a limit may lie anywhere.
+                if self.failed(changed[len(tried) * (len(changed) - 1) // REFUTING], expected=False):
+                    return True
+        return False
+
+    def _repeated(self, explanation: Sequence[Condition]) -> bool:
+        """Return whether other cases pass if they are changed as one was that no condition explains."""
+        found = False
+        for passing, factor in list(self.turning.items()):
+            if (passing, factor) in self._changed or not self._met(passing, explanation):
+                continue
+            self._changed.add((passing, factor))
+            for base in itertools.islice(self._bases(passing, ()), REPEATED):
+                case = self.varying.mixed(base, passing, self.varying.factors.keys() - {factor})
+                if case is not None and case not in self.runs:
+                    found = self.failed(case) is False or found
+        return found
+
+    def _met(self, case: Case, explanation: Sequence[Condition]) -> bool:
+        return all(one.meets(features(case, self.varying.c)) for one in explanation)
 
     def _foretold(self, generous: Case, case: Case | None, explanation: Sequence[Condition]) -> bool:
         """Run a case, and return whether it fails if it meets all conditions, and passes if it does not."""
         if case is None:
             return True
-        expected = all(one.meets(features(case, self.varying.c)) for one in explanation)
+        expected = self._met(case, explanation)
         failed = self.failed(case, expected=expected)
         if expected and failed is False and len(self.turning) < MOST_TURNED:
             self._turned(generous, case)
@@ -338,17 +431,18 @@ class _Exploration:
     def _one_at_a_time(self, case: Case, factors: Sequence[str]) -> None:
         """Vary each factor: a few variants, or more of them where one passes."""
         for factor in factors:
-            if factor in self.outcomes:
+            if (case, factor) in self._varied:
                 continue
+            self._varied.add((case, factor))
             seen, enough = list[bool](), self._enough(factor)
-            for variant in self.varying.of(case, factor)[:MORE]:
+            for variant in self.varying.of(case, factor)[: MORE if case != self.case else MORE // 2]:
                 if len(seen) >= enough and False not in seen:
                     break
                 if (found := self.failed(variant)) is not None:
                     seen.append(found)
                 if found is False:
                     self.turning[variant] = factor
-            self.outcomes[factor] = seen
+            self.outcomes.setdefault(factor, []).extend(seen)
         # One constraint may do instead of another.
         for needed in sorted(self._has().intersection(INSTEAD)):
             if needed in factors and False in self.outcomes[needed]:
@@ -485,12 +579,15 @@ SOME = 3
 
 
 def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[Requirement]:
-    """Yield which ranks are wrong, if that is the same in all runs on three ranks or more."""
+    """Yield which ranks are wrong, if that is the same in all worlds of three ranks or more; a run may miss some."""
     known = [(case, frozenset(ranks)) for case, ranks in seen if ranks and case.world_size > 2]
     for where, runs in (("", known), ("where causal, ", [one for one in known if one[0].problem.causal])):
-        if len(runs) < SOME or len({case.world_size for case, _ in runs}) < 2:
+        wrong: dict[int, frozenset[int]] = {}
+        for case, ranks in runs:
+            wrong[case.world_size] = wrong.get(case.world_size, frozenset()) | ranks
+        if len(runs) < SOME or len(wrong) < 2:
             continue
-        one = min(runs[0][1])
+        one = min(min(ranks) for ranks in wrong.values())
         patterns: list[tuple[str, Callable[[int], Collection[int]], int]] = [
             (f"wrong on rank {one} only", lambda size, one=one: {one}, one + 1),  # type: ignore[misc]
             ("wrong on the last rank only", lambda size: {size - 1}, 2),
@@ -499,6 +596,6 @@ def _of_ranks(seen: Sequence[tuple[Case, Collection[int] | None]]) -> Iterator[R
             ("wrong on every rank but the last", lambda size: range(size - 1), 2),
         ]
         for text, pattern, least in patterns[: 3 if where else None]:  # every rank but the first is no news there
-            if all(ranks == frozenset(pattern(case.world_size)) for case, ranks in runs):
+            if all(ranks == frozenset(pattern(size)) for size, ranks in wrong.items()):
                 yield Requirement(where + text, lambda case, least=0 if where else least: case.world_size >= least)  # type: ignore[misc]
                 return

@@ -138,6 +138,14 @@ class Varying:
             case, (one for size in self.sizes for n in tokens for one in self._of_length(case, n, world_size=size))
         )
 
+    def likeness(self, case: Case, other: Case) -> int:
+        """Return in how many fields two cases agree."""
+        return sum(
+            getattr(case if hasattr(case, field) else case.problem, field)
+            == getattr(other if hasattr(other, field) else other.problem, field)
+            for field in {field for fields in FIELDS.values() for field in fields} | {"world_size", "query_length"}
+        )
+
     def mixed(self, case: Case, other: Case, kept: Collection[str]) -> Case | None:
         """Return a case that is like `case` in its values and the factors `kept`, and like `other` in all else.
 
@@ -202,6 +210,8 @@ class Varying:
         for of_all in (slice(0, 1), slice(1, 2)):  # even first
             for n in tokens:
                 yield from list(self._of_length(case, n))[of_all]
+        if p.documents is not None or p.key_lengths is not None:  # as they are, in a longer sequence
+            yield from _with(case, query_length=p.nq + size * unit, key_length=p.nk + size * unit)
 
     def _cross(self, case: Case) -> Iterator[Case]:
         p, size = case.problem, case.world_size
@@ -286,7 +296,7 @@ class Varying:
             yield from _with(case, batch=n, key_lengths=repeated)
 
     def _values(self, case: Case) -> Iterator[Case]:
-        yield from _each(case, "values", ("normal", "integers", "large_scores"))
+        yield from _each(case, "values", ("normal", "zero_queries", "integers", "large_scores"))
         if case.values in LARGE:
             yield from _each(case, "values", LARGE)
 

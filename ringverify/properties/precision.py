@@ -135,9 +135,12 @@ def _cases(c: Capabilities) -> Maker[Case]:
 
 
 def _in_low_precision(case: Case, c: Capabilities) -> bool:
-    """Return whether `_cases` could draw this case; with fewer elements or in full precision a mean says nothing."""
+    """Return whether `_cases` could draw this case; with fewer elements or in full precision a mean says nothing.
+
+    One rank is never drawn where there are several, but tells whether it takes more than one.
+    """
     p = case.problem
-    if p.dtype not in LOW or case.world_size not in _sizes(c):
+    if p.dtype not in LOW or case.world_size not in {*_sizes(c), *declared_world_sizes(c, (1,))}:
         return False
     return any(case == _case(c, case.world_size, case.sharding, p.dtype, p.causal, dim, case.seed) for dim in DIMS)
 

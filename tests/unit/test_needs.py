@@ -95,6 +95,13 @@ RELATED = [
     ("causal or softcap", lambda one: one["causal"] or one["softcap"]),
     ("an odd number of ranks", lambda one: one["ranks"] % 2 == 1),
     ("causal, no window", lambda one: one["causal"] and not one["window"]),
+    ("at least 2 ranks, a window whose left side is no multiple of a rank's shard",
+     lambda one: one["cut_left"] and one["ranks"] > 1),
+    ("at least 2 key heads, a number of key heads that the ranks do not divide",
+     lambda one: one["cut_key_heads"] and one["key_heads"] > 1),
+    ("at least 2 keys for a query, softcap", lambda one: one["choice"] and one["softcap"]),
+    ("at least 2 ranks, a document that begins or ends inside a rank's shard",
+     lambda one: one["inner_boundary"] and one["ranks"] > 1),
 ]  # fmt: skip
 
 
@@ -138,6 +145,44 @@ def test_factors_that_do_not_matter_are_named_together():
     said, _, _ = found(lambda one: one["causal"] and one["heads"] > 1, EVERYTHING, seconds=60)
     assert {"other masks", "other shapes", "dtype", "ranks"} <= set(said.irrelevant)
     assert not {"window", "documents", "masks", "dims", "causal", "heads"} & set(said.irrelevant)
+
+
+def test_a_condition_that_only_other_values_refute_is_not_said():
+    """Float64 fails too, at the largest scores alone: cases of all values are changed in the dtype."""
+    said, fails, drawn = found(
+        lambda one: one["large"] and (one["dtype"] != "float64" or one["values"] == "float16_limits"),
+        EVERYTHING, seconds=60, mixed=MIXED,
+    )  # fmt: skip
+    assert [one.text for one in said.requires] == ["large or dominating scores", "certain dtype"]
+    assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
+
+
+def test_values_are_a_matter_where_those_of_the_smallest_case_decide():
+    """In a larger one some row shows the fault whatever the values."""
+    said, _, _ = found(
+        lambda one: one["ranks"] > 1 and (one["keys"] > 8 or one["values"] == "integers"), EVERYTHING, seconds=60
+    )
+    assert not {"values", "length"} & set(said.irrelevant)
+
+
+def test_a_fault_that_some_seeds_hide_is_a_matter_of_values():
+    """A case that passes is run with another seed, and that may fail."""
+    seeds = random.Random(3)
+    said, _, _ = found(lambda one: True, EVERYTHING, seconds=60, fails=lambda case: seeds.random() < 0.9)
+    assert "values" not in said.irrelevant
+
+
+def test_dtypes_and_ranks_are_no_matter_only_where_the_extremes_fail():
+    """Both widths of dtype, and one rank, where runs of them taught something."""
+
+    def fails(case):
+        return None if case.world_size == 1 or case.problem.dtype in ("float32", "float64") else True
+
+    choices = SeededChoices(1)
+    case = next(one for one in (case_of(choices, EVERYTHING, SCOPE) for _ in range(300)) if fails(one))
+    said = needs(case, fails, EVERYTHING, seconds=60)
+    assert {"causal", "length"} & {*said.irrelevant, *(("causal",) if "masks" in said.irrelevant else ())}
+    assert not {"dtype", "ranks"} & set(said.irrelevant)
 
 
 def test_nothing_is_said_that_a_run_contradicts():
