@@ -27,7 +27,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.narrowing import rounding
 from ringverify.diagnosis.needs import Needs
 from ringverify.diagnosis.probing import Asked
-from ringverify.diagnosis import reading
+from ringverify.diagnosis import adding, reading
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
@@ -37,7 +37,7 @@ from ringverify.faults.fault import When
 from ringverify.implementation import Capabilities
 from ringverify.worlds.patience import Patience
 
-SECONDS = 4.0
+SECONDS = 5.0
 """Seconds for further cases that tell hypotheses apart; a case in a simulated world takes a hundredth of that."""
 
 LOOK = 16
@@ -161,13 +161,17 @@ def _named(
     explaining = [one.hypothesis for one in whole]
 
     def as_read() -> Iterator[Standing]:
-        if probe is not None and (found := reading.hypotheses([smallest, *scenes], probe)):
+        nonlocal patience
+        left = patience.left()
+        there = [smallest, *scenes]
+        if probe is not None and (found := [*adding.hypotheses(there), *reading.hypotheses(there, probe)]):
             # A rule was made to fit the cases that were read: others have to follow it too.
             fresh = dict.fromkeys(fitted(case, capabilities) for case in _fresh(smallest.case, cases[-1]))
             scenes.extend(_answered(observe, [one for one in fresh if _possible(one, capabilities)], capabilities, patience))
             for one in found:
                 if (residual := one.explains(smallest)) is not None:
                     yield Standing(one, residual)
+        patience = Patience(left, [os.getpid()])  # reading has its own time
 
     stages: tuple[Callable[[], Iterable[Standing]], ...] = (
         lambda: whole,

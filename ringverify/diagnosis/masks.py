@@ -398,7 +398,7 @@ class Part:
     holds: Callable[[Pairs], Mask]
 
 
-def _late(x: Side, pairs: Pairs) -> Mask:
+def late(x: Side, pairs: Pairs) -> Mask:
     """Whether a row is in the later piece of a zigzag shard, or in the later half of another."""
     if pairs.case.sharding != "zigzag":
         return x.place >= x.count - x.count // 2
@@ -407,8 +407,8 @@ def _late(x: Side, pairs: Pairs) -> Mask:
 
 
 def _places() -> Iterator[tuple[str, Callable[[Pairs, Side], Mask]]]:
-    yield "in the late piece", lambda pairs, x: _late(x, pairs)
-    yield "in the early piece", lambda pairs, x: ~_late(x, pairs)
+    yield "in the late piece", lambda pairs, x: late(x, pairs)
+    yield "in the early piece", lambda pairs, x: ~late(x, pairs)
     yield "in the first row", lambda pairs, x: x.place == 0
     yield "in the last row", lambda pairs, x: x.place == x.count - 1
     yield "not in the first row", lambda pairs, x: x.place > 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -29,6 +30,9 @@ from ringverify.faults.ring import STEPS
 
 RUNS = 40
 """Runs in which counts are read, at most, of all cases together."""
+
+SECONDS = 2.0
+"""Seconds after which no further case is read."""
 
 READ = 8
 """Failing cases that are read, at most."""
@@ -229,10 +233,10 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe) -> list[Hypothesis]:
     backward = all(not {"out", "lse"} & set(wrong_tensors(scene)) for scene in failing)
     if backward and "dv" not in failing[0].tensors:
         return []
-    found, left = [], RUNS
+    found, left, until = [], RUNS, time.monotonic() + SECONDS
     for scene in failing:
         runs = runs_of(scene, backward=backward)
-        if len(found) < READ and runs <= left:
+        if len(found) < READ and runs <= left and time.monotonic() < until:
             left -= runs
             if (one := read(scene, probe, backward=backward)) is not None:
                 found.append(one)
