@@ -27,7 +27,7 @@ from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.narrowing import rounding
 from ringverify.diagnosis.needs import Needs
 from ringverify.diagnosis.probing import Asked
-from ringverify.diagnosis import adding, reading
+from ringverify.diagnosis import adding, reading, undefined
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
@@ -164,7 +164,9 @@ def _named(
         nonlocal patience
         left = patience.left()
         there = [smallest, *scenes]
-        if probe is not None and (found := [*adding.hypotheses(there), *reading.hypotheses(there, probe)]):
+        if probe is not None and (
+            found := [*undefined.hypotheses(there), *adding.hypotheses(there), *reading.hypotheses(there, probe)]
+        ):
             # A rule was made to fit the cases that were read: others have to follow it too.
             fresh = dict.fromkeys(fitted(case, capabilities) for case in _fresh(smallest.case, cases[-1]))
             scenes.extend(_answered(observe, [one for one in fresh if _possible(one, capabilities)], capabilities, patience))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -433,6 +434,14 @@ def _shard(pairs: Pairs) -> int:
     return max(1, *(len(held) for held in pairs.keys.shards))
 
 
+def _document(pairs: Pairs, number: int) -> Mask:
+    """Whether queries are in one of the documents that hold any position."""
+    offsets = sorted(set(pairs.problem.documents or (0, pairs.problem.nq)))
+    bounds = list(pairwise(offsets))
+    start, end = bounds[number] if bounds else (0, 0)
+    return (start <= pairs.queries.p) & (pairs.queries.p < end)
+
+
 def _parts() -> Iterator[Part]:
     blocks: dict[str, Callable[[Pairs], Mask]] = {
         "on blocks of other ranks": lambda pairs: pairs.hop > 0,
@@ -469,6 +478,8 @@ def _parts() -> Iterator[Part]:
     for where, place in _places():
         yield Part(f"for queries {where}", lambda pairs, place=place: place(pairs, pairs.queries))  # type: ignore[misc]
         yield Part(f"for keys {where}", lambda pairs, place=place: place(pairs, pairs.keys))  # type: ignore[misc]
+    yield Part("for queries of the first document", lambda pairs: _document(pairs, 0))
+    yield Part("for queries of the last document", lambda pairs: _document(pairs, -1))
     for axis, name in ((1, "head"), (0, "batch entry")):
 
         def number(pairs: Pairs, axis: int = axis) -> Ints:
