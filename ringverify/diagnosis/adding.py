@@ -1,8 +1,8 @@
 """Fit what is added to gradients: what some pairs add counts otherwise, its delta is another, or it goes to other rows.
 
-After a right forward, gradients are sums over pairs of a query and a key. The sum over a part of them (`masks.PARTS`) is
-computed from the right forward, and the factor that it takes to give the gradients that were seen is fitted freely. A
-factor is said only if it is that of one rule in every case: 0, the number of ranks, the scale.
+After a right forward, gradients are sums over pairs of a query and a key. The sum over a part of them (`masks.PARTS`)
+is computed from the right forward, and the factor that it takes to give the gradients that were seen is fitted freely.
+A factor is said only if it is that of one rule in every case: 0, the number of ranks, the scale.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import PARTS, Mask, Pairs, Part, late
+from ringverify.diagnosis.masks import PARTS, Ints, Mask, Pairs, Part, Side, late
 from ringverify.diagnosis.scene import Array, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -37,9 +38,7 @@ class Terms:
         self.scene, self.pairs = scene, scene.once("pairs", lambda: Pairs(scene))
         p, x = scene.problem, scene.inputs
         inner = scene.truth.intermediates
-        self.k, self.v = (
-            np.where(np.isfinite(y), y, 0.0).swapaxes(1, 2).repeat(p.group_size, axis=1) for y in (x.k, x.v)
-        )
+        self.k, self.v = (per_query_head(np.where(np.isfinite(y), y, 0.0), p.group_size) for y in (x.k, x.v))
         self.q, self.dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
         self.p, self.dp = inner.probabilities, self.dout @ self.v.swapaxes(2, 3)
         slope = 1.0 if p.softcap is None else np.cosh(inner.raw_scores / p.softcap) ** -2
@@ -48,22 +47,17 @@ class Terms:
         self.delta = (self.p * self.dp).sum(axis=-1, keepdims=True)
         self.ds = self.factor * (self.dp - self.delta + self.dlse)
 
-    def _per_key_head(self, x: Array) -> Array:
-        b, _, n, d = x.shape
-        p = self.scene.problem
-        return x.reshape(b, p.hk, p.group_size, n, d).sum(axis=2).swapaxes(1, 2)
-
     def sums(self, names: Sequence[TensorName], ds: Array, p: Array) -> Gradients:
         """Return gradients of these ds and p `(B, H, Nq, Nk)`, of all positions."""
-        found: Gradients = {}
+        group, found = self.scene.problem.group_size, Gradients()
         for name in names:
             match name:
                 case "dq":
                     found[name] = (ds @ self.k).swapaxes(1, 2)
                 case "dk":
-                    found[name] = self._per_key_head(ds.swapaxes(2, 3) @ self.q)
+                    found[name] = per_key_head(ds.swapaxes(2, 3) @ self.q, group)
                 case _:
-                    found[name] = self._per_key_head(p.swapaxes(2, 3) @ self.dout)
+                    found[name] = per_key_head(p.swapaxes(2, 3) @ self.dout, group)
         return found
 
     @functools.cached_property
@@ -90,6 +84,10 @@ CHANGED: tuple[Changed, ...] = (
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk"), ("dq", "dk", "dv"))
     ),
     Changed("delta in ds", lambda t, here: t.sums(("dq", "dk"), -t.factor * t.delta * here, t.p)),
+    Changed(
+        "delta in ds, with the cotangent of lse,",
+        lambda t, here: t.sums(("dq", "dk"), (t.ds - t.factor * t.dp) * here, t.p),
+    ),
     Changed("dout·v in ds", lambda t, here: t.sums(("dq", "dk"), t.factor * t.dp * here, t.p)),
 )
 
@@ -125,15 +123,15 @@ DELTAS: dict[str, Callable[[Pairs, int], Mask]] = {
 }
 """Of which blocks delta takes the out instead of all, by block."""
 
-Moved = Callable[[Pairs], Array]
-"""The key to whose rows goes what belongs to each key."""
+Moved = Callable[[Pairs, Side], Ints]
+"""The position to whose row goes what belongs to the row of each position."""
 
 
-def _moved(place: Callable[[Array, Array, Array], Array]) -> Moved:
-    def target(pairs: Pairs) -> Array:
-        keys, early = pairs.keys, ~late(pairs.keys, pairs)
-        count = np.array([early[0, held].sum() for held in keys.shards])[keys.rank]
-        found: Array = keys.of[keys.rank, place(keys.place, keys.count, count) % np.maximum(keys.count, 1)][0]
+def _moved(place: Callable[[Ints, Ints, Ints], Ints]) -> Moved:
+    def target(pairs: Pairs, x: Side) -> Ints:
+        early = ~late(x, pairs).ravel()
+        count = np.array([early[held].sum() for held in x.shards])[x.rank]
+        found: Ints = x.of[x.rank, place(x.place, x.count, count) % np.maximum(x.count, 1)].ravel()
         return found
 
     return target
@@ -147,15 +145,18 @@ MOVED: dict[str, Moved] = {
     "the next row": _moved(lambda place, count, early: place + 1),
     "the row before": _moved(lambda place, count, early: place - 1),
 }
-"""Rows to which dk or dv of a key may be added instead of its own."""
+"""Rows in which what belongs to a row may be instead."""
 
 
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
-    """Yield what explains the gradients of cases whose out and lse are right.
+    """Yield what explains the gradients of cases whose out and lse are right, and rows that are in the wrong place.
 
     Args:
         scenes: cases, those that fail first.
     """
+    for where, target in MOVED.items():
+        for name in ("out", "dq"):
+            yield _hypothesis(f"rows of {name} are returned as {where}", functools.partial(_returned, name, target))
     failing = [scene for scene in scenes if (names := wrong_tensors(scene)) and not {"out", "lse"} & set(names)]
     if not failing or "dq" not in failing[0].tensors or not all(np.isfinite(_seen(one, "dq")).all() for one in failing):
         return
@@ -188,7 +189,7 @@ def _terms(scene: Scene) -> Terms:
 
 def _seen(scene: Scene, name: TensorName) -> Array:
     """Return a gradient as it was seen, of all positions."""
-    found = np.zeros_like(getattr(scene.truth, name))
+    found: Array = np.zeros_like(getattr(scene.truth, name))
     for rank in range(scene.size):
         found[:, scene.shards[name != "dq"][rank]] = scene.seen(name, rank)
     return found
@@ -227,11 +228,18 @@ def _multiplied(changed: Changed, part: Part, factor: Callable[[Scene], float], 
 
 def _added_elsewhere(names: tuple[TensorName, ...], part: Part, target: Moved, terms: Terms) -> Gradients:
     here = part.holds(terms.pairs)
-    of_part = terms.sums(names, terms.ds * here, terms.p * here)
-    found: Gradients = {}
-    for name, x in of_part.items():
-        found[name] = -x
-        np.add.at(found[name], (slice(None), target(terms.pairs)), x)
+    at = target(terms.pairs, terms.pairs.keys)
+    return {name: _to(at, x) for name, x in terms.sums(names, terms.ds * here, terms.p * here).items()}
+
+
+def _returned(name: TensorName, target: Moved, terms: Terms) -> Gradients:
+    return {name: _to(target(terms.pairs, terms.pairs.queries), getattr(terms.scene.truth, name))}
+
+
+def _to(rows: Ints, x: Array) -> Array:
+    """Return what changes if every row of a result goes to one of these rows, each of which is taken once."""
+    found = -x
+    found[:, rows] += x
     return found
 
 
@@ -243,9 +251,9 @@ def _with_delta(blocks: Callable[[Pairs, int], Mask], terms: Terms) -> Gradients
 
 def _hypothesis(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
     def judge(scene: Scene) -> float | None:
-        if "dq" not in scene.tensors:
-            return None if wrong_tensors(scene) else 0.0
         changes = change(_terms(scene))
+        if not set(changes) <= set(scene.tensors):
+            return None if wrong_tensors(scene) else 0.0
         found: list[Results] = []
         for rank in range(scene.size):
             found.append({name: scene.true(name, rank) for name in scene.tensors})

@@ -21,13 +21,13 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted
+from ringverify.diagnosis import adding, reading, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.narrowing import rounding
 from ringverify.diagnosis.needs import Needs
 from ringverify.diagnosis.probing import Asked
-from ringverify.diagnosis import adding, reading, undefined
 from ringverify.diagnosis.region import FailureMap, region
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.standing import Standing
@@ -169,7 +169,9 @@ def _named(
         ):
             # A rule was made to fit the cases that were read: others have to follow it too.
             fresh = dict.fromkeys(fitted(case, capabilities) for case in _fresh(smallest.case, cases[-1]))
-            scenes.extend(_answered(observe, [one for one in fresh if _possible(one, capabilities)], capabilities, patience))
+            scenes.extend(
+                _answered(observe, [one for one in fresh if _possible(one, capabilities)], capabilities, patience)
+            )
             for one in found:
                 if (residual := one.explains(smallest)) is not None:
                     yield Standing(one, residual)

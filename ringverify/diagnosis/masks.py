@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref import pattern
-from ringref.sharding import SHARDINGS, Positions, key_positions, pieces, query_positions
+from ringref.sharding import SHARDINGS, Positions, ShardingName, key_positions, pieces, query_positions
 from ringverify.diagnosis.scene import Counts, Scene
 
 Ints = NDArray[np.int64]
@@ -163,7 +163,7 @@ def _tiled(tile: int) -> At:
     return lambda pairs, x: x.at(x.rank, x.place % tile)
 
 
-def _sharded(name: str) -> At:
+def _sharded(name: ShardingName) -> At:
     def at(pairs: Pairs, x: Side) -> Ints:
         if pairs.case.sharding in (name, "replicated_query"):
             return x.p
@@ -181,14 +181,9 @@ def _of_rank(change: Callable[[Pairs, Ints], Ints]) -> At:
 
 def _of_world(pairs: Pairs, x: Side) -> Ints:
     """Positions as if the rank in the world were the rank in the ring."""
-    g = pairs.ring[x.rank]
-    if pairs.case.group == "world":
-        return x.p
-    if pairs.case.sharding == "striped":
-        return x.place * pairs.size + g
-    if pairs.case.sharding == "contiguous":
-        return g * x.count + x.place
-    return x.at(g, x.place)
+    g: Ints = pairs.ring[x.rank]
+    found = {"striped": x.place * pairs.size + g, "contiguous": g * x.count + x.place}
+    return x.p if pairs.case.group == "world" else found.get(pairs.case.sharding, x.at(g, x.place))
 
 
 POSITIONS: dict[str, At] = {
@@ -196,6 +191,7 @@ POSITIONS: dict[str, At] = {
         f"{abs(by)} too {'large' if by > 0 else 'small'}": lambda pairs, x, by=by: x.p + by  # type: ignore[misc]
         for by in (-1, 1, -2, 2)
     },
+    "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,
     "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
     "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,
@@ -211,6 +207,14 @@ POSITIONS: dict[str, At] = {
     "of the shard's first row": lambda pairs, x: x.at(x.rank, 0 * x.place),
     "of the shard's last row": lambda pairs, x: x.at(x.rank, x.count - 1),
     "of the shard's rows in reverse": lambda pairs, x: x.at(x.rank, x.count - 1 - x.place),
+    **{
+        f"rounded down to multiples of {tile}": lambda pairs, x, tile=tile: x.p // tile * tile  # type: ignore[misc]
+        for tile in TILES
+    },
+    **{
+        f"rounded down to whole tiles of {tile}": lambda pairs, x, tile=tile: x.at(x.rank, x.place // tile * tile)  # type: ignore[misc]
+        for tile in TILES
+    },
     **{f"of the first {tile} rows of a shard in every tile of {tile}": _tiled(tile) for tile in TILES},
 }
 """Positions that are taken for those of queries or keys, to follow "at positions"."""
@@ -293,8 +297,8 @@ def _made() -> Iterator[Made]:
     )
     yield Made("the first position of each document is taken for one of the document before", _document_before, 0.5)
     yield Made(
-        "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, and "
-        "the last keys are cut off",
+        "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
+        "and the last keys are cut off",
         lambda pairs: _gathered(pairs)[0],
         0.5,
         lambda pairs: _gathered(pairs)[1],
@@ -325,13 +329,13 @@ def _made() -> Iterator[Made]:
 
 
 def _within(pairs: Pairs, scope: str | None) -> Counts | None:
-    """Return counts with a constraint made within each shard; a branch's segments only if they are no longer than it."""
+    """Return counts with a constraint made within each shard; of a branch, if its segments are no longer than it."""
     if scope not in (None, *pairs.present()) or not pairs.present():
         return None
     plain, own = (pairs.queries.p, pairs.keys.p), (pairs.queries.place, pairs.keys.place)
     inside = pairs.rank == pairs.owner
     if scope != "dilation":
-        return pairs.counts(lambda name: own if scope in (None, name) else plain) * inside
+        return np.where(inside, pairs.counts(lambda name: own if scope in (None, name) else plain), 0)
     dilation = pairs.problem.dilation
     assert dilation is not None
     rest = pairs.counts(lambda name: None if name == "dilation" else plain)
@@ -352,7 +356,8 @@ def _branch(pairs: Pairs, number: int, i: Ints, j: Ints) -> Counts:
         return pattern.branches_through(i, j, dilation=one, heads=p.heads)
     count = len(p.dilation.branches)
     runs = [pattern.branch_of_head(h, heads=p.heads, branches=count) == number for h in range(p.heads)]
-    return pattern.branches_through(i, j, dilation=p.dilation, heads=p.heads) * np.array(runs)[:, None, None]
+    every = pattern.branches_through(i, j, dilation=p.dilation, heads=p.heads)
+    return np.where(np.array(runs)[:, None, None], every, 0)
 
 
 def _document_before(pairs: Pairs) -> Counts | None:
@@ -364,7 +369,7 @@ def _document_before(pairs: Pairs) -> Counts | None:
     of_i, of_j = (np.searchsorted(ends, x.p, side="left") for x in (pairs.queries, pairs.keys))
     inside = (pairs.queries.p >= p.documents[0]) & (pairs.queries.p < p.documents[-1])
     rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
-    return rest * (of_i == of_j) * inside * ~pairs.padding
+    return np.where((of_i == of_j) & inside & ~pairs.padding, rest, 0)
 
 
 def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:
@@ -420,6 +425,9 @@ def _places() -> Iterator[tuple[str, Callable[[Pairs, Side], Mask]]]:
     yield "where the shard is a long one", lambda pairs, x: x.count > min(map(len, x.shards))
     yield "where the shard has an odd number of rows", lambda pairs, x: x.count % 2 == 1
     yield "where the shard has an even number of rows", lambda pairs, x: x.count % 2 == 0
+
+
+def _tiles() -> Iterator[tuple[str, Callable[[Pairs, Side], Mask]]]:
     for tile in TILES:
         yield f"past the last whole tile of {tile}", lambda pairs, x, tile=tile: x.place >= x.count // tile * tile  # type: ignore[misc]
         yield f"past the first {tile} rows", lambda pairs, x, tile=tile: x.place >= tile  # type: ignore[misc]
@@ -452,7 +460,9 @@ def _parts() -> Iterator[Part]:
         "from hop 2 on": lambda pairs: pairs.hop >= 2,
         "at the last hop": lambda pairs: (pairs.hop == pairs.size - 1) & (pairs.hop > 0),
         "at hop ranks // 2": lambda pairs: (pairs.hop == pairs.size // 2) & (pairs.hop > 0),
-        "on the block of rank + ranks // 2": lambda pairs: (-pairs.hop % pairs.size == pairs.size // 2) & (pairs.hop > 0),
+        "on the block of rank + ranks // 2": lambda pairs: (
+            (-pairs.hop % pairs.size == pairs.size // 2) & (pairs.hop > 0)
+        ),
         "past hop ranks // 2": lambda pairs: pairs.hop > pairs.size // 2,
         "at odd hops": lambda pairs: pairs.hop % 2 == 1,
         "at even hops": lambda pairs: pairs.hop % 2 == 0,
@@ -475,7 +485,21 @@ def _parts() -> Iterator[Part]:
     }
     for text, holds in blocks.items():
         yield Part(text, holds)
-    for where, place in _places():
+    alone: dict[str, Callable[[Pairs], bool]] = {
+        "on an odd number of ranks": lambda pairs: pairs.size % 2 == 1,
+        "on an even number of ranks": lambda pairs: pairs.size % 2 == 0,
+        "on two ranks or more": lambda pairs: pairs.size > 1,
+        "on three ranks or more": lambda pairs: pairs.size > 2,
+        "under a causal mask": lambda pairs: pairs.problem.causal,
+        "without a causal mask": lambda pairs: not pairs.problem.causal,
+        "with a window": lambda pairs: pairs.problem.window is not None,
+        "with documents": lambda pairs: pairs.problem.documents is not None,
+        "with grouped heads": lambda pairs: pairs.problem.group_size > 1,
+        "where shards differ in length": lambda pairs: len(set(map(len, pairs.keys.shards))) > 1,
+    }
+    for text, is_so in alone.items():
+        yield Part(text, lambda pairs, is_so=is_so: np.full((1, 1, 1, 1), is_so(pairs)))  # type: ignore[misc]
+    for where, place in (*_places(), *_tiles()):
         yield Part(f"for queries {where}", lambda pairs, place=place: place(pairs, pairs.queries))  # type: ignore[misc]
         yield Part(f"for keys {where}", lambda pairs, place=place: place(pairs, pairs.keys))  # type: ignore[misc]
     yield Part("for queries of the first document", lambda pairs: _document(pairs, 0))
@@ -488,19 +512,6 @@ def _parts() -> Iterator[Part]:
         yield Part(f"in the first {name}", lambda pairs, number=number: number(pairs) == 0)  # type: ignore[misc]
         yield Part(f"not in the first {name}", lambda pairs, number=number: number(pairs) > 0)  # type: ignore[misc]
         yield Part(f"in odd {name}s", lambda pairs, number=number: number(pairs) % 2 == 1)  # type: ignore[misc]
-    alone: dict[str, Callable[[Pairs], bool]] = {
-        "on an odd number of ranks": lambda pairs: pairs.size % 2 == 1,
-        "on an even number of ranks": lambda pairs: pairs.size % 2 == 0,
-        "on three ranks or more": lambda pairs: pairs.size > 2,
-        "under a causal mask": lambda pairs: pairs.problem.causal,
-        "without a causal mask": lambda pairs: not pairs.problem.causal,
-        "with a window": lambda pairs: pairs.problem.window is not None,
-        "with documents": lambda pairs: pairs.problem.documents is not None,
-        "with grouped heads": lambda pairs: pairs.problem.group_size > 1,
-        "where shards differ in length": lambda pairs: len(set(map(len, pairs.keys.shards))) > 1,
-    }
-    for text, is_so in alone.items():
-        yield Part(text, lambda pairs, is_so=is_so: np.full((1, 1, 1, 1), is_so(pairs)))  # type: ignore[misc]
 
 
 PARTS: tuple[Part, ...] = tuple(_parts())

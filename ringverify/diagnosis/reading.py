@@ -10,14 +10,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ringref.attention import Answer, Intermediates, attention
+from ringref.attention import Answer, Intermediates, attention, per_key_head, per_query_head
 from ringref.rounding import LARGEST, allowed_error
 from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
@@ -49,7 +50,7 @@ WRONG = 4
 EXCUSED = 1.5
 """What a rule costs that is wrong of right cases, in parts: the fault is not there in every case."""
 
-TRIED = 12
+TRIED = 24
 """Rules whose numbers are compared, at most."""
 
 
@@ -83,11 +84,15 @@ class Rule:
             return true, zeros
         if self.made.zeros is not None and not self.parts:
             zeros = self.made.zeros(pairs)
-        here = np.broadcast_to(functools.reduce(np.logical_and, [part.holds(pairs) for part in self.parts], True), true.shape)
+        here = np.ones(true.shape, dtype=bool)
+        for part in self.parts:
+            here &= part.holds(pairs)
         return np.where(here, made, true), zeros
 
     def sentence(self) -> str:
-        return ", ".join([*(part.text for part in self.parts)]) + (": " if self.parts else "") + self.made.text
+        """Return the rule in words: where, and how."""
+        where = ", ".join(part.text for part in self.parts)
+        return f"{where}: {self.made.text}" if where else self.made.text
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -182,7 +187,7 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
             parts.append(part)
             masks.append(mask)
     table = np.array(masks, dtype=bool).reshape(len(parts), len(true))
-    found: list[tuple[float, int, int, bytes, Rule]] = []
+    found: list[tuple[float, int, int, Rule]] = []
     for order, made in enumerate(MADE):
         counts = [made.counts(pairs) for pairs in every]
         whole = np.concatenate(
@@ -198,13 +203,11 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
             chosen = _fewest(table[:, off & fails if excused else off], (wrong.sum() // WRONG) - 1)
             if chosen is not None:
                 cost = made.cost + len(chosen) + EXCUSED * excused
-                said = np.where(table[list(chosen)].all(axis=0), whole, true).tobytes()
-                found.append((cost, order, sum(chosen), said, Rule(made, tuple(parts[n] for n in chosen))))
-                break
-    plainest: dict[bytes, Rule] = {}
-    for *_, said, rule in sorted(found, key=lambda each: each[:3]):
-        plainest.setdefault(said, rule)
-    yield from plainest.values()
+                found.append((cost, order, sum(chosen), Rule(made, tuple(parts[n] for n in chosen))))
+                if len(chosen) < 2:
+                    break
+    for *_, rule in sorted(found, key=lambda each: each[:3]):
+        yield rule
 
 
 def _fewest(table: Array, most: int) -> tuple[int, ...] | None:
@@ -227,14 +230,15 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe) -> list[Hypothesis]:
         scenes: cases, those that fail first.
         probe: runs the implementation on a case with other inputs.
     """
-    failing = [scene for scene in scenes if (names := wrong_tensors(scene))]
+    failing = [scene for scene in scenes if wrong_tensors(scene)]
     if not failing:
         return []
     backward = all(not {"out", "lse"} & set(wrong_tensors(scene)) for scene in failing)
     if backward and "dv" not in failing[0].tensors:
         return []
-    found, left, until = [], RUNS, time.monotonic() + SECONDS
-    for scene in failing:
+    found: list[Read] = []
+    left, until = RUNS, time.monotonic() + SECONDS
+    for scene in _various(failing):
         runs = runs_of(scene, backward=backward)
         if len(found) < READ and runs <= left and time.monotonic() < until:
             left -= runs
@@ -243,13 +247,25 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe) -> list[Hypothesis]:
     if not found:
         return []
     right = [Pairs(scene) for scene in scenes if not wrong_tensors(scene)]
-    whens: tuple[When, ...] = ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
+    whens: tuple[When, ...] = (
+        ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
+    )
     return [
         _hypothesis(rule, when, zeroed)
         for rule in itertools.islice(rules(found, right), TRIED)
         for when in whens
-        for zeroed in (False, True)
+        for zeroed in ((False, True) if any(one.pairs.padding.any() for one in found) else (False,))
     ]
+
+
+def _various(scenes: Sequence[Scene]) -> list[Scene]:
+    """Return cases with the first of every number of ranks in front: they tell relations of ranks apart."""
+    alike: Counter[int] = Counter()
+    places = []
+    for number, scene in enumerate(scenes):
+        places.append((alike[scene.size], -scene.size if number else -math.inf, number))
+        alike[scene.size] += 1
+    return [scenes[number] for *_, number in sorted(places)]
 
 
 def _hypothesis(rule: Rule, when: When, zeroed: bool) -> Hypothesis:
@@ -288,7 +304,8 @@ def _residual(scene: Scene, rule: Rule, when: When, zeroed: bool) -> float | Non
 
 def _returned(scene: Scene, name: TensorName, x: Array) -> Array:
     """Return a result as its dtype holds it: infinite past its largest number."""
-    return np.where(np.abs(x) > LARGEST[scene.dtype_of(name)], np.sign(x) * np.inf, x)
+    found: Array = np.where(np.abs(x) > LARGEST[scene.dtype_of(name)], np.copysign(np.inf, x), x)
+    return found
 
 
 def _clean(x: Inputs) -> Inputs:
@@ -306,7 +323,7 @@ def _attention(scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zero
         return inner.scores, slope
 
     s, slope = scene.once("unmasked", unmasked)
-    k, v = (y.swapaxes(1, 2).repeat(p.group_size, axis=1) for y in (x.k, x.v))
+    k, v = (per_query_head(y, p.group_size) for y in (x.k, x.v))
     q, dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
     with np.errstate(all="ignore"):
         top = np.max(np.where(m > 0, s, -np.inf), axis=-1, initial=-np.inf)
@@ -325,11 +342,7 @@ def _attention(scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zero
         delta = (dout * out).sum(axis=-1) - np.where(np.isinf(lse), 0.0, x.dlse)
         ds = weight * (dp - delta[..., None]) * slope * p.scale_value
 
-    def per_key_head(y: Array) -> Array:
-        b, _, n, d = y.shape
-        return y.reshape(b, p.hk, p.group_size, n, d).sum(axis=2).swapaxes(1, 2)
-
-    dk, dv = per_key_head(ds.swapaxes(2, 3) @ q), per_key_head(weight.swapaxes(2, 3) @ dout)
+    dk, dv = (per_key_head(part, p.group_size) for part in (ds.swapaxes(2, 3) @ q, weight.swapaxes(2, 3) @ dout))
     # Keys that only the backward attends may have any weight there; rounding errors grow with it.
     inner = Intermediates(np.maximum(m, again), s, s, np.maximum(w, weight), lse)
     return Answer(out.swapaxes(1, 2), lse, (ds @ k).swapaxes(1, 2), dk, dv, inner)

@@ -1,4 +1,4 @@
-"""Which rows of out are NaN where all others are right: what they have in common, by the blocks that hold no key of theirs.
+"""Which rows of out are NaN where all others are right: those that attend nothing in some block.
 
 exp(−inf − (−inf)) is NaN, so a merge or an online softmax spoils the rows that attend nothing in some block, unless it
 guards against it. Which block that is depends on the order in which an implementation visits them.
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.masks import Mask, Pairs
-from ringverify.diagnosis.scene import Array, Scene
+from ringverify.diagnosis.masks import Ints, Mask, Pairs
+from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
 
-Rows = Callable[["Blocks"], Array]
+Rows = Callable[["Blocks"], Mask]
 
 
 class Blocks:
@@ -36,16 +36,17 @@ class Blocks:
         for held in pairs.queries.shards:
             self.visited[:, :, held] = self.of_row[:, :, held].sum(axis=(0, 1, 2))
 
-    def empty(self, owner: Array) -> Mask:
+    def empty(self, owner: Ints) -> Mask:
         """Rows that attend nothing in the block of these owners, `(Nq, 1)` or a number."""
         at = np.broadcast_to(owner, (self.of_row.shape[2], 1)) % self.size
         found: Mask = np.take_along_axis(self.of_row, at[None, None], axis=-1)[..., 0] == 0
         return found
 
-    def first(self, blocks: Array) -> Array:
+    def first(self, blocks: Ints) -> Ints:
         """The first owner of which a rank attends anything, of blocks in ascending or descending order of rank."""
         seen = (self.visited > 0)[0, 0][:, blocks]
-        return blocks[seen.argmax(axis=-1)][:, None]
+        found: Ints = blocks[seen.argmax(axis=-1)][:, None]
+        return found
 
 
 ROWS: dict[str, Rows] = {
@@ -84,9 +85,10 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             seen: Mask = np.zeros_like(spoilt)
             for rank in range(scene.size):
                 nan = np.isnan(scene.seen("out", rank))
-                if (nan.any(axis=-1) != nan.all(axis=-1)).any() or ((scene.margins("out", rank) > 1) & ~nan).any():
+                whole: Mask = np.all(nan, axis=-1)
+                if (np.any(nan, axis=-1) != whole).any() or ((scene.margins("out", rank) > 1) & ~nan).any():
                     return None
-                seen[:, :, scene.shards[0][rank]] = nan.all(axis=-1).swapaxes(1, 2)
+                seen[:, :, scene.shards[0][rank]] = whole.swapaxes(1, 2)
             if not seen.any() and wrong_tensors(scene):
                 return None
             return 0.0 if (seen == spoilt).all() else None
