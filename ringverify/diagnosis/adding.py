@@ -16,7 +16,7 @@ import numpy as np
 from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import PARTS, Ints, Mask, Pairs, Part, Side, late
+from ringverify.diagnosis.masks import PARTS, Ints, Mask, OneSide, Pairs, PartOfPairs, late
 from ringverify.diagnosis.scene import Array, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -108,7 +108,7 @@ FACTORS: dict[str, Callable[[Scene], float]] = {
 }
 """What a factor may be, in words."""
 
-EVERYWHERE = Part("", lambda pairs: np.ones((1, 1, 1, 1), dtype=bool))
+EVERYWHERE = PartOfPairs("", lambda pairs: np.ones((1, 1, 1, 1), dtype=bool))
 
 DELTAS: dict[str, Callable[[Pairs, int], Mask]] = {
     "the part of out that comes from the block in hand": lambda pairs, block: pairs.owner == block,
@@ -123,12 +123,12 @@ DELTAS: dict[str, Callable[[Pairs, int], Mask]] = {
 }
 """Of which blocks delta takes the out instead of all, by block."""
 
-Moved = Callable[[Pairs, Side], Ints]
+Moved = Callable[[Pairs, OneSide], Ints]
 """The position to whose row goes what belongs to the row of each position."""
 
 
 def _moved(place: Callable[[Ints, Ints, Ints], Ints]) -> Moved:
-    def target(pairs: Pairs, x: Side) -> Ints:
+    def target(pairs: Pairs, x: OneSide) -> Ints:
         early = ~late(x, pairs).ravel()
         count = np.array([early[held].sum() for held in x.shards])[x.rank]
         found: Ints = x.of[x.rank, place(x.place, x.count, count) % np.maximum(x.count, 1)].ravel()
@@ -212,7 +212,7 @@ def _fits(terms: Terms, change: Gradients) -> bool:
     return _size(left) <= LEFT**2 * _size(wrong)
 
 
-def _factor(terms: Terms, changed: Changed, part: Part) -> float | None:
+def _factor(terms: Terms, changed: Changed, part: PartOfPairs) -> float | None:
     """Return the factor with which a change fits what was seen; `None` if it does not, with any factor."""
     unit, wrong = changed.unit(terms, part.holds(terms.pairs)), _wrong(terms)
     if not (size := _size(unit)):
@@ -221,12 +221,12 @@ def _factor(terms: Terms, changed: Changed, part: Part) -> float | None:
     return 1 + times if _fits(terms, {name: times * y for name, y in unit.items()}) else None
 
 
-def _multiplied(changed: Changed, part: Part, factor: Callable[[Scene], float], terms: Terms) -> Gradients:
+def _multiplied(changed: Changed, part: PartOfPairs, factor: Callable[[Scene], float], terms: Terms) -> Gradients:
     times = factor(terms.scene) - 1
     return {name: times * y for name, y in changed.unit(terms, part.holds(terms.pairs)).items()}
 
 
-def _added_elsewhere(names: tuple[TensorName, ...], part: Part, target: Moved, terms: Terms) -> Gradients:
+def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: Moved, terms: Terms) -> Gradients:
     here = part.holds(terms.pairs)
     at = target(terms.pairs, terms.pairs.keys)
     return {name: _to(at, x) for name, x in terms.sums(names, terms.ds * here, terms.p * here).items()}

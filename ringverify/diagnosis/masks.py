@@ -27,7 +27,7 @@ TILES = range(2, 9)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Side:
+class OneSide:
     """The queries or the keys of a case, each with its place.
 
     Attributes:
@@ -55,7 +55,7 @@ class Side:
         return found
 
 
-def side(shards: list[Positions], total: int, *, keys: bool) -> Side:
+def side(shards: list[Positions], total: int, *, keys: bool) -> OneSide:
     """Return one side of a case."""
     p = np.arange(total)
     rank, place, count = (np.zeros(total, dtype=np.int64) for _ in range(3))
@@ -67,7 +67,7 @@ def side(shards: list[Positions], total: int, *, keys: bool) -> Side:
         last = held[-1] if len(held) else total - 1
         of[number, len(held) :] = last + 1 + np.arange(of.shape[1] - len(held))
     p, rank, place, count = (x[None, :] if keys else x[:, None] for x in (p, rank, place, count))
-    return Side(p, rank, place, count, of, shards, total)
+    return OneSide(p, rank, place, count, of, shards, total)
 
 
 class Pairs:
@@ -130,7 +130,7 @@ def _constraint(pairs: Pairs, name: str, i: Ints, j: Ints) -> Counts | Mask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class Otherwise:
     """A mask made in another way.
 
     Attributes:
@@ -146,11 +146,11 @@ class Made:
     zeros: Callable[[Pairs], Counts] | None = None
 
 
-At = Callable[[Pairs, Side], Ints]
+At = Callable[[Pairs, OneSide], Ints]
 """Positions that are taken instead of those of a side."""
 
 
-def _halves(pairs: Pairs, x: Side) -> Ints:
+def _halves(pairs: Pairs, x: OneSide) -> Ints:
     """Positions of zigzag pieces cut at half of the rows, in an order that tells empty pieces apart too."""
     if pairs.case.sharding != "zigzag":
         return x.p
@@ -164,7 +164,7 @@ def _tiled(tile: int) -> At:
 
 
 def _sharded(name: ShardingName) -> At:
-    def at(pairs: Pairs, x: Side) -> Ints:
+    def at(pairs: Pairs, x: OneSide) -> Ints:
         if pairs.case.sharding in (name, "replicated_query"):
             return x.p
         of = (key_positions if x is pairs.keys else query_positions)(name, x.total, pairs.size)
@@ -179,7 +179,7 @@ def _of_rank(change: Callable[[Pairs, Ints], Ints]) -> At:
     return lambda pairs, x: x.at(change(pairs, x.rank), x.place)
 
 
-def _of_world(pairs: Pairs, x: Side) -> Ints:
+def _of_world(pairs: Pairs, x: OneSide) -> Ints:
     """Positions as if the rank in the world were the rank in the ring."""
     g: Ints = pairs.ring[x.rank]
     found = {"striped": x.place * pairs.size + g, "contiguous": g * x.count + x.place}
@@ -262,31 +262,33 @@ def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
     return counts
 
 
-def _made() -> Iterator[Made]:
-    yield Made("keys that the mask allows are not attended", lambda pairs: np.zeros_like(pairs.true))
+def _made() -> Iterator[Otherwise]:
+    yield Otherwise("keys that the mask allows are not attended", lambda pairs: np.zeros_like(pairs.true))
     for times, text in ((2, "twice"), (3, "three times")):
-        yield Made(f"keys count {text}", lambda pairs, times=times: times * pairs.true)  # type: ignore[misc]
+        yield Otherwise(f"keys count {text}", lambda pairs, times=times: times * pairs.true)  # type: ignore[misc]
     for only in CONSTRAINTS:
-        yield Made(f"{NAMES[only][0]} ignored", _without(only), 0.5)
-    yield Made("all keys are attended, whatever the mask", _without(None), 0.5)
+        yield Otherwise(f"{NAMES[only][0]} ignored", _without(only), 0.5)
+    yield Otherwise("all keys are attended, whatever the mask", _without(None), 0.5)
     for scope in (*CONSTRAINTS, None):
         what = "the mask is made" if scope is None else NAMES[scope][1]
         cost = 1 if scope else 1.25
         for text, owner in OWNERS.items():
             keys = lambda pairs, owner=owner: pairs.keys.at(owner(pairs), pairs.keys.place)  # noqa: E731
-            yield Made(f"{what} as if the block were that of rank ({text}) mod ranks", _at(None, keys, scope), cost)
+            yield Otherwise(
+                f"{what} as if the block were that of rank ({text}) mod ranks", _at(None, keys, scope), cost
+            )
         for text, at in POSITIONS.items():
             queries = lambda pairs, at=at: at(pairs, pairs.queries)  # noqa: E731
             keys = lambda pairs, at=at: at(pairs, pairs.keys)  # noqa: E731
-            yield Made(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
-            yield Made(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
-            yield Made(f"{what} with keys at positions {text}", _at(None, keys, scope), cost)
-        yield Made(
+            yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
+            yield Otherwise(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
+            yield Otherwise(f"{what} with keys at positions {text}", _at(None, keys, scope), cost)
+        yield Otherwise(
             f"{what} within each shard, at positions counted from its beginning",
             lambda pairs, scope=scope: _within(pairs, scope),  # type: ignore[misc]
             2,
         )
-    yield Made(
+    yield Otherwise(
         "the mask is made with the rank in the world instead of the rank in the group",
         _at(
             lambda pairs: _of_world(pairs, pairs.queries),
@@ -295,8 +297,10 @@ def _made() -> Iterator[Made]:
         ),
         0.5,
     )
-    yield Made("the first position of each document is taken for one of the document before", _document_before, 0.5)
-    yield Made(
+    yield Otherwise(
+        "the first position of each document is taken for one of the document before", _document_before, 0.5
+    )
+    yield Otherwise(
         "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
         "and the last keys are cut off",
         lambda pairs: _gathered(pairs)[0],
@@ -310,7 +314,7 @@ def _made() -> Iterator[Made]:
         "the batch entry's before": lambda n: (np.arange(n) - 1) % n,
         "the batch entries' in reverse": lambda n: n - 1 - np.arange(n),
     }.items():
-        yield Made(
+        yield Otherwise(
             f"each batch entry is masked by {text} key length",
             lambda pairs, batch=batch: pairs.true[batch(pairs.problem.batch)],  # type: ignore[misc]
             0.5,
@@ -321,7 +325,7 @@ def _made() -> Iterator[Made]:
         "the head's before": lambda n: (np.arange(n) - 1) % n,
         "the heads' in reverse": lambda n: n - 1 - np.arange(n),
     }.items():
-        yield Made(
+        yield Otherwise(
             f"each head has {text} mask",
             lambda pairs, head=head: pairs.true[:, head(pairs.problem.heads)],  # type: ignore[misc]
             0.5,
@@ -386,13 +390,13 @@ def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:
     return counts, zeros
 
 
-MADE: tuple[Made, ...] = tuple(_made())
+MADE: tuple[Otherwise, ...] = tuple(_made())
 
 # -- parts of all pairs ------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PartOfPairs:
     """A part of all pairs.
 
     Attributes:
@@ -404,7 +408,7 @@ class Part:
     holds: Callable[[Pairs], Mask]
 
 
-def late(x: Side, pairs: Pairs) -> Mask:
+def late(x: OneSide, pairs: Pairs) -> Mask:
     """Whether a row is in the later piece of a zigzag shard, or in the later half of another."""
     if pairs.case.sharding != "zigzag":
         return x.place >= x.count - x.count // 2
@@ -412,7 +416,7 @@ def late(x: Side, pairs: Pairs) -> Mask:
     return x.place >= early[x.rank]
 
 
-def _places() -> Iterator[tuple[str, Callable[[Pairs, Side], Mask]]]:
+def _places() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
     yield "in the late piece", lambda pairs, x: late(x, pairs)
     yield "in the early piece", lambda pairs, x: ~late(x, pairs)
     yield "in the first row", lambda pairs, x: x.place == 0
@@ -427,7 +431,7 @@ def _places() -> Iterator[tuple[str, Callable[[Pairs, Side], Mask]]]:
     yield "where the shard has an even number of rows", lambda pairs, x: x.count % 2 == 0
 
 
-def _tiles() -> Iterator[tuple[str, Callable[[Pairs, Side], Mask]]]:
+def _tiles() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
     for tile in TILES:
         yield f"past the last whole tile of {tile}", lambda pairs, x, tile=tile: x.place >= x.count // tile * tile  # type: ignore[misc]
         yield f"past the first {tile} rows", lambda pairs, x, tile=tile: x.place >= tile  # type: ignore[misc]
@@ -450,7 +454,7 @@ def _document(pairs: Pairs, number: int) -> Mask:
     return (start <= pairs.queries.p) & (pairs.queries.p < end)
 
 
-def _parts() -> Iterator[Part]:
+def _parts() -> Iterator[PartOfPairs]:
     blocks: dict[str, Callable[[Pairs], Mask]] = {
         "on blocks of other ranks": lambda pairs: pairs.hop > 0,
         "on a rank's own block": lambda pairs: pairs.hop == 0,
@@ -484,7 +488,7 @@ def _parts() -> Iterator[Part]:
         "past hop left // shard, of the window's left end": lambda pairs: pairs.hop > _left(pairs) // _shard(pairs),
     }
     for text, holds in blocks.items():
-        yield Part(text, holds)
+        yield PartOfPairs(text, holds)
     alone: dict[str, Callable[[Pairs], bool]] = {
         "on an odd number of ranks": lambda pairs: pairs.size % 2 == 1,
         "on an even number of ranks": lambda pairs: pairs.size % 2 == 0,
@@ -498,20 +502,20 @@ def _parts() -> Iterator[Part]:
         "where shards differ in length": lambda pairs: len(set(map(len, pairs.keys.shards))) > 1,
     }
     for text, is_so in alone.items():
-        yield Part(text, lambda pairs, is_so=is_so: np.full((1, 1, 1, 1), is_so(pairs)))  # type: ignore[misc]
+        yield PartOfPairs(text, lambda pairs, is_so=is_so: np.full((1, 1, 1, 1), is_so(pairs)))  # type: ignore[misc]
     for where, place in (*_places(), *_tiles()):
-        yield Part(f"for queries {where}", lambda pairs, place=place: place(pairs, pairs.queries))  # type: ignore[misc]
-        yield Part(f"for keys {where}", lambda pairs, place=place: place(pairs, pairs.keys))  # type: ignore[misc]
-    yield Part("for queries of the first document", lambda pairs: _document(pairs, 0))
-    yield Part("for queries of the last document", lambda pairs: _document(pairs, -1))
+        yield PartOfPairs(f"for queries {where}", lambda pairs, place=place: place(pairs, pairs.queries))  # type: ignore[misc]
+        yield PartOfPairs(f"for keys {where}", lambda pairs, place=place: place(pairs, pairs.keys))  # type: ignore[misc]
+    yield PartOfPairs("for queries of the first document", lambda pairs: _document(pairs, 0))
+    yield PartOfPairs("for queries of the last document", lambda pairs: _document(pairs, -1))
     for axis, name in ((1, "head"), (0, "batch entry")):
 
         def number(pairs: Pairs, axis: int = axis) -> Ints:
             return np.arange(pairs.true.shape[axis]).reshape([-1 if a == axis else 1 for a in range(4)])
 
-        yield Part(f"in the first {name}", lambda pairs, number=number: number(pairs) == 0)  # type: ignore[misc]
-        yield Part(f"not in the first {name}", lambda pairs, number=number: number(pairs) > 0)  # type: ignore[misc]
-        yield Part(f"in odd {name}s", lambda pairs, number=number: number(pairs) % 2 == 1)  # type: ignore[misc]
+        yield PartOfPairs(f"in the first {name}", lambda pairs, number=number: number(pairs) == 0)  # type: ignore[misc]
+        yield PartOfPairs(f"not in the first {name}", lambda pairs, number=number: number(pairs) > 0)  # type: ignore[misc]
+        yield PartOfPairs(f"in odd {name}s", lambda pairs, number=number: number(pairs) % 2 == 1)  # type: ignore[misc]
 
 
-PARTS: tuple[Part, ...] = tuple(_parts())
+PARTS: tuple[PartOfPairs, ...] = tuple(_parts())

@@ -22,7 +22,7 @@ from ringref.attention import Answer, Intermediates, attention, per_key_head, pe
 from ringref.rounding import LARGEST, allowed_error
 from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import MADE, PARTS, Made, Pairs, Part
+from ringverify.diagnosis.masks import MADE, PARTS, Otherwise, Pairs, PartOfPairs
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.diagnosis.where import Probe, wrong_tensors
 from ringverify.events import TensorName
@@ -73,8 +73,8 @@ class Read:
 class Rule:
     """A mask made in another way in some part of all pairs."""
 
-    made: Made
-    parts: tuple[Part, ...]
+    made: Otherwise
+    parts: tuple[PartOfPairs, ...]
 
     def counts(self, pairs: Pairs) -> tuple[Counts, Counts] | None:
         """Return how often keys are attended `(B, H, Nq, Nk)`, and how often zeros are `(B, H, Nq)`."""
