@@ -283,7 +283,7 @@ CONDITIONAL = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("words", CONDITIONAL)
 @pytest.mark.by_day(4)
-def test_a_fault_that_is_there_under_a_condition_is_named_with_it(words):
+def test_a_fault_that_is_there_under_a_condition_is_named(words):
     """Cases that lack the condition are right, and rule no hypothesis out."""
     implementation, case, gradients, requires = CONDITIONAL[words]
     needs = Needs(tuple(requires), (), complete=True, tried=0) if requires else None

@@ -76,6 +76,16 @@ FORWARD = {
         masked(lambda m, here, hop, owner: m.roll(-1, 0)), case_of(batch=2, key_lengths=(4, 9))
     ),
 }  # fmt: skip
+
+
+def unguarded(s, m, v):
+    """A row without keys in a block that other rows attend is NaN."""
+    found = STEPS.partial(s, m, v)
+    return found._replace(out=torch.where((m.sum(-1, keepdim=True) == 0) & m.any(), torch.nan, found.out))
+
+
+NAN = "rows that attend no key of some block of which the rank attends any are NaN: -inf - (-inf) is not guarded"
+FORWARD[NAN] = replace(STEPS, partial=unguarded), case_of(window=(2, 1))
 BACKWARD = {
     "delta takes the part of out that comes from the block in hand instead of the whole out": replace(
         STEPS, ds=lambda p, dp, delta: p * (dp - (p * dp).sum(-1, keepdim=True))
