@@ -21,6 +21,7 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
 from ringverify.cases.shapes import fitted
+from ringverify.diagnosis import adding, reading, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
 from ringverify.diagnosis.hypothesis import Hypothesis, comparable
@@ -36,7 +37,7 @@ from ringverify.faults.fault import When
 from ringverify.implementation import Capabilities
 from ringverify.worlds.patience import Patience
 
-SECONDS = 4.0
+SECONDS = 5.0
 """Seconds for further cases that tell hypotheses apart; a case in a simulated world takes a hundredth of that."""
 
 LOOK = 16
@@ -109,7 +110,7 @@ def diagnose(
     smallest = _seen(observe, cases[0], capabilities)
     if smallest is None or not (wrong := wrong_tensors(smallest)):
         return None
-    found = _named(observe, smallest, cases, capabilities, seconds, differentiate, needs, hypotheses)
+    found = _named(observe, smallest, cases, capabilities, seconds, differentiate, needs, hypotheses, probe)
     shown = tensor if tensor in wrong else wrong[0]
     if probe is None:
         return dataclasses.replace(found, where=locate(smallest, shown, ()))
@@ -127,6 +128,7 @@ def _named(
     differentiate: Callable[[Case], Observation] | None,
     needs: Needs | None,
     known: Sequence[Hypothesis],
+    probe: Probe | None,
 ) -> Diagnosis:
     """Return a diagnosis with the hypotheses that explain all cases, without `where` and `region`."""
     requires = () if needs is None else needs.requires
@@ -157,12 +159,34 @@ def _named(
                 yield from (Standing(one, residual) for one in alike)
 
     explaining = [one.hypothesis for one in whole]
+
+    def as_read() -> Iterator[Standing]:
+        nonlocal patience
+        left = patience.left()
+        there = [smallest, *scenes]
+        if probe is not None and (
+            found := [*undefined.hypotheses(there), *adding.hypotheses(there), *reading.hypotheses(there, probe)]
+        ):
+            # A rule was made to fit the cases that were read: others have to follow it too.
+            fresh = dict.fromkeys(fitted(case, capabilities) for case in _fresh(smallest.case, cases[-1]))
+            scenes.extend(
+                _answered(observe, [one for one in fresh if _possible(one, capabilities)], capabilities, patience)
+            )
+            for one in found:
+                if (residual := one.explains(smallest)) is not None:
+                    yield Standing(one, residual)
+        patience = Patience(left, [os.getpid()])  # reading has its own time
+
     stages: tuple[Callable[[], Iterable[Standing]], ...] = (
         lambda: whole,
+        as_read,
         lambda: in_part(in_some_rows(tried, explaining, smallest), hurried=False),
         lambda: in_part(in_some_places(tried, smallest), hurried=True),
     )
+    sometimes: list[Standing] = []
     for standing in stages:
+        if sometimes and standing is not as_read:
+            break
         left = list(standing())
         for number, scene in enumerate(scenes):
             if not left or (number and not wrong_tensors(scene) and patience.left() <= 0):
@@ -171,12 +195,28 @@ def _named(
         named = [told for one in left if (told := one.settled(smallest, requires)) is not None]
         fewest = min((len(one.only) for one in named), default=0)
         named = [one for one in named if len(one.only) == fewest]
+        if standing is as_read:
+            named = named[:1]  # the others take more to say, and have held in every case so far
         if len(_apart(named)) > 1 and differentiate is not None:
             named = _told_apart(named, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
-        named = named or [one.with_unknown_condition() for one in left if one.may_be]
-        if named:
+        if named and not fewest:
             return _told(named, smallest)
-    return Diagnosis()
+        # What is not so in some right case may be there under a condition, unless something else is so in all cases.
+        sometimes = sometimes or named or [one.with_unknown_condition() for one in left if one.may_be]
+    return _told(sometimes, smallest) if sometimes else Diagnosis()
+
+
+def _fresh(smallest: Case, first: Case) -> Iterator[Case]:
+    """Yield larger cases with other numbers of ranks and tokens than those that told hypotheses apart so far."""
+    for seed, (size, length) in enumerate(((3, 11), (2, 9), (4, 14), (5, 13)), 5):
+        for case in (smallest, first):
+            try:
+                yield case.replace(
+                    world_size=size, query_length=length, key_length=length + case.problem.diagonal, values="normal",
+                    head_dim=max(4, case.problem.head_dim), seed=first.seed + seed
+                )  # fmt: skip
+            except ValueError:
+                continue
 
 
 def diagnose_rounding(
@@ -297,6 +337,9 @@ def _varied(smallest: Case, first: Case) -> Iterator[Case]:
         yield from _if_legal(first, scale=0.3)
     if p.window is not None:
         yield from _if_legal(first, window=(2, 1))
+        if (grown := _grown(smallest, world_size=3, length=12, heads=1)) is not None:
+            rows = -(-grown.problem.nk // grown.world_size)
+            yield from _if_legal(grown, window=(3 * rows // 2, p.window[1] and 3 * rows // 2))  # reaches half a shard
     if p.softcap is not None:
         yield from _if_legal(first, values="large_scores")
     yield from _if_legal(first, cotangent="both")

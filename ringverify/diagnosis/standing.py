@@ -114,11 +114,9 @@ class Standing:
         return dataclasses.replace(self, somewhere=True)
 
     def sentence(self, smallest: Scene) -> str:
-        """Return the fault and its condition as a sentence about the smallest case."""
+        """Return the fault as a sentence about the smallest case; the condition itself is said by what it needs."""
         text = self.hypothesis.sentence(smallest)
-        if self.somewhere:
-            return f"{text}, though not in every case"
-        return f"{text}, which needs {' and '.join(self.only)}" if self.only else text
+        return f"{text}, though not in every case" if self.only or self.somewhere else text
 
 
 def _fewest(lacking: list[set[int]], count: int) -> tuple[int, ...] | None:

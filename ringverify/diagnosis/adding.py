@@ -1,0 +1,266 @@
+"""Fit what is added to gradients: what some pairs add counts otherwise, its delta is another, or it goes to other rows.
+
+After a right forward, gradients are sums over pairs of a query and a key. The sum over a part of them (`masks.PARTS`)
+is computed from the right forward, and the factor that it takes to give the gradients that were seen is fitted freely.
+A factor is said only if it is that of one rule in every case: 0, the number of ranks, the scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ringref.attention import per_key_head, per_query_head
+from ringverify.cases.comparing import GRADIENTS
+from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.masks import PARTS, Ints, Mask, OneSide, Pairs, PartOfPairs, late
+from ringverify.diagnosis.scene import Array, Results, Scene
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.events import TensorName
+from ringverify.faults.ring import STEPS
+
+LEFT = 1e-3
+"""Share of what is wrong that a fit may leave over, before it is compared within rounding."""
+
+FITTED = 3
+"""Failing cases on which a factor is fitted."""
+
+Gradients = dict[TensorName, Array]
+
+
+class Terms:
+    """What every pair of a case adds to its gradients, after a right forward."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.pairs = scene, scene.once("pairs", lambda: Pairs(scene))
+        p, x = scene.problem, scene.inputs
+        inner = scene.truth.intermediates
+        self.k, self.v = (per_query_head(np.where(np.isfinite(y), y, 0.0), p.group_size) for y in (x.k, x.v))
+        self.q, self.dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
+        self.p, self.dp = inner.probabilities, self.dout @ self.v.swapaxes(2, 3)
+        slope = 1.0 if p.softcap is None else np.cosh(inner.raw_scores / p.softcap) ** -2
+        self.factor = self.p * p.scale_value * slope
+        self.dlse = np.where(np.isfinite(inner.lse), x.dlse, 0.0)[..., None]
+        self.delta = (self.p * self.dp).sum(axis=-1, keepdims=True)
+        self.ds = self.factor * (self.dp - self.delta + self.dlse)
+
+    def sums(self, names: Sequence[TensorName], ds: Array, p: Array) -> Gradients:
+        """Return gradients of these ds and p `(B, H, Nq, Nk)`, of all positions."""
+        group, found = self.scene.problem.group_size, Gradients()
+        for name in names:
+            match name:
+                case "dq":
+                    found[name] = (ds @ self.k).swapaxes(1, 2)
+                case "dk":
+                    found[name] = per_key_head(ds.swapaxes(2, 3) @ self.q, group)
+                case _:
+                    found[name] = per_key_head(p.swapaxes(2, 3) @ self.dout, group)
+        return found
+
+    @functools.cached_property
+    def blocks(self) -> Array:
+        """What the keys of each rank add to delta, `(B, H, Nq, P)`."""
+        each = self.p * self.dp
+        return np.stack([each[..., held].sum(axis=-1) for held in self.scene.shards[1]], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Changed:
+    """What changes with a factor: gradients are the right ones and (factor − 1) times `unit`."""
+
+    text: str
+    unit: Callable[[Terms, Mask], Gradients]
+
+
+CHANGED: tuple[Changed, ...] = (
+    *(
+        Changed(
+            f"what is added to {' and '.join(names)}",
+            lambda t, here, names=names: t.sums(names, t.ds * here, t.p * here),  # type: ignore[misc]
+        )
+        for names in (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk"), ("dq", "dk", "dv"))
+    ),
+    Changed("delta in ds", lambda t, here: t.sums(("dq", "dk"), -t.factor * t.delta * here, t.p)),
+    Changed(
+        "delta in ds, with the cotangent of lse,",
+        lambda t, here: t.sums(("dq", "dk"), (t.ds - t.factor * t.dp) * here, t.p),
+    ),
+    Changed("dout·v in ds", lambda t, here: t.sums(("dq", "dk"), t.factor * t.dp * here, t.p)),
+)
+
+FACTORS: dict[str, Callable[[Scene], float]] = {
+    "is missing": lambda scene: 0,
+    "counts twice": lambda scene: 2,
+    "is negated": lambda scene: -1,
+    "counts half": lambda scene: 0.5,
+    "is divided by the number of ranks": lambda scene: 1 / scene.size,
+    "is multiplied by the number of ranks": lambda scene: scene.size,
+    "is multiplied by the scale once more": lambda scene: scene.problem.scale_value,
+    "lacks the scale": lambda scene: 1 / scene.problem.scale_value,
+    "is divided by the number of query heads of a key head": lambda scene: 1 / scene.problem.group_size,
+    "is multiplied by the number of query heads of a key head": lambda scene: scene.problem.group_size,
+    "counts three times": lambda scene: 3,
+    "is multiplied by ln 2": lambda scene: float(np.log(2)),
+    "is divided by ln 2": lambda scene: float(1 / np.log(2)),
+}
+"""What a factor may be, in words."""
+
+EVERYWHERE = PartOfPairs("", lambda pairs: np.ones((1, 1, 1, 1), dtype=bool))
+
+DELTAS: dict[str, Callable[[Pairs, int], Mask]] = {
+    "the part of out that comes from the block in hand": lambda pairs, block: pairs.owner == block,
+    "the parts of out of the blocks up to the one in hand": lambda pairs, block: (
+        (pairs.rank - block) % pairs.size <= pairs.hop
+    ),
+    "the parts of out of the blocks from the one in hand on": lambda pairs, block: (
+        (pairs.rank - block) % pairs.size >= pairs.hop
+    ),
+    "the part of out that comes from the rank's own block": lambda pairs, block: pairs.rank == block,
+    "the parts of out of all blocks but the one in hand": lambda pairs, block: pairs.owner != block,
+}
+"""Of which blocks delta takes the out instead of all, by block."""
+
+Moved = Callable[[Pairs, OneSide], Ints]
+"""The position to whose row goes what belongs to the row of each position."""
+
+
+def _moved(place: Callable[[Ints, Ints, Ints], Ints]) -> Moved:
+    def target(pairs: Pairs, x: OneSide) -> Ints:
+        early = ~late(x, pairs).ravel()
+        count = np.array([early[held].sum() for held in x.shards])[x.rank]
+        found: Ints = x.of[x.rank, place(x.place, x.count, count) % np.maximum(x.count, 1)].ravel()
+        return found
+
+    return target
+
+
+MOVED: dict[str, Moved] = {
+    "the rows of the other piece": _moved(
+        lambda place, count, early: np.where(place < early, place + count - early, place - early)
+    ),
+    "the rows in reverse": _moved(lambda place, count, early: count - 1 - place),
+    "the next row": _moved(lambda place, count, early: place + 1),
+    "the row before": _moved(lambda place, count, early: place - 1),
+}
+"""Rows in which what belongs to a row may be instead."""
+
+
+def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
+    """Yield what explains the gradients of cases whose out and lse are right, and rows that are in the wrong place.
+
+    Args:
+        scenes: cases, those that fail first.
+    """
+    for where, target in MOVED.items():
+        for name in ("out", "dq"):
+            yield _hypothesis(f"rows of {name} are returned as {where}", functools.partial(_returned, name, target))
+    failing = [scene for scene in scenes if (names := wrong_tensors(scene)) and not {"out", "lse"} & set(names)]
+    if not failing or "dq" not in failing[0].tensors or not all(np.isfinite(_seen(one, "dq")).all() for one in failing):
+        return
+    fitted = sorted(failing, key=lambda scene: -scene.size * scene.problem.nk)[:FITTED]
+    terms = [_terms(scene) for scene in fitted]
+    for part in (EVERYWHERE, *PARTS):
+        told = f"{part.text}: " if part.text else ""
+        for changed in CHANGED:
+            factors = [_factor(one, changed, part) for one in terms]
+            if None in factors:
+                continue
+            for text, factor in FACTORS.items():
+                if all(abs(seen - factor(one.scene)) < 10 * LEFT for seen, one in zip(factors, terms, strict=True)):  # type: ignore[operator]
+                    change = functools.partial(_multiplied, changed, part, factor)
+                    yield _hypothesis(f"{told}{changed.text} {text}", change)
+        for where, target in MOVED.items():
+            for names in (("dv",), ("dk",), ("dk", "dv")):
+                change = functools.partial(_added_elsewhere, names, part, target)
+                if all(_fits(one, change(one)) for one in terms):
+                    yield _hypothesis(f"{told}what is added to {' and '.join(names)} is added to {where}", change)
+    for text, blocks in DELTAS.items():
+        change = functools.partial(_with_delta, blocks)
+        if all(_fits(one, change(one)) for one in terms):
+            yield _hypothesis(f"delta takes {text} instead of the whole out", change)
+
+
+def _terms(scene: Scene) -> Terms:
+    return scene.once("terms", lambda: Terms(scene))
+
+
+def _seen(scene: Scene, name: TensorName) -> Array:
+    """Return a gradient as it was seen, of all positions."""
+    found: Array = np.zeros_like(getattr(scene.truth, name))
+    for rank in range(scene.size):
+        found[:, scene.shards[name != "dq"][rank]] = scene.seen(name, rank)
+    return found
+
+
+def _wrong(terms: Terms) -> Gradients:
+    """Return what was seen of gradients less what is right."""
+    scene = terms.scene
+    return scene.once("off", lambda: {name: _seen(scene, name) - getattr(scene.truth, name) for name in GRADIENTS})
+
+
+def _size(x: Gradients) -> float:
+    return float(sum((y**2).sum() for y in x.values()))
+
+
+def _fits(terms: Terms, change: Gradients) -> bool:
+    """Whether a change of gradients is that which was seen, nearly."""
+    wrong = _wrong(terms)
+    left = {name: y - change[name] if name in change else y for name, y in wrong.items()}
+    return _size(left) <= LEFT**2 * _size(wrong)
+
+
+def _factor(terms: Terms, changed: Changed, part: PartOfPairs) -> float | None:
+    """Return the factor with which a change fits what was seen; `None` if it does not, with any factor."""
+    unit, wrong = changed.unit(terms, part.holds(terms.pairs)), _wrong(terms)
+    if not (size := _size(unit)):
+        return None
+    times = float(sum((y * wrong[name]).sum() for name, y in unit.items())) / size
+    return 1 + times if _fits(terms, {name: times * y for name, y in unit.items()}) else None
+
+
+def _multiplied(changed: Changed, part: PartOfPairs, factor: Callable[[Scene], float], terms: Terms) -> Gradients:
+    times = factor(terms.scene) - 1
+    return {name: times * y for name, y in changed.unit(terms, part.holds(terms.pairs)).items()}
+
+
+def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: Moved, terms: Terms) -> Gradients:
+    here = part.holds(terms.pairs)
+    at = target(terms.pairs, terms.pairs.keys)
+    return {name: _to(at, x) for name, x in terms.sums(names, terms.ds * here, terms.p * here).items()}
+
+
+def _returned(name: TensorName, target: Moved, terms: Terms) -> Gradients:
+    return {name: _to(target(terms.pairs, terms.pairs.queries), getattr(terms.scene.truth, name))}
+
+
+def _to(rows: Ints, x: Array) -> Array:
+    """Return what changes if every row of a result goes to one of these rows, each of which is taken once."""
+    found = -x
+    found[:, rows] += x
+    return found
+
+
+def _with_delta(blocks: Callable[[Pairs, int], Mask], terms: Terms) -> Gradients:
+    pairs = terms.pairs
+    delta = sum(terms.blocks[..., [block]] * blocks(pairs, block) for block in range(pairs.size))
+    return terms.sums(("dq", "dk"), terms.factor * (terms.delta - delta), terms.p)
+
+
+def _hypothesis(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
+    def judge(scene: Scene) -> float | None:
+        changes = change(_terms(scene))
+        if not set(changes) <= set(scene.tensors):
+            return None if wrong_tensors(scene) else 0.0
+        found: list[Results] = []
+        for rank in range(scene.size):
+            found.append({name: scene.true(name, rank) for name in scene.tensors})
+            for name, y in changes.items():
+                found[-1][name] = found[-1][name] + scene.local(name, y, rank)
+        # A row takes its rounding errors to where it is moved.
+        wide = {name: np.full_like(y, getattr(scene.allowed, name).max(initial=0.0)) for name, y in changes.items()}
+        return agree(scene, found, scene.tensors, lambda: dataclasses.replace(scene.allowed, **wide))
+
+    return Hypothesis(text, STEPS, judge=judge)

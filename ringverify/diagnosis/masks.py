@@ -1,0 +1,521 @@
+"""Ways to make a mask, and parts of all pairs of queries and keys: the words in which `reading` says what it read.
+
+A mask may be made at other positions than those of the queries and keys: of another rank, of another place in the
+shard, shifted. Parts are blocks by rank, owner and hop, and rows and columns of blocks.
+
+Shapes: `(Nq, 1)` of queries, `(1, Nk)` of keys, `(B, H, Nq, Nk)` of counts, and what broadcasts to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringref import pattern
+from ringref.sharding import SHARDINGS, Positions, ShardingName, key_positions, pieces, query_positions
+from ringverify.diagnosis.scene import Counts, Scene
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+CONSTRAINTS = ("causal", "window", "documents", "key_lengths", "dilation")
+TILES = range(2, 9)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneSide:
+    """The queries or the keys of a case, each with its place.
+
+    Attributes:
+        p: positions, as a column of queries or a row of keys.
+        rank: which rank holds each.
+        place: the place of each in the shard.
+        count: how many that rank holds.
+        of: positions `(P, longest + 1)` by rank and place, continued past the end of a shard.
+        shards: positions of every rank.
+        total: number of positions.
+    """
+
+    p: Ints
+    rank: Ints
+    place: Ints
+    count: Ints
+    of: Ints
+    shards: list[Positions]
+    total: int
+
+    def at(self, rank: Ints | int, place: Ints) -> Ints:
+        """Return the positions at places of ranks, counted on past the end."""
+        rank, place = np.broadcast_arrays(np.asarray(rank) % len(self.shards), place)
+        found: Ints = self.of[rank, place]
+        return found
+
+
+def side(shards: list[Positions], total: int, *, keys: bool) -> OneSide:
+    """Return one side of a case."""
+    p = np.arange(total)
+    rank, place, count = (np.zeros(total, dtype=np.int64) for _ in range(3))
+    longest = max((len(held) for held in shards), default=0)
+    of = np.zeros((len(shards), 2 * longest + 2), dtype=np.int64)
+    for number, held in enumerate(shards):
+        rank[held], place[held], count[held] = number, np.arange(len(held)), len(held)
+        of[number, : len(held)] = held
+        last = held[-1] if len(held) else total - 1
+        of[number, len(held) :] = last + 1 + np.arange(of.shape[1] - len(held))
+    p, rank, place, count = (x[None, :] if keys else x[:, None] for x in (p, rank, place, count))
+    return OneSide(p, rank, place, count, of, shards, total)
+
+
+class Pairs:
+    """Every pair of a query and a key of a case."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.problem, self.size, self.case = scene.problem, scene.size, scene.case
+        queries, keys = scene.shards
+        self.true: Counts = scene.truth.intermediates.m
+        self.keys = side(keys, self.problem.nk, keys=True)
+        if scene.replicated:  # every rank attends its own block with all queries
+            queries = [np.arange(self.problem.nq)]
+        self.queries = side(queries, self.problem.nq, keys=False)
+        self.rank = self.keys.rank if scene.replicated else self.queries.rank
+        self.owner = self.keys.rank
+        self.hop = (self.rank - self.owner) % self.size
+        self.ring = np.array(scene.case.ring_ranks)
+
+    @functools.cached_property
+    def padding(self) -> Mask:
+        """Keys that no query may attend, `(B, 1, 1, Nk)`."""
+        p, j = self.problem, np.arange(self.problem.nk)
+        lengths = np.array(p.key_lengths or (p.nk,) * p.batch)
+        first, last = (0, p.nk) if p.documents is None else (p.documents[0], p.documents[-1])
+        found: Mask = (j < first) | (j >= last) | (j >= lengths[:, None])
+        return found[:, None, None, :]
+
+    def present(self) -> tuple[str, ...]:
+        """Return the constraints that the case has."""
+        return tuple(name for name in CONSTRAINTS if getattr(self.problem, name))
+
+    def counts(self, of: Callable[[str], tuple[Ints, Ints] | None]) -> Counts:
+        """Return counts with each constraint made at the positions that are given for it; `None` leaves it out."""
+        p = self.problem
+        m = np.ones((p.batch, p.heads, p.nq, p.nk), dtype=np.int64)
+        for name in self.present():
+            if (at := of(name)) is not None:
+                m *= _constraint(self, name, *(np.broadcast_to(x, (p.nq, p.nk)) for x in at))
+        return m
+
+
+def _constraint(pairs: Pairs, name: str, i: Ints, j: Ints) -> Counts | Mask:
+    p = pairs.problem
+    match name:
+        case "causal":
+            return pattern.causal(i, j, diagonal=p.diagonal)
+        case "window":
+            assert p.window is not None
+            return pattern.window(i, j, left=p.window[0], right=p.window[1], diagonal=p.diagonal)
+        case "documents":
+            return pattern.same_document(i, j, offsets=np.array(p.documents))
+        case "key_lengths":
+            return pattern.within_key_length(j, key_lengths=np.array(p.key_lengths)[:, None, None, None])
+        case _:
+            assert p.dilation is not None
+            return pattern.branches_through(i, j, dilation=p.dilation, heads=p.heads)
+
+
+# -- masks made in another way -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Otherwise:
+    """A mask made in another way.
+
+    Attributes:
+        text: how, as a clause.
+        counts: how often keys are attended then; `None` if it is the same mask in this case.
+        cost: how far-fetched it is: a rule of one part less may cost one more.
+        zeros: how often keys and values of 0 are attended, `(B, H, Nq)`.
+    """
+
+    text: str
+    counts: Callable[[Pairs], Counts | None]
+    cost: float = 0
+    zeros: Callable[[Pairs], Counts] | None = None
+
+
+At = Callable[[Pairs, OneSide], Ints]
+"""Positions that are taken instead of those of a side."""
+
+
+def _halves(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions of zigzag pieces cut at half of the rows, in an order that tells empty pieces apart too."""
+    if pairs.case.sharding != "zigzag":
+        return x.p
+    half = x.count // 2
+    piece = np.where(x.place < half, x.rank, 2 * pairs.size - 1 - x.rank)
+    return piece * x.total + np.where(x.place < half, x.place, x.place - half)
+
+
+def _tiled(tile: int) -> At:
+    return lambda pairs, x: x.at(x.rank, x.place % tile)
+
+
+def _sharded(name: ShardingName) -> At:
+    def at(pairs: Pairs, x: OneSide) -> Ints:
+        if pairs.case.sharding in (name, "replicated_query"):
+            return x.p
+        of = (key_positions if x is pairs.keys else query_positions)(name, x.total, pairs.size)
+        if any(len(a) != len(b) for a, b in zip(of, x.shards, strict=True)):
+            return x.p
+        return side(of, x.total, keys=x is pairs.keys).at(x.rank, x.place)
+
+    return at
+
+
+def _of_rank(change: Callable[[Pairs, Ints], Ints]) -> At:
+    return lambda pairs, x: x.at(change(pairs, x.rank), x.place)
+
+
+def _of_world(pairs: Pairs, x: OneSide) -> Ints:
+    """Positions as if the rank in the world were the rank in the ring."""
+    g: Ints = pairs.ring[x.rank]
+    found = {"striped": x.place * pairs.size + g, "contiguous": g * x.count + x.place}
+    return x.p if pairs.case.group == "world" else found.get(pairs.case.sharding, x.at(g, x.place))
+
+
+POSITIONS: dict[str, At] = {
+    **{
+        f"{abs(by)} too {'large' if by > 0 else 'small'}": lambda pairs, x, by=by: x.p + by  # type: ignore[misc]
+        for by in (-1, 1, -2, 2)
+    },
+    "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
+    "counted from the beginning of the shard": lambda pairs, x: x.place,
+    "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
+    "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,
+    "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
+    "of the rank in the world instead of the rank in the group": _of_world,
+    **{f"of {name} shards": _sharded(name) for name in SHARDINGS if name != "replicated_query"},
+    "of zigzag pieces that are cut at half of the rows": _halves,
+    "of the next rank": _of_rank(lambda pairs, rank: rank + 1),
+    "of the rank before": _of_rank(lambda pairs, rank: rank - 1),
+    "of the ranks in reverse": _of_rank(lambda pairs, rank: -1 - rank),
+    "of rank 0": _of_rank(lambda pairs, rank: 0 * rank),
+    "of the last rank": _of_rank(lambda pairs, rank: 0 * rank - 1),
+    "of the shard's first row": lambda pairs, x: x.at(x.rank, 0 * x.place),
+    "of the shard's last row": lambda pairs, x: x.at(x.rank, x.count - 1),
+    "of the shard's rows in reverse": lambda pairs, x: x.at(x.rank, x.count - 1 - x.place),
+    **{
+        f"rounded down to multiples of {tile}": lambda pairs, x, tile=tile: x.p // tile * tile  # type: ignore[misc]
+        for tile in TILES
+    },
+    **{
+        f"rounded down to whole tiles of {tile}": lambda pairs, x, tile=tile: x.at(x.rank, x.place // tile * tile)  # type: ignore[misc]
+        for tile in TILES
+    },
+    **{f"of the first {tile} rows of a shard in every tile of {tile}": _tiled(tile) for tile in TILES},
+}
+"""Positions that are taken for those of queries or keys, to follow "at positions"."""
+
+OWNERS: dict[str, Callable[[Pairs], Ints]] = {
+    "rank + hop": lambda pairs: pairs.rank + pairs.hop,
+    "rank − hop + 1": lambda pairs: pairs.owner + 1,
+    "rank − hop − 1": lambda pairs: pairs.owner - 1,
+    "its own rank": lambda pairs: pairs.rank + 0 * pairs.owner,
+    "hop": lambda pairs: pairs.hop,
+    "hop − rank": lambda pairs: pairs.hop - pairs.rank,
+    "ranks − 1 − owner": lambda pairs: -1 - pairs.owner + 0 * pairs.rank,
+    "rank in the world − hop": lambda pairs: pairs.ring[pairs.rank] - pairs.hop,
+}
+"""Ranks that are taken for the owner of a block."""
+
+NAMES = {
+    "causal": ("causal mask", "the causal mask is made"),
+    "window": ("window", "the window is laid"),
+    "documents": ("documents", "documents are told apart"),
+    "key_lengths": ("key_lengths", "key_lengths are compared"),
+    "dilation": ("dilation", "the dilation is made"),
+}
+"""Constraints, and how they are applied, to follow and to be followed by other words."""
+
+
+def _at(
+    queries: Callable[[Pairs], Ints] | None, keys: Callable[[Pairs], Ints] | None, only: str | None
+) -> Callable[[Pairs], Counts | None]:
+    def counts(pairs: Pairs) -> Counts | None:
+        if only not in (None, *pairs.present()) or not pairs.present():
+            return None
+        plain = pairs.queries.p, pairs.keys.p
+        other = (plain[0] if queries is None else queries(pairs), plain[1] if keys is None else keys(pairs))
+        return pairs.counts(lambda name: other if only in (None, name) else plain)
+
+    return counts
+
+
+def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
+    def counts(pairs: Pairs) -> Counts | None:
+        plain = pairs.queries.p, pairs.keys.p
+        return pairs.counts(lambda name: None if only in (None, name) else plain)
+
+    return counts
+
+
+def _made() -> Iterator[Otherwise]:
+    yield Otherwise("keys that the mask allows are not attended", lambda pairs: np.zeros_like(pairs.true))
+    for times, text in ((2, "twice"), (3, "three times")):
+        yield Otherwise(f"keys count {text}", lambda pairs, times=times: times * pairs.true)  # type: ignore[misc]
+    for only in CONSTRAINTS:
+        yield Otherwise(f"{NAMES[only][0]} ignored", _without(only), 0.5)
+    yield Otherwise("all keys are attended, whatever the mask", _without(None), 0.5)
+    for scope in (*CONSTRAINTS, None):
+        what = "the mask is made" if scope is None else NAMES[scope][1]
+        cost = 1 if scope else 1.25
+        for text, owner in OWNERS.items():
+            keys = lambda pairs, owner=owner: pairs.keys.at(owner(pairs), pairs.keys.place)  # noqa: E731
+            yield Otherwise(
+                f"{what} as if the block were that of rank ({text}) mod ranks", _at(None, keys, scope), cost
+            )
+        for text, at in POSITIONS.items():
+            queries = lambda pairs, at=at: at(pairs, pairs.queries)  # noqa: E731
+            keys = lambda pairs, at=at: at(pairs, pairs.keys)  # noqa: E731
+            yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
+            yield Otherwise(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
+            yield Otherwise(f"{what} with keys at positions {text}", _at(None, keys, scope), cost)
+        yield Otherwise(
+            f"{what} within each shard, at positions counted from its beginning",
+            lambda pairs, scope=scope: _within(pairs, scope),  # type: ignore[misc]
+            2,
+        )
+    yield Otherwise(
+        "the mask is made with the rank in the world instead of the rank in the group",
+        _at(
+            lambda pairs: _of_world(pairs, pairs.queries),
+            lambda pairs: pairs.keys.at(pairs.ring[pairs.rank] - pairs.hop, pairs.keys.place),
+            None,
+        ),
+        0.5,
+    )
+    yield Otherwise(
+        "the first position of each document is taken for one of the document before", _document_before, 0.5
+    )
+    yield Otherwise(
+        "shards are gathered with the padding that makes them equally long: zeros are attended as keys between them, "
+        "and the last keys are cut off",
+        lambda pairs: _gathered(pairs)[0],
+        0.5,
+        lambda pairs: _gathered(pairs)[1],
+    )
+    for text, batch in {
+        "the first batch entry's": lambda n: 0 * np.arange(n),
+        "the last batch entry's": lambda n: 0 * np.arange(n) + n - 1,
+        "the next batch entry's": lambda n: (np.arange(n) + 1) % n,
+        "the batch entry's before": lambda n: (np.arange(n) - 1) % n,
+        "the batch entries' in reverse": lambda n: n - 1 - np.arange(n),
+    }.items():
+        yield Otherwise(
+            f"each batch entry is masked by {text} key length",
+            lambda pairs, batch=batch: pairs.true[batch(pairs.problem.batch)],  # type: ignore[misc]
+            0.5,
+        )
+    for text, head in {
+        "the first head's": lambda n: 0 * np.arange(n),
+        "the next head's": lambda n: (np.arange(n) + 1) % n,
+        "the head's before": lambda n: (np.arange(n) - 1) % n,
+        "the heads' in reverse": lambda n: n - 1 - np.arange(n),
+    }.items():
+        yield Otherwise(
+            f"each head has {text} mask",
+            lambda pairs, head=head: pairs.true[:, head(pairs.problem.heads)],  # type: ignore[misc]
+            0.5,
+        )
+
+
+def _within(pairs: Pairs, scope: str | None) -> Counts | None:
+    """Return counts with a constraint made within each shard; of a branch, if its segments are no longer than it."""
+    if scope not in (None, *pairs.present()) or not pairs.present():
+        return None
+    plain, own = (pairs.queries.p, pairs.keys.p), (pairs.queries.place, pairs.keys.place)
+    inside = pairs.rank == pairs.owner
+    if scope != "dilation":
+        return np.where(inside, pairs.counts(lambda name: own if scope in (None, name) else plain), 0)
+    dilation = pairs.problem.dilation
+    assert dilation is not None
+    rest = pairs.counts(lambda name: None if name == "dilation" else plain)
+    total = np.zeros_like(rest)
+    for number, (w, _) in enumerate(dilation.branches):
+        short = w <= pairs.queries.count
+        total += np.where(short, _branch(pairs, number, *own) * inside, _branch(pairs, number, *plain))
+    return rest * total
+
+
+def _branch(pairs: Pairs, number: int, i: Ints, j: Ints) -> Counts:
+    """Return whether one branch of a dilation lets pairs through, in the heads that run it."""
+    p = pairs.problem
+    assert p.dilation is not None
+    i, j = (np.broadcast_to(x, (p.nq, p.nk)) for x in (i, j))
+    if p.dilation.heads == "shared":
+        one = dataclasses.replace(p.dilation, branches=(p.dilation.branches[number],))
+        return pattern.branches_through(i, j, dilation=one, heads=p.heads)
+    count = len(p.dilation.branches)
+    runs = [pattern.branch_of_head(h, heads=p.heads, branches=count) == number for h in range(p.heads)]
+    every = pattern.branches_through(i, j, dilation=p.dilation, heads=p.heads)
+    return np.where(np.array(runs)[:, None, None], every, 0)
+
+
+def _document_before(pairs: Pairs) -> Counts | None:
+    """Return counts if a document's first position is taken for one of the document before."""
+    p = pairs.problem
+    if p.documents is None:
+        return None
+    ends = np.array(p.documents[1:])
+    of_i, of_j = (np.searchsorted(ends, x.p, side="left") for x in (pairs.queries, pairs.keys))
+    inside = (pairs.queries.p >= p.documents[0]) & (pairs.queries.p < p.documents[-1])
+    rest = pairs.counts(lambda name: None if name == "documents" else (pairs.queries.p, pairs.keys.p))
+    return np.where((of_i == of_j) & inside & ~pairs.padding, rest, 0)
+
+
+def _gathered(pairs: Pairs) -> tuple[Counts, Counts]:
+    """Return counts of keys, and of zeros, if shards padded to the longest are joined and the first Nk rows taken."""
+    keys, counts = pairs.keys, np.zeros_like(pairs.true)
+    zeros = counts.sum(axis=-1)
+    longest = max(map(len, keys.shards))
+    for slot in range(keys.total):
+        rank, place = divmod(slot, longest)
+        if rank < len(keys.shards) and place < len(keys.shards[rank]):
+            counts[..., keys.shards[rank][place]] += pairs.true[..., slot]
+        else:
+            zeros += pairs.true[..., slot]
+    return counts, zeros
+
+
+MADE: tuple[Otherwise, ...] = tuple(_made())
+
+# -- parts of all pairs ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOfPairs:
+    """A part of all pairs.
+
+    Attributes:
+        text: which, to follow nothing.
+        holds: whether a pair is in it.
+    """
+
+    text: str
+    holds: Callable[[Pairs], Mask]
+
+
+def late(x: OneSide, pairs: Pairs) -> Mask:
+    """Whether a row is in the later piece of a zigzag shard, or in the later half of another."""
+    if pairs.case.sharding != "zigzag":
+        return x.place >= x.count - x.count // 2
+    early = np.array([len(piece) for piece in pieces(x.total, 2 * pairs.size)])
+    return x.place >= early[x.rank]
+
+
+def _places() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
+    yield "in the late piece", lambda pairs, x: late(x, pairs)
+    yield "in the early piece", lambda pairs, x: ~late(x, pairs)
+    yield "in the first row", lambda pairs, x: x.place == 0
+    yield "in the last row", lambda pairs, x: x.place == x.count - 1
+    yield "not in the first row", lambda pairs, x: x.place > 0
+    yield "not in the last row", lambda pairs, x: x.place < x.count - 1
+    yield "in even rows", lambda pairs, x: x.place % 2 == 0
+    yield "in odd rows", lambda pairs, x: x.place % 2 == 1
+    yield "where the shard is a short one", lambda pairs, x: x.count < max(map(len, x.shards))
+    yield "where the shard is a long one", lambda pairs, x: x.count > min(map(len, x.shards))
+    yield "where the shard has an odd number of rows", lambda pairs, x: x.count % 2 == 1
+    yield "where the shard has an even number of rows", lambda pairs, x: x.count % 2 == 0
+
+
+def _tiles() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
+    for tile in TILES:
+        yield f"past the last whole tile of {tile}", lambda pairs, x, tile=tile: x.place >= x.count // tile * tile  # type: ignore[misc]
+        yield f"past the first {tile} rows", lambda pairs, x, tile=tile: x.place >= tile  # type: ignore[misc]
+
+
+def _left(pairs: Pairs) -> int:
+    left = (pairs.problem.window or (None,))[0]
+    return pairs.problem.nk if left is None else left
+
+
+def _shard(pairs: Pairs) -> int:
+    return max(1, *(len(held) for held in pairs.keys.shards))
+
+
+def _document(pairs: Pairs, number: int) -> Mask:
+    """Whether queries are in one of the documents that hold any position."""
+    offsets = sorted(set(pairs.problem.documents or (0, pairs.problem.nq)))
+    bounds = list(pairwise(offsets))
+    start, end = bounds[number] if bounds else (0, 0)
+    return (start <= pairs.queries.p) & (pairs.queries.p < end)
+
+
+def _parts() -> Iterator[PartOfPairs]:
+    blocks: dict[str, Callable[[Pairs], Mask]] = {
+        "on blocks of other ranks": lambda pairs: pairs.hop > 0,
+        "on a rank's own block": lambda pairs: pairs.hop == 0,
+        "on blocks of later ranks": lambda pairs: pairs.owner > pairs.rank,
+        "on blocks of earlier ranks": lambda pairs: pairs.owner < pairs.rank,
+        "at hop 1": lambda pairs: pairs.hop == 1,
+        "from hop 2 on": lambda pairs: pairs.hop >= 2,
+        "at the last hop": lambda pairs: (pairs.hop == pairs.size - 1) & (pairs.hop > 0),
+        "at hop ranks // 2": lambda pairs: (pairs.hop == pairs.size // 2) & (pairs.hop > 0),
+        "on the block of rank + ranks // 2": lambda pairs: (
+            (-pairs.hop % pairs.size == pairs.size // 2) & (pairs.hop > 0)
+        ),
+        "past hop ranks // 2": lambda pairs: pairs.hop > pairs.size // 2,
+        "at odd hops": lambda pairs: pairs.hop % 2 == 1,
+        "at even hops": lambda pairs: pairs.hop % 2 == 0,
+        "on the block of the rank before": lambda pairs: pairs.owner == pairs.rank - 1,
+        "on the block of the rank after": lambda pairs: pairs.owner == pairs.rank + 1,
+        "on blocks not of a neighbour": lambda pairs: np.minimum(pairs.hop, -pairs.hop % pairs.size) > 1,
+        "on rank 0": lambda pairs: pairs.rank == 0,
+        "on the last rank": lambda pairs: pairs.rank == pairs.size - 1,
+        "from rank 1 on": lambda pairs: pairs.rank > 0,
+        "not on the last rank": lambda pairs: pairs.rank < pairs.size - 1,
+        "on odd ranks": lambda pairs: pairs.rank % 2 == 1,
+        "on even ranks": lambda pairs: pairs.rank % 2 == 0,
+        "on the block of rank 0": lambda pairs: pairs.owner == 0,
+        "on the block of the last rank": lambda pairs: pairs.owner == pairs.size - 1,
+        "not on the block of rank 0": lambda pairs: pairs.owner > 0,
+        "not on the block of the last rank": lambda pairs: pairs.owner < pairs.size - 1,
+        "on blocks of odd ranks": lambda pairs: pairs.owner % 2 == 1,
+        "on blocks of even ranks": lambda pairs: pairs.owner % 2 == 0,
+        "past hop left // shard, of the window's left end": lambda pairs: pairs.hop > _left(pairs) // _shard(pairs),
+    }
+    for text, holds in blocks.items():
+        yield PartOfPairs(text, holds)
+    alone: dict[str, Callable[[Pairs], bool]] = {
+        "on an odd number of ranks": lambda pairs: pairs.size % 2 == 1,
+        "on an even number of ranks": lambda pairs: pairs.size % 2 == 0,
+        "on two ranks or more": lambda pairs: pairs.size > 1,
+        "on three ranks or more": lambda pairs: pairs.size > 2,
+        "under a causal mask": lambda pairs: pairs.problem.causal,
+        "without a causal mask": lambda pairs: not pairs.problem.causal,
+        "with a window": lambda pairs: pairs.problem.window is not None,
+        "with documents": lambda pairs: pairs.problem.documents is not None,
+        "with grouped heads": lambda pairs: pairs.problem.group_size > 1,
+        "where shards differ in length": lambda pairs: len(set(map(len, pairs.keys.shards))) > 1,
+    }
+    for text, is_so in alone.items():
+        yield PartOfPairs(text, lambda pairs, is_so=is_so: np.full((1, 1, 1, 1), is_so(pairs)))  # type: ignore[misc]
+    for where, place in (*_places(), *_tiles()):
+        yield PartOfPairs(f"for queries {where}", lambda pairs, place=place: place(pairs, pairs.queries))  # type: ignore[misc]
+        yield PartOfPairs(f"for keys {where}", lambda pairs, place=place: place(pairs, pairs.keys))  # type: ignore[misc]
+    yield PartOfPairs("for queries of the first document", lambda pairs: _document(pairs, 0))
+    yield PartOfPairs("for queries of the last document", lambda pairs: _document(pairs, -1))
+    for axis, name in ((1, "head"), (0, "batch entry")):
+
+        def number(pairs: Pairs, axis: int = axis) -> Ints:
+            return np.arange(pairs.true.shape[axis]).reshape([-1 if a == axis else 1 for a in range(4)])
+
+        yield PartOfPairs(f"in the first {name}", lambda pairs, number=number: number(pairs) == 0)  # type: ignore[misc]
+        yield PartOfPairs(f"not in the first {name}", lambda pairs, number=number: number(pairs) > 0)  # type: ignore[misc]
+        yield PartOfPairs(f"in odd {name}s", lambda pairs, number=number: number(pairs) % 2 == 1)  # type: ignore[misc]
+
+
+PARTS: tuple[PartOfPairs, ...] = tuple(_parts())

@@ -1,0 +1,348 @@
+"""Read off which query attends which key, and put what differs from the mask in a sentence.
+
+1. With q = k = 0 all scores are equal, and with values of 1 at one key, out is how often this key counts among all that
+   the query attends. Likewise dv, with a cotangent of 1 at one query, in the backward.
+2. Of what is read, every wrong count has to be that of one rule: a mask made in another way (`masks.MADE`), in the part
+   of the pairs that it concerns (`masks.PARTS`): blocks, pieces, rows. The fewest parts are taken.
+3. A rule was made for the cases that were read. It is named only if it predicts the numbers of all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ringref.attention import Answer, Intermediates, attention, per_key_head, per_query_head
+from ringref.rounding import LARGEST, allowed_error
+from ringverify.cases.inputs import Inputs
+from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.masks import MADE, PARTS, Otherwise, Pairs, PartOfPairs
+from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.where import Probe, wrong_tensors
+from ringverify.events import TensorName
+from ringverify.faults.fault import When
+from ringverify.faults.ring import STEPS
+
+RUNS = 40
+"""Runs in which counts are read, at most, of all cases together."""
+
+SECONDS = 2.0
+"""Seconds after which no further case is read."""
+
+READ = 8
+"""Failing cases that are read, at most."""
+
+WHOLE = 0.05
+"""How far from a whole number a count may be read."""
+
+MOST = 24
+"""How often a key may count in a row."""
+
+WRONG = 4
+"""Wrong counts that have to be seen for every part of a rule, and for the rule itself."""
+
+EXCUSED = 1.5
+"""What a rule costs that is wrong of right cases, in parts: the fault is not there in every case."""
+
+TRIED = 24
+"""Rules whose numbers are compared, at most."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Read:
+    """What was attended in a case.
+
+    Attributes:
+        pairs: the queries and keys of the case.
+        true: what the mask says, `(B, H, Nq, Nk)`.
+        counts: what was read, of the forward; of the backward, if the forward is right.
+    """
+
+    pairs: Pairs
+    true: Counts
+    counts: Counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A mask made in another way in some part of all pairs."""
+
+    made: Otherwise
+    parts: tuple[PartOfPairs, ...]
+
+    def counts(self, pairs: Pairs) -> tuple[Counts, Counts] | None:
+        """Return how often keys are attended `(B, H, Nq, Nk)`, and how often zeros are `(B, H, Nq)`."""
+        true, made = pairs.true, self.made.counts(pairs)
+        zeros = np.zeros(true.shape[:3], dtype=np.int64)
+        if made is None:
+            return true, zeros
+        if self.made.zeros is not None and not self.parts:
+            zeros = self.made.zeros(pairs)
+        here = np.ones(true.shape, dtype=bool)
+        for part in self.parts:
+            here &= part.holds(pairs)
+        return np.where(here, made, true), zeros
+
+    def sentence(self) -> str:
+        """Return the rule in words: where, and how."""
+        where = ", ".join(part.text for part in self.parts)
+        return f"{where}: {self.made.text}" if where else self.made.text
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def runs_of(scene: Scene, *, backward: bool) -> int:
+    """Return in how many runs a case is read."""
+    p = scene.problem
+    return -(-(p.nq * p.group_size if backward else p.nk) // p.dv)
+
+
+def read(scene: Scene, probe: Probe, *, backward: bool) -> Read | None:
+    """Read what is attended in a case; `None` if counts are no whole numbers, or a run fails."""
+    p, x = scene.problem, scene.inputs
+    group, shape = p.group_size, (p.batch, p.heads, p.nq, p.nk)
+    weights, totals = np.zeros(shape), np.full(shape[:3], np.nan)
+    true = scene.truth.intermediates.m
+    for start in range(0, p.nq * group if backward else p.nk, p.dv):
+        v, dout = np.zeros_like(x.v), np.zeros_like(x.dout)
+        if backward:
+            chosen = np.arange(start, min(start + p.dv, p.nq * group))
+            for channel, number in enumerate(chosen):
+                dout[:, number // group, number % group :: group, channel] = 1.0
+        else:
+            chosen = np.arange(start, min(start + p.dv, p.nk))
+            v[:, chosen, :, chosen - start] = 1.0
+        inputs = Inputs(np.zeros_like(x.q), np.zeros_like(x.k), v, dout, np.zeros_like(x.dlse))
+        seen = probe(scene.case, inputs)
+        if seen.failure is not None:
+            return None
+        for rank, result in enumerate(seen.ranks):
+            queries, keys = (held[rank] for held in scene.shards)
+            if backward:
+                if result.dv is None:
+                    return None
+                for channel, number in enumerate(chosen):
+                    weights[:, number % group :: group, number // group, keys] = result.dv[..., channel].swapaxes(1, 2)
+            else:
+                weights[:, :, queries[:, None], chosen] = result.out.swapaxes(1, 2)[..., : len(chosen)]
+                if result.lse is not None:
+                    totals[:, :, queries] = np.exp(result.lse)
+    if backward:
+        totals = true.sum(axis=-1).astype(np.float64)
+    counts = _whole(weights, totals)
+    return None if counts is None else Read(Pairs(scene), true, counts)
+
+
+def _whole(weights: Array, totals: Array) -> Counts | None:
+    """Return weights times the number of keys in a row, where these are whole numbers; that number may be unknown."""
+    if not np.isfinite(weights).all() or (weights < -WHOLE).any():
+        return None
+    found = np.zeros(weights.shape, dtype=np.int64)
+    for place in np.ndindex(*weights.shape[:3]):
+        row, total = weights[place], totals[place]
+        least = row[row > WHOLE / MOST].min(initial=np.inf)
+        if np.isinf(least):
+            continue
+        tried = [total] if np.isfinite(total) else [times / least for times in range(1, 5)]
+        whole = next((n * row for n in tried if (np.abs(n * row - np.rint(n * row)) < WHOLE).all()), None)
+        if whole is None:
+            return None
+        found[place] = np.rint(whole)
+    return found
+
+
+# -- fitting -----------------------------------------------------------------------------------------------------------
+
+
+def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
+    """Yield the rules that give what was read, those with the fewest parts first.
+
+    Args:
+        failing: what was read of cases that fail.
+        right: cases that are right: a rule that is wrong of them comes after those that are not.
+    """
+    every = [*(one.pairs for one in failing), *right]
+    true = np.concatenate([pairs.true.ravel() for pairs in every])
+    seen = np.concatenate([*(one.counts.ravel() for one in failing), *(pairs.true.ravel() for pairs in right)])
+    free = np.concatenate([np.broadcast_to(pairs.padding, pairs.true.shape).ravel() for pairs in every]) & (seen == 0)
+    fails = np.concatenate([np.full(pairs.true.size, n < len(failing)) for n, pairs in enumerate(every)])
+    wrong = seen != true
+    if not wrong.any():
+        return
+
+    def told(holds: object) -> Array:
+        return np.concatenate([np.broadcast_to(holds(pairs), pairs.true.shape).ravel() for pairs in every])  # type: ignore[operator]
+
+    parts, masks = [], []
+    for part in PARTS:
+        mask = told(part.holds)
+        if mask[wrong].all() and not mask.all():
+            parts.append(part)
+            masks.append(mask)
+    table = np.array(masks, dtype=bool).reshape(len(parts), len(true))
+    found: list[tuple[float, int, int, Rule]] = []
+    for order, made in enumerate(MADE):
+        counts = [made.counts(pairs) for pairs in every]
+        whole = np.concatenate(
+            [
+                (pairs.true if one is None else np.broadcast_to(one, pairs.true.shape)).ravel()
+                for one, pairs in zip(counts, every, strict=True)
+            ]
+        )
+        if not (whole == seen)[wrong].all():
+            continue
+        off = (whole != seen) & ~free
+        for excused in (False, True):
+            chosen = _fewest(table[:, off & fails if excused else off], (wrong.sum() // WRONG) - 1)
+            if chosen is not None:
+                cost = made.cost + len(chosen) + EXCUSED * excused
+                found.append((cost, order, sum(chosen), Rule(made, tuple(parts[n] for n in chosen))))
+                if len(chosen) < 2:
+                    break
+    for *_, rule in sorted(found, key=lambda each: each[:3]):
+        yield rule
+
+
+def _fewest(table: Array, most: int) -> tuple[int, ...] | None:
+    """Return the fewest rows of a table of which no column is true in all; `None` if that takes more than 3."""
+    columns = np.unique(table, axis=1)
+    for size in range(min(3, most) + 1):
+        for chosen in itertools.combinations(range(len(table)), size):
+            if not columns[list(chosen)].all(axis=0).any():
+                return chosen
+    return None
+
+
+# -- predicting --------------------------------------------------------------------------------------------------------
+
+
+def hypotheses(scenes: Sequence[Scene], probe: Probe) -> list[Hypothesis]:
+    """Return what explains the counts that are read of cases, as hypotheses about their numbers.
+
+    Args:
+        scenes: cases, those that fail first.
+        probe: runs the implementation on a case with other inputs.
+    """
+    failing = [scene for scene in scenes if wrong_tensors(scene)]
+    if not failing:
+        return []
+    backward = all(not {"out", "lse"} & set(wrong_tensors(scene)) for scene in failing)
+    if backward and "dv" not in failing[0].tensors:
+        return []
+    found: list[Read] = []
+    left, until = RUNS, time.monotonic() + SECONDS
+    for scene in _various(failing):
+        runs = runs_of(scene, backward=backward)
+        if len(found) < READ and runs <= left and time.monotonic() < until:
+            left -= runs
+            if (one := read(scene, probe, backward=backward)) is not None:
+                found.append(one)
+    if not found:
+        return []
+    right = [Pairs(scene) for scene in scenes if not wrong_tensors(scene)]
+    whens: tuple[When, ...] = (
+        ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
+    )
+    return [
+        _hypothesis(rule, when, zeroed)
+        for rule in itertools.islice(rules(found, right), TRIED)
+        for when in whens
+        for zeroed in ((False, True) if any(one.pairs.padding.any() for one in found) else (False,))
+    ]
+
+
+def _various(scenes: Sequence[Scene]) -> list[Scene]:
+    """Return cases with the first of every number of ranks in front: they tell relations of ranks apart."""
+    alike: Counter[int] = Counter()
+    places = []
+    for number, scene in enumerate(scenes):
+        places.append((alike[scene.size], -scene.size if number else -math.inf, number))
+        alike[scene.size] += 1
+    return [scenes[number] for *_, number in sorted(places)]
+
+
+def _hypothesis(rule: Rule, when: When, zeroed: bool) -> Hypothesis:
+    return Hypothesis(rule.sentence(), STEPS, when, judge=lambda scene: _residual(scene, rule, when, zeroed))
+
+
+def _residual(scene: Scene, rule: Rule, when: When, zeroed: bool) -> float | None:
+    """Return the largest difference between what a rule predicts of a case and what was seen; `None` if it is wrong."""
+    pairs = scene.once("pairs", lambda: Pairs(scene))
+    counted = rule.counts(pairs)
+    if counted is None:
+        return None if wrong_tensors(scene) else 0.0
+    counts, zeros = counted
+    if zeroed:
+        gone = np.broadcast_to(pairs.padding, counts.shape)
+        zeros = zeros + np.where(gone, counts, 0).sum(axis=-1)
+        counts = np.where(gone, 0, counts)
+    if (counts == pairs.true).all() and not zeros.any():
+        return None if wrong_tensors(scene) else 0.0
+    none = np.zeros_like(zeros)
+    of_forward = (pairs.true, none) if when == "backward" else (counts, zeros)
+    of_backward = (pairs.true, none) if when == "forward" else (counts, zeros)
+    answer = _attention(scene, *of_forward, *of_backward)
+    p, x, clean = scene.problem, scene.inputs, _clean(scene.inputs)
+    found: list[Results] = [
+        {name: _returned(scene, name, scene.local(name, getattr(answer, name), rank)) for name in scene.tensors}
+        for rank in range(scene.size)
+    ]
+    return agree(
+        scene,
+        found,
+        scene.tensors,
+        lambda: allowed_error(p, answer, x.q, clean.k, clean.v, x.dout, x.dlse, scene.pipeline),
+    )
+
+
+def _returned(scene: Scene, name: TensorName, x: Array) -> Array:
+    """Return a result as its dtype holds it: infinite past its largest number."""
+    found: Array = np.where(np.abs(x) > LARGEST[scene.dtype_of(name)], np.copysign(np.inf, x), x)
+    return found
+
+
+def _clean(x: Inputs) -> Inputs:
+    return dataclasses.replace(x, k=np.where(np.isfinite(x.k), x.k, 0.0), v=np.where(np.isfinite(x.v), x.v, 0.0))
+
+
+def _attention(scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zeros: Counts) -> Answer:
+    """Return attention with these counts of keys, and of keys and values of 0, in the forward and in the backward."""
+    p, x = scene.problem, _clean(scene.inputs)
+
+    def unmasked() -> tuple[Array, Array]:
+        bare = p.replace(causal=False, window=None, documents=None, key_lengths=None, dilation=None)
+        inner = attention(bare, x.q, x.k, x.v).intermediates
+        slope = np.ones_like(inner.scores) if p.softcap is None else np.cosh(inner.raw_scores / p.softcap) ** -2
+        return inner.scores, slope
+
+    s, slope = scene.once("unmasked", unmasked)
+    k, v = (per_query_head(y, p.group_size) for y in (x.k, x.v))
+    q, dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
+    with np.errstate(all="ignore"):
+        top = np.max(np.where(m > 0, s, -np.inf), axis=-1, initial=-np.inf)
+        top = np.where(zeros > 0, np.maximum(top, 0.0), top)
+        top = np.where(np.isinf(top), 0.0, top)
+        total = (m * np.exp(np.where(m > 0, s, -np.inf) - top[..., None])).sum(axis=-1) + zeros * np.exp(-top)
+        lse = top + np.log(total)
+        exponent = np.where(np.isinf(lse), 0.0, lse)[..., None]
+
+        def weights(m: Counts) -> Array:
+            return np.asarray(m * np.exp(np.where(m > 0, s, -np.inf) - exponent))
+
+        w, weight = weights(m), weights(again)
+        out = w @ v
+        dp = dout @ v.swapaxes(2, 3)
+        delta = (dout * out).sum(axis=-1) - np.where(np.isinf(lse), 0.0, x.dlse)
+        ds = weight * (dp - delta[..., None]) * slope * p.scale_value
+
+    dk, dv = (per_key_head(part, p.group_size) for part in (ds.swapaxes(2, 3) @ q, weight.swapaxes(2, 3) @ dout))
+    # Keys that only the backward attends may have any weight there; rounding errors grow with it.
+    inner = Intermediates(np.maximum(m, again), s, s, np.maximum(w, weight), lse)
+    return Answer(out.swapaxes(1, 2), lse, (ds @ k).swapaxes(1, 2), dk, dv, inner)

@@ -1,0 +1,96 @@
+"""Which rows of out are NaN where all others are right: those that attend nothing in some block.
+
+exp(−inf − (−inf)) is NaN, so a merge or an online softmax spoils the rows that attend nothing in some block, unless it
+guards against it. Which block that is depends on the order in which an implementation visits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.masks import Ints, Mask, Pairs
+from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.ring import STEPS
+
+Rows = Callable[["Blocks"], Mask]
+
+
+class Blocks:
+    """How many keys every row attends in every block of a case, and every rank in every block.
+
+    Attributes:
+        of_row: `(B, H, Nq, P)` by owner.
+        visited: likewise, of all rows of the rank together.
+        rank: `(Nq, 1)`.
+        size: P.
+    """
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.of_row = np.stack([pairs.true[..., held].sum(axis=-1) for held in pairs.keys.shards], axis=-1)
+        self.rank, self.size = pairs.queries.rank, pairs.size
+        self.visited = np.zeros_like(self.of_row)
+        for held in pairs.queries.shards:
+            self.visited[:, :, held] = self.of_row[:, :, held].sum(axis=(0, 1, 2))
+
+    def empty(self, owner: Ints) -> Mask:
+        """Rows that attend nothing in the block of these owners, `(Nq, 1)` or a number."""
+        at = np.broadcast_to(owner, (self.of_row.shape[2], 1)) % self.size
+        found: Mask = np.take_along_axis(self.of_row, at[None, None], axis=-1)[..., 0] == 0
+        return found
+
+    def first(self, blocks: Ints) -> Ints:
+        """The first owner of which a rank attends anything, of blocks in ascending or descending order of rank."""
+        seen = (self.visited > 0)[0, 0][:, blocks]
+        found: Ints = blocks[seen.argmax(axis=-1)][:, None]
+        return found
+
+
+ROWS: dict[str, Rows] = {
+    "no key of the rank's own block": lambda blocks: blocks.empty(blocks.rank),
+    "no key of the block of hop 1": lambda blocks: blocks.empty(blocks.rank - 1),
+    "no key of the next rank's block": lambda blocks: blocks.empty(blocks.rank + 1),
+    "no key of the block of rank 0": lambda blocks: blocks.empty(np.array(0)),
+    "no key of the block of the last rank": lambda blocks: blocks.empty(np.array(-1)),
+    "no key of the first block of which the rank attends any": lambda blocks: blocks.empty(
+        blocks.first(np.arange(blocks.size))
+    ),
+    "no key of the last block of which the rank attends any": lambda blocks: blocks.empty(
+        blocks.first(np.arange(blocks.size)[::-1])
+    ),
+    "no key of some block of which the rank attends any": lambda blocks: (
+        (blocks.of_row == 0) & (blocks.visited > 0)
+    ).any(axis=-1),
+    "no key of some block": lambda blocks: (blocks.of_row == 0).any(axis=-1),
+    "no key at all": lambda blocks: (blocks.of_row == 0).all(axis=-1),
+}
+"""Rows that are NaN, by what they attend; that which concerns the fewest rows first, as long as that can be said."""
+
+
+def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
+    """Yield what explains the NaN in the out of cases.
+
+    Args:
+        scenes: cases, those that fail first.
+    """
+    if scenes[0].replicated or not any(np.isnan(scenes[0].seen("out", rank)).any() for rank in range(scenes[0].size)):
+        return
+    for text, rows in ROWS.items():
+
+        def judge(scene: Scene, rows: Rows = rows) -> float | None:
+            spoilt = rows(Blocks(scene.once("pairs", lambda: Pairs(scene))))
+            seen: Mask = np.zeros_like(spoilt)
+            for rank in range(scene.size):
+                nan = np.isnan(scene.seen("out", rank))
+                whole: Mask = np.all(nan, axis=-1)
+                if (np.any(nan, axis=-1) != whole).any() or ((scene.margins("out", rank) > 1) & ~nan).any():
+                    return None
+                seen[:, :, scene.shards[0][rank]] = whole.swapaxes(1, 2)
+            if not seen.any() and wrong_tensors(scene):
+                return None
+            return 0.0 if (seen == spoilt).all() else None
+
+        yield Hypothesis(f"rows that attend {text} are NaN: -inf - (-inf) is not guarded", STEPS, judge=judge)

@@ -1,0 +1,182 @@
+"""What is read off an implementation is said in words that hold in every case; where none do, nothing is said."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.diagnosis import reading
+from ringverify.diagnosis.diagnose import diagnose
+from ringverify.diagnosis.masks import Pairs
+from ringverify.diagnosis.scene import Scene
+from ringverify.faults.ring import EVERYTHING, STEPS, multiplicity, ring_of
+from ringverify.implementation import Implementation
+from ringverify.worlds.simulated import SimulatedWorld
+
+
+def case_of(*, size=4, sharding="contiguous", **problem):
+    """Eleven positions on four ranks, so that shards differ in length."""
+    plain = {"query_length": 11, "heads": 2, "head_dim": 3}
+    return Case(problem=Problem(**plain | problem), world_size=size, sharding=sharding, values="normal", seed=1)
+
+
+def masked(change):
+    """The plain ring with the counts of each block changed."""
+    return replace(
+        STEPS, pattern=lambda steps, here, hop, owner: change(multiplicity(steps, here, hop, owner), here, hop, owner)
+    )
+
+
+def at_own_rows(steps, here, hop, owner):
+    """The causal mask with queries that begin at the rank times its own number of rows."""
+    queries = here.call.positions
+    return multiplicity(
+        replace(STEPS, queries=lambda here: here.rank * len(queries) + torch.arange(len(queries))), here, hop, owner
+    )
+
+
+def without_late(m, here, hop, owner):
+    """The second half of each block of an earlier rank is left out for odd rows."""
+    late = torch.arange(m.size(3)) >= (m.size(3) + 1) // 2
+    odd = torch.arange(m.size(2)) % 2 == 1
+    return m * ~(late[None] & odd[:, None] & (owner < here.rank))
+
+
+def named(steps, case, *, gradients, capabilities=EVERYTHING):
+    """What the diagnosis says of a ring of these steps, without the library of faults."""
+    world = SimulatedWorld()
+    runner = Runner(Implementation(ring_of(steps), "ring with a fault", capabilities), world)
+    try:
+        found = diagnose(
+            functools.partial(runner.run, gradients=gradients),
+            [case, case],
+            capabilities,
+            probe=lambda case, inputs: runner.run(case, gradients=gradients, inputs=inputs),
+            hypotheses=[],
+        )
+    finally:
+        world.close()
+    return found.text and found.text.split(" (residual")[0]
+
+
+NEIGHBOURS = masked(lambda m, here, hop, owner: m * (min(hop, here.size - hop) <= 1))
+FORWARD = {
+    "on blocks not of a neighbour: keys that the mask allows are not attended": (NEIGHBOURS, case_of()),
+    "the causal mask is made with queries at positions counted from the rank times the rank's own number of rows": (
+        replace(STEPS, pattern=at_own_rows), case_of(causal=True)
+    ),
+    "on blocks of earlier ranks, for keys in the late piece, for queries in odd rows: keys that the mask allows are "
+    "not attended": (masked(without_late), case_of()),
+    "each batch entry is masked by the next batch entry's key length": (
+        masked(lambda m, here, hop, owner: m.roll(-1, 0)), case_of(batch=2, key_lengths=(4, 9))
+    ),
+}  # fmt: skip
+
+
+def unguarded(s, m, v):
+    """A row without keys in a block that other rows attend is NaN."""
+    found = STEPS.partial(s, m, v)
+    return found._replace(out=torch.where((m.sum(-1, keepdim=True) == 0) & m.any(), torch.nan, found.out))
+
+
+NAN = "rows that attend no key of some block of which the rank attends any are NaN: -inf - (-inf) is not guarded"
+FORWARD[NAN] = replace(STEPS, partial=unguarded), case_of(window=(2, 1))
+BACKWARD = {
+    "delta takes the part of out that comes from the block in hand instead of the whole out": replace(
+        STEPS, ds=lambda p, dp, delta: p * (dp - (p * dp).sum(-1, keepdim=True))
+    ),
+    "on blocks of later ranks: what is added to dv is divided by the number of ranks": replace(
+        STEPS, times_in_part=lambda here, hop, owner: (1, 1 / here.size if owner > here.rank else 1)
+    ),
+    "what is added to dv is added to the rows in reverse": replace(
+        STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, dk, dv.flip(1))
+    ),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("words", FORWARD)
+@pytest.mark.by_day(2)
+def test_a_mask_is_said_as_it_is_made(words):
+    """By blocks, by positions, by rows and pieces of a block, by batch entry."""
+    steps, case = FORWARD[words]
+    assert named(steps, case, gradients=False) == words
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("words", BACKWARD)
+@pytest.mark.by_day(2)
+def test_what_is_added_to_gradients_is_said(words):
+    """A factor in some blocks, another delta, other rows."""
+    capabilities = replace(EVERYTHING, lse_gradient=False)  # a step that takes no delta takes no cotangent of lse
+    assert named(BACKWARD[words], case_of(), gradients=True, capabilities=capabilities) == words
+
+
+@pytest.mark.timeout(60)
+def test_nothing_is_said_of_a_mask_that_follows_no_rule():
+    """Which key is left out depends on the lengths and on the number of ranks, and on nothing that has a name."""
+    strange = masked(lambda m, here, hop, owner: m * ((torch.arange(m.size(3)) * 7 + hop * 5 + here.size) % 4 > 0))
+    assert named(strange, case_of(), gradients=False) is None
+
+
+def read_of(case, counts):
+    """A case of which these counts were read."""
+    pairs = Pairs(Scene(case, EVERYTHING, None))
+    return reading.Read(pairs, pairs.true, counts(pairs))
+
+
+def test_a_rule_has_to_give_what_was_read_of_every_case():
+    """Hop 1 is left out on four ranks: so it has to be on three."""
+    hop = {n: lambda pairs, n=n: pairs.true * (pairs.hop != n) for n in (1, 2)}
+    one, other, strange = read_of(case_of(), hop[1]), read_of(case_of(size=3), hop[1]), read_of(case_of(size=3), hop[2])
+    assert next(reading.rules([one, other], [])).sentence() == "at hop 1: keys that the mask allows are not attended"
+    assert not any(rule.sentence().startswith("at hop 1:") for rule in reading.rules([one, strange], []))
+
+
+def test_a_right_case_that_a_rule_spoils_makes_it_dearer():
+    """What is wrong of causal cases alone is said to be so."""
+    wrong = read_of(case_of(causal=True), lambda pairs: pairs.true * (pairs.hop == 0))
+    right = Pairs(Scene(case_of(), EVERYTHING, None))
+    assert next(reading.rules([wrong], [])).parts[0].text == "on blocks of other ranks"
+    assert {part.text for part in next(reading.rules([wrong], [right])).parts} == {
+        "on blocks of other ranks", "under a causal mask"
+    }  # fmt: skip
+
+
+def test_a_part_needs_more_wrong_counts_than_one():
+    """One wrong count lies in a hundred parts."""
+
+    def spoilt(pairs):
+        counts = pairs.true.copy()
+        counts[0, 0, 5, 1] = 0
+        return counts
+
+    assert list(reading.rules([read_of(case_of(), spoilt)], [])) == []
+
+
+@pytest.mark.parametrize(("weights", "total", "counts"), [
+    ([0.25, 0.5, 0.25, 0.0], np.nan, [1, 2, 1, 0]),
+    ([0.25, 0.25, 0.0, 0.0], 4.0, [1, 1, 0, 0]),  # the rest is zeros that are attended
+    ([0.0, 0.0, 0.0, 0.0], np.nan, [0, 0, 0, 0]),
+    ([0.3, 0.11, 0.59, 0.0], np.nan, None),
+    ([0.5, np.nan, 0.5, 0.0], np.nan, None),
+    ([-0.5, 1.0, 0.5, 0.0], np.nan, None),
+])  # fmt: skip
+def test_counts_are_whole_numbers(weights, total, counts):
+    """Weights of equal scores are counts over their sum; what is not whole is not a count."""
+    found = reading._whole(np.array([[[weights]]]), np.array([[[total]]]))
+    assert (None if found is None else found[0, 0, 0].tolist()) == counts
+
+
+@pytest.mark.parametrize(
+    "case", [case_of(causal=True, key_length=14), case_of(window=(2, 1)), case_of(documents=(1, 4, 9))]
+)
+def test_at_the_true_positions_a_mask_is_the_true_one(case):
+    """Or a rule at other positions would be held against another mask."""
+    pairs = Pairs(Scene(case, EVERYTHING, None))
+    assert (pairs.counts(lambda name: (pairs.queries.p, pairs.keys.p)) == pairs.true).all()
