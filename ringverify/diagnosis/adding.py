@@ -16,7 +16,7 @@ import numpy as np
 from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import PARTS, Ints, Mask, OneSide, Pairs, PartOfPairs, late
+from ringverify.diagnosis.masks import PARTS, Ints, Mask, OneSide, Pairs, PartOfPairs, late, pairs_of
 from ringverify.diagnosis.scene import Array, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -24,6 +24,9 @@ from ringverify.faults.ring import STEPS
 
 LEFT = 1e-3
 """Share of what is wrong that a fit may leave over, before it is compared within rounding."""
+
+NEAR = 10 * LEFT
+"""How far a fitted factor may be from the one that is said of it."""
 
 FITTED = 3
 """Failing cases on which a factor is fitted."""
@@ -35,7 +38,7 @@ class Terms:
     """What every pair of a case adds to its gradients, after a right forward."""
 
     def __init__(self, scene: Scene) -> None:
-        self.scene, self.pairs = scene, scene.once("pairs", lambda: Pairs(scene))
+        self.scene, self.pairs = scene, pairs_of(scene)
         p, x = scene.problem, scene.inputs
         inner = scene.truth.intermediates
         self.k, self.v = (per_query_head(np.where(np.isfinite(y), y, 0.0), p.group_size) for y in (x.k, x.v))
@@ -75,11 +78,15 @@ class Changed:
     unit: Callable[[Terms, Mask], Gradients]
 
 
+def _sums_over(names: Sequence[TensorName], terms: Terms, here: Mask) -> Gradients:
+    return terms.sums(names, terms.ds * here, terms.p * here)
+
+
 CHANGED: tuple[Changed, ...] = (
     *(
         Changed(
             f"what is added to {' and '.join(names)}",
-            lambda t, here, names=names: t.sums(names, t.ds * here, t.p * here),  # type: ignore[misc]
+            functools.partial(_sums_over, names),
         )
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk"), ("dq", "dk", "dv"))
     ),
@@ -165,11 +172,11 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     for part in (EVERYWHERE, *PARTS):
         told = f"{part.text}: " if part.text else ""
         for changed in CHANGED:
-            factors = [_factor(one, changed, part) for one in terms]
-            if None in factors:
+            factors = [fit for one in terms if (fit := _factor(one, changed, part)) is not None]
+            if len(factors) < len(terms):
                 continue
             for text, factor in FACTORS.items():
-                if all(abs(seen - factor(one.scene)) < 10 * LEFT for seen, one in zip(factors, terms, strict=True)):  # type: ignore[operator]
+                if all(abs(seen - factor(one.scene)) < NEAR for seen, one in zip(factors, terms, strict=True)):
                     change = functools.partial(_multiplied, changed, part, factor)
                     yield _hypothesis(f"{told}{changed.text} {text}", change)
         for where, target in MOVED.items():
@@ -227,9 +234,8 @@ def _multiplied(changed: Changed, part: PartOfPairs, factor: Callable[[Scene], f
 
 
 def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: Moved, terms: Terms) -> Gradients:
-    here = part.holds(terms.pairs)
     at = target(terms.pairs, terms.pairs.keys)
-    return {name: _to(at, x) for name, x in terms.sums(names, terms.ds * here, terms.p * here).items()}
+    return {name: _to(at, x) for name, x in _sums_over(names, terms, part.holds(terms.pairs)).items()}
 
 
 def _returned(name: TensorName, target: Moved, terms: Terms) -> Gradients:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from ringverify.diagnosis.scene import Counts, Scene
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+_Rows = TypeVar("_Rows", Ints, Mask)
 CONSTRAINTS = ("causal", "window", "documents", "key_lengths", "dilation")
 TILES = range(2, 9)
 
@@ -109,6 +111,11 @@ class Pairs:
         return m
 
 
+def pairs_of(scene: Scene) -> Pairs:
+    """Return the pairs of a case, which are made once."""
+    return scene.once("pairs", lambda: Pairs(scene))
+
+
 def _constraint(pairs: Pairs, name: str, i: Ints, j: Ints) -> Counts | Mask:
     p = pairs.problem
     match name:
@@ -159,6 +166,18 @@ def _halves(pairs: Pairs, x: OneSide) -> Ints:
     return piece * x.total + np.where(x.place < half, x.place, x.place - half)
 
 
+def _shifted(by: int) -> At:
+    return lambda pairs, x: x.p + by
+
+
+def _down(tile: int) -> At:
+    return lambda pairs, x: x.p // tile * tile
+
+
+def _whole_tiles(tile: int) -> At:
+    return lambda pairs, x: x.at(x.rank, x.place // tile * tile)
+
+
 def _tiled(tile: int) -> At:
     return lambda pairs, x: x.at(x.rank, x.place % tile)
 
@@ -187,10 +206,7 @@ def _of_world(pairs: Pairs, x: OneSide) -> Ints:
 
 
 POSITIONS: dict[str, At] = {
-    **{
-        f"{abs(by)} too {'large' if by > 0 else 'small'}": lambda pairs, x, by=by: x.p + by  # type: ignore[misc]
-        for by in (-1, 1, -2, 2)
-    },
+    **{f"{abs(by)} too {'large' if by > 0 else 'small'}": _shifted(by) for by in (-1, 1, -2, 2)},
     "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,
     "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
@@ -207,14 +223,8 @@ POSITIONS: dict[str, At] = {
     "of the shard's first row": lambda pairs, x: x.at(x.rank, 0 * x.place),
     "of the shard's last row": lambda pairs, x: x.at(x.rank, x.count - 1),
     "of the shard's rows in reverse": lambda pairs, x: x.at(x.rank, x.count - 1 - x.place),
-    **{
-        f"rounded down to multiples of {tile}": lambda pairs, x, tile=tile: x.p // tile * tile  # type: ignore[misc]
-        for tile in TILES
-    },
-    **{
-        f"rounded down to whole tiles of {tile}": lambda pairs, x, tile=tile: x.at(x.rank, x.place // tile * tile)  # type: ignore[misc]
-        for tile in TILES
-    },
+    **{f"rounded down to multiples of {tile}": _down(tile) for tile in TILES},
+    **{f"rounded down to whole tiles of {tile}": _whole_tiles(tile) for tile in TILES},
     **{f"of the first {tile} rows of a shard in every tile of {tile}": _tiled(tile) for tile in TILES},
 }
 """Positions that are taken for those of queries or keys, to follow "at positions"."""
@@ -265,7 +275,7 @@ def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
 def _made() -> Iterator[Otherwise]:
     yield Otherwise("keys that the mask allows are not attended", lambda pairs: np.zeros_like(pairs.true))
     for times, text in ((2, "twice"), (3, "three times")):
-        yield Otherwise(f"keys count {text}", lambda pairs, times=times: times * pairs.true)  # type: ignore[misc]
+        yield Otherwise(f"keys count {text}", functools.partial(_counted, times))
     for only in CONSTRAINTS:
         yield Otherwise(f"{NAMES[only][0]} ignored", _without(only), 0.5)
     yield Otherwise("all keys are attended, whatever the mask", _without(None), 0.5)
@@ -273,19 +283,18 @@ def _made() -> Iterator[Otherwise]:
         what = "the mask is made" if scope is None else NAMES[scope][1]
         cost = 1 if scope else 1.25
         for text, owner in OWNERS.items():
-            keys = lambda pairs, owner=owner: pairs.keys.at(owner(pairs), pairs.keys.place)  # noqa: E731
+            keys = functools.partial(_keys_of, owner)
             yield Otherwise(
                 f"{what} as if the block were that of rank ({text}) mod ranks", _at(None, keys, scope), cost
             )
         for text, at in POSITIONS.items():
-            queries = lambda pairs, at=at: at(pairs, pairs.queries)  # noqa: E731
-            keys = lambda pairs, at=at: at(pairs, pairs.keys)  # noqa: E731
+            queries, keys = functools.partial(_queries_at, at), functools.partial(_keys_at, at)
             yield Otherwise(f"{what} with queries and keys at positions {text}", _at(queries, keys, scope), cost)
             yield Otherwise(f"{what} with queries at positions {text}", _at(queries, None, scope), cost)
             yield Otherwise(f"{what} with keys at positions {text}", _at(None, keys, scope), cost)
         yield Otherwise(
             f"{what} within each shard, at positions counted from its beginning",
-            lambda pairs, scope=scope: _within(pairs, scope),  # type: ignore[misc]
+            functools.partial(_within, scope),
             2,
         )
     yield Otherwise(
@@ -307,32 +316,42 @@ def _made() -> Iterator[Otherwise]:
         0.5,
         lambda pairs: _gathered(pairs)[1],
     )
-    for text, batch in {
-        "the first batch entry's": lambda n: 0 * np.arange(n),
-        "the last batch entry's": lambda n: 0 * np.arange(n) + n - 1,
-        "the next batch entry's": lambda n: (np.arange(n) + 1) % n,
-        "the batch entry's before": lambda n: (np.arange(n) - 1) % n,
-        "the batch entries' in reverse": lambda n: n - 1 - np.arange(n),
-    }.items():
-        yield Otherwise(
-            f"each batch entry is masked by {text} key length",
-            lambda pairs, batch=batch: pairs.true[batch(pairs.problem.batch)],  # type: ignore[misc]
-            0.5,
-        )
-    for text, head in {
-        "the first head's": lambda n: 0 * np.arange(n),
-        "the next head's": lambda n: (np.arange(n) + 1) % n,
-        "the head's before": lambda n: (np.arange(n) - 1) % n,
-        "the heads' in reverse": lambda n: n - 1 - np.arange(n),
-    }.items():
-        yield Otherwise(
-            f"each head has {text} mask",
-            lambda pairs, head=head: pairs.true[:, head(pairs.problem.heads)],  # type: ignore[misc]
-            0.5,
-        )
+    others: dict[str, Callable[[int], Ints]] = {
+        "first": lambda n: 0 * np.arange(n),
+        "next": lambda n: (np.arange(n) + 1) % n,
+        "previous": lambda n: (np.arange(n) - 1) % n,
+        "opposite": lambda n: n - 1 - np.arange(n),
+    }
+    for text, other in {**others, "last": lambda n: 0 * np.arange(n) + n - 1}.items():
+        whose = f"each batch entry is masked by the {text} batch entry's key length"
+        yield Otherwise(whose, functools.partial(_of_another, 0, other), 0.5)
+    for text, other in others.items():
+        yield Otherwise(f"each head has the {text} head's mask", functools.partial(_of_another, 1, other), 0.5)
 
 
-def _within(pairs: Pairs, scope: str | None) -> Counts | None:
+def _counted(times: int, pairs: Pairs) -> Counts:
+    return times * pairs.true
+
+
+def _keys_of(owner: Callable[[Pairs], Ints], pairs: Pairs) -> Ints:
+    return pairs.keys.at(owner(pairs), pairs.keys.place)
+
+
+def _queries_at(at: Callable[[Pairs, OneSide], _Rows], pairs: Pairs) -> _Rows:
+    return at(pairs, pairs.queries)
+
+
+def _keys_at(at: Callable[[Pairs, OneSide], _Rows], pairs: Pairs) -> _Rows:
+    return at(pairs, pairs.keys)
+
+
+def _of_another(axis: int, other: Callable[[int], Ints], pairs: Pairs) -> Counts:
+    """Return counts in which each batch entry (axis 0) or head (axis 1) has those of another."""
+    found: Counts = np.take(pairs.true, other(pairs.true.shape[axis]), axis=axis)
+    return found
+
+
+def _within(scope: str | None, pairs: Pairs) -> Counts | None:
     """Return counts with a constraint made within each shard; of a branch, if its segments are no longer than it."""
     if scope not in (None, *pairs.present()) or not pairs.present():
         return None
@@ -433,8 +452,16 @@ def _places() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
 
 def _tiles() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
     for tile in TILES:
-        yield f"past the last whole tile of {tile}", lambda pairs, x, tile=tile: x.place >= x.count // tile * tile  # type: ignore[misc]
-        yield f"past the first {tile} rows", lambda pairs, x, tile=tile: x.place >= tile  # type: ignore[misc]
+        yield f"past the last whole tile of {tile}", functools.partial(_past_whole_tiles, tile)
+        yield f"past the first {tile} rows", functools.partial(_past, tile)
+
+
+def _past_whole_tiles(tile: int, pairs: Pairs, x: OneSide) -> Mask:
+    return x.place >= x.count // tile * tile
+
+
+def _past(tile: int, pairs: Pairs, x: OneSide) -> Mask:
+    return x.place >= tile
 
 
 def _left(pairs: Pairs) -> int:
@@ -502,20 +529,25 @@ def _parts() -> Iterator[PartOfPairs]:
         "where shards differ in length": lambda pairs: len(set(map(len, pairs.keys.shards))) > 1,
     }
     for text, is_so in alone.items():
-        yield PartOfPairs(text, lambda pairs, is_so=is_so: np.full((1, 1, 1, 1), is_so(pairs)))  # type: ignore[misc]
+        yield PartOfPairs(text, functools.partial(_all_if, is_so))
     for where, place in (*_places(), *_tiles()):
-        yield PartOfPairs(f"for queries {where}", lambda pairs, place=place: place(pairs, pairs.queries))  # type: ignore[misc]
-        yield PartOfPairs(f"for keys {where}", lambda pairs, place=place: place(pairs, pairs.keys))  # type: ignore[misc]
+        yield PartOfPairs(f"for queries {where}", functools.partial(_queries_at, place))
+        yield PartOfPairs(f"for keys {where}", functools.partial(_keys_at, place))
     yield PartOfPairs("for queries of the first document", lambda pairs: _document(pairs, 0))
     yield PartOfPairs("for queries of the last document", lambda pairs: _document(pairs, -1))
     for axis, name in ((1, "head"), (0, "batch entry")):
+        yield PartOfPairs(f"in the first {name}", functools.partial(_numbered, axis, lambda number: number == 0))
+        yield PartOfPairs(f"not in the first {name}", functools.partial(_numbered, axis, lambda number: number > 0))
+        yield PartOfPairs(f"in odd {name}s", functools.partial(_numbered, axis, lambda number: number % 2 == 1))
 
-        def number(pairs: Pairs, axis: int = axis) -> Ints:
-            return np.arange(pairs.true.shape[axis]).reshape([-1 if a == axis else 1 for a in range(4)])
 
-        yield PartOfPairs(f"in the first {name}", lambda pairs, number=number: number(pairs) == 0)  # type: ignore[misc]
-        yield PartOfPairs(f"not in the first {name}", lambda pairs, number=number: number(pairs) > 0)  # type: ignore[misc]
-        yield PartOfPairs(f"in odd {name}s", lambda pairs, number=number: number(pairs) % 2 == 1)  # type: ignore[misc]
+def _all_if(is_so: Callable[[Pairs], bool], pairs: Pairs) -> Mask:
+    return np.full((1, 1, 1, 1), is_so(pairs))
+
+
+def _numbered(axis: int, chosen: Callable[[Ints], Mask], pairs: Pairs) -> Mask:
+    """Whether a pair's batch entry (axis 0) or head (axis 1) is chosen by its number."""
+    return chosen(np.arange(pairs.true.shape[axis]).reshape([-1 if a == axis else 1 for a in range(4)]))
 
 
 PARTS: tuple[PartOfPairs, ...] = tuple(_parts())

@@ -22,7 +22,7 @@ from ringref.attention import Answer, Intermediates, attention, per_key_head, pe
 from ringref.rounding import LARGEST, allowed_error
 from ringverify.cases.inputs import Inputs
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import MADE, PARTS, Otherwise, Pairs, PartOfPairs
+from ringverify.diagnosis.masks import MADE, PARTS, Otherwise, Pairs, PartOfPairs, pairs_of
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.diagnosis.where import Probe, wrong_tensors
 from ringverify.events import TensorName
@@ -137,7 +137,7 @@ def read(scene: Scene, probe: Probe, *, backward: bool) -> Read | None:
     if backward:
         totals = true.sum(axis=-1).astype(np.float64)
     counts = _whole(weights, totals)
-    return None if counts is None else Read(Pairs(scene), true, counts)
+    return None if counts is None else Read(pairs_of(scene), true, counts)
 
 
 def _whole(weights: Array, totals: Array) -> Counts | None:
@@ -246,7 +246,7 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe) -> list[Hypothesis]:
                 found.append(one)
     if not found:
         return []
-    right = [Pairs(scene) for scene in scenes if not wrong_tensors(scene)]
+    right = [pairs_of(scene) for scene in scenes if not wrong_tensors(scene)]
     whens: tuple[When, ...] = (
         ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
     )
@@ -274,7 +274,7 @@ def _hypothesis(rule: Rule, when: When, zeroed: bool) -> Hypothesis:
 
 def _residual(scene: Scene, rule: Rule, when: When, zeroed: bool) -> float | None:
     """Return the largest difference between what a rule predicts of a case and what was seen; `None` if it is wrong."""
-    pairs = scene.once("pairs", lambda: Pairs(scene))
+    pairs = pairs_of(scene)
     counted = rule.counts(pairs)
     if counted is None:
         return None if wrong_tensors(scene) else 0.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ringverify.diagnosis.hypothesis import Hypothesis
-from ringverify.diagnosis.masks import Ints, Mask, Pairs
+from ringverify.diagnosis.masks import Ints, Mask, Pairs, pairs_of
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.faults.ring import STEPS
@@ -81,7 +81,7 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     for text, rows in ROWS.items():
 
         def judge(scene: Scene, rows: Rows = rows) -> float | None:
-            spoilt = rows(Blocks(scene.once("pairs", lambda: Pairs(scene))))
+            spoilt = rows(Blocks(pairs_of(scene)))
             seen: Mask = np.zeros_like(spoilt)
             for rank in range(scene.size):
                 nan = np.isnan(scene.seen("out", rank))
