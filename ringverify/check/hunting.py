@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ringverify.cases.running import Runner
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.finishing import finished
-from ringverify.check.searching import Ending, Hunt, Search, found_only, search_cases
+from ringverify.check.searching import Ending, Hunt, Search, found_only, in_short, search_cases
 from ringverify.properties.property import Property
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def hunt(
     seed: int,
     share: Share = ENDLESS,
     progress: Callable[[int], None],
+    told: Callable[[str], None] = lambda violation: None,
     shrinking: bool = True,
     first: Sequence[CaseFile] = (),
     watched: Callable[[], Runner | None] = lambda: None,
@@ -40,6 +41,7 @@ def hunt(
         seed: decides which cases are drawn.
         share: the time for the search, shrinking included.
         progress: called with the number of cases tried so far.
+        told: called with what a violation is when it is found, before it is shrunk.
         shrinking: whether to shrink and explain the case found first.
         first: counterexamples of earlier runs, tried before drawn cases.
         watched: returns a runner in a simulated world, if `runner` is in another one, or `None`.
@@ -53,6 +55,7 @@ def hunt(
     search_cases(search, property, runner, examples=examples, seed=seed, first=first)
     if (found := search.found(runner.log)) is not None:
         if shrinking:
+            told(in_short(property.id, found))
             search.ends_with(
                 finished(
                     property,

@@ -17,7 +17,7 @@ from typing import Any
 from ringverify.cases.running import RunLog, Runner
 from ringverify.check.budget import Share
 from ringverify.check.mishap import Mishap
-from ringverify.check.searching import Ending, Hunt, Search, found_only
+from ringverify.check.searching import Ending, Hunt, Search, found_only, in_short
 from ringverify.check.units import CaseToJudge, Draw, Finish, Judge, JudgedCase, Setup, Unit, Wanted, Whole
 from ringverify.check.workers import Workers
 from ringverify.describing import FunctionElsewhere, place_of
@@ -41,9 +41,16 @@ class PropertyTrial:
         wanted: what is to be tried.
         share: returns its share of the time when it begins; it is then a single unit. `None` where time is not limited.
         progress: called after each unit.
+        told: called with what a violation is when it is found, before it is shrunk.
     """
 
-    def __init__(self, wanted: Wanted, share: Callable[[], Share] | None, progress: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        share: Callable[[], Share] | None,
+        progress: Callable[[], None],
+        told: Callable[[str], None],
+    ) -> None:
         self.wanted = wanted
         self.log = RunLog()
         self.search = Search()
@@ -51,7 +58,7 @@ class PropertyTrial:
         self.done = False
         self.waiting: deque[Unit] = deque([Draw(wanted) if share is None else Whole(wanted)])
         self._share = share
-        self._progress = progress
+        self._progress, self._told = progress, told
         self._concluded = False
         self._pieces = 0
         self._answers: dict[int, list[JudgedCase]] = {}
@@ -146,6 +153,7 @@ class PropertyTrial:
         if found is None:
             self.done = True
         else:
+            self._told(in_short(self.wanted.property, found))
             self.waiting.append(Finish(self.wanted, found))
 
     def _finished(self, ending: Ending, log: RunLog) -> None:
@@ -189,7 +197,7 @@ class Jobs:
             return False
         self._title = title
         of_each = None if share is None else functools.partial(share, self._workers.most)
-        self._trials = {one.property: PropertyTrial(one, of_each, self._step) for one in asked}
+        self._trials = {one.property: PropertyTrial(one, of_each, self._step, self._progress.found) for one in asked}
         return True
 
     def hunt(self, property: str, log: RunLog) -> Hunt:

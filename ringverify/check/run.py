@@ -399,6 +399,7 @@ class ImplementationRun:
                 seed=asked.seed,
                 share=self.budget.share(),
                 progress=self.progress.step,
+                told=self.progress.found,
                 first=asked.first,
                 watched=self._simulated,
             )

@@ -226,6 +226,12 @@ def as_found(case: Case, judgement: Judgement) -> Counterexample:
     )
 
 
+def in_short(property: str, found: Found) -> str:
+    """Say in one line what was found, as it stands before it is shrunk."""
+    violation = found.judgement.violation
+    return property if violation is None else f"{property}: {violation.summary}"
+
+
 def found_only(found: Found) -> Counterexample:
     """Return the counterexample that a violation is if nothing more is done about it."""
     shown = as_found(found.case, found.judgement)

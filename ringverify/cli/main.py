@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import io
 import os
 import sys
@@ -68,6 +70,7 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 conformant, 1 violations, 2 usage, 3 inconclusive."""
     keep_standard_streams()
+    atexit.register(gc.freeze)  # or the interpreter, as it ends, looks for garbage among all that torch has made
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An implementation's text may hold characters that the terminal's encoding lacks; that must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -20,6 +20,10 @@ class Progress(Protocol):
         """A process is loading `what`; `None` means that the loading is over."""
         ...
 
+    def found(self, violation: str) -> None:
+        """A violation was found, and is now shrunk and explained."""
+        ...
+
     def stop(self) -> None:
         """The property or benchmark that was begun is done."""
         ...
@@ -35,6 +39,9 @@ class Hidden:
         """Show nothing."""
 
     def loading(self, what: str | None) -> None:
+        """Show nothing."""
+
+    def found(self, violation: str) -> None:
         """Show nothing."""
 
     def stop(self) -> None:

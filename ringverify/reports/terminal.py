@@ -20,7 +20,7 @@ from ringverify.events import (
 )
 from ringverify.reports.features import NAMED, Table, short_tables, untried_line
 from ringverify.reports.story import DETAIL_LINES, detail_lines, margin_text, repeated, shown, story
-from ringverify.words import PRINTED, legible, plural
+from ringverify.words import PRINTED, cut, legible, plural
 
 STYLES = {
     "pass": "green",
@@ -244,9 +244,13 @@ class ProgressBar:
 
     def loading(self, what: str | None) -> None:
         """Show what is being loaded in place of the title; `None` brings the title back."""
+        self._describe(self._title if what is None else f"loading {what}")
+
+    def found(self, violation: str) -> None:
+        """Show from now on that there is a violation, before all is known about it."""
         if self._task is not None:
-            title = self._title if what is None else f"loading {what}"
-            self._progress.update(self._task, description=title, refresh=not self._live)
+            self._title = legible(f"{cut(violation, 100)}: making it smaller")
+            self._describe(self._title)
 
     def stop(self) -> None:
         """Remove the bar."""
@@ -254,3 +258,7 @@ class ProgressBar:
             self._progress.remove_task(self._task)
             self._task = None
             self._progress.stop()
+
+    def _describe(self, title: str) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, description=title, refresh=not self._live)

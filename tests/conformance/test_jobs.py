@@ -12,10 +12,14 @@ from report_lines import report_lines, without_times
 from ringverify.cases.running import Runner
 from ringverify.check import jobs
 from ringverify.check.jobs import Jobs, setup_of
+from ringverify.check.options import Options, Subject
+from ringverify.check.run import check
 from ringverify.check.units import Finish, Judge, Wanted
 from ringverify.check.workers import Worker, Workers
+from ringverify.describing import describe
 from ringverify.implementation import implementation
-from ringverify.reports.progress import HIDDEN
+from ringverify.properties.catalogue import select
+from ringverify.reports.progress import HIDDEN, Hidden
 from ringverify.worlds import limits
 from ringverify.worlds.limits import cores
 from ringverify.worlds.processes.contained import ContainedWorld
@@ -155,6 +159,31 @@ def test_a_violation_stands_though_its_workers_are_killed(ringverify, monkeypatc
     (counterexample,) = outcome.told("counterexample")
     assert (counterexample["smallest"], counterexample["tried"]) == (False, 0)
     assert "SIGKILL" in outcome.told("property")[0]["reason"]
+
+
+class Told(Hidden):
+    """Progress that keeps what was found, with whether the violation had been reported by then."""
+
+    def __init__(self):
+        self.events, self.violations = [], []
+
+    def found(self, violation):
+        self.violations.append((violation, any(event.event == "counterexample" for event in self.events)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_violation_is_told_before_it_is_made_smaller(count, tmp_path, monkeypatch):
+    """To whoever watches, in this process and in workers."""
+    monkeypatch.chdir(tmp_path)
+    target, progress = miniature("faulty_rings:wrong_scale"), Told()
+    options = Options(max_examples=4, jobs=count, cases=Path("cases"))
+    assert (
+        check([Subject(target, describe(target))], select(["forward"], ()), options, progress.events.append, progress)
+        == 1
+    )
+    ((violation, reported),) = progress.violations
+    assert violation.startswith("forward: out is wrong")
+    assert not reported
 
 
 # -- how many ----------------------------------------------------------------------------------------------------------

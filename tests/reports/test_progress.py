@@ -27,3 +27,13 @@ def test_a_bar_shows_how_far_a_property_is():
     """On a terminal."""
     assert "ring gradients" in _written(terminal=True)
     assert "2/3" in _written(terminal=True)
+
+
+def test_a_bar_shows_a_violation_while_it_is_made_smaller():
+    """That takes seconds; nobody waits for them to learn that there is one."""
+    stream = io.StringIO()
+    bar = ProgressBar(Console(file=stream, force_terminal=True, width=80), live=False)
+    bar.start("ring", "forward", 3)
+    bar.found("forward: out is wrong on rank 1")
+    assert "forward: out is wrong on rank 1: making it smaller" in stream.getvalue()
+    bar.stop()
