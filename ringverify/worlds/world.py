@@ -6,10 +6,11 @@ returns each rank's result or the failure that ended the run.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import traceback
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ringverify.words import TEXT, cut
 from ringverify.worlds.exceptions import one_line
@@ -257,20 +258,22 @@ class TooEarly(OurError):
         return error
 
 
-def check_run(world_size: int, deadline: float) -> None:
-    """Refuse a number of ranks or a deadline that no world has.
+@dataclasses.dataclass(frozen=True)
+class RunRequest:
+    """What a world is asked to run: the arguments of `World.run`, which describes them."""
 
-    Raises:
-        ValueError: `world_size` is less than 1, or `deadline` is not positive.
-    """
-    if world_size < 1:
-        raise ValueError(f"world_size={world_size}: expected at least 1")
-    if not deadline > 0:
-        raise ValueError(f"deadline={deadline}: expected a positive number of seconds")
+    program: Callable[[Any], Any]
+    argument: Any
+    world_size: int
+    seed: int
+    deadline: float
+    conditions: Conditions | None
+    watch: bool | Literal["memory"]
+    load: Load | None
 
 
-class World(Protocol):
-    """A place where ranks run."""
+class World(abc.ABC):
+    """A place where ranks run. Each world implements `run_request`, and says in its docstring what is its own."""
 
     name: str
 
@@ -302,9 +305,18 @@ class World(Protocol):
         Raises:
             WorldUnavailable: the ranks could not be started or could not load what they need, or an error in ringverify
                 ended the run, or an import was under way at its deadline.
+            TypeError: the program or its argument cannot be sent to a process.
+            ValueError: `world_size` is less than 1, `deadline` is not positive, or a world of programs is given none.
         """
-        ...
+        if world_size < 1:
+            raise ValueError(f"world_size={world_size}: expected at least 1")
+        if not deadline > 0:
+            raise ValueError(f"deadline={deadline}: expected a positive number of seconds")
+        return self.run_request(RunRequest(program, argument, world_size, seed, deadline, conditions, watch, load))
 
-    def close(self) -> None:
-        """End what the world keeps running between runs."""
-        ...
+    @abc.abstractmethod
+    def run_request(self, asked: RunRequest) -> Run:
+        """Do what `run` says; the numbers asked for are possible ones."""
+
+    def close(self) -> None:  # noqa: B027 (a simulated world keeps nothing running)
+        """End what the world keeps running between runs. The next run starts it again."""

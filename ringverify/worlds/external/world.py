@@ -12,21 +12,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ringverify.worlds.external.messages import Breach, CaseMessage, Error, Result, Unsupported
 from ringverify.worlds.external.process import Ended, ProgramProcess, TooLong, command_of
 from ringverify.worlds.limits import limit_in, limit_of, sentence
 from ringverify.worlds.raising import Charge, raising_of
-from ringverify.worlds.world import (
-    Conditions,
-    Failure,
-    Load,
-    LoadTooLong,
-    Run,
-    WorldUnavailable,
-    check_run,
-)
+from ringverify.worlds.world import Failure, Load, LoadTooLong, Run, RunRequest, World, WorldUnavailable
 
 
 class BadFile(Charge):
@@ -54,11 +46,13 @@ class Question:
     read: Callable[[Result, bytes], tuple[Any, ...]]
 
 
-class ExternalWorld:
-    """A `World` whose ranks are a program's own affair: it is given global tensors, and returns global results.
+class ExternalWorld(World):
+    """A world whose ranks are a program's own affair: it is given global tensors, and returns global results.
 
     The program is named by the target to load, `program: COMMAND`. It is started once, answers one case after the
-    other, and is started anew after it has ended or has let a deadline pass.
+    other, and is started anew after it has ended or has let a deadline pass; starting does not count towards that.
+    What `run` calls a program is here called in this process, and returns the `Question` to ask; `run` raises
+    `CaseRefused` where the program does not run such a case.
 
     Args:
         heard: called with 0 and a piece of what the program prints, in bytes, as it comes.
@@ -72,48 +66,22 @@ class ExternalWorld:
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _end_all, self._running)
 
-    def run(
-        self,
-        program: Callable[[Any], Any],
-        argument: Any,
-        *,
-        world_size: int,
-        seed: int,
-        deadline: float,
-        conditions: Conditions | None = None,
-        watch: bool | Literal["memory"] = False,
-        load: Load | None = None,
-    ) -> Run:
-        """Ask the program that `load` names what `program(argument)`, called in this process, says.
-
-        Args:
-            program: returns the `Question`.
-            argument: anything.
-            world_size: number of ranks that the program shards over.
-            seed: not used, nor are `conditions` and `watch`.
-            deadline: seconds after which a program that has not answered has failed; starting is not counted.
-            load: names the program, and says how long its `hello` may take.
-
-        Raises:
-            CaseRefused: the program does not run such a case.
-            WorldUnavailable: it cannot be started, broke the protocol, or was ended by SIGKILL.
-            ValueError: an impossible world size or deadline, or no program.
-        """
-        check_run(world_size, deadline)
-        if load is None:
+    def run_request(self, asked: RunRequest) -> Run:
+        """Ask the program that the request's `load` names what is to be asked."""
+        if asked.load is None:
             raise ValueError("the external world runs programs only: a target is needed")
         began = time.monotonic()
-        question: Question = program(argument)
+        question: Question = asked.program(asked.argument)
         with self._lock:
-            worker = self._worker(load)
+            worker = self._worker(asked.load)
             worker.forget_printed()
-            with self._ending_what_fails(load.what):
-                results, failure = _asked(worker, question, deadline)
+            with self._ending_what_fails(asked.load.what):
+                results, failure = _asked(worker, question, asked.deadline)
             if failure is not None and failure.kind != "raised":
-                self._running.pop(load.what).end(kindly=False)
+                self._running.pop(asked.load.what).end(kindly=False)
         seconds = time.monotonic() - began
         printed = ((None, worker.printed),) if worker.printed else ()
-        return Run((None,) * world_size if failure else results, failure, seconds, printed=printed)
+        return Run((None,) * asked.world_size if failure else results, failure, seconds, printed=printed)
 
     def close(self) -> None:
         """End the program. The next run starts it anew."""

@@ -12,14 +12,14 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from ringverify.worlds import whose
 from ringverify.worlds.limits import limit_of
 from ringverify.worlds.printing import Show
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.wire import how_it_ended
-from ringverify.worlds.world import Conditions, Failure, Load, OurError, Run, WorldUnavailable
+from ringverify.worlds.world import Failure, Load, OurError, Run, RunRequest, World, WorldUnavailable
 
 UNWINDING = 3.0
 """Seconds that the simulated world is given, past a run's deadline, to end the run and report that."""
@@ -30,14 +30,12 @@ OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 @dataclasses.dataclass(frozen=True)
 class _Simulation:
-    program: Callable[[Any], Any]
-    argument: Any
-    options: dict[str, Any]
+    asked: RunRequest
     show: Show
 
 
-class ContainedWorld:
-    """A `World` of threads in another process. It reports of a run what `SimulatedWorld` does.
+class ContainedWorld(World):
+    """A world of threads in another process. It reports of a run what `SimulatedWorld` does.
 
     Args:
         heard: called, as ranks print, with 0 and a piece of their output in bytes, each line with its rank.
@@ -49,49 +47,21 @@ class ContainedWorld:
         self._process = GlooWorld(heard=heard, called="the simulated world's process")
         self._show: Show = "kept" if heard is None else "labelled"
 
-    def run(
-        self,
-        program: Callable[[Any], Any],
-        argument: Any,
-        *,
-        world_size: int,
-        seed: int,
-        deadline: float,
-        conditions: Conditions | None = None,
-        watch: bool | Literal["memory"] = False,
-        load: Load | None = None,
-    ) -> Run:
-        """Run `program(argument)` on ranks 0 … world_size − 1 of a simulated world in the other process.
-
-        Args:
-            program: a function that is importable by name, outside `__main__`.
-            argument: anything picklable.
-            world_size: number of ranks, at least 1.
-            seed: decides the order in which ranks run.
-            deadline: seconds after which a run that has not ended is a failure of kind "deadline".
-            conditions: what the transport does not forgive, by default nothing.
-            watch: report hazards, traffic and memory.
-            load: what the process loads first.
-
-        Raises:
-            WorldUnavailable: as in `World.run`, or the process's torch lacks what simulation needs.
-            TypeError: the program or its argument cannot be sent to a process.
-            ValueError: an impossible world size or deadline.
-        """
-        load = load or Load("", str)
-        options = {"world_size": world_size, "seed": seed, "deadline": deadline}
-        simulation = _Simulation(program, argument, {**options, "conditions": conditions, "watch": watch}, self._show)
+    def run_request(self, asked: RunRequest) -> Run:
+        """Run the program on threads of the other process."""
+        load = asked.load or Load("", str)
         run = self._process.run(
             simulate,
-            simulation,
+            _Simulation(dataclasses.replace(asked, load=None), self._show),
             world_size=1,
             seed=0,
-            deadline=deadline + UNWINDING,
-            load=dataclasses.replace(load, call=functools.partial(_load, program, load.call)),
+            deadline=asked.deadline + UNWINDING,
+            load=dataclasses.replace(load, call=functools.partial(_load, asked.program, load.call)),
         )
         if run.failure is not None:
             whole = tuple((None, text) for _, text in run.printed)
-            return Run((None,) * world_size, _of_the_process(run.failure, deadline), run.seconds, printed=whole)
+            failure = _of_the_process(run.failure, asked.deadline)
+            return Run((None,) * asked.world_size, failure, run.seconds, printed=whole)
         outcome = run.results[0]
         if isinstance(outcome, BaseException):
             self.close()
@@ -126,8 +96,7 @@ def simulate(simulation: _Simulation) -> Run | BaseException:
         os.environ.pop(name, None)
     with whose.ours():
         try:
-            world = SimulatedWorld(show=simulation.show)
-            return world.run(simulation.program, simulation.argument, **simulation.options)
+            return SimulatedWorld(show=simulation.show).run_request(simulation.asked)
         except (WorldUnavailable, ValueError) as error:
             return error
         except Exception as error:

@@ -14,18 +14,23 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from ringverify.worlds.processes.pool import Pool
 from ringverify.worlds.processes.rank import RankHost, ThisMachine
-from ringverify.worlds.world import Conditions, Failure, Load, Run, check_run
+from ringverify.worlds.world import Failure, Load, Run, RunRequest, World
 
 MOST_PROCESSES = 16
 """How many ranks of all world sizes are kept warm at once, the most recently used sizes first."""
 
 
-class GlooWorld:
-    """A `World` of processes. One run at a time: a second thread waits for the first.
+class GlooWorld(World):
+    """A world of processes. One run at a time: a second thread waits for the first.
+
+    A rank has one thread for torch, the seeds and settings of a fresh process, and the variables that torchrun sets
+    (`RANK`, `WORLD_SIZE`, …). The default group is the same in run after run, as in a training job, unless a run has
+    left it damaged, out of step or with messages that nobody received. Starting and loading do not count towards a
+    deadline. Numpy arrays travel faster than tensors.
 
     Args:
         place: where ranks are started and with what; by default on this machine, with gloo.
@@ -48,47 +53,18 @@ class GlooWorld:
         # Also at interpreter exit, and for a world that nobody closed.
         self._finalizer = weakref.finalize(self, _end_all, self._pools)
 
-    def run(
-        self,
-        program: Callable[[Any], Any],
-        argument: Any,
-        *,
-        world_size: int,
-        seed: int,
-        deadline: float,
-        conditions: Conditions | None = None,
-        watch: bool | Literal["memory"] = False,
-        load: Load | None = None,
-    ) -> Run:
-        """Run `program(argument)` on ranks 0 … world_size − 1, `torch.distributed` initialised in each.
-
-        A rank has one thread for torch, the seeds and settings of a fresh process, and the variables that torchrun
-        sets (`RANK`, `WORLD_SIZE`, …). The default group is the same in run after run, as in a training job, unless a
-        run has left it damaged, out of step or with messages that nobody received.
-
-        Args:
-            program: a function that is importable by name, outside `__main__`.
-            argument: anything picklable; numpy arrays travel faster than tensors.
-            world_size: number of ranks, at least 1.
-            seed: not used; processes run as the system schedules them. Nor are `conditions` and `watch`.
-            deadline: seconds after which a run that has not ended is a failure, starting and loading not counted.
-            load: what every process loads first.
-
-        Raises:
-            WorldUnavailable: as in `World.run`.
-            TypeError: the program or its argument cannot be sent to a process.
-            ValueError: an impossible world size or deadline.
-        """
-        check_run(world_size, deadline)
+    def run_request(self, asked: RunRequest) -> Run:
+        """Run the program on processes that are kept for the next run, if this one leaves them usable."""
         began = time.monotonic()
-        body = _packed(program, argument)
-        load = load or Load("", str)  # the program's own module is loaded in any case
+        program, world_size = asked.program, asked.world_size
+        body = _packed(program, asked.argument)
+        load = asked.load or Load("", str)  # the program's own module is loaded in any case
         with self._lock:
             pool = self._pool(world_size, program.__module__)
             try:
                 if not pool.has_loaded(name := f"{program.__module__}.{program.__qualname__}", load.what):
                     pool.load(_packed(_load, (program, load.call, load.what)), name, load)
-                outcome = pool.run(body, deadline)
+                outcome = pool.run(body, asked.deadline)
             finally:
                 if not pool.usable:
                     del self._pools[world_size]

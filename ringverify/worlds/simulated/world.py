@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from ringverify.worlds import torch_settings, whose
 from ringverify.worlds.exceptions import trace_of
@@ -34,7 +34,7 @@ from ringverify.worlds.simulated.exchange import Event, Exchange
 from ringverify.worlds.simulated.process_group import SimulatedGroup
 from ringverify.worlds.simulated.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watch.watching import Watch
-from ringverify.worlds.world import Conditions, Failure, Load, OurError, Run, TooEarly, WorldUnavailable, check_run
+from ringverify.worlds.world import Conditions, Failure, OurError, Run, RunRequest, TooEarly, World, WorldUnavailable
 
 _GRACE = 0.5
 """Seconds that ranks are given to unwind before their threads are abandoned."""
@@ -58,8 +58,10 @@ NO_RANK = (
 )
 
 
-class SimulatedWorld:
-    """A `World` whose ranks are threads of this process. See the module.
+class SimulatedWorld(World):
+    """A world whose ranks are threads of this process, new ones for every run. See the module.
+
+    The thread that calls `run` waits. Its own `torch.distributed`, initialised or not, is as before when that returns.
 
     Args:
         observe: called, on the rank's thread, at every post and every finish of an operation.
@@ -72,60 +74,29 @@ class SimulatedWorld:
         self._observe = observe
         self._show = show
 
-    def run(
-        self,
-        program: Callable[[Any], Any],
-        argument: Any,
-        *,
-        world_size: int,
-        seed: int,
-        deadline: float,
-        conditions: Conditions | None = None,
-        watch: bool | Literal["memory"] = False,
-        load: Load | None = None,
-    ) -> Run:
-        """Run `program(argument)` on `world_size` ranks, `torch.distributed` initialised in each.
-
-        The calling thread waits. Its own `torch.distributed`, initialised or not, is as before when the call returns.
-
-        Args:
-            program: called once a rank, each in a thread of its own that is new for this run.
-            argument: the same object for every rank.
-            world_size: number of ranks, at least 1.
-            seed: decides the order in which ranks run.
-            deadline: seconds, more than 0.
-            conditions: what the transport does not forgive, by default nothing.
-            watch: report hazards and traffic; "memory": memory as well, which costs more than both.
-            load: what is loaded first, in the calling thread.
-
-        Raises:
-            ValueError: `world_size` is less than 1, or `deadline` is not positive.
-            WorldUnavailable: as in `World.run`; this version of torch lacks what is needed; the caller is a rank.
-        """
-        check_run(world_size, deadline)
+    def run_request(self, asked: RunRequest) -> Run:
+        """Run the program on threads that are new for this run."""
         if _RANK_THREADS.mine() is not None:
             raise WorldUnavailable("a rank of a simulated world cannot start another simulated world")
-        if world_size > MOST_RANKS:
-            raise WorldUnavailable(f"a simulated world holds at most {MOST_RANKS} ranks, not {world_size}")
-        if (reason := too_many(world_size, "threads")) is not None:
+        if asked.world_size > MOST_RANKS:
+            raise WorldUnavailable(f"a simulated world holds at most {MOST_RANKS} ranks, not {asked.world_size}")
+        if (reason := too_many(asked.world_size, "threads")) is not None:
             raise WorldUnavailable(reason)
-        if load is not None:
-            load.call(load.what)
-        if watch:
+        if asked.load is not None:
+            asked.load.call(asked.load.what)
+        if asked.watch:
             check_modes()
         started = time.perf_counter()
         with _ONE_AT_A_TIME:
-            watching = Watch(world_size, memory=watch == "memory") if watch else None
-            output = RankOutput(world_size, self._show)
-            ranks = _Ranks(
-                program, argument, world_size, seed, conditions or Conditions(), watching, self._observe, output
-            )
-            with listening(self._show), _no_collector() if watch == "memory" else contextlib.nullcontext():
-                failure = ranks.run(deadline)
+            watching = Watch(asked.world_size, memory=asked.watch == "memory") if asked.watch else None
+            output = RankOutput(asked.world_size, self._show)
+            ranks = _Ranks(asked, watching, self._observe, output)
+            with listening(self._show), _no_collector() if asked.watch == "memory" else contextlib.nullcontext():
+                failure = ranks.run()
         exchange = ranks.exchange
         exchange.settle()
         return Run(
-            (None,) * world_size if failure is not None else tuple(ranks.results),
+            (None,) * asked.world_size if failure is not None else tuple(ranks.results),
             failure,
             time.perf_counter() - started,
             unreceived=exchange.unreceived(),
@@ -138,44 +109,35 @@ class SimulatedWorld:
             notes=ranks.notes(),
         )
 
-    def close(self) -> None:
-        """Nothing is kept running between runs."""
-
 
 class _Ranks:
     """The ranks of one run."""
 
     def __init__(
-        self,
-        program: Callable[[Any], Any],
-        argument: Any,
-        world_size: int,
-        seed: int,
-        conditions: Conditions,
-        watch: Watch | None,
-        observe: Callable[[Event], None] | None,
-        output: RankOutput,
+        self, asked: RunRequest, watch: Watch | None, observe: Callable[[Event], None] | None, output: RankOutput
     ) -> None:
-        self._program, self._argument, self._size = program, argument, world_size
+        self._program, self._argument, self._size = asked.program, asked.argument, asked.world_size
+        self._deadline = asked.deadline
         self._watch = watch
         self._output = output
         self._foreign_group = False
-        self._baton = Baton(world_size, seed)
-        self.exchange = Exchange(self._baton, world_size, conditions, seed, watch)
+        self._baton = Baton(self._size, asked.seed)
+        self.exchange = Exchange(self._baton, self._size, asked.conditions or Conditions(), asked.seed, watch)
         self._baton.explain, self._baton.relieve = self._mail, self.exchange.relieve
         self.exchange.observe = observe
         self._store = make_store()
         self._unavailable: WorldUnavailable | None = None
         self._broken: BaseException | None = None
-        self.results: list[Any] = [None] * world_size
+        self.results: list[Any] = [None] * self._size
         self._bookkeeping: dict[int, RankBookkeeping] = {}
         self._threads = [
             threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
-            for rank in range(world_size)
+            for rank in range(self._size)
         ]
 
-    def run(self, deadline: float) -> Failure | None:
+    def run(self) -> Failure | None:
         """Start the ranks, wait for them, and put everything back."""
+        deadline = self._deadline
         patience = Patience(deadline, [os.getpid()])
         settings = torch_settings.values(torch_settings.OF_PROCESS)
         filters, show = warnings.filters, warnings.showwarning
