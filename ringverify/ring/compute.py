@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ringverify.ring.transport import Transport
 
 
+FEW_QUERIES = 64
+"""For up to so many queries, a copy of a block takes longer than kernels then save."""
+
 Place = tuple[slice, slice, slice]
 """Rows of a tile among this rank's: batch, queries, heads."""
 
@@ -113,9 +116,13 @@ class Job:
         return Sum(rows.q.shape, self.setting.accumulates, rows.q.device)
 
     def own(self, k: torch.Tensor, v: torch.Tensor) -> KVTensors:
-        """This rank's block, copied for the sake of speed where kernels gain by it: not if a budget bounds memory."""
+        """This rank's block, copied for the sake of speed where kernels gain by it: not if a budget bounds memory.
+
+        Nor for few queries, as in decoding: kernels then read the block once, which copying it would do too.
+        """
         block = KVTensors.of_tensors(self.plan.whole(self.plan.rank), k, v)
-        return block.packed() if self.setting.dtype in self.kernel.packs and not self.sides.bounded else block
+        gains = self.setting.dtype in self.kernel.packs and self.plan.query_count > FEW_QUERIES
+        return block.packed() if gains and not self.sides.bounded else block
 
     def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
         """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""

@@ -1,6 +1,6 @@
 """torch's fused attention on CPU: blocked, no score matrix, matrix products in the input dtype, sums in float32.
 
-`aten::_scaled_dot_product_flash_attention_for_cpu` differs from the interface in seven ways, six of them mended here:
+`aten::_scaled_dot_product_flash_attention_for_cpu` differs from the interface in eight ways, seven of them mended here:
 1. A row whose keys all weigh 0 gets lse 0, not −inf; so does one of NaN, in a tile of fewer keys than a vector; and one
    with a score of +inf may get lse +inf: see `settled.py`. A row that a mask empties is NaN where its query is.
 2. It wants head_dim and value_dim equal; the shorter is padded with zeros, which changes no score and no output.
@@ -13,7 +13,9 @@
    for one head, 1.8 u for eight): each of them gets a call of its own, and their results are added in float32. It sums
    over its inner blocks like that too, so that tiles here are no larger than those. Its forward has wide sums. Keys and
    values it packs itself, for the hardware's sake.
-7. In bfloat16 its exp has a relative error of up to 2^-14, and so lse an absolute one: that is what users are promised.
+7. It reads keys once for every query head. Where few queries attend them, as in decoding, that is what takes time: the
+   heads that share a key head are given to it as so many more queries.
+8. In bfloat16 its exp has a relative error of up to 2^-14, and so lse an absolute one: that is what users are promised.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from ringverify.ring.kernels.columns import as_given, positive, to_width, with_l
 from ringverify.ring.kernels.kernel import Extent, KernelTile, MergedRows, QKVGradients, Setting
 from ringverify.ring.kernels.settled import settle_
 from ringverify.ring.torch_private import cpu_backward, cpu_forward
+
+FEW_ROWS = 32
+"""The op takes that many queries at a time, and reads all keys for them."""
 
 
 class FusedCPU:
@@ -73,7 +78,10 @@ class FusedCPU:
         used = tile.each(torch.Tensor.float) if setting.dtype == torch.float16 else tile
         scaled, used, _ = positive(setting, used)
         used = used.each(lambda x: to_width(x, width))
-        out, lse = cpu_forward(*used[:3], 0.0, used.causal, attn_mask=used.bias, scale=scaled.scale)
+        if tile.mask is None and used.q.size(2) <= FEW_ROWS:
+            out, lse = _each_key_once(used, scaled.scale)
+        else:
+            out, lse = cpu_forward(*used[:3], 0.0, used.causal, attn_mask=used.bias, scale=scaled.scale)
         out = out[..., : setting.value_dim]
         lse = lse.contiguous()  # its heads lie together, and merging would be several times as slow
         settle_(setting, tile, out, lse)
@@ -107,3 +115,11 @@ class FusedCPU:
             dv += dv_g
             del dk_g, dv_g
         return as_given(setting, (dq, dk, dv), sign)
+
+
+def _each_key_once(tile: KernelTile, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The op's results on a tile without a mask, with the query heads of a key head as queries of one head."""
+    batch, heads, rows, _ = tile.q.shape
+    folded = tile.q.reshape(batch, tile.k.size(1), heads // tile.k.size(1) * rows, -1)
+    out, lse = cpu_forward(folded, tile.k, tile.v, 0.0, False, scale=scale)
+    return out.reshape(batch, heads, rows, -1), lse.reshape(batch, heads, rows)

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 from by_tile import computed, inputs_of, worst_margin
+from on_ranks import run_on_ranks, whole
 
 from ringref.attention import attention
 from ringref.problem import Problem
 from ringref.rounding import UNDERFLOW, rms_error, witness_bound
 from ringverify.ring.attention import ring_attention
+from ringverify.ring.kernels import fused_cpu
 from ringverify.ring.kernels.columns import in_columns, positive, to_width, with_lse_cotangent
 from ringverify.ring.kernels.fused_cpu import FusedCPU
 from ringverify.ring.kernels.kernel import KernelTile, MergedRows, Setting
+from ringverify.ring.plan.kv_slices import KVTensors
 
 forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -193,3 +196,34 @@ def test_a_sign_goes_into_the_queries():
         assert other.scale > 0
         assert torch.equal(moved.q * other.scale, q * scale)
         assert sign == (-1 if scale else 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_few_queries_read_every_key_once(dtype, monkeypatch):
+    """As in decoding: the heads that share a key head are queries of one head. The op would read keys once for each."""
+    asked = []
+
+    def seen(q, k, v, *rest, **how):
+        asked.append((q.shape[1:3], k.size(1)))
+        return forward(q, k, v, *rest, **how)
+
+    monkeypatch.setattr(fused_cpu, "cpu_forward", seen)
+    for rows, shape in ((1, (2, 3)), (4, (2, 12)), (40, (6, 40))):
+        problem = Problem(query_length=rows, key_length=70, batch=2, heads=6, key_heads=2, head_dim=8, dtype=dtype)
+        given = inputs_of(problem)
+        assert worst_margin(problem, given, computed(KERNEL, problem, given)[0]) <= 1
+        assert asked.pop() == (shape, 2)
+    assert not asked
+
+
+@pytest.mark.parametrize(("rows", "copies"), [(64, False), (65, True)])
+def test_a_block_is_not_copied_for_few_queries(rows, copies, monkeypatch):
+    """They read it once, strided as it is."""
+    copied = []
+    packed = KVTensors.packed
+    monkeypatch.setattr(KVTensors, "packed", lambda block: copied.append(block) or packed(block))
+    problem = Problem(query_length=rows, key_length=80, heads=2, head_dim=4)
+    given = inputs_of(problem)
+    run = run_on_ranks(problem, given, "replicated_query", 2)
+    assert worst_margin(problem, given, whole(problem, run, "replicated_query", 2)) <= 1
+    assert bool(copied) == copies
