@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import WORLD
 
+from ringref.rounding import witness_bound
 from ringverify.ring import RingAttention, ring_attention
 from ringverify.ring.accumulate import PartialResult, join_sinks
 from ringverify.ring.method import METHODS
@@ -49,12 +50,17 @@ def gradient(sink_gradient, method, sharding="contiguous"):
     return on_ranks(program, 3)
 
 
+def near(one, other):
+    """Whether two float32 sums over all rows agree, which may cancel."""
+    return bool(((one - other).abs() <= witness_bound("float32", 1000) * (1 + other.abs())).all())
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_parts_of_the_ranks_add_up_to_the_whole_that_each_may_ask_for(method):
     """Only the sinks require a gradient, which is enough for every rank to take part in the backward."""
     parts, wholes = gradient("partial", method), gradient("whole", method)
     assert len({tuple(whole.tolist()) for whole in wholes}) == 1
-    torch.testing.assert_close(torch.stack(parts).sum(dim=0), wholes[0])
+    assert near(torch.stack(parts).sum(dim=0), wholes[0])
     assert all(part.abs().sum() > 0 for part in parts)
     assert not torch.equal(parts[0], wholes[0])
     assert wholes[0][3] == 0  # a sink of -inf is none
@@ -65,7 +71,7 @@ def test_with_replicated_queries_every_rank_has_the_whole_gradient(sink_gradient
     """Its own queries are all queries, and the loss counts once."""
     found = gradient(sink_gradient, "ring", "replicated_query")
     assert all(torch.equal(one, found[0]) for one in found)
-    torch.testing.assert_close(found[0], gradient("partial", "allgather", "replicated_query")[0])
+    assert near(found[0], gradient("partial", "allgather", "replicated_query")[0])
 
 
 def test_sinks_of_minus_infinity_give_the_bits_of_no_sinks():
