@@ -3,13 +3,14 @@
     s   = scale · q·k                    softcap c: s ← c · tanh(s / c)
     lse = log Σ_j m · exp(s)
     p   = m · exp(s − lse)
-    out = Σ_j p · v
+    out = Σ_j p · v                      learned sink: lse = log(exp(sink) + Σ_j m · exp(s))
 
 and, for cotangents dout of out and dlse of lse,
 
     dv = Σ_i p · dout                    dp = dout · v
     ds = p · (dp − Σ_j p · dp + dlse)    softcap: ds ← ds · sech²(s / c), s before the cap
     dq = scale · Σ_j ds · k              dk = scale · Σ_i ds · q
+    dsink = Σ_i exp(sink − lse) · (dlse − Σ_j p · dp), as ds of a key whose value is 0
 
 `ringref.attention_loops` computes the same one number at a time; the two must agree.
 
@@ -42,8 +43,11 @@ class Intermediates:
         m: multiplicity, int64.
         raw_scores: `scale · q·k`, before softcap.
         scores: after softcap; the same array where there is no softcap.
-        probabilities: `m · exp(scores − lse)`; rows sum to 1, or to 0 where a query attends nothing.
-        lse: natural logarithm; −inf where a query attends nothing.
+        probabilities: `m · exp(scores − lse)`; rows sum to 1, with that of a sink if there is one, or to 0 where a
+            query attends nothing.
+        lse: natural logarithm; −inf where a query attends nothing, and there is no sink.
+        sinks: learned sinks, one a query head; `None` where the problem has none.
+        sink_weights: `exp(sinks − lse)`, likewise.
     """
 
     m: Int64[np.ndarray, "B H N M"]
@@ -51,11 +55,17 @@ class Intermediates:
     scores: Float64[np.ndarray, "B H N M"]
     probabilities: Float64[np.ndarray, "B H N M"]
     lse: Float64[np.ndarray, "B H N"]
+    sinks: Float64[np.ndarray, " H"] | None = None
+    sink_weights: Float64[np.ndarray, "B H N"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answer:
-    """The oracle's answer to a problem on given inputs; gradients are `None` where no cotangent was given."""
+    """The oracle's answer to a problem on given inputs; gradients are `None` where no cotangent was given.
+
+    `dsinks` holds what each query adds to the gradient of its head's sink, summed over the batch: the whole gradient is
+    its sum over the last axis, and what a rank's queries add is that over their positions.
+    """
 
     out: Float64[np.ndarray, "B N H E"]
     lse: Float64[np.ndarray, "B H N"]
@@ -63,6 +73,7 @@ class Answer:
     dk: Float64[np.ndarray, "B M K D"] | None
     dv: Float64[np.ndarray, "B M K E"] | None
     intermediates: Intermediates
+    dsinks: Float64[np.ndarray, "H N"] | None = None
 
 
 def attention(
@@ -72,8 +83,9 @@ def attention(
     v: Float64[np.ndarray, "B M K E"],
     dout: Float64[np.ndarray, "B N H E"] | None = None,
     dlse: Float64[np.ndarray, "B H N"] | None = None,
+    sinks: Float64[np.ndarray, " H"] | None = None,
 ) -> Answer:
-    """Compute out and lse, and with `dout` dq, dk and dv too. An empty row has out 0 and lse −inf.
+    """Compute out and lse, and with `dout` dq, dk and dv too. An empty row has out 0, and lse −inf or that of its sink.
 
     Args:
         problem: what to compute; its dtype is ignored, the oracle is always float64.
@@ -81,27 +93,35 @@ def attention(
         k: keys.
         v: values.
         dout: cotangent of out; without it the answer has no gradients.
-        dlse: cotangent of lse, by default zero; its values for empty rows are ignored.
+        dlse: cotangent of lse, by default zero; its values for empty rows without a sink are ignored.
+        sinks: learned sinks, where the problem has them; −inf is that of a head without one.
 
     Raises:
-        ValueError: an array is not float64, has another shape than the problem says, or dlse comes without dout.
+        ValueError: an array is not float64, has another shape than the problem says, or dlse comes without dout; or
+            sinks are given where the problem has none, or are missing, NaN or +inf.
     """
     if dout is None and dlse is not None:
         raise ValueError("dlse without dout: give a dout of zeros for the gradient of lse alone")
-    known = _intermediates(problem, q, k)
+    if problem.sinks != (sinks is not None):
+        raise ValueError(f"sinks={problem.sinks} says the problem, and {'no' if sinks is None else 'some'} are given")
+    if sinks is not None:
+        _check("sinks", sinks, (problem.heads,))
+        if not (sinks < np.inf).all():
+            raise ValueError(f"sinks={sinks.tolist()}: expected finite numbers, or -inf for a head without a sink")
+    known = _intermediates(problem, q, k, sinks)
     _check("v", v, (problem.batch, problem.nk, problem.hk, problem.dv))
     with np.errstate(all="ignore"):
         out_BHNE = sum_attended(known.probabilities, per_query_head(v, problem.group_size), known.m)
     out = np.ascontiguousarray(out_BHNE.swapaxes(1, 2))
     if dout is None:
         return Answer(out, known.lse, None, None, None, known)
-    return Answer(out, known.lse, *_backward(problem, q, k, v, dout, dlse, known), known)
+    return _backward(problem, q, k, v, dout, dlse, known, out)
 
 
 def _backward(
-    problem: Problem, q: Float, k: Float, v: Float, dout: Float, dlse: Float | None, known: Intermediates
-) -> tuple[Float, Float, Float]:
-    """Compute `(dq, dk, dv)` from the cotangents dout of out and dlse of lse. An empty row contributes nothing."""
+    problem: Problem, q: Float, k: Float, v: Float, dout: Float, dlse: Float | None, known: Intermediates, out: Float
+) -> Answer:
+    """Compute the answer with gradients, from the cotangents dout of out and dlse of lse. An empty row adds nothing."""
     _check("dout", dout, (problem.batch, problem.nq, problem.heads, problem.dv))
     m, p = known.m, known.probabilities
     m_transposed, p_transposed = m.swapaxes(2, 3), p.swapaxes(2, 3)
@@ -112,10 +132,15 @@ def _backward(
         dv_BHME = sum_attended(p_transposed, dout_BHNE, m_transposed)
 
         dp = np.where(m > 0, dout_BHNE @ v_BHME.swapaxes(2, 3), 0.0)
-        towards = dp - (p * dp).sum(axis=-1, keepdims=True)
+        of_row = -(p * dp).sum(axis=-1, keepdims=True)
         if dlse is not None:
             _check("dlse", dlse, (problem.batch, problem.heads, problem.nq))
-            towards += dlse[..., None]
+            of_row += dlse[..., None]
+        towards = dp + of_row
+        dsinks = None
+        if known.sink_weights is not None:
+            weights = known.sink_weights
+            dsinks = np.where(weights == 0, 0.0, weights * of_row[..., 0]).sum(axis=0)
         ds = p * towards
         if problem.softcap is not None:
             # sech² rather than 1 − tanh², which has no correct digit left where the cap saturates.
@@ -125,14 +150,12 @@ def _backward(
 
         dq_BHND = sum_attended(ds, k_BHMD, m)
         dk_BHMD = sum_attended(ds.swapaxes(2, 3), q_BHND, m_transposed)
-    return (
-        np.ascontiguousarray(dq_BHND.swapaxes(1, 2)),
-        per_key_head(dk_BHMD, problem.group_size),
-        per_key_head(dv_BHME, problem.group_size),
-    )
+    dq = np.ascontiguousarray(dq_BHND.swapaxes(1, 2))
+    dk, dv = per_key_head(dk_BHMD, problem.group_size), per_key_head(dv_BHME, problem.group_size)
+    return Answer(out, known.lse, dq, dk, dv, known, dsinks)
 
 
-def _intermediates(problem: Problem, q: Float, k: Float) -> Intermediates:
+def _intermediates(problem: Problem, q: Float, k: Float, sinks: Float | None) -> Intermediates:
     """Compute multiplicities, scores, probabilities and lse."""
     _check("q", q, (problem.batch, problem.nq, problem.heads, problem.head_dim))
     _check("k", k, (problem.batch, problem.nk, problem.hk, problem.head_dim))
@@ -146,16 +169,23 @@ def _intermediates(problem: Problem, q: Float, k: Float) -> Intermediates:
             scores = problem.softcap * np.tanh(raw_scores / problem.softcap)
 
         row_max = np.max(scores, axis=-1, keepdims=True, where=attended, initial=-np.inf)
+        if sinks is not None:
+            row_max = np.maximum(row_max, sinks[:, None, None])
         # Where nothing is attended the shift would be −inf, and −inf − (−inf) is NaN: any finite shift will do.
         # exp may overflow at a pair that is not attended, so such pairs are zeroed by selection, not multiplication.
         shift = np.where(row_max == -np.inf, 0.0, row_max)
         weights = np.where(attended, m * np.exp(scores - shift), 0.0)
         row_sum = weights.sum(axis=-1, keepdims=True)
+        of_sink = None if sinks is None else np.exp(sinks[:, None, None] - shift)
+        if of_sink is not None:
+            row_sum = row_sum + of_sink
         lse = (shift + np.log(row_sum))[..., 0]
         # p = m · exp(s − lse), computed as a quotient: lse has an absolute error of u · |lse|, the quotient does not.
         # Selected again, since a row that attends a NaN has a NaN sum and 0 / NaN is NaN.
-        probabilities = np.where(attended, weights / np.where(row_sum == 0.0, 1.0, row_sum), 0.0)
-    return Intermediates(m, raw_scores, scores, probabilities, lse)
+        whole = np.where(row_sum == 0.0, 1.0, row_sum)
+        probabilities = np.where(attended, weights / whole, 0.0)
+        sink_weights = None if of_sink is None else (of_sink / whole)[..., 0]
+    return Intermediates(m, raw_scores, scores, probabilities, lse, sinks, sink_weights)
 
 
 def sum_attended(weights: Float, values: Float, m: NDArray[np.int64]) -> Float:

@@ -21,6 +21,7 @@ from decimal import Decimal
 
 import numpy as np
 from jaxtyping import Float64
+from numpy.typing import NDArray
 
 from ringref.pattern import multiplicity_at
 from ringref.problem import Problem
@@ -47,14 +48,11 @@ def attention(
     v: Float64[np.ndarray, "B M K E"],
     dout: Float64[np.ndarray, "B N H E"],
     dlse: Float64[np.ndarray, "B H N"],
-) -> tuple[
-    Float64[np.ndarray, "B N H E"],
-    Float64[np.ndarray, "B H N"],
-    Float64[np.ndarray, "B N H D"],
-    Float64[np.ndarray, "B M K D"],
-    Float64[np.ndarray, "B M K E"],
-]:
-    """Compute `(out, lse, dq, dk, dv)`. An empty row has out 0 and lse −inf, and its cotangents are ignored.
+    sinks: Float64[np.ndarray, " H"] | None = None,
+) -> tuple[NDArray[np.float64], ...]:
+    """Compute `(out, lse, dq, dk, dv)`, and with sinks `dsinks (H,)` too, shaped as those of `ringref.attention`.
+
+    An empty row has out 0 and lse −inf, and its cotangents are ignored; with a sink lse is that.
 
     Args:
         problem: what to compute; its dtype is ignored.
@@ -63,20 +61,30 @@ def attention(
         v: values.
         dout: cotangent of out.
         dlse: cotangent of lse.
+        sinks: learned sinks, where the problem has them.
 
     Raises:
         ValueError: a query, an attended key or value, a cotangent or a result is not finite.
     """
     with decimal.localcontext(CONTEXT):
         try:
-            return _attention(problem, q, k, v, dout, dlse)
+            found = _attention(problem, q, k, v, dout, dlse, sinks)
+            return found if problem.sinks else found[:-1]
         except decimal.InvalidOperation:
             raise ValueError(NOT_FINITE) from None
 
 
 def _attention(
-    problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, dlse: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    problem: Problem,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dout: np.ndarray,
+    dlse: np.ndarray,
+    sinks: np.ndarray | None,
+) -> tuple[np.ndarray, ...]:
+    if problem.sinks != (sinks is not None):
+        raise ValueError(f"sinks={problem.sinks} says the problem, and {'no' if sinks is None else 'some'} are given")
     q_BNHD, k_BMKD, v_BMKE, dout_BNHE, dlse_BHN = (_exact(x.tolist()) for x in (q, k, v, dout, dlse))
     scale = ONE / Decimal(problem.head_dim).sqrt() if problem.scale is None else Decimal(problem.scale)
     out = np.zeros((problem.batch, problem.nq, problem.heads, problem.dv))
@@ -84,10 +92,12 @@ def _attention(
     dq = np.zeros((problem.batch, problem.nq, problem.heads, problem.head_dim))
     dk_terms: dict[tuple[int, ...], list[Decimal]] = {}
     dv_terms: dict[tuple[int, ...], list[Decimal]] = {}
+    dsink_terms: dict[tuple[int, ...], list[Decimal]] = {}
     for b, h, i in np.ndindex(problem.batch, problem.heads, problem.nq):
         kh = h // (problem.heads // problem.hk)
         row = [(j, m) for j in range(problem.nk) if (m := multiplicity_at(problem, b, h, i, j)) > 0]
-        if not row:
+        sink = None if sinks is None or sinks[h] == -math.inf else Decimal(float(sinks[h]))
+        if not row and sink is None:
             continue
         q_D, dout_E = q_BNHD[b][i][h], dout_BNHE[b][i][h]
         keys = [k_BMKD[b][j][kh] for j, _ in row]
@@ -99,17 +109,21 @@ def _attention(
             capped = [_tanh(s / Decimal(problem.softcap)) for s in raw]
             scores = [Decimal(problem.softcap) * tanh for tanh, _ in capped]
             slopes = [slope for _, slope in capped]
-        top = max(scores)
+        top = max(scores if sink is None else [sink, *scores])
         weights = [m * (s - top).exp() for (_, m), s in zip(row, scores, strict=True)]
-        total = sum(weights, ZERO)
+        of_sink = ZERO if sink is None else (sink - top).exp()
+        total = sum(weights, of_sink)
         p = [weight / total for weight in weights]
         lse[b, h, i] = _rounded((top, total.ln()))
         out[b, i, h] = [_rounded(p_j * x[e] for p_j, x in zip(p, values, strict=True)) for e in range(problem.dv)]
 
         dp = [_dot(dout_E, value) for value in values]
         through_lse = dlse_BHN[b][h][i]
+        spread = [(of_sink / total, ZERO), *zip(p, dp, strict=True)]  # the weight of a sink, whose value is 0
+        if sink is not None:
+            dsink_terms.setdefault((h,), []).append(spread[0][0] * _towards(ZERO, spread, through_lse))
         ds = [
-            scale * slope * p_j * _sum([through_lse, *(p_l * (dp_j - dp_l) for p_l, dp_l in zip(p, dp, strict=True))])
+            scale * slope * p_j * _towards(dp_j, spread, through_lse)
             for slope, p_j, dp_j in zip(slopes, p, dp, strict=True)
         ]
         dq[b, i, h] = [_rounded(x * key[d] for x, key in zip(ds, keys, strict=True)) for d in range(problem.head_dim)]
@@ -118,11 +132,11 @@ def _attention(
                 dk_terms.setdefault((b, j, kh, d), []).append(ds_j * q_D[d])
             for e in range(problem.dv):
                 dv_terms.setdefault((b, j, kh, e), []).append(p_j * dout_E[e])
-    dk, dv = np.zeros(k.shape), np.zeros(v.shape)
-    for gradient, terms in ((dk, dk_terms), (dv, dv_terms)):
+    dk, dv, dsinks = np.zeros(k.shape), np.zeros(v.shape), np.zeros(problem.heads)
+    for gradient, terms in ((dk, dk_terms), (dv, dv_terms), (dsinks, dsink_terms)):
         for index, summed in terms.items():
             gradient[index] = _rounded(summed)
-    return out, lse, dq, dk, dv
+    return out, lse, dq, dk, dv, dsinks
 
 
 def _exact(numbers: list[object]) -> list:  # type: ignore[type-arg]
@@ -132,6 +146,11 @@ def _exact(numbers: list[object]) -> list:  # type: ignore[type-arg]
 
 def _dot(a: Sequence[Decimal], b: Sequence[Decimal]) -> Decimal:
     return _sum([x * y for x, y in zip(a, b, strict=True)])
+
+
+def _towards(dp_j: Decimal, spread: Sequence[tuple[Decimal, Decimal]], through_lse: Decimal) -> Decimal:
+    """`Σ_l p_l (dp_j − dp_l) + dlse`, from the pairs p_l and dp_l."""
+    return _sum([through_lse, *(p_l * (dp_j - dp_l) for p_l, dp_l in spread)])
 
 
 def _sum(terms: Sequence[Decimal]) -> Decimal:

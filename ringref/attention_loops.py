@@ -25,19 +25,18 @@ def forward(
     q: Float64[np.ndarray, "B N H D"],
     k: Float64[np.ndarray, "B M K D"],
     v: Float64[np.ndarray, "B M K E"],
+    sinks: Float64[np.ndarray, " H"] | None = None,
 ) -> tuple[Float64[np.ndarray, "B N H E"], Float64[np.ndarray, "B H N"]]:
-    """Compute `(out, lse)`. An empty row has out 0 and lse −inf."""
+    """Compute `(out, lse)`. An empty row has out 0 and lse −inf, or its sink."""
     q_BNHD, k_BMKD, v_BMKE = q.tolist(), k.tolist(), v.tolist()
     out = np.zeros((problem.batch, problem.nq, problem.heads, problem.dv))
     lse = np.full((problem.batch, problem.heads, problem.nq), -math.inf)
     for b, h, i in np.ndindex(problem.batch, problem.heads, problem.nq):
         kh = h // (problem.heads // problem.hk)
-        row = attended(problem, b, h, i)
-        if not row:
-            continue
+        row, sink = attended(problem, b, h, i), -math.inf if sinks is None else float(sinks[h])
         s = {j: score(problem, q_BNHD[b][i][h], k_BMKD[b][j][kh]) for j in row}
-        p = probabilities(row, s)
-        lse[b, h, i] = log_sum_exp(row, s)
+        p = probabilities(row, s, sink)
+        lse[b, h, i] = log_sum_exp(row, s, sink)
         for e in range(problem.dv):
             out[b, i, h, e] = sum(p[j] * v_BMKE[b][j][kh][e] for j in row)
     return out, lse
@@ -51,6 +50,7 @@ def backward(
     v: Float64[np.ndarray, "B M K E"],
     dout: Float64[np.ndarray, "B N H E"],
     dlse: Float64[np.ndarray, "B H N"] | None = None,
+    sinks: Float64[np.ndarray, " H"] | None = None,
 ) -> tuple[Float64[np.ndarray, "B N H D"], Float64[np.ndarray, "B M K D"], Float64[np.ndarray, "B M K E"]]:
     """Compute `(dq, dk, dv)`: chain rule through `dp[j] = dout · v[j]` and `ds[j] = p[j] (dp[j] − Σ p dp + dlse)`."""
     q_BNHD, k_BMKD, v_BMKE, dout_BNHE = q.tolist(), k.tolist(), v.tolist(), dout.tolist()
@@ -60,11 +60,9 @@ def backward(
     dv = np.zeros((problem.batch, problem.nk, problem.hk, problem.dv))
     for b, h, i in np.ndindex(problem.batch, problem.heads, problem.nq):
         kh = h // (problem.heads // problem.hk)
-        row = attended(problem, b, h, i)
-        if not row:
-            continue
+        row, sink = attended(problem, b, h, i), -math.inf if sinks is None else float(sinks[h])
         q_D, dout_E, dlse_row = q_BNHD[b][i][h], dout_BNHE[b][i][h], dlse_BHN[b][h][i]
-        p = probabilities(row, {j: score(problem, q_D, k_BMKD[b][j][kh]) for j in row})
+        p = probabilities(row, {j: score(problem, q_D, k_BMKD[b][j][kh]) for j in row}, sink)
         dp = {j: dot(dout_E, v_BMKE[b][j][kh]) for j in row}
         mean_dp = sum(p[j] * dp[j] for j in row)
         for j in row:
@@ -76,6 +74,23 @@ def backward(
             for e in range(problem.dv):
                 dv[b, j, kh, e] += p[j] * dout_E[e]
     return dq, dk, dv
+
+
+@np.errstate(all="ignore")
+def sink_gradient(
+    out: Float64[np.ndarray, "B N H E"],
+    lse: Float64[np.ndarray, "B H N"],
+    dout: Float64[np.ndarray, "B N H E"],
+    dlse: Float64[np.ndarray, "B H N"],
+    sinks: Float64[np.ndarray, " H"],
+) -> Float64[np.ndarray, " H"]:
+    """Compute the gradient of sinks from `forward`'s results: `d lse / d sink = w`, `d out / d sink = −w · out`."""
+    gradient = np.zeros(len(sinks))
+    for b, h, i in np.ndindex(*lse.shape):
+        if (sink := float(sinks[h])) > -math.inf:
+            weight = math.exp(sink - float(lse[b, h, i]))
+            gradient[h] += weight * (dlse[b, h, i] - dot(dout[b, i, h].tolist(), out[b, i, h].tolist()))
+    return gradient
 
 
 def attended(problem: Problem, b: int, h: int, i: int) -> dict[int, int]:
@@ -104,15 +119,17 @@ def dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def log_sum_exp(row: dict[int, int], s: dict[int, float]) -> float:
-    """`log Σ_j m[j] · exp(s[j])`, shifted by the largest score so that nothing overflows."""
-    top = max(s.values())
-    return top + math.log(sum(m * math.exp(s[j] - top) for j, m in row.items()))
+def log_sum_exp(row: dict[int, int], s: dict[int, float], sink: float) -> float:
+    """`log(exp(sink) + Σ_j m[j] · exp(s[j]))`, shifted by the largest so that nothing overflows; −inf over nothing."""
+    top = max([sink, *s.values()])
+    if top == -math.inf and not row:
+        return top
+    return top + math.log(math.exp(sink - top) + sum(m * math.exp(s[j] - top) for j, m in row.items()))
 
 
-def probabilities(row: dict[int, int], s: dict[int, float]) -> dict[int, float]:
+def probabilities(row: dict[int, int], s: dict[int, float], sink: float) -> dict[int, float]:
     """`m[j] · exp(s[j] − lse)`, as a quotient: lse would add its own rounding, u · |lse|, to every exponent."""
-    top = max(s.values())
+    top = max([sink, *s.values()])
     weights = {j: m * math.exp(s[j] - top) for j, m in row.items()}
-    total = sum(weights.values())
+    total = math.exp(sink - top) + sum(weights.values()) if row else 0.0
     return {j: weight / total for j, weight in weights.items()}

@@ -163,6 +163,7 @@ class ClassHead:
         *,
         block: int = BLOCK,
     ) -> None:
+        problem.without_sinks("the oracle of classes")
         (self._q, query_classes), (self._k, key_classes) = queries, keys
         self._values, self._cotangents, self._block = values, cotangents, block
         self._dlse = np.zeros(problem.nq) if dlse is None else dlse

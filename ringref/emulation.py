@@ -53,6 +53,7 @@ def emulate(
         queries: positions of the queries of each rank, for gradients that are summed over ranks in the input dtype;
             by default one rank holds them all.
     """
+    problem.without_sinks("the emulated pipeline")
     sums: torch.dtype = getattr(torch, pipeline.sums)
     returned: torch.dtype = getattr(torch, pipeline.dtype)
 

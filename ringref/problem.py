@@ -92,6 +92,8 @@ class Problem:
         dilation: how many branches let (head, i, j) through; see `Dilation`.
         scale: factor on `q.k`; `None` means `D ** -0.5`.
         softcap: c > 0 turns a score s into `c * tanh(s / c)`.
+        sinks: a tensor `(Hq,)` of learned sinks comes with the inputs: a logit per query head, which joins the
+            denominator of every row once and carries no value. No scale and no softcap changes it.
 
     Raises:
         ValueError: a value is out of range, or a combination has no agreed meaning.
@@ -112,6 +114,7 @@ class Problem:
     dilation: Dilation | None = None
     scale: float | None = None
     softcap: float | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -132,8 +135,9 @@ class Problem:
                 f"heads={self.heads}, key_heads={self.hk}: key_heads must divide heads (grouped-query attention)"
             )
         _one_of("dtype", self.dtype, DTYPES)
-        if not isinstance(self.causal, bool):
-            raise ValueError(f"causal={self.causal!r}: expected True or False")
+        for name in ("causal", "sinks"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name}={value!r}: expected True or False")
         put("window", _window(self.window))
         put("documents", _documents(self.documents, self.nq, self.nk))
         put("key_lengths", _key_lengths(self.key_lengths, self.batch, self.nk))
@@ -196,6 +200,15 @@ class Problem:
     def diagonal(self) -> int:
         """Nk - Nq: query i is aligned with key `i + diagonal` (bottom-right alignment)."""
         return self.nk - self.nq
+
+    def without_sinks(self, what: str) -> None:
+        """Refuse a problem with learned sinks, for `what` knows none.
+
+        Raises:
+            ValueError: it has.
+        """
+        if self.sinks:
+            raise ValueError(f"sinks=True: {what} has no learned sinks; ringref.attention has")
 
     def replace(self, **changes: Any) -> Problem:
         """Return a copy with some fields changed, validated again."""

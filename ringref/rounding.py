@@ -46,6 +46,11 @@ g_ij, D_i and dlse_i may cancel, and pipelines differ in how they group them, so
 W_ij = G_ij + the weighted mean of G_ij over j + |dlse_i|. So the error of ds_ij is E'_ij |h_ij| slope_ij, plus
 p_ij + E'_ij times the errors of h_ij and of the slope. dq, dk and dv are sums of such terms.
 
+**A learned sink** is one more key of every row: its score is given, its value is 0, and no softcap bends it. So it adds
+to K_i, to L_i and to the sums of weights like a key whose A_ij is 0, and it is one more partial result that is merged.
+Its gradient is the sum of its ds_ij, in float32 like the sinks themselves: over all queries that is a column of dk for
+queries of 1, to which P ranks' parts, each rounded, add P + 1 roundings (lemma 3.1, as below).
+
 **Range.** The model ends where a number overflows. Where a score, a recomputed weight or a running sum may exceed the
 largest number of the dtype of the declared sums, or a number that is rounded to the input dtype may exceed the largest
 of that dtype, the bound of the row is infinite: any result is allowed. float32 sums never come near their largest
@@ -74,7 +79,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ringref.attention import Answer, per_key_head, per_query_head
+from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
 
 if TYPE_CHECKING:
     from ringref.problem import DtypeName, Problem
@@ -174,7 +179,8 @@ class Pipeline:
 class Allowed:
     """The absolute error allowed in each element of each result; gradients are `None` where there are none.
 
-    Shapes are those of the results. 0 means that the element has to be exact, inf that it may be anything.
+    Shapes are those of the results. 0 means that the element has to be exact, inf that it may be anything. The error
+    allowed in what some queries add to the gradient of sinks is the sum of those of `dsinks (Hq, Nq)`.
     """
 
     out: Array
@@ -182,6 +188,7 @@ class Allowed:
     dq: Array | None
     dk: Array | None
     dv: Array | None
+    dsinks: Array | None = None
 
 
 def allowed_error(
@@ -209,18 +216,24 @@ def allowed_error(
     u, u_out = pipeline.unit, UNIT_ROUNDOFF[pipeline.dtype]
     u_weight = u_out if pipeline.probabilities == "input" else 0.0
     most, tiny = LARGEST[pipeline.sums], UNDERFLOW[pipeline.sums]
-    inner, scale, group = answer.intermediates, abs(problem.scale_value), problem.group_size
+    inner, scale, group = _with_sinks(answer.intermediates), abs(problem.scale_value), problem.group_size
     p, attended, keys = inner.probabilities, inner.m > 0, inner.m.sum(axis=3, keepdims=True)  # K_i
     some = keys > 0
+    reached: NDArray[Any] = answer.intermediates.m.sum(axis=3, keepdims=True) > 0  # a sink is no key
     branches = 1 if problem.dilation is None else len(problem.dilation.branches)
-    merges = PARTIALS_PER_BLOCK * pipeline.blocks * branches
+    merges = PARTIALS_PER_BLOCK * pipeline.blocks * branches + (inner.sinks is not None)
+
+    def by_key(x: Array) -> Array:
+        """Return a tensor of keys for each query head, with the zeros of a sink."""
+        whole = per_query_head(x, group)
+        return whole if inner.sinks is None else np.pad(whole, ((0, 0), (0, 0), (0, 1), (0, 0)))
 
     # Keys and values that no query attends may be NaN and have no effect: they count as 0.
     columns = attended.max(axis=2, initial=False)[..., None]
-    q_size, k_size = np.abs(per_query_head(q)), np.where(columns, np.abs(per_query_head(k, group)), 0.0)
-    v_BHKD = np.where(columns, per_query_head(v, group), 0.0)
+    q_size, k_size = np.abs(per_query_head(q)), np.where(columns, np.abs(by_key(k)), 0.0)
+    v_BHKD = np.where(columns, by_key(v), 0.0)
     v_size = np.abs(v_BHKD)
-    weights = _weight_errors(problem, answer, q_size @ k_size.swapaxes(2, 3), merges, pipeline)
+    weights = _weight_errors(problem, inner, q_size @ k_size.swapaxes(2, 3), merges, pipeline)
 
     merge_cost = MERGE_ROUNDINGS * (merges + 1)
     summing = u * (keys + merge_cost) + u_weight  # u_weight: a partial result is rounded too
@@ -238,7 +251,7 @@ def allowed_error(
     out_error = out_error @ v_size + combining + lost
     # An accumulator that is divided at the end holds up to K_i times the largest value.
     overflowing = weights.scores_overflow | (keys * largest_value > most)
-    out_allowed = _returned(out_error, answer.out, some, overflowing, pipeline.dtype)
+    out_allowed = _returned(out_error, answer.out, reached, overflowing, pipeline.dtype)
     lse_size, rows = np.where(some[..., 0], np.abs(answer.lse), 0.0), weights.scores_overflow[..., 0]
     lse_error = weights.lse + u_weight + 2 * u * weights.largest
     lse_error = lse_error[..., 0] + UNIT_ROUNDOFF[pipeline.lse_dtype] * lse_size
@@ -264,6 +277,8 @@ def allowed_error(
     if problem.softcap is not None:
         slope = np.where(attended, 1 - (inner.scores / problem.softcap) ** 2, 0.0)
         slope_error = SCORE_ROUNDINGS * u + np.minimum(TANH_SLOPE_CHANGE * weights.scores / problem.softcap, 1.0)
+        if inner.sinks is not None:
+            slope[..., -1], slope_error[..., -1] = 1.0, 0.0
     ds_error = p_error * h * slope + p_size * (h_error * slope + (w + h_error) * slope_error)
     ds_error = ds_error + vanishing * w + (narrow + tiny) * attended
     ds_size = p_size * w * slope + ds_error
@@ -296,12 +311,40 @@ def allowed_error(
         )
         dk_unsaid = dk_unsaid | (group * scale * dk_size > LARGEST[pipeline.dtype])
         dv_unsaid = dv_unsaid | (group * dv_size > LARGEST[pipeline.dtype])
+    dsinks = None
+    if inner.sinks is not None:
+        parts = (
+            u * (problem.batch * problem.nq + merge_cost) + u_weight + UNIT_ROUNDOFF["float32"] * (pipeline.blocks + 1)
+        )
+        sink_error = ds_error[..., -1] + np.expm1(parts) * ds_size[..., -1] + tiny + UNDERFLOW["float32"]
+        sink_error = np.where(attended[..., -1], np.where(unsaid[..., 0], np.inf, sink_error), 0.0)
+        dsinks = sink_error.sum(axis=0)
+        columns, dk_error, dv_error = columns[:, :, :-1], dk_error[:, :, :-1], dv_error[:, :, :-1]
+        dk_unsaid, dv_unsaid = dk_unsaid[:, :, :-1], dv_unsaid[:, :, :-1]
     return Allowed(
         out_allowed,
         lse_allowed,
-        _returned(dq_error, answer.dq, some, dq_unsaid, pipeline.dtype),
+        _returned(dq_error, answer.dq, reached, dq_unsaid, pipeline.dtype),
         _returned(dk_error, answer.dk, columns, dk_unsaid, pipeline.dtype, group),
         _returned(dv_error, answer.dv, columns, dv_unsaid, pipeline.dtype, group),
+        dsinks,
+    )
+
+
+def _with_sinks(known: Intermediates) -> Intermediates:
+    """Return intermediates in which the sink of a head is the last key of every row, unless there are no sinks."""
+    if known.sinks is None or known.sink_weights is None:
+        return known
+    finite = np.isfinite(known.sinks)[:, None]
+    score = np.broadcast_to(np.where(finite, known.sinks[:, None], 0.0), known.lse.shape)
+
+    def joined(of_keys: Array, of_sink: Array) -> Array:
+        return np.concatenate([of_keys, of_sink[..., None]], axis=3)
+
+    m = joined(known.m, np.broadcast_to(finite, known.lse.shape).astype(np.int64))
+    raw, scores = joined(known.raw_scores, score), joined(known.scores, score)
+    return dataclasses.replace(
+        known, m=m, raw_scores=raw, scores=scores, probabilities=joined(known.probabilities, known.sink_weights)
     )
 
 
@@ -328,9 +371,11 @@ class _WeightErrors:
     backward_overflow: NDArray[np.bool_]
 
 
-def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: int, pipeline: Pipeline) -> _WeightErrors:
+def _weight_errors(
+    problem: Problem, inner: Intermediates, products: Array, merges: int, pipeline: Pipeline
+) -> _WeightErrors:
     """Compute steps 1 to 4 of the derivation; `products` is sum_d |q_id| |k_jd|."""
-    u, inner = pipeline.unit, answer.intermediates
+    u = pipeline.unit
     p, attended, keys = inner.probabilities, inner.m > 0, inner.m.sum(axis=3, keepdims=True)
     some, scale = keys > 0, abs(problem.scale_value)
     magnitude = scale * products  # A_ij
@@ -340,7 +385,7 @@ def _weight_errors(problem: Problem, answer: Answer, products: Array, merges: in
     largest_delta = delta.max(axis=3, initial=0.0, keepdims=True)
     largest = score.max(axis=3, initial=0.0, keepdims=True) + largest_delta + np.log(np.maximum(keys, 1))  # L_i
     row = u * (EXP_ROUNDINGS + (merges + 1) * (MERGE_ROUNDINGS + 2 * largest) + keys)
-    above = np.where(attended, inner.scores, 0.0) - np.where(some, answer.lse[..., None], 0.0)  # s_ij - lse_i
+    above = np.where(attended, inner.scores, 0.0) - np.where(some, inner.lse[..., None], 0.0)  # s_ij - lse_i
     kappa = delta + u * (np.abs(above) + 2 * largest_delta)
     eta = np.where(attended, kappa + row, 0.0)
     log_p = np.where(attended, above + np.log(np.maximum(inner.m, 1)), -np.inf)

@@ -52,6 +52,7 @@ class SampledRows:
     dq: Float64[np.ndarray, "B S H D"] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        self.problem.without_sinks("the oracle of sampled rows")
         self.out = np.zeros_like(self.dout)
         self.lse = np.full_like(self.dlse, -np.inf)
         self.dq = np.zeros_like(self.q)

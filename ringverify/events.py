@@ -40,7 +40,7 @@ ImplementationVerdict = Literal["conformant", "violations", "inconclusive"]
 Kind = Literal["pass", "fail", "known", "unsupported", "inconclusive"]
 """What became of a property; `known` is a `fail` that a baseline lists."""
 
-TensorName = Literal["out", "lse", "dq", "dk", "dv"]
+TensorName = Literal["out", "lse", "dq", "dk", "dv", "dsinks"]
 
 AXES: dict[TensorName, tuple[str, ...]] = {
     "out": ("batch", "query", "head", "dim"),
@@ -48,6 +48,7 @@ AXES: dict[TensorName, tuple[str, ...]] = {
     "dq": ("batch", "query", "head", "dim"),
     "dk": ("batch", "key", "head", "dim"),
     "dv": ("batch", "key", "head", "dim"),
+    "dsinks": ("head",),
 }
 """The axes of each result of a rank, in the order in which events index it."""
 

@@ -38,6 +38,8 @@ class AttentionCall:
         sharding: the sharding in force, one of those declared.
         positions: global positions of this rank's queries, int64, shape `(n_local,)`, in the order of q's rows.
         key_positions: global positions of this rank's keys and values, int64, one for each row of k, in order.
+        sinks: learned sinks `(Hq,)`, float32, the same on every rank, −inf in a head without one; `None` where the
+            problem has none. They require gradients where q does; which ones, `Capabilities.sinks` says.
     """
 
     group: torch.distributed.ProcessGroup
@@ -47,6 +49,7 @@ class AttentionCall:
     sharding: Sharding
     positions: torch.Tensor
     key_positions: torch.Tensor
+    sinks: torch.Tensor | None = None
 
     @property
     def causal(self) -> bool:
@@ -114,6 +117,10 @@ class Capabilities:
     key_lengths: bool = _capability(False, "key lengths by batch element")
     cross_lengths: bool = _capability(False, "query and key lengths that differ")
     softcap: bool = _capability(False, "softcap c: s becomes c * tanh(s / c)")
+    sinks: bool | Literal["partial"] = _capability(
+        False,
+        'learned sinks; True if each rank returns their whole gradient, "partial" if that of its own queries',
+    )
     dilation: tuple[HeadMode, ...] = _capability((), "dilation with heads split, shared, or both")
     uneven_segments: bool = _capability(True, "segment lengths that do not divide the sequence, for a dilation")
     uneven: bool = _capability(False, "lengths that the world size (zigzag: twice it) does not divide")
@@ -158,6 +165,8 @@ class Capabilities:
         self._choice("memory", (None, "sharded", "streaming"))
         self._choice("traffic", (None, "neighbours"))
         self._choice("shapes", ("any", "compiled"))
+        if not isinstance(self.sinks, bool) and self.sinks != "partial":
+            raise ValueError(f'sinks={self.sinks!r}: expected True, False or "partial"')
         self._choices("dtypes", DTYPES)
         self._choices("dilation", get_args(HeadMode), may_be_empty=True)
         self._choices("devices", None)
@@ -168,7 +177,7 @@ class Capabilities:
         self._multiple("length_multiple")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(field.default, bool) and not isinstance(value, bool):
+            if isinstance(field.default, bool) and not isinstance(value, bool) and field.name != "sinks":
                 raise ValueError(f"{field.name}={value!r}: expected True or False")
         if self.lse_gradient and not self.lse:
             raise ValueError("lse_gradient=True needs lse=True: only a returned lse can be differentiated")

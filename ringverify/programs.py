@@ -106,6 +106,8 @@ def capabilities_of(hello: Hello) -> Capabilities:
     for one in sharding if isinstance(sharding, tuple) else (sharding,):
         if one not in SHARDING_NAMES:
             raise ValueError(f"sharding={one!r}: expected one of {', '.join(SHARDING_NAMES)}")
+    if hello.capabilities.get("sinks") == "partial":
+        raise ValueError("sinks='partial': expected true, since a program returns whole gradients, or false")
     return Capabilities(**hello.capabilities, devices=hello.devices)
 
 

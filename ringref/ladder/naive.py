@@ -71,6 +71,7 @@ def backward(
 def _scores(
     problem: Problem, q: Float[np.ndarray, "B N H D"], k: Float[np.ndarray, "B M K D"]
 ) -> Float[np.ndarray, "B H N M"]:
+    problem.without_sinks("the ladder")
     s: NDArray[np.floating] = problem.scale_value * np.einsum("bihd,bjhd->bhij", q, k[:, :, _key_head(problem)])
     return s if problem.softcap is None else problem.softcap * np.tanh(s / problem.softcap)
 

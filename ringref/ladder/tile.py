@@ -37,6 +37,7 @@ def scores(
     key_positions: Int64[np.ndarray, " m"],
 ) -> tuple[Float[np.ndarray, "B H n m"], Float[np.ndarray, "B H n m"]]:
     """Compute `(s, m)`: scores after softcap, −inf where not attended, and multiplicities, both in the dtype of q."""
+    problem.without_sinks("the ladder")
     m = multiplicity(problem, query_positions, key_positions)
     s = np.matmul(q.swapaxes(1, 2), by_query_head(problem, k).transpose(0, 2, 3, 1)) * problem.scale_value
     if problem.softcap is not None:

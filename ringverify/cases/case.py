@@ -197,6 +197,8 @@ class Case:
             d = p.dilation
             mode = d.heads if d.heads == "split" else f"{d.heads}/{d.head_offset}"
             words.append(f"dilation={mode}" + "".join(f"({w},{r})" for w, r in d.branches))
+        if p.sinks:
+            words.append("sinks")
         words.append(f"values={self.values}")
         if self.memory != "contiguous":
             words.append(f"memory={self.memory}")
@@ -272,6 +274,7 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> Undeclared | None
         "key_lengths": p.key_lengths is not None,
         "cross_lengths": p.nq != p.nk,
         "softcap": p.softcap is not None,
+        "sinks": p.sinks,
         "lse_gradient": case.cotangent != "out",
         "subgroups": case.group != "world",
         "uneven": any(length % even_multiple(case.sharding, case.world_size) for length in (p.nq, p.nk)),

@@ -17,7 +17,7 @@ from ringverify.events import AXES, TensorName
 from ringverify.implementation import Capabilities
 
 Array = NDArray[np.float64]
-GRADIENTS: tuple[TensorName, ...] = ("dq", "dk", "dv")
+GRADIENTS: tuple[TensorName, ...] = ("dq", "dk", "dv", "dsinks")
 KEPT = 512
 """Size of the caches of answers and bounds: mutants are tried on the same cases one after another; few are large."""
 
@@ -30,7 +30,7 @@ class Finding:
         tensor: which result it is in.
         rank: the rank that returned it, within the ring.
         index: its index in that rank's tensor, canonical layout.
-        position: global position of its row, a query (out, lse, dq) or a key (dk, dv).
+        position: global position of its row, a query (out, lse, dq) or a key (dk, dv); `None` of dsinks.
         actual: the value that came back.
         expected: the oracle's value.
         error: absolute difference of the two.
@@ -44,7 +44,7 @@ class Finding:
     tensor: TensorName
     rank: int
     index: tuple[int, ...]
-    position: int
+    position: int | None
     actual: float
     expected: float
     error: float
@@ -59,7 +59,7 @@ class Finding:
 def answer(case: Case) -> Answer:
     """Return the oracle's answer to a case, gradients included."""
     x = make_inputs(case)
-    return attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse)
+    return attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse, x.sinks)
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -72,7 +72,7 @@ def allowed(case: Case, pipeline: Pipeline) -> Allowed:
 def allowed_on(case: Case, inputs: Inputs, pipeline: Pipeline) -> Allowed:
     """Return the errors allowed on a case that is run with other inputs than its own; not cached."""
     x = inputs
-    exact = attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse)
+    exact = attention(case.problem, x.q, x.k, x.v, x.dout, x.dlse, x.sinks)
     return allowed_error(case.problem, exact, x.q, x.k, x.v, x.dout, x.dlse, pipeline)
 
 
@@ -99,13 +99,18 @@ class Right:
     dq: Array | None = None
     dk: Array | None = None
     dv: Array | None = None
+    dsinks: Array | None = None
 
 
 def gathered(case: Case, capabilities: Capabilities, observation: Observation, name: TensorName) -> Array:
     """Assemble one result of all ranks into a tensor over all positions, in canonical layout.
 
-    Under `replicated_query` each rank returns out, lse and dq of all queries; those of the last rank are taken.
+    Under `replicated_query` each rank returns out, lse and dq of all queries; those of the last rank are taken. The
+    gradient of sinks comes as `(Hq, 1)`, the sum over all ranks' queries; without sinks it is empty.
     """
+    if name == "dsinks":
+        parts = [np.zeros(0) if rank.dsinks is None else rank.dsinks for rank in observation.ranks]
+        return (np.sum(parts, axis=0) if _in_parts(case, capabilities) else parts[-1])[:, None]
     queries, keys = shards(case, capabilities)
     rows, length = (keys, case.problem.nk) if name in ("dk", "dv") else (queries, case.problem.nq)
     axis = 2 if name == "lse" else 1
@@ -115,6 +120,11 @@ def gathered(case: Case, capabilities: Capabilities, observation: Observation, n
     for rank, result in enumerate(observation.ranks):
         whole[(slice(None),) * axis + (rows[rank],)] = getattr(result, name)
     return whole
+
+
+def _in_parts(case: Case, capabilities: Capabilities) -> bool:
+    """Return whether a rank's gradient of sinks is that of its own queries, and these are not all queries."""
+    return capabilities.sinks == "partial" and case.sharding != "replicated_query"
 
 
 def allowed_between(one: Allowed, other: Allowed) -> Allowed:
@@ -143,14 +153,22 @@ def worst(
     sizes: dict[TensorName, int] = {}
     for name in tensors:
         # lse is returned in float32 or wider even for 16-bit inputs, so the range of float32 applies to it.
-        dtype = case.problem.lse_dtype if name == "lse" else case.problem.dtype
+        dtype = {"lse": case.problem.lse_dtype, "dsinks": "float32"}.get(name, case.problem.dtype)
         for rank, result in enumerate(observation.ranks):
             actual = getattr(result, name)
             if actual is None or not actual.size:
                 continue
             rows = keys[rank] if name in ("dk", "dv") else queries[rank]
             where = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
-            expected, limit = getattr(truth, name)[where], getattr(bound, name)[where]
+            if name == "dsinks":
+                # By query and so in parts, as the oracle has it; what is compared with another run is the sum of all.
+                in_parts = _in_parts(case, capabilities)
+                if in_parts and right is not None:
+                    actual = gathered(case, capabilities, observation, name)[:, 0]
+                mine = rows if in_parts and right is None else slice(None)
+                expected, limit = (getattr(x, name)[:, mine].sum(axis=1) for x in (truth, bound))
+            else:
+                expected, limit = getattr(truth, name)[where], getattr(bound, name)[where]
             margin = margins(actual, expected, limit, dtype)
             top = float(margin.max())
             sizes[name] = sizes.get(name, 0) + actual.size
@@ -162,13 +180,14 @@ def worst(
         return largest, None
     name, rank, rows, actual, expected, limit, margin = found
     index = tuple(int(i) for i in np.unravel_index(int(margin.argmax()), margin.shape))
+    row = {"dk": "key", "dv": "key", "dsinks": None}.get(name, "query")
     with np.errstate(invalid="ignore"):
         error = float(np.abs(actual[index] - expected[index]))
     finding = Finding(
         tensor=name,
         rank=rank,
         index=index,
-        position=int(rows[index[AXES[name].index("key" if name in ("dk", "dv") else "query")]]),
+        position=None if row is None else int(rows[index[AXES[name].index(row)]]),
         actual=float(actual[index]),
         expected=float(expected[index]),
         error=error,

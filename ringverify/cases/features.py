@@ -38,6 +38,7 @@ def features_of(case: Case) -> dict[str, str]:
         "key_lengths": ABSENT if p.key_lengths is None else PRESENT,
         "dilation": ABSENT if dilation is None else dilation.heads,
         "softcap": ABSENT if p.softcap is None else PRESENT,
+        "sinks": PRESENT if p.sinks else ABSENT,
         "scale": ABSENT if p.scale is None else "negative" if p.scale < 0 else "positive",
         "cross_lengths": ABSENT if nq == nk else "more keys" if nk > nq else "more queries",
         "gqa": ABSENT if p.hk == p.heads else PRESENT,

@@ -44,6 +44,7 @@ class Inputs:
         v: `(B, Nk, Hk, Dv)`.
         dout: cotangent of out `(B, Nq, Hq, Dv)`; zero if the case has none.
         dlse: cotangent of lse `(B, Hq, Nq)`, float32 values; zero if the case has none.
+        sinks: learned sinks `(Hq,)`, float32 values, −inf in a head without one; `None` if the problem has none.
     """
 
     q: Array
@@ -51,6 +52,7 @@ class Inputs:
     v: Array
     dout: Array
     dlse: Array
+    sinks: Array | None = None
 
 
 @functools.lru_cache(maxsize=8)
@@ -110,7 +112,26 @@ def make_inputs(case: Case) -> Inputs:
         q, k, v, dout = (np.broadcast_to(x[:1, :, :1], x.shape) for x in (q, k, v, dout))
         dlse = np.broadcast_to(dlse[:1, :1], dlse.shape)
     q, k, v, dout = (round_to(x, p.dtype) for x in (q, k, v, dout))
-    return Inputs(q, k, v, dout, round_to(dlse, p.lse_dtype))
+    return Inputs(q, k, v, dout, round_to(dlse, p.lse_dtype), _sinks(case, rng) if p.sinks else None)
+
+
+SINK_SIZES = {"large_scores": 100.0, "dominating_key": 60.0, "rising_blocks": 3 * GAP, "falling_blocks": 3 * GAP}
+"""Size of the sinks that are of the size of a family's scores; 2.0 where these are ordinary."""
+FAR_BELOW = -2000.0
+"""A sink whose weight beside any score of 0 is exactly 0, in float64 too."""
+
+
+def _sinks(case: Case, rng: np.random.Generator) -> Array:
+    """Draw a sink for each head: most of the size of its scores, others far above or below all scores, or none."""
+    heads = case.problem.heads
+    sinks = rng.standard_normal(heads) * SINK_SIZES.get(case.values, 2.0)
+    if case.values == "integers":
+        sinks = np.round(sinks)
+    sinks = np.choose(rng.integers(8, size=heads), [sinks + 100, np.full(heads, FAR_BELOW), *[sinks] * 6])
+    sinks = np.where(rng.integers(10, size=heads) == 0, -np.inf, sinks)
+    if case.values == "selectors":  # whose answer stays exact
+        sinks = np.minimum(sinks, FAR_BELOW)
+    return round_to(sinks, "float32")
 
 
 def padding(problem: Problem) -> NDArray[np.bool_]:

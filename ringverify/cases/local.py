@@ -41,6 +41,7 @@ class RankResult:
         dq: `(B, n_local, Hq, D)`, or `None` without gradients.
         dk: `(B, m_local, Hk, D)`, or `None` without gradients.
         dv: `(B, m_local, Hk, Dv)`, or `None` without gradients.
+        dsinks: `(Hq,)`, or `None` without gradients or sinks.
         lse_dtype: name of the dtype in which lse came back, without "torch."; "" if there is none.
         changed: names of the inputs and of the call's fields ("call.window") that the implementation changed.
         left: torch settings that it did not restore, by name: "float64, was float32".
@@ -56,6 +57,7 @@ class RankResult:
     changed: tuple[str, ...]
     left: dict[str, str]
     seconds: float
+    dsinks: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,16 @@ class Local:
     device: str
     left: dict[str, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """The leaves, and the sinks where there are some."""
+        return self.leaves if self.call.sinks is None else (*self.leaves, self.call.sinks)
+
+    def require_gradients(self, requiring: str = "qkv") -> None:
+        """Let some of q, k and v require gradients, and sinks with q."""
+        for name, leaf in zip("qkvq", self.inputs, strict=False):
+            leaf.requires_grad_(name in requiring)
+
 
 def local_part(
     case: Case,
@@ -111,6 +123,7 @@ def local_part(
     views = {name: _view(tensor) for name, tensor in zip(buffers, (q, k, v, dout, dlse), strict=True)}
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     positions, key_pos = (torch.from_numpy(rows.copy()).to(device) for rows in (queries, keys))
+    sinks = None if inputs.sinks is None else torch.tensor(inputs.sinks, dtype=torch.float32, device=device)
     told = AttentionCall(
         group=group,
         rank=rank,
@@ -119,9 +132,14 @@ def local_part(
         sharding=capabilities.sharding_named(case.sharding),
         positions=positions,
         key_positions=key_pos,
+        sinks=sinks,
     )
     call = dataclasses.replace(
-        told, problem=copy.deepcopy(case.problem), positions=positions.clone(), key_positions=key_pos.clone()
+        told,
+        problem=copy.deepcopy(case.problem),
+        positions=positions.clone(),
+        key_positions=key_pos.clone(),
+        sinks=None if sinks is None else sinks.clone(),
     )
     return Local(call, (q, k, v), (dout, dlse), buffers, views, before, told, device)
 
@@ -157,7 +175,7 @@ def backward(
     *,
     keep: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Take the gradients of q, k and v for the cotangents of the case; `None` for each that requires no gradient.
+    """Take the gradients of q, k, v, and sinks if any, for the case's cotangents; `None` where none is required.
 
     What the implementation itself has put into `grad` of an input is returned as its gradient too.
 
@@ -179,10 +197,10 @@ def backward(
     if case.cotangent != "out" and lse is not None and (of_lse or lse.requires_grad):  # lse does not depend on v
         results.append(lse)
         cotangents.append(dlse.to(lse.dtype))
-    wanted = tuple(leaf for leaf in local.leaves if leaf.requires_grad)
+    wanted = tuple(leaf for leaf in local.inputs if leaf.requires_grad)
     with _noting_settings(local), theirs(), only_group(local.told.group), measured():
         found = iter(_gradients(results, wanted, cotangents, keep))
-    return tuple(next(found) if leaf.requires_grad else leaf.grad for leaf in local.leaves)
+    return tuple(next(found) if leaf.requires_grad else leaf.grad for leaf in local.inputs)
 
 
 def result_of(
@@ -204,11 +222,12 @@ def result_of(
         for field in dataclasses.fields(AttentionCall):
             if not _same(getattr(local.call, field.name), getattr(local.told, field.name)):
                 changed.append(f"call.{field.name}")
-        dq, dk, dv = (_copy(gradient, swap) for gradient in gradients)
+        dq, dk, dv = (_copy(gradient, swap) for gradient in gradients[:3])
+        dsinks = _copy(gradients[3], False) if len(gradients) > 3 else None
         copied, copied_lse = _copy(out, swap), _copy(lse, False)
     assert copied is not None
     lse_name = "" if lse is None else str(lse.dtype).removeprefix("torch.")
-    return RankResult(copied, copied_lse, dq, dk, dv, lse_name, tuple(changed), dict(local.left), seconds)
+    return RankResult(copied, copied_lse, dq, dk, dv, lse_name, tuple(changed), dict(local.left), seconds, dsinks)
 
 
 @contextlib.contextmanager
@@ -283,7 +302,7 @@ def _gradients(
 ) -> tuple[torch.Tensor, ...]:
     """Take gradients by autograd; an input that no result depends on has gradient zero."""
     attached = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
-    if len(attached) < len(results) and any(leaf.numel() for leaf in leaves):
+    if len(attached) < len(results) and any(leaf.numel() for leaf in leaves if leaf.dim() > 1):  # sinks are no tokens
         raise ContractError(
             "returned a result that is not attached to q, k and v by autograd: make it differentiable, or declare "
             "gradients=False",

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 HEADER = 1 << 16
 """Bytes that the header of a file of results may have."""
 
+HEADED = ("out", "dq", "dk", "dv")
+"""Results with axes of positions and heads, which a layout orders."""
+SHAPED = (*HEADED, "lse", "dsinks")
 Shape = tuple[int, ...]
 
 
@@ -40,8 +43,11 @@ def question(task: Task) -> Question:
     tensors = {name: Tensor(_swapped(getattr(x, name), swap), p.dtype) for name in names}
     if task.gradients:
         tensors["dlse"] = Tensor(x.dlse, p.lse_dtype)
+    if x.sinks is not None:
+        tensors["sinks"] = Tensor(x.sinks, "float32")
     results: tuple[str, ...] = ("out", "lse") if c.lse else ("out",)
-    results += ("dq", "dk", "dv") if task.gradients else ()
+    gradients = ("dq", "dk", "dv", "dsinks") if p.sinks else ("dq", "dk", "dv")
+    results += gradients if task.gradients else ()
 
     def message(number: int, inputs: str, outputs: str) -> CaseMessage:
         return CaseMessage(
@@ -61,7 +67,7 @@ def question(task: Task) -> Question:
 
     def read(said: Result, data: bytes) -> tuple[RankResult, ...]:
         found = _checked(data, {name: _expected(name, p, swap) for name in results}, swap)
-        whole = {name: _swapped(tensor.values, swap and name != "lse") for name, tensor in found.items()}
+        whole = {name: _swapped(tensor.values, swap and name in HEADED) for name, tensor in found.items()}
         ranks = []
         for rows, key_rows in zip(queries, keys, strict=True):
             part = {
@@ -78,11 +84,12 @@ def question(task: Task) -> Question:
                     changed=said.changed,
                     left={},
                     seconds=(said.seconds or 0.0) / case.world_size,
+                    dsinks=part.get("dsinks"),
                 )
             )
         return tuple(ranks)
 
-    largest = HEADER + 8 * sum(math.prod(shape_of(name, p)) for name in ("out", "lse", "dq", "dk", "dv"))
+    largest = HEADER + 8 * sum(math.prod(shape_of(name, p)) for name in SHAPED)
     return Question(message, encode(tensors, {}), largest, read)
 
 
@@ -104,6 +111,7 @@ def fields_of(p: Problem) -> dict[str, object]:
         "key_lengths": p.key_lengths,
         "softcap": p.softcap,
         "dilation": None if p.dilation is None else p.dilation.to_json(),
+        "sinks": p.sinks,
     }
 
 
@@ -115,6 +123,7 @@ def shape_of(name: str, p: Problem) -> Shape:
         "dq": (p.batch, p.nq, p.heads, p.head_dim),
         "dk": (p.batch, p.nk, p.hk, p.head_dim),
         "dv": (p.batch, p.nk, p.hk, p.dv),
+        "dsinks": (p.heads,),
     }
     return shapes[name]
 
@@ -124,6 +133,8 @@ def _expected(name: str, p: Problem, swap: bool) -> tuple[Shape, tuple[DtypeName
     shape = shape_of(name, p)
     if name == "lse":
         return shape, ("float64",) if p.dtype == "float64" else ("float32", "float64")
+    if name == "dsinks":
+        return shape, ("float32",)
     return (shape[0], shape[2], shape[1], shape[3]) if swap else shape, (p.dtype,)
 
 
@@ -143,7 +154,7 @@ def _checked(data: bytes, expected: dict[str, tuple[Shape, tuple[DtypeName, ...]
         values, dtype = tensors[name]
         if values.shape != shape:
             layout = "bhsd" if swap else "bshd"
-            hint = "" if name == "lse" else f", in layout {layout}"
+            hint = f", in layout {layout}" if name in HEADED else ""
             raise ContractError(
                 f"returned {name} of shape {values.shape}: {shape} is expected{hint}", rule="shape", tensor=name
             )
@@ -161,4 +172,6 @@ def _swapped(values: Array, swap: bool) -> Array:
 
 def _part(name: str, values: Array, rows: Positions) -> Array:
     """Return the rows of a global result that a rank holds."""
+    if name == "dsinks":  # the whole gradient, as that of a rank
+        return np.ascontiguousarray(values)
     return np.ascontiguousarray(values[:, :, rows] if name == "lse" else values[:, rows])

@@ -75,8 +75,8 @@ def _reentered(task: Task) -> Reentered:
 
     def part(of: Case) -> Local:
         local = local_part(of, capabilities, make_inputs(of), rows, group, rank, task.device)
-        for leaf in local.leaves if task.gradients else ():
-            leaf.requires_grad_()
+        if task.gradients:
+            local.require_gradients()
         return local
 
     def called(local: Local) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -85,6 +85,7 @@ class Observation:
         for rank in self.ranks:
             for tensor in (rank.out, rank.lse, rank.dq, rank.dk, rank.dv):
                 digest.update(b"-" if tensor is None else np.ascontiguousarray(tensor).tobytes())
+            digest.update(b"" if rank.dsinks is None else rank.dsinks.tobytes())
         return digest.hexdigest()
 
     @property
@@ -364,8 +365,7 @@ def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
     inputs = make_inputs(case) if task.inputs is None else task.inputs
     local = local_part(case, capabilities, inputs, rows_of(case, capabilities, rank), group, rank, task.device)
     if task.gradients:
-        for name, leaf in zip("qkv", local.leaves, strict=True):
-            leaf.requires_grad_(name in task.requiring)
+        local.require_gradients(task.requiring)
 
     started = time.thread_time()
     with Unwritten() if task.unwritten else contextlib.nullcontext():

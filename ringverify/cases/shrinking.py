@@ -184,6 +184,8 @@ def _fewer_constraints(case: Case) -> Iterator[Case]:
     for name in ("dilation", "documents", "window", "key_lengths", "softcap", "scale"):
         if getattr(p, name) is not None:
             yield case.replace(**{name: None})
+    if p.sinks:
+        yield case.replace(sinks=False)
     if p.causal:
         yield case.replace(causal=False)
     if p.window is not None:

@@ -43,6 +43,9 @@ MOST_BRANCHES = 5
 MOST_RATE = 5
 CONSTRAINTS = ("window", "documents", "key_lengths", "softcap", "dilation")
 
+SINKS = 5
+"""One in so many cases has learned sinks, where these are declared."""
+
 LONG = 64
 """If lengths must be multiples of more positions than this, cases have one batch entry and at most two heads."""
 FEWER = 4
@@ -167,6 +170,8 @@ def case_of(choices: Choices, c: Capabilities, scope: Scope) -> Case:
         seed=choices.integer(0, SEEDS - 1),
         schedule=choices.integer(0, SEEDS - 1),
     )
+    if c.sinks and case.schedule % SINKS == SINKS - 1:  # no choice of its own: all else is drawn as without sinks
+        case = case.replace(sinks=True)
     return fitted(case, c)
 
 

@@ -682,7 +682,7 @@ def undeclared(capabilities: Capabilities) -> list[str]:
     """Return the optional features that an implementation does not declare, and which were therefore not tested."""
     names = [
         "gradients", "lse", "lse_gradient", "gqa", "value_dim", "scale", "window", "documents", "key_lengths",
-        "cross_lengths", "softcap", "dilation", "uneven", "empty_shards",
+        "cross_lengths", "softcap", "sinks", "dilation", "uneven", "empty_shards",
     ]  # fmt: skip
     if capabilities.scale:
         names.append("negative_scale")

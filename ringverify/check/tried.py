@@ -30,6 +30,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "key_lengths": ("key_lengths", (PRESENT,)),
     "cross_lengths": ("cross_lengths", ("more keys", "more queries")),
     "softcap": ("softcap", (PRESENT,)),
+    "sinks": ("sinks", (PRESENT,)),
     "uneven": ("lengths", ("uneven",)),
     "empty_shards": ("lengths", ("empty shards",)),
     "subgroups": ("group", ("offset", "strided")),

@@ -183,6 +183,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
         lambda one: len(one.branches) > one.p.heads),
     "softcap": ("softcap", "softcap", 1.0, lambda one: one.p.softcap is not None),
     "no_softcap": ("no softcap", "softcap", 1.2, lambda one: one.p.softcap is None),
+    "sinks": ("learned sinks", "sinks", 1.0, lambda one: one.p.sinks),
     "scale": ("a scale of its own", "scale", 1.0,
         lambda one: one.p.scale is not None and one.p.scale != one.p.head_dim**-0.5),
     "negative_scale": ("a negative scale", "scale", 1.2, lambda one: one.p.scale_value < 0),

@@ -57,6 +57,7 @@ CONCERNS = {
     "dilation": "dilation",
     "cap": "softcap",
     "cap_slope": "softcap",
+    "sink": "sinks",
 }
 """Steps that run only if the problem has this field set."""
 
@@ -213,11 +214,16 @@ def _limits_of(scene: Scene, steps_of: reproducing.StepsOfRank) -> Allowed:
     p = scene.problem
     s = np.where((m > 0) & np.isfinite(s), s, 0.0)
     top = np.max(s, axis=-1, keepdims=True, where=m > 0, initial=-np.inf)
+    sinks = None if scene.inputs.sinks is None else scene.inputs.sinks[:, None, None]
+    top = top if sinks is None else np.maximum(top, sinks)
     shift = np.where(top == -np.inf, 0.0, top)
     w = np.where(m > 0, m * np.exp(s - shift), 0.0)
-    total = w.sum(axis=-1, keepdims=True)
+    sunk = None if sinks is None else np.exp(sinks - shift)
+    total = w.sum(axis=-1, keepdims=True) + (0.0 if sunk is None else sunk)
     lse = (shift + np.log(total))[..., 0]
-    inner = Intermediates(m, s, s, w / np.where(total == 0, 1.0, total), lse)
+    whole = np.where(total == 0, 1.0, total)
+    weights = None if sunk is None else (sunk / whole)[..., 0]
+    inner = Intermediates(m, s, s, w / whole, lse, scene.inputs.sinks, weights)
     t, x = scene.truth, scene.inputs
     answer = Answer(t.out, lse, t.dq, t.dk, t.dv, inner)
     problem = p.replace(scale=max(abs(scale), abs(p.scale_value)))

@@ -75,6 +75,8 @@ class Asked:
                     return _in_dq(self.scene)
                 case "dk" | "dv":
                     return _in_blocks(self.scene, self.probe, tensor)
+                case "dsinks":  # no result of a query or a key
+                    return ()
 
 
 def _finite(x: Inputs) -> bool:
@@ -267,7 +269,7 @@ def parts(scene: Scene, probe: Probe, tensor: TensorName, queries: Sequence[Posi
         observation = probe(scene.case, x)
         if observation.failure is not None or time.monotonic() > until:
             return None
-        exact = getattr(attention(scene.problem, x.q, x.k, x.v, x.dout, x.dlse), tensor)
+        exact = getattr(attention(scene.problem, x.q, x.k, x.v, x.dout, x.dlse, x.sinks), tensor)
         allowed = getattr(allowed_on(scene.case, x, scene.pipeline), tensor)
         found.append([])
         for owner in range(scene.size):

@@ -317,7 +317,7 @@ def _attention(scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zero
     p, x = scene.problem, _clean(scene.inputs)
 
     def unmasked() -> tuple[Array, Array]:
-        bare = p.replace(causal=False, window=None, documents=None, key_lengths=None, dilation=None)
+        bare = p.replace(causal=False, window=None, documents=None, key_lengths=None, dilation=None, sinks=False)
         inner = attention(bare, x.q, x.k, x.v).intermediates
         slope = np.ones_like(inner.scores) if p.softcap is None else np.cosh(inner.raw_scores / p.softcap) ** -2
         return inner.scores, slope

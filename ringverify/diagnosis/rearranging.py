@@ -47,7 +47,7 @@ def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
         x = scene.inputs
         mixed = {name: change(scene, getattr(x, name), name != "q") for name in "qkv" if name in names}
         y = dataclasses.replace(x, **mixed)
-        answer = attention(scene.problem, y.q, y.k, y.v, y.dout, y.dlse)
+        answer = attention(scene.problem, y.q, y.k, y.v, y.dout, y.dlse, y.sinks)
         if "o" in names:
             turned = change(scene, answer.lse.swapaxes(1, 2)[..., None], 0)[..., 0].swapaxes(1, 2)
             answer = dataclasses.replace(answer, out=change(scene, answer.out, 0), lse=turned)

@@ -45,7 +45,7 @@ WIRE = frozenset({
 WIRE_BACK = WIRE | {"backward", "travel", "arrive_gradients"}
 """`WIRE`, and the steps that return dK and dV to the rank that owns the block."""
 
-AFTER_ATTENDING = frozenset({"merge", "accumulate", "between", "normalise", "returned", "kept", *BACKWARD})
+AFTER_ATTENDING = frozenset({"sink", "merge", "accumulate", "between", "normalise", "returned", "kept", *BACKWARD})
 """Steps that do not change the partial result of a block."""
 
 AFTER_GRADIENTS = frozenset({"times_in_dq", "times_in_part", "add_dq", "add_part", "returned_gradients", "narrow"})
@@ -190,6 +190,7 @@ def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64, dtyp
             sharding=scene.capabilities.sharding_named(scene.case.sharding),
             positions=queries,
             key_positions=keys,
+            sinks=None if scene.inputs.sinks is None else torch.from_numpy(scene.inputs.sinks.copy()),
         )
 
     return Here(scene.once(("call", rank), call), dtype, wide, layout=scene.capabilities.tensor_layout)

@@ -86,7 +86,7 @@ class Scene:
     def truth(self) -> Answer:
         """The oracle's answer."""
         x = self.inputs
-        return attention(self.problem, x.q, x.k, x.v, x.dout, x.dlse)
+        return attention(self.problem, x.q, x.k, x.v, x.dout, x.dlse, x.sinks)
 
     @functools.cached_property
     def pipeline(self) -> Pipeline:

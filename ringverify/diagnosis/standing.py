@@ -35,6 +35,7 @@ PLAIN: tuple[Requirement, ...] = (
     Requirement("key_lengths", lambda case: case.problem.key_lengths is not None),
     Requirement("dilation", lambda case: case.problem.dilation is not None),
     Requirement("softcap", lambda case: case.problem.softcap is not None),
+    Requirement("learned sinks", lambda case: case.problem.sinks),
     Requirement("fewer key heads than heads (GQA)", lambda case: case.problem.hk != case.problem.heads),
 )
 """Conditions that are tried where those found for the smallest case do not account for other cases."""

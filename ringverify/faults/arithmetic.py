@@ -111,6 +111,24 @@ def merge(first: Partial, second: Partial) -> Partial:
     return Partial(out, lse)
 
 
+def with_sink(here: Here, whole: Partial) -> Partial:
+    """Let the sink of each head join the denominator of its rows, once all keys are merged."""
+    sinks = sinks_of(here)
+    return merge(whole, Partial(torch.zeros_like(whole.out), sinks.expand_as(whole.lse)))
+
+
+def sinks_of(here: Here) -> torch.Tensor:
+    """Return the sinks in the wide dtype, `(H, 1)`."""
+    assert here.call.sinks is not None
+    return here.call.sinks.detach().to(here.wide)[:, None]
+
+
+def sink_gradient(here: Here, lse: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    """Return what these queries add to the gradient of the sinks, `(H,)`."""
+    sinks = sinks_of(here)
+    return -torch.where(sinks == -math.inf, 0.0, torch.exp(sinks - lse) * delta).sum(dim=(0, 2))
+
+
 def weight(lse: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """Return the weight of a partial in the merged result, `(B, H, S, 1)`."""
     return torch.exp(lse - shift)[..., None]

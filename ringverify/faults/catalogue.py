@@ -15,13 +15,27 @@ from ringverify.faults import (
     positions,
     precision,
     scores,
+    sinks,
     state,
     tensors,
 )
 from ringverify.faults.fault import Cause, Mutant
 from ringverify.implementation import Implementation
 
-GROUPS = merging, masking, positions, scores, dilation, tensors, communication, gradients, precision, state, modes
+GROUPS = (
+    merging,
+    masking,
+    positions,
+    scores,
+    dilation,
+    tensors,
+    communication,
+    gradients,
+    precision,
+    state,
+    modes,
+    sinks,
+)
 """The files of faults; of causes that explain the same numbers and are as common, that of the earlier comes first."""
 
 

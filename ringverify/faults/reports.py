@@ -107,7 +107,6 @@ SOURCES: dict[str, str] = {
 OUT_OF_SCOPE: dict[str, str] = {
     "B6": "rotary embedding: q and k come already rotated, the semantics have no positions of their own",
     "B7": "rotary embedding of packed sequences: as B6",
-    "B11": "attention sinks: the semantics have no extra column",
     "E2": "overflow of int32 offsets: needs 2^31 elements, out of reach of a suite of small cases",
     "F11": "dropout: the semantics have no randomness",
     "R15": "a report of variants over several frameworks, not a fault",
@@ -115,7 +114,7 @@ OUT_OF_SCOPE: dict[str, str] = {
 }
 """Rows of the reports that need what the written semantics lack, and why."""
 
-TOLD_AS = {"R10": "F1b"}
+TOLD_AS = {"R10": "F1b", "B11": "O153"}
 """Reports of a fault that behaves as another one, and the id of that."""
 
 

@@ -171,7 +171,8 @@ def forward(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partia
         running = steps.between(here, steps.accumulate(steps, here, hop, running, new))
     if running is None:
         running = steps.nothing(here, wide_q, v.size(-1))
-    return steps.together(steps, here, steps.normalise(running))
+    found = steps.together(steps, here, steps.normalise(running))
+    return steps.sink(here, found) if here.problem.sinks else found
 
 
 def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
@@ -192,6 +193,16 @@ def backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, 
     assert carried is not None
     dq = steps.sum_queries(steps, here, dq)
     return steps.returned_gradients(here, steps.narrow(here, dq), *(x.to(here.dtype) for x in carried))
+
+
+def sinks_backward(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> Tensor | None:
+    """Return the gradient of the sinks, summed over all ranks' queries; `None` where the problem has none."""
+    if not here.problem.sinks:
+        return None
+    *_, out, lse = saved
+    delta = steps.delta(steps.widen(here, dout), out, dlse.to(here.wide))
+    part = steps.sink_gradient(here, lse, delta)
+    return part if here.replicated or here.size == 1 else steps.sum_sinks(here, part)
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
@@ -247,6 +258,7 @@ class Steps:
     accumulate: Callable[[Steps, Here, int, Any, Any], Any] = lambda steps, here, hop, running, new: (
         new if running is None else steps.merge(running, new)
     )
+    sink: Callable[[Here, Partial], Partial] = arithmetic.with_sink
     between: Callable[[Here, Any], Any] = lambda here, running: running
     normalise: Callable[[Any], Partial] = lambda running: running
 
@@ -261,6 +273,7 @@ class Steps:
     dq: Callable[[Tensor, Tensor, float, Tensor], Tensor] = arithmetic.dq
     dk: Callable[[Tensor, Tensor, float, Tensor], Tensor] = arithmetic.dk
     dv: Callable[[Tensor, Tensor, Tensor], Tensor] = arithmetic.dv
+    sink_gradient: Callable[[Here, Tensor, Tensor], Tensor] = arithmetic.sink_gradient
     gradients: Callable[[Steps, Here, int, int, tuple[Tensor, ...], Block], tuple[Tensor, Block]] = gradients
     add_dq: Callable[[Here, int, Tensor, Tensor], Tensor] = lambda here, hop, total, part: total + part
     add_part: Callable[[int, Block, Block], Block] = lambda hop, carried, part: Block(
@@ -281,6 +294,7 @@ class Steps:
     add_up: Callable[[Here, Tensor], Tensor] = wire.add_up
     together: Callable[[Steps, Here, Partial], Partial] = together
     sum_queries: Callable[[Steps, Here, Tensor], Tensor] = sum_queries
+    sum_sinks: Callable[[Here, Tensor], Tensor] = wire.add_up
 
     # from end to end
     given: Callable[[Here, str, Tensor], Tensor] = lambda here, name, x: x
@@ -295,6 +309,7 @@ class Steps:
     returned_gradients: Callable[[Here, Tensor, Tensor, Tensor], tuple[Tensor, ...]] = lambda here, dq, dk, dv: (
         dq, dk, dv
     )  # fmt: skip
+    sinks_backward: Callable[[Steps, Here, tuple[Tensor, ...], Tensor, Tensor], Tensor | None] = sinks_backward
 
 
 STEPS = Steps()
@@ -302,14 +317,14 @@ STEPS = Steps()
 
 FORWARD = frozenset({
     "nothing", "partial", "merge", "attend", "accumulate", "between", "normalise", "gather", "together", "forward",
-    "returned", "kept",
+    "returned", "kept", "sink",
 })  # fmt: skip
 """Steps that only the forward runs."""
 
 BACKWARD = frozenset({
     "delta", "probabilities", "dp", "ds", "cap_slope", "dq", "dk", "dv", "gradients", "add_dq", "add_part", "travel",
     "arrive_gradients", "returned_gradients", "sum_queries", "add_up", "backward", "per_key_head", "narrow",
-    "times_in_dq", "times_in_part", "cotangent",
+    "times_in_dq", "times_in_part", "cotangent", "sink_gradient", "sum_sinks", "sinks_backward",
 })  # fmt: skip
 """Steps that only the backward runs."""
 
@@ -329,8 +344,9 @@ class _RingOfSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, here: Here, steps: Steps, again: Steps
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, here: Here, steps: Steps, again: Steps
     ) -> tuple[Tensor, Tensor]:
+        del sinks  # `here` has them; they are an input to have a gradient
         whole = steps.forward(steps, here, q, k, v)
         ctx.save_for_backward(*steps.kept(here, (q, k, v, whole.out, whole.lse)))
         ctx.here, ctx.steps = here, again
@@ -341,7 +357,8 @@ class _RingOfSteps(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
         dq, dk, dv = ctx.steps.backward(ctx.steps, ctx.here, ctx.saved_tensors, dout, dlse)
-        return dq, dk, dv, None, None, None
+        dsinks = ctx.steps.sinks_backward(ctx.steps, ctx.here, ctx.saved_tensors, dout, dlse)
+        return dq, dk, dv, None if dsinks is None else dsinks.float(), None, None, None
 
 
 def ring_of(
@@ -353,7 +370,7 @@ def ring_of(
     def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
         wanted = "".join(name for name, x in zip("qkv", (q, k, v), strict=True) if x.requires_grad)
         here = Here(call, q.dtype, steps.wide(q.dtype), wanted=wanted if torch.is_grad_enabled() else None)
-        out, lse = _RingOfSteps.apply(q, k, v, here, steps, backwards)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        out, lse = _RingOfSteps.apply(q, k, v, call.sinks, here, steps, backwards)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         return out, lse
 
     return attend

@@ -105,6 +105,8 @@ def _every_pattern(c: Capabilities, n: int, shard: int) -> Iterator[Fields]:
             else:
                 yield "dilation", Dilation(((w, r),), "shared", "cyclic")
                 yield "dilation", Dilation(((w, r), wider), "shared", "block")
+    if c.sinks:
+        yield "sinks", True
 
 
 def _small(case: Case, c: Capabilities) -> bool:

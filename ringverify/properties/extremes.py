@@ -41,7 +41,10 @@ def _never_empty(c: Capabilities) -> str | None:
 
 MASKED_ROWS = Property(
     id="masked_rows",
-    meaning="a query without keys has out 0, lse -inf and gradients that are exactly 0; its neighbours are right",
+    meaning=(
+        "a query without keys has out 0, lse -inf (or its sink) and gradients that are exactly 0; its neighbours are "
+        "right"
+    ),
     examples=120,
     cases=lambda c: cases(c, _masked(c), lambda case: _has_empty_row(case, c)),
     judge=judge_everything,

@@ -67,7 +67,7 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     for how, some, seen in calls:
         if some and (violation := _unasked(how, some, seen)) is not None:
             return Judgement(largest, violation, training.digest)
-        names = (*all_tensors(c, gradients=False), *(name for name in GRADIENTS if name[1] in some))
+        names = (*all_tensors(c, gradients=False), *(name for name in GRADIENTS if _input_of(name) in some))
         margin, finding = worst(case, c, seen, names, right)
         largest = max(largest, margin)
         if finding is not None:
@@ -80,9 +80,14 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     return Judgement(largest, None, training.digest)
 
 
+def _input_of(name: TensorName) -> str:
+    """Return which of q, k and v a gradient is of; sinks require one where q does."""
+    return "q" if name == "dsinks" else name[1]
+
+
 def _unasked(how: str, some: str, seen: Observation) -> Violation | None:
     """Return a violation if an input that requires no gradient has one."""
-    unasked: tuple[TensorName, ...] = tuple(name for name in GRADIENTS if name[1] not in some)
+    unasked: tuple[TensorName, ...] = tuple(name for name in GRADIENTS if _input_of(name) not in some)
     for rank, result in enumerate(seen.ranks):
         for name in unasked:
             if getattr(result, name) is not None:

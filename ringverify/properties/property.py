@@ -177,7 +177,8 @@ def where(finding: Finding) -> str:
 def all_tensors(capabilities: Capabilities, *, gradients: bool = True) -> tuple[TensorName, ...]:
     """Return the names of all results that an implementation declares, with or without the gradients."""
     tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
-    return (*tensors, *GRADIENTS) if gradients and capabilities.gradients else tensors
+    of_inputs = GRADIENTS if capabilities.sinks else GRADIENTS[:3]
+    return (*tensors, *of_inputs) if gradients and capabilities.gradients else tensors
 
 
 def judged_where(case: Case, runner: Runner, observation: Observation, *, when: str) -> Judgement:

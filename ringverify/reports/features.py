@@ -10,7 +10,7 @@ from ringverify.events import ABSENT, PRESENT, Feature, ImplementationEvent, Tri
 
 LAYOUT = ("world size", "sharding", "causal", "dtype")
 CONSTRAINTS = (
-    "window", "documents", "key_lengths", "dilation", "softcap", "scale", "cross_lengths", "gqa", "value_dim"
+    "window", "documents", "key_lengths", "dilation", "softcap", "sinks", "scale", "cross_lengths", "gqa", "value_dim"
 )  # fmt: skip
 RESULTS = ("lengths", "empty rows", "lse", "gradients")
 ASIDE = ("keys on a rank", "head_dim", "dimensions", "values", "memory", "transport", "delayed", "property")

@@ -109,15 +109,15 @@ def worst_element(event: CounterexampleEvent) -> str:
     assert event.index is not None
     axes = AXES[event.tensor]
     places = [f"{axis} {place}" for axis, place in zip(axes, event.index, strict=True)]
-    row = axes.index("key" if "key" in axes else "query")
-    places[row] += f" (position {event.position})"
+    if event.position is not None:
+        places[axes.index("key" if "key" in axes else "query")] += f" (position {event.position})"
     return f"{event.tensor}[{', '.join(places)}] on rank {event.rank}"
 
 
 def worst_numbers(event: CounterexampleEvent) -> str | None:
     """Return the worst element's value, expected value and error, or `None` where no element is known to be wrong."""
     actual, expected, error, allowed = event.actual, event.expected, event.error, event.allowed
-    if event.tensor is None or event.index is None or event.position is None:
+    if event.tensor is None or event.index is None:
         return None
     if actual is None or expected is None or allowed is None or error is None:
         return None

@@ -77,9 +77,10 @@ class Running:
             self._written = self._shape[1]
         return made
 
-    def result(self, dtype: torch.dtype) -> PartialResult:
-        """The same with out in a dtype that may be narrower. Nothing is merged after that."""
-        return PartialResult(self.partial.out.to(dtype), self.partial.lse)
+    def result(self, dtype: torch.dtype, sinks: torch.Tensor | None = None) -> PartialResult:
+        """The same with out in a dtype that may be narrower, and with sinks `(H,)`. Nothing is merged after that."""
+        whole = self.partial if sinks is None else join_sinks(self.partial, sinks)
+        return PartialResult(whole.out.to(dtype), whole.lse)
 
     def _made(self) -> PartialResult:
         if self._partial is None:
@@ -168,6 +169,40 @@ def merge_(out: torch.Tensor, lse: torch.Tensor, out_b: torch.Tensor, lse_b: tor
     for piece, (mine, other) in widened(lse.dtype, out, out_b):
         mine.lerp_(other, weight[..., piece, None])
     torch.logaddexp(lse, lse_b, out=lse)
+
+
+def join_sinks(whole: PartialResult, sinks: torch.Tensor) -> PartialResult:
+    """Merge in sinks `(H,)`, once for each row: partials of lse `sinks` whose out is 0. out is written to.
+
+        out ← sigmoid(lse − sink) · out,  lse ← log(exp lse + exp sink)
+
+    A sink of −inf is an empty partial, which changes nothing.
+    """
+    each = sinks.to(whole.lse.dtype)[:, None]
+    weight = torch.sigmoid(whole.lse - each).masked_fill_(whole.lse == -torch.inf, 0.0)
+    whole.out.mul_(weight.transpose(1, 2)[..., None])
+    return PartialResult(whole.out, torch.logaddexp(whole.lse, each))
+
+
+def sink_gradient(
+    sinks: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
+) -> torch.Tensor:
+    """What some queries add to the gradient of sinks: Σ exp(sink − lse) · (dlse − dout·out), as of a key of value 0.
+
+    Args:
+        sinks: `(H,)`.
+        out: `(B, S, H, E)`, merged with them.
+        lse: `(B, H, S)`, likewise.
+        dout: cotangent of out.
+        dlse: cotangent of lse, or `None`.
+    """
+    of_row = torch.empty_like(lse)
+    for rows, (a, b) in widened(lse.dtype, dout.transpose(1, 2), out.transpose(1, 2)):
+        torch.sum(a * b, dim=-1, out=of_row[..., rows])
+    of_row = of_row.neg_() if dlse is None else dlse - of_row
+    each = sinks.to(lse.dtype)[:, None]
+    weight = torch.exp(each - lse).masked_fill_(each == -torch.inf, 0.0)
+    return (weight * of_row).sum(dim=(0, 2)).to(sinks.dtype)
 
 
 def widened_at_once(elements: int, width: int) -> int:

@@ -26,6 +26,8 @@ Terms = Mapping[str, str]
 REFUSED = "refused"
 """Name of the term that says why a rank will not compute its call."""
 LENGTHS = ("query_length", "key_length")
+SINK = "sinks["
+"""How the names of terms begin that are one head's sink; of those that differ, the first is told."""
 LONGEST = 60
 """Characters of a value that are shown."""
 DIGEST = 8
@@ -35,6 +37,11 @@ DIGEST = 8
 def terms_of(problem: Problem) -> dict[str, str]:
     """The terms of what is to be computed."""
     return {field.name: str(getattr(problem, field.name)) for field in dataclasses.fields(problem)}
+
+
+def terms_of_sinks(sinks: torch.Tensor) -> dict[str, str]:
+    """The terms of learned sinks: one for each head, so that the value that differs is named."""
+    return {f"{SINK}{head}]": str(sink) for head, sink in enumerate(sinks.tolist())}
 
 
 @functools.lru_cache(maxsize=128)
@@ -93,6 +100,8 @@ def disagreement(calls: Sequence[Terms]) -> str:
     """
     common = [name for name in calls[0] if name != REFUSED and all(name in call for call in calls)]
     differing = [name for name in common if len({call[name] for call in calls}) > 1]
+    of_sinks = [name for name in differing if name.startswith(SINK)]
+    differing = [name for name in differing if name not in of_sinks[1:]]
     said = [f"{name} is {_by_rank([call[name] for call in calls])}" for name in differing]
     said += [f"rank {rank} refuses: {call[REFUSED]}" for rank, call in enumerate(calls) if REFUSED in call]
     way_out = "give every rank the same"

@@ -27,7 +27,7 @@ class AllGather:
         running = job.running(q)
         for owner, block in _gathered(job, k, v):
             job.attend(running, q, block, owner)
-        return running.result(q.dtype)
+        return running.result(q.dtype, job.sinks)
 
     def backward(
         self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor

@@ -15,13 +15,14 @@ from jaxtyping import Float
 
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
-from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of
+from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of, terms_of_sinks
 from ringverify.ring.aligned import aligned
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
     Call,
     Engine,
     Inputs,
+    SinkGradient,
     autocast_dtype,
     check_dropout,
     check_sharding,
@@ -77,6 +78,8 @@ def ring_attention(
     dilation: Dilation | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Float[torch.Tensor, " H"] | None = None,
+    sink_gradient: SinkGradient = "partial",
     dropout_p: float = 0.0,
     return_lse: bool = False,
     method: MethodName = "ring",
@@ -109,6 +112,10 @@ def ring_attention(
         dilation: branches of segment lengths and dilation rates.
         scale: factor on `q·k`; `None` means `D ** -0.5`.
         softcap: c turns a score s into `c · tanh(s / c)`.
+        sinks: learned sinks `(H,)`, float32, the same on all ranks: a logit a query head that joins the denominator of
+            each of its rows once and carries no value; −inf is none. Compared with `check_shards`.
+        sink_gradient: "partial": the gradient of sinks covers this rank's queries; training that sums gradients of all
+            parameters over the ranks then gets the whole. "whole": the backward all-reduces it.
         dropout_p: only 0.0 is supported.
         return_lse: return `(out, lse)` instead of out.
         method: ring passes keys and values on hop by hop; allgather gathers them on every rank, which holds those of
@@ -146,14 +153,16 @@ def ring_attention(
     ring = Ring.of(group)
     pattern: dict[str, Any] = {
         "causal": causal, "window": window, "documents": documents, "key_lengths": key_lengths, "dilation": dilation,
-        "scale": scale, "softcap": softcap,
+        "scale": scale, "softcap": softcap, "sinks": sinks is not None,
     }  # fmt: skip
-    engine = Engine(method, transport, kernel, memory_budget)
+    engine = Engine(method, transport, kernel, memory_budget, sink_gradient=sink_gradient)
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     if check_shards is None:
         check_shards = device.type == "cpu" and (query_length is None or key_length is None)
     compared = check_shards and ring.world_size > 1
-    gradient = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v))
+    gradient = torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v, sinks)
+    )
     elsewhere = False
     refusal: Exception | None = None
     terms = {"method": str(method), "autocast": str(autocast_dtype(device.type) or "off")}
@@ -171,7 +180,10 @@ def ring_attention(
             check_sharding(sharding)
             if compared:
                 terms["sharding"] = sharding_term(sharding, problem.nq, problem.nk, ring.world_size)
-            return prepare(inputs, problem=problem, sharding=sharding, ring=ring, engine=engine, layout=layout)
+            call = prepare(inputs, sinks, problem=problem, sharding=sharding, ring=ring, engine=engine, layout=layout)
+            if compared and sinks is not None:
+                terms |= terms_of_sinks(sinks)
+            return call
 
         try:
             call = prepared(inputs, terms)
@@ -203,13 +215,14 @@ def attend(
     sharding: Sharding,
     ring: Ring,
     engine: Engine,
+    sinks: Float[torch.Tensor, " H"] | None = None,
 ) -> tuple[Float[torch.Tensor, "B S H E"], Float[torch.Tensor, "B H S"]]:
     """`ring_attention` of a problem that is already written down; returns out and lse.
 
     Raises:
         ValueError: the inputs do not fit the problem; raised before any communication.
     """
-    return _compute(prepare((q, k, v), problem=problem, sharding=sharding, ring=ring, engine=engine))
+    return _compute(prepare((q, k, v), sinks, problem=problem, sharding=sharding, ring=ring, engine=engine))
 
 
 def _compute(call: Call, *, explain: bool = False, takes_part: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,5 +235,5 @@ def _compute(call: Call, *, explain: bool = False, takes_part: bool = False) -> 
     # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
     inputs = aligned(q), aligned(k), aligned(v)
     for_others = torch.zeros((), requires_grad=True) if takes_part else None
-    out, lse = Attention.apply(*inputs, for_others, job, call.method)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out, lse = Attention.apply(*inputs, call.sinks, for_others, job, call.method, call.whole)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out, lse

@@ -15,7 +15,9 @@ import contextlib
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from ringverify.ring.accumulate import sink_gradient
 from ringverify.ring.aligned import aligned
 from ringverify.ring.compute import Job, Rows
 from ringverify.ring.method import Method
@@ -30,22 +32,27 @@ class Attention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        sinks: torch.Tensor | None,
         for_others: torch.Tensor | None,
         job: Job,
         method: Method,
+        whole: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns out `(B, S, H, E)` in the dtype of q, and lse `(B, H, S)`; `for_others` is as the module says."""
-        del for_others
+        """Returns out `(B, S, H, E)` in the dtype of q, and lse `(B, H, S)`; `for_others` is as the module says.
+
+        The sinks are those of `job`, given again to have a gradient: `whole`, summed over the ranks, or this rank's.
+        """
+        del for_others, sinks
         with _no_autocast(q.device.type):
             out, lse = method.forward(job, q, k, v)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.job, ctx.method = job, method
+        ctx.job, ctx.method, ctx.whole = job, method, whole
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of q, k and v in their dtypes."""
+        """Gradients of q, k, v and sinks in their dtypes."""
         q, k, v, out, lse = ctx.saved_tensors
         again = torch.is_grad_enabled()
         with torch.no_grad(), _no_autocast(q.device.type):
@@ -53,11 +60,15 @@ class Attention(torch.autograd.Function):
             dlse = None if dlse is None else aligned(dlse)
             found = ctx.method.backward(ctx.job, Rows(q, dout, out, lse, dlse), k, v)
             gradients = [x.to(q.dtype, memory_format=torch.contiguous_format) for x in found]
+            if (sinks := ctx.job.sinks) is not None:
+                gradients.append(sink_gradient(sinks, out, lse, dout, dlse))
+                if ctx.whole and ctx.job.plan.world_size > 1 and not ctx.job.plan.replicated:
+                    dist.all_reduce(gradients[-1], group=ctx.job.transport.group)
         wanted = [g if needed else None for needed, g in zip(ctx.needs_input_grad, gradients, strict=False)]
         if again:  # with create_graph=True these gradients may be differentiated
             inputs = [x for x in (dout, dlse, q, k, v) if x is not None and x.requires_grad]
             wanted = [None if g is None else _Once.apply(g, *inputs) for g in wanted]  # type: ignore[no-untyped-call]
-        return *wanted, None, None, None
+        return *wanted, *[None] * (8 - len(wanted))
 
 
 class _Once(torch.autograd.Function):

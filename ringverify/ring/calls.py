@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -25,6 +25,8 @@ from ringverify.ring.transport import TRANSPORTS, Transport, TransportName
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """q `(B, S, H, D)`, k `(B, T, K, D)` and v `(B, T, K, E)`."""
+SinkGradient = Literal["partial", "whole"]
+"""Whether a rank's gradient of sinks covers its own queries, or those of all ranks."""
 ACCUMULATES = {
     torch.float64: torch.float64,
     torch.float32: torch.float32,
@@ -136,12 +138,16 @@ class Call(NamedTuple):
         job: what is to be computed, and by which kernel.
         method: how the ranks compute it together.
         explanation: a line on the method and one on the kernel.
+        sinks: learned sinks `(H,)`, or `None`.
+        whole: whether their gradient is summed over the ranks.
     """
 
     inputs: Inputs
     job: Job
     method: Method
     explanation: tuple[str, str]
+    sinks: torch.Tensor | None = None
+    whole: bool = False
 
 
 class Engine(NamedTuple):
@@ -153,6 +159,7 @@ class Engine(NamedTuple):
         kernel: what computes a tile, or auto.
         memory_budget: bytes.
         deterministic: the same inputs give the same bits on every device, whatever torch is set to.
+        sink_gradient: partial or whole.
     """
 
     method: MethodName = "ring"
@@ -160,15 +167,24 @@ class Engine(NamedTuple):
     kernel: str = "auto"
     memory_budget: int | None = None
     deterministic: bool = False
+    sink_gradient: SinkGradient = "partial"
 
 
 def prepare(
-    inputs: Inputs, *, problem: Problem, sharding: Sharding, ring: Ring, engine: Engine, layout: TensorLayout = "bshd"
+    inputs: Inputs,
+    sinks: torch.Tensor | None = None,
+    *,
+    problem: Problem,
+    sharding: Sharding,
+    ring: Ring,
+    engine: Engine,
+    layout: TensorLayout = "bshd",
 ) -> Call:
     """The call, with all that can be refused without communication refused.
 
     Args:
         inputs: this rank's shards.
+        sinks: learned sinks `(H,)`, where the problem has them.
         problem: what to compute.
         sharding: which rank holds which positions.
         ring: the group.
@@ -182,10 +198,13 @@ def prepare(
         raise ValueError(f"transport={engine.transport!r}: expected {' or '.join(TRANSPORTS)}")
     if engine.method not in METHODS:
         raise ValueError(f"method={engine.method!r}: expected {' or '.join(METHODS)}")
+    if engine.sink_gradient not in get_args(SinkGradient):
+        raise ValueError(f"sink_gradient={engine.sink_gradient!r}: expected {' or '.join(get_args(SinkGradient))}")
     check_sharding(sharding)
     plan = make_plan(problem, sharding, ring.world_size, ring.rank)
     q, k, v = inputs
     _check(q, k, v, plan, layout)
+    _check_sinks(sinks, plan, q.device)
     setting = Setting(
         q.device.type,
         q.dtype,
@@ -205,8 +224,10 @@ def prepare(
         make_sides(problem, setting, kernel, plan.query_count, plan.key_count(ring.rank), engine.memory_budget),
         Transport(ring.group, ring.rank, ring.world_size, engine.transport, q.device),
         _positions(plan, sharding),
+        None if sinks is None else sinks.detach(),
     )
-    return Call(inputs, job, method, (f"method {engine.method}: {exchanged}", f"kernel {kernel.name}: {why}"))
+    explanation = f"method {engine.method}: {exchanged}", f"kernel {kernel.name}: {why}"
+    return Call(inputs, job, method, explanation, sinks, engine.sink_gradient == "whole")
 
 
 def check_sharding(sharding: object) -> None:
@@ -246,6 +267,22 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, layout
             raise ValueError(f"{name} is {tensor.dtype} on rank {rank}: expected {problem.dtype}, {reason}")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: expected one device")
+
+
+def _check_sinks(sinks: torch.Tensor | None, plan: Plan, device: torch.device) -> None:
+    heads, where = plan.problem.heads, f"on rank {plan.rank} of {plan.world_size}"
+    if sinks is None:
+        if plan.problem.sinks:
+            raise ValueError(f"sinks=None {where}: the problem has learned sinks, a tensor ({heads},)")
+        return
+    if not isinstance(sinks, torch.Tensor):
+        raise ValueError(f"sinks is of type {type(sinks).__name__} {where}: expected a tensor")
+    if tuple(sinks.shape) != (heads,):
+        raise ValueError(f"sinks has shape {tuple(sinks.shape)} {where}: expected ({heads},), one for each query head")
+    if sinks.dtype != torch.float32:
+        raise ValueError(f"sinks is {sinks.dtype} {where}: expected float32; sinks.float() has the gradient too")
+    if sinks.device != device:
+        raise ValueError(f"sinks is on {sinks.device} and q on {device}: expected one device")
 
 
 def _positions(plan: Plan, sharding: Sharding) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:

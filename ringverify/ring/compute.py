@@ -96,6 +96,7 @@ class Job:
         sides: longest sides of tiles; forward, a kernel that cuts tiles itself takes a region without a window at once.
         transport: between the ranks.
         positions: queries' positions, and each owner's keys' positions; on CPU; only needed by regions `by_position`.
+        sinks: learned sinks `(H,)`, without gradient, or `None`.
     """
 
     plan: Plan
@@ -104,6 +105,7 @@ class Job:
     sides: Sides
     transport: Transport
     positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
+    sinks: torch.Tensor | None = None
     _finite: dict[int, bool] = dataclasses.field(default_factory=dict, repr=False)
     _band: dict[tuple[int | None, ...], torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
 

@@ -38,25 +38,26 @@ EVERYTHING: dict[str, Any] = {
     "poison_safe": True,
     "probabilities": "input",
 }
-"""What both declare: all that the written semantics covers. They are deterministic on CUDA too, by asking for it."""
+"""What both declare: all that the written semantics covers. They are deterministic on CUDA too, by asking for it.
+Sinks are apart: `ring` returns a rank's part of their gradient, and `allgather` the whole."""
 
 
-@implementation(name="ring", traffic="neighbours", memory="streaming", **EVERYTHING)
+@implementation(name="ring", traffic="neighbours", memory="streaming", sinks="partial", **EVERYTHING)
 def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values passed hop by hop; see `ringverify.ring.attention`."""
     return _attended(q, k, v, call, Engine("ring", deterministic=True))
 
 
-@implementation(name="allgather", **EVERYTHING)
+@implementation(name="allgather", sinks=True, **EVERYTHING)
 def allgather(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values gathered; see `ringverify.ring.allgather`."""
-    return _attended(q, k, v, call, Engine("allgather", deterministic=True))
+    return _attended(q, k, v, call, Engine("allgather", deterministic=True, sink_gradient="whole"))
 
 
 def _attended(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, engine: Engine
 ) -> tuple[torch.Tensor, torch.Tensor]:
     ring = Ring(call.group, call.rank, call.world_size)
-    return attend(q, k, v, problem=call.problem, sharding=call.sharding, ring=ring, engine=engine)
+    return attend(q, k, v, problem=call.problem, sharding=call.sharding, ring=ring, engine=engine, sinks=call.sinks)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding, key_positions
 from ringverify.ring.attention import ring_attention
-from ringverify.ring.calls import check_dropout
+from ringverify.ring.calls import SinkGradient, check_dropout
 from ringverify.ring.layouts import TensorLayout, check_layout
 from ringverify.ring.method import MethodName
 from ringverify.ring.transport import TransportName
@@ -51,6 +51,7 @@ class RingAttention(nn.Module):
         dilation: branches of segment lengths and dilation rates.
         scale: factor on `q·k`; `None` means `D ** -0.5`.
         softcap: c turns a score s into `c · tanh(s / c)`.
+        sink_gradient: "partial": the gradient of sinks covers this rank's queries; "whole": it is summed over ranks.
         dropout_p: only 0.0 is supported.
         return_lse: return `(out, lse)` instead of out.
         method: ring passes keys and values on hop by hop; allgather gathers them on every rank.
@@ -79,6 +80,7 @@ class RingAttention(nn.Module):
         dilation: Dilation | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        sink_gradient: SinkGradient = "partial",
         dropout_p: float = 0.0,
         return_lse: bool = False,
         method: MethodName = "ring",
@@ -102,9 +104,9 @@ class RingAttention(nn.Module):
         self._group: Any = group
         self.settings: dict[str, Any] = {
             "sharding": sharding, "layout": layout, "causal": causal, "window": window, "dilation": dilation,
-            "scale": scale, "softcap": softcap, "dropout_p": dropout_p, "return_lse": return_lse, "method": method,
-            "transport": transport, "kernel": kernel, "memory_budget": memory_budget,
-            "check_shards": check_shards, "explain": explain,
+            "scale": scale, "softcap": softcap, "sink_gradient": sink_gradient, "dropout_p": dropout_p,
+            "return_lse": return_lse, "method": method, "transport": transport, "kernel": kernel,
+            "memory_budget": memory_budget, "check_shards": check_shards, "explain": explain,
         }  # fmt: skip
 
     @property
@@ -136,6 +138,7 @@ class RingAttention(nn.Module):
         key_length: int | None = None,
         documents: Sequence[int] | torch.Tensor | None = None,
         key_lengths: Sequence[int] | torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention of this rank's queries to the keys of all ranks.
 
@@ -148,6 +151,7 @@ class RingAttention(nn.Module):
             key_length: keys over all ranks, likewise.
             documents: cumulative document lengths (`cu_seqlens`) of the whole sequence.
             key_lengths: number of valid keys of each batch element, of the whole sequence.
+            sinks: learned sinks `(H,)`, float32, the same on all ranks; a parameter of the model around this module.
 
         Returns:
             out `(B, S, H, E)`, or as `layout` says, in the dtype of q (under autocast, in its dtype), and with
@@ -169,6 +173,7 @@ class RingAttention(nn.Module):
             key_length=key_length,
             documents=documents,
             key_lengths=key_lengths,
+            sinks=sinks,
             **self.settings,
         )
 

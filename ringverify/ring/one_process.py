@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ringverify.ring.accumulate import PartialResult, Sum
+from ringverify.ring.accumulate import PartialResult, Sum, join_sinks
 from ringverify.ring.compute import Job, Rows, TileGradients
 from ringverify.ring.gradients import Gradients
 from ringverify.ring.plan.kv_slices import KVTensors
@@ -18,10 +18,12 @@ class OneProcess:
         tile = job.single_tile(q, k, v)
         if tile is not None:
             out_BHSE, lse = tile.kernel.forward(job.setting, tile.given)
-            return PartialResult(out_BHSE.transpose(1, 2).to(q.dtype).contiguous(), lse)
+            found = PartialResult(out_BHSE.transpose(1, 2), lse)
+            out, lse = found if job.sinks is None else join_sinks(found, job.sinks)
+            return PartialResult(out.to(q.dtype).contiguous(), lse)
         running = job.running(q)
         job.attend(running, q, job.own(k, v), job.plan.rank)
-        return running.result(q.dtype)
+        return running.result(q.dtype, job.sinks)
 
     def backward(
         self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor

@@ -32,7 +32,7 @@ class KVRing:
         for owner, block, computes in rotate(job, k, v):
             if computes:
                 job.attend(running, q, block, owner)
-        return running.result(q.dtype)
+        return running.result(q.dtype, job.sinks)
 
     def backward(
         self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor

@@ -38,7 +38,7 @@ class ReplicatedQueries:
         if running.partial.lse.numel():
             for own, combined in zip(running.partial, self._combined(job, running.partial), strict=True):
                 own.copy_(combined)
-        return running.result(q.dtype)
+        return running.result(q.dtype, job.sinks)
 
     def backward(
         self, job: Job, rows: Rows, k: torch.Tensor, v: torch.Tensor

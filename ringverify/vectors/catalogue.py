@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from ringverify.faults.catalogue import MUTANTS, place
-from ringverify.vectors import dilations, masks, numbers, ranks, selections, shapes
+from ringverify.vectors import dilations, masks, numbers, ranks, selections, shapes, sinks
 from ringverify.vectors.story import Story, by_id
 
+GROUPS = shapes, masks, dilations, numbers, selections, ranks, sinks
 STORIES: dict[str, Story] = by_id(
-    sorted(
-        (*shapes.STORIES, *masks.STORIES, *dilations.STORIES, *numbers.STORIES, *selections.STORIES, *ranks.STORIES),
-        key=lambda story: story.number,
-    )
+    sorted((story for group in GROUPS for story in group.STORIES), key=lambda story: story.number)
 )
 """Every vector by id, in the order of their numbers."""
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 import ringverify
 from ringref.attention import Answer
@@ -25,7 +24,6 @@ from ringverify.files import read_bytes, read_text, refusing
 from ringverify.properties.property import Violation
 from ringverify.vectors import index, making
 from ringverify.vectors.index import Index
-from ringverify.vectors.making import RESULTS
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story, written_out
 from ringverify.words import cut
@@ -152,9 +150,9 @@ def answer_again(found: Index, story: Story, tensors: Mapping[str, Tensor]) -> N
             raise UsageError(f"{path}: {name} is not what the oracle gives; {again}")
     answer = making.float64_answer(story.problem, given)
     bound = _float64_bound(story.problem, given, answer)
-    for name in RESULTS:
-        actual: NDArray[np.float64] = getattr(answer, name)
-        margin = margins(actual, tensors[name].values, getattr(bound, name), "float64")
+    for name in making.results_of(story.problem):
+        actual, limit = making.whole(answer, name), making.whole(bound, name)
+        margin = margins(actual, tensors[name].values, limit, "float64")
         if margin.max(initial=0.0) > 1:
             raise UsageError(f"{path}: {name} is not what the float64 oracle gives; {again}")
 

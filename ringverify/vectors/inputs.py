@@ -26,8 +26,11 @@ SIGNIFICANT: dict[DtypeName, int] = {"float64": 53, "float32": 24, "float16": 11
 GOLDEN = 0x9E3779B97F4A7C15
 """SplitMix64's step: 2^64 divided by the golden ratio, made odd."""
 
-TENSORS = ("q", "k", "v", "dout", "dlse", "choice")
+TENSORS = ("q", "k", "v", "dout", "dlse", "choice", "sinks")
 """Random streams of a vector; the seed of each is 8 times the vector's number plus the index in this list."""
+
+LARGE_SINK = 100.0
+"""The sink of the third head, whose exp overflows float32. The fourth head has none, −inf."""
 
 GAP, STEEP = 32.0, 256.0
 """Steps of k's first component from one quarter of the keys to the next; times q's 8 and the scale, gaps in scores."""
@@ -115,6 +118,11 @@ def make(story: Story) -> Inputs:
         dout = np.zeros_like(dout)
     if story.cotangent == "out":
         dlse = np.zeros_like(dlse)
+    sinks = None
+    if p.sinks:
+        sinks = 2 * bell(seeds["sinks"], (p.heads,), SIGNIFICANT["float32"])
+        sinks[2:4] = LARGE_SINK, -math.inf
+        sinks.setflags(write=False)
     for x in (q, k, v, dout, dlse):
         x.setflags(write=False)
-    return Inputs(q, k, v, dout, dlse)
+    return Inputs(q, k, v, dout, dlse, sinks)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ringref import attention_decimal
 from ringref.attention import Answer, attention
 from ringref.problem import Problem
-from ringref.rounding import Pipeline, allowed_error
+from ringref.rounding import Allowed, Pipeline, allowed_error
 from ringverify.cases.inputs import Inputs
 from ringverify.cases.tensorfile import Tensor
 from ringverify.vectors import inputs
@@ -21,10 +21,18 @@ Array = NDArray[np.float64]
 
 Probabilities = Literal["accumulates", "input"]
 
-INPUTS = ("q", "k", "v", "dout", "dlse")
-RESULTS = ("out", "lse", "dq", "dk", "dv")
 EXACT = ("out", "dv")
 """Results that have to be right bit for bit where a vector is exact."""
+
+
+def inputs_of(problem: Problem) -> tuple[str, ...]:
+    """Return the names of the inputs of a problem."""
+    return ("q", "k", "v", "dout", "dlse", *["sinks"] * problem.sinks)
+
+
+def results_of(problem: Problem) -> tuple[str, ...]:
+    """Return the names of the results of a problem."""
+    return ("out", "lse", "dq", "dk", "dv", *["dsinks"] * problem.sinks)
 
 
 def make(story: Story) -> dict[str, Tensor]:
@@ -41,16 +49,18 @@ def answered(story: Story, given: Inputs) -> dict[str, Tensor]:
     between machines in the last bits of the float64 oracle do not matter.
     """
     p = story.problem
-    tensors = {name: Tensor(getattr(given, name), p.dtype) for name in INPUTS}
+    tensors = {name: Tensor(getattr(given, name), p.dtype) for name in inputs_of(p)}
     tensors["dlse"] = Tensor(given.dlse, p.lse_dtype)
-    exact = attention_decimal.attention(p, given.q, given.k, given.v, given.dout, given.dlse)
-    tensors |= {name: Tensor(x, "float64") for name, x in zip(RESULTS, exact, strict=True)}
+    if given.sinks is not None:
+        tensors["sinks"] = Tensor(given.sinks, "float32")
+    exact = attention_decimal.attention(p, given.q, given.k, given.v, given.dout, given.dlse, given.sinks)
+    tensors |= {name: Tensor(x, "float64") for name, x in zip(results_of(p), exact, strict=True)}
     float64 = float64_answer(p, given)
     for probabilities in roundings(p):
         pipeline = Pipeline(p.dtype, probabilities=probabilities, lse_dtype=p.lse_dtype, blocks=story.most_ranks)
         bounds = allowed_error(p, float64, given.q, given.k, given.v, given.dout, given.dlse, pipeline)
-        for name in RESULTS:
-            bound = np.zeros_like(tensors[name].values) if story.exact and name in EXACT else getattr(bounds, name)
+        for name in results_of(p):
+            bound = np.zeros_like(tensors[name].values) if story.exact and name in EXACT else whole(bounds, name)
             tensors[f"allowed.{probabilities}.{name}"] = Tensor(upwards(bound), "bfloat16")
     return tensors
 
@@ -62,12 +72,19 @@ def roundings(problem: Problem) -> tuple[Probabilities, ...]:
 
 def float64_answer(problem: Problem, given: Inputs) -> Answer:
     """Return the answer of the float64 oracle."""
-    return attention(problem, given.q, given.k, given.v, given.dout, given.dlse)
+    return attention(problem, given.q, given.k, given.v, given.dout, given.dlse, given.sinks)
 
 
 def given_in(tensors: Mapping[str, Tensor]) -> Inputs:
     """Return the inputs among a file's tensors."""
-    return Inputs(*(tensors[name].values for name in INPUTS))
+    names = ("q", "k", "v", "dout", "dlse", *["sinks"] * ("sinks" in tensors))
+    return Inputs(**{name: tensors[name].values for name in names})
+
+
+def whole(found: Answer | Allowed, name: str) -> Array:
+    """Return a result, or the error allowed in it, as the file has it: the gradient of sinks is over all queries."""
+    values: Array = getattr(found, name)
+    return values.sum(axis=1) if name == "dsinks" else values
 
 
 def shapes(story: Story) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -75,7 +92,7 @@ def shapes(story: Story) -> dict[str, tuple[tuple[int, ...], str]]:
     p = story.problem
     query, key = (p.batch, p.nq, p.heads), (p.batch, p.nk, p.hk)
     rows = (p.batch, p.heads, p.nq)
-    results = {
+    results: dict[str, tuple[int, ...]] = {
         "out": (*query, p.dv), "lse": rows, "dq": (*query, p.head_dim), "dk": (*key, p.head_dim), "dv": (*key, p.dv),
     }  # fmt: skip
     found: dict[str, tuple[tuple[int, ...], str]] = {
@@ -85,6 +102,9 @@ def shapes(story: Story) -> dict[str, tuple[tuple[int, ...], str]]:
         "dout": ((*query, p.dv), p.dtype),
         "dlse": (rows, p.lse_dtype),
     }
+    if p.sinks:
+        results["dsinks"] = (p.heads,)
+        found["sinks"] = (p.heads,), "float32"
     found |= {name: (shape, "float64") for name, shape in results.items()}
     for probabilities in roundings(p):
         found |= {f"allowed.{probabilities}.{name}": (shape, "bfloat16") for name, shape in results.items()}

@@ -19,6 +19,7 @@ Topic = Literal[
     "key_lengths",
     "cross_lengths",
     "scores",
+    "sinks",
     "heads",
     "dilation_split",
     "dilation_shared",
@@ -141,9 +142,11 @@ def trial_name(story: Story, layout: Layout) -> str:
 
 
 def written_out(problem: Problem) -> dict[str, Any]:
-    """Return the problem as JSON values, every field present; absent constraints and the default scale are null."""
+    """Return the problem as JSON values, every field present but absent sinks; absent constraints are null."""
     shape = {"key_length": problem.nk, "key_heads": problem.hk, "value_dim": problem.dv}
     fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)} | shape
+    if not problem.sinks:  # vectors that are older than sinks stay as they are
+        del fields["sinks"]
     return {name: _plain(value) for name, value in fields.items()}
 
 
@@ -165,6 +168,7 @@ def flags(problem: Problem, cotangent: Cotangent, values: Family = "bell") -> tu
         "scale": problem.scale is not None,
         "negative_scale": problem.scale is not None and problem.scale < 0,
         "softcap": problem.softcap is not None,
+        "sinks": problem.sinks,
         "dilation:split": problem.dilation is not None and problem.dilation.heads == "split",
         "dilation:shared": problem.dilation is not None and problem.dilation.heads == "shared",
         "uneven_segments": problem.dilation is not None and any(problem.nq % w for w, _ in problem.dilation.branches),

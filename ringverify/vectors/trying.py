@@ -15,7 +15,7 @@ from ringverify.cases.tensorfile import Tensor
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, all_tensors, judge_observation
-from ringverify.vectors.making import EXACT, RESULTS, given_in
+from ringverify.vectors.making import EXACT, given_in, results_of
 from ringverify.vectors.story import Layout, Story
 
 
@@ -66,7 +66,10 @@ def tried(wanted: Trial, tensors: Mapping[str, Tensor], runner: Runner) -> Judge
     bound = allowed_on(wanted.case, given, pipeline_of(wanted.case, capabilities, observation))
     if wanted.story.exact:
         bound = _exactly(bound)
-    right = Right(**{name: tensors[name].values for name in RESULTS}, allowed=bound)
+    results = {name: tensors[name].values for name in results_of(wanted.case.problem)}
+    if "dsinks" in results:
+        results["dsinks"] = results["dsinks"][:, None]  # the sum over all queries
+    right = Right(**results, allowed=bound)
     return judge_observation(wanted.case, capabilities, observation, wanted.tensors, right)
 
 

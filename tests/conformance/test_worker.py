@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from ringref.problem import Problem
 from ringverify import programs
 from ringverify.cases.case import Case
+from ringverify.cases.comparing import worst
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.outside import fields_of
 from ringverify.cases.running import Runner
@@ -31,6 +32,7 @@ from ringverify.worlds.external.world import ExternalWorld
 pytestmark = pytest.mark.timeout(240)
 
 FAULTY = Path(__file__).resolve().parent.parent / "miniatures" / "workers" / "faulty_worker.py"
+SINKS = FAULTY.with_name("sinks_worker.py")
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "worker.md"
 SCHEMA = Path(messages.__file__).parent / "schema" / f"worker-{messages.PROTOCOL}.json"
 FIRST = "    batch, length, heads, _ = q.shape\n"
@@ -315,12 +317,42 @@ def test_messages_are_as_the_schema_says_and_files_hold_the_exact_inputs(worker,
     assert lines[1]["positions"] == lines[1]["key_positions"] == [[0, 1, 4], [2, 3]]
     plain = {"batch": 1, "query_length": 5, "key_length": 5, "heads": 2, "key_heads": 2, "head_dim": 3, "value_dim": 3}
     absent = dict.fromkeys(("window", "documents", "key_lengths", "softcap", "dilation"))
-    assert lines[1]["problem"] == {**plain, **absent, "dtype": "float32", "causal": True, "scale": 3**-0.5}
+    said = {"dtype": "float32", "causal": True, "scale": 3**-0.5, "sinks": False}
+    assert lines[1]["problem"] == {**plain, **absent, **said}
     kept, right = load_file("kept.safetensors"), make_inputs(case)
     assert {name: array.dtype for name, array in kept.items()} == dict.fromkeys(
         ("q", "k", "v", "dout", "dlse"), np.float32
     )
     assert all(np.array_equal(kept[name], getattr(right, name)) for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("way", "wrong"),
+    [("right", None), ("missing", "wrote no dsinks"), ("wide", "returned dsinks in float64: float32 is expected")],
+)
+def test_a_program_is_given_sinks_and_returns_their_gradient(way, wrong):
+    """The whole one, as every rank would; a worker that leaves it out, or widens it, breaks the contract."""
+    target, world = program(SINKS, way), ExternalWorld()
+    implementation = describe(target)
+    problem = Problem(query_length=5, heads=3, causal=True, sinks=True)
+    case = Case(problem=problem, sharding="zigzag", world_size=2, cotangent="both", seed=3)
+    try:
+        observed = Runner(implementation, world, target=target).run(case, gradients=True)
+    finally:
+        world.close()
+    if wrong is not None:
+        assert wrong in observed.failure.message
+        return
+    assert observed.failure is None, observed.failure
+    margin, found = worst(case, implementation.capabilities, observed, ("out", "lse", "dq", "dk", "dv", "dsinks"))
+    assert found is None
+    assert 0 < margin <= 1
+
+
+def test_a_program_has_no_part_of_a_gradient():
+    """Its ranks are not seen, so nobody could say which queries a part covers."""
+    with pytest.raises(Exception, match="sinks='partial': expected true, since a program returns whole gradients"):
+        describe(program(SINKS, "partial"))
 
 
 def test_bfloat16_is_exact_both_ways(tmp_path, monkeypatch):

@@ -37,7 +37,8 @@ def stands_for() -> Callable[[Story], str]:
     def digest(story: Story) -> str:
         inputs = make(story)
         said = hashlib.sha256(json.dumps([written_out(story.problem), story.cotangent], sort_keys=True).encode())
-        for values in (inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse):
+        sinks = () if inputs.sinks is None else (inputs.sinks,)
+        for values in (inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse, *sinks):
             said.update(values.astype("<f8").tobytes())
         return said.hexdigest()[:16]
 

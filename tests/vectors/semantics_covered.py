@@ -14,7 +14,7 @@ from ringverify.vectors.story import Story, flags
 
 CONSTRAINTS = (
     "causal", "window", "documents", "key_lengths", "cross_lengths", "gqa", "value_dim", "scale", "softcap",
-    "dilation:split", "dilation:cyclic", "dilation:block",
+    "sinks", "dilation:split", "dilation:cyclic", "dilation:block",
 )  # fmt: skip
 DILATIONS = {name for name in CONSTRAINTS if name.startswith("dilation")}
 

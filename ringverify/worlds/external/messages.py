@@ -53,12 +53,15 @@ class CaseMessage:
     key_positions: Annotated[tuple[tuple[int, ...], ...], "key positions of each rank"]
     gradients: Annotated[
         bool,
-        "whether dq, dk and dv are asked for too, for the cotangents dout and dlse; if not, the call is inference's",
+        "whether dq, dk, dv, and dsinks of a problem with sinks, are asked for too, for the cotangents dout and dlse; "
+        "if not, the call is inference's",
     ]
     cotangent: Annotated[Literal["out", "lse", "both"], "which results have a cotangent; that of the other is zero"]
     device: Annotated[str, "device to run on"]
-    inputs: Annotated[str, "path of a safetensors file with q, k and v, and dout and dlse if gradients are asked for"]
-    outputs: Annotated[str, "path of the safetensors file to write: out, lse if declared, dq, dk and dv if asked for"]
+    inputs: Annotated[
+        str, "path of a safetensors file with q, k and v, sinks if any, and dout and dlse if gradients are asked for"
+    ]
+    outputs: Annotated[str, "path of the safetensors file to write: out, lse if declared, and gradients if asked for"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

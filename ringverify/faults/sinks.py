@@ -1,0 +1,142 @@
+"""Faults of learned sinks: where they join, how often, and what their gradient is a sum of.
+
+Mutants declare `sinks`, and so are tried on a share of cases with them; all others are tried on the cases of before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ringverify.faults import arithmetic
+from ringverify.faults.fault import Faults, When
+from ringverify.faults.place import Here, Partial
+from ringverify.faults.ring import EVERYTHING, STEPS, Steps
+
+Tensor = torch.Tensor
+FAULTS = Faults()
+SINKS = replace(EVERYTHING, sinks=True)
+"""What these mutants claim."""
+
+
+def _add(id: str, says: str, steps: Steps, *, when: When = "always", recognised: bool = True) -> None:
+    FAULTS.add(id, says, steps, when=when, claims=SINKS, recognised=recognised)
+
+
+def _joined(here: Here, whole: Partial, change: Callable[[Tensor], Tensor]) -> Partial:
+    """Join other sinks than those given, which are `(H, 1)`."""
+    other = change(arithmetic.sinks_of(here))
+    return arithmetic.merge(whole, Partial(torch.zeros_like(whole.out), other.expand_as(whole.lse)))
+
+
+def _with(change: Callable[[Here, Tensor], Tensor]) -> Steps:
+    """The ring with other sinks in the forward; the backward takes the lse that it finds."""
+    return replace(STEPS, sink=lambda here, whole: _joined(here, whole, lambda sinks: change(here, sinks)))
+
+
+_add("O151", "the sinks are left out", _with(lambda here, sinks: torch.full_like(sinks, -math.inf)))
+_add("O152", "the sink counts once for every rank", _with(lambda here, sinks: sinks + math.log(here.size)))
+
+
+def _on_every_block(here: Here, whole: Partial) -> Partial:
+    """Join the sink as often as blocks were merged that some query of the rank attends."""
+    return _joined(here, whole, lambda sinks: sinks + math.log(max(1, len(here.notes.get("hops", ())))))
+
+
+def _noting(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:
+    if bool((new.lse > -math.inf).any()):
+        here.notes.setdefault("hops", set()).add(hop)
+    merged: Partial = STEPS.accumulate(steps, here, hop, running, new)
+    return merged
+
+
+_add("O153", "the sink counts at every hop that has keys", replace(STEPS, sink=_on_every_block, accumulate=_noting))
+
+
+def _as_a_key(here: Here, whole: Partial) -> Partial:
+    """Join the sink as a key whose value is 1."""
+    ones = torch.ones_like(whole.out)
+    return arithmetic.merge(whole, Partial(ones, arithmetic.sinks_of(here).expand_as(whole.lse)))
+
+
+_add("O154", "the sink is merged as a key with a value, of ones", replace(STEPS, sink=_as_a_key))
+_add(
+    "O155",
+    "the sink is left out of lse",
+    replace(STEPS, sink=lambda here, whole: Partial(arithmetic.with_sink(here, whole).out, whole.lse)),
+)
+_add(
+    "O156",
+    "the sink is in lse and left out of out",
+    replace(STEPS, sink=lambda here, whole: Partial(whole.out, arithmetic.with_sink(here, whole).lse)),
+)
+_add("O157", "the sink is multiplied by the scale", _with(lambda here, sinks: sinks * here.problem.scale_value))
+_add("O158", "each head takes the sink of the head before it", _with(lambda here, sinks: sinks.roll(1, dims=0)))
+_add("O159", "the exponential of the sink is not shifted", _with(lambda here, sinks: torch.log(torch.exp(sinks))))
+
+
+def _without(lse: Tensor, here: Here) -> Tensor:
+    """Log-sum-exps of the keys alone, from those with the sink."""
+    share = torch.exp(arithmetic.sinks_of(here) - lse).clamp(max=1.0)
+    return torch.where(lse == -math.inf, lse, lse + torch.log1p(-share))
+
+
+_add(
+    "O160",
+    "the backward leaves the sink out: its weights are those of the keys alone",
+    replace(STEPS, kept=lambda here, saved: (*saved[:4], _without(saved[4], here)) if here.problem.sinks else saved),
+    recognised=False,
+)
+
+
+def _gradient(change: Callable[[Here, Tensor, Tensor], Tensor]) -> Steps:
+    return replace(STEPS, sink_gradient=change)
+
+
+def _summed(change: Callable[[Here, Tensor], Tensor]) -> Steps:
+    return replace(STEPS, sum_sinks=change)
+
+
+right = arithmetic.sink_gradient
+_add(
+    "O161", "the gradient of the sinks is not summed over the ranks", _summed(lambda here, part: part), recognised=False
+)
+_add(
+    "O162",
+    "the gradient of the sinks is the mean over the ranks",
+    _summed(lambda here, part: STEPS.sum_sinks(here, part) / here.size),
+    recognised=False,
+)
+_add(
+    "O163",
+    "the gradient of the sinks is 0",
+    _gradient(lambda here, lse, delta: torch.zeros_like(right(here, lse, delta))),
+    recognised=False,
+)
+_add(
+    "O164",
+    "the gradient of the sinks has the wrong sign",
+    _gradient(lambda here, lse, delta: -right(here, lse, delta)),
+    recognised=False,
+)
+_add(
+    "O165",
+    "the gradient of the sinks is that of the first element of the batch",
+    _gradient(lambda here, lse, delta: right(here, lse[:1], delta[:1])),
+    recognised=False,
+)
+
+
+def _without_dlse(steps: Steps, here: Here, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor) -> Tensor | None:
+    return STEPS.sinks_backward(steps, here, saved, dout, torch.zeros_like(dlse))
+
+
+_add(
+    "O166",
+    "the gradient of the sinks ignores the cotangent of lse",
+    replace(STEPS, sinks_backward=_without_dlse),
+    recognised=False,
+)
