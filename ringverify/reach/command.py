@@ -46,9 +46,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE.svg", help="write the picture")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the verdict and the picture")
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write the verdict and the picture as data")
-    how_much = parser.add_mutually_exclusive_group()
-    how_much.add_argument("-v", "--verbose", action="store_true", help="show the stacks of ranks that fail")
-    how_much.add_argument("-q", "--quiet", action="store_true", help="print no picture")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the stacks of ranks that fail")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no picture")
     parser.set_defaults(run=run)
 
 

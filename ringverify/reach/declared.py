@@ -29,10 +29,11 @@ class ModelDeclaration:
         window: `(left, right)` of each attention layer; needs `layers`.
         documents: cumulative document lengths (`cu_seqlens`).
         layers: attention layers, each of which reaches a window further.
-        loss: of a model that takes labels, what a training step's loss is: the "mean" or the "sum" of what the ranks
-            return, or what each of them returns, the "whole".
-        gradients: "partial": a rank's parameter gradients are those of its own part, and training adds them up over
-            ranks (averages them under `loss="mean"`); "whole": the model's backward has done so.
+        loss: the model takes `labels` and returns a loss too; that of a training step is the "mean" or the "sum" of
+            what the ranks return, or what each of them returns, the "whole". `None`: it is called without labels.
+        gradients: what training does with the ranks' parameter gradients: takes their "mean", as
+            DistributedDataParallel does, or their "sum", or nothing, since the model's backward makes each of them
+            "whole"; `None`: the mean under `loss="mean"`, else the sum.
         batch: most sequences of a batch.
         processes: ranks cannot share a process, because something is kept for the process: they run over gloo.
 
@@ -50,8 +51,8 @@ class ModelDeclaration:
     window: tuple[int | None, int | None] | None = None
     documents: tuple[int, ...] | None = None
     layers: int | None = None
-    loss: Literal["mean", "sum", "whole"] = "mean"
-    gradients: Literal["partial", "whole"] = "partial"
+    loss: Literal["mean", "sum", "whole"] | None = None
+    gradients: Literal["mean", "sum", "whole"] | None = None
     batch: int = 32
     processes: bool = False
 
@@ -64,9 +65,9 @@ class ModelDeclaration:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
-        for name, known in (("loss", ("mean", "sum", "whole")), ("gradients", ("partial", "whole"))):
+        for name, known in (("loss", (None, "mean", "sum", "whole")), ("gradients", (None, "mean", "sum", "whole"))):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(known)}")
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(filter(None, known))}")
         if self.window is not None and self.layers is None:
             raise ValueError(f"window={self.window}: say layers too, since each layer reaches a window further")
         if self.sharding == "replicated_query":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ringref.pattern import multiplicity
 from ringref.problem import Problem
-from ringref.sharding import Positions
+from ringref.sharding import Positions, key_positions
 
 Matrix = NDArray[np.bool_]
 """`(N, N)`: whether output i depends on token j."""
@@ -88,6 +88,12 @@ def faults(problem: Problem, layers: int | None, shards: Sequence[Positions]) ->
             if names:
                 yield dropped, composed(left, layers)
             yield (OWN_SHARD, *dropped), composed(left & same, layers)
+    for name in ("contiguous", "zigzag", "striped") if problem.causal else ():
+        taken = np.concatenate(key_positions(name, problem.nq, len(shards)))
+        if all(len(one) == len(two) for one, two in zip(shards, key_positions(name, problem.nq, len(shards)), strict=True)):
+            thought = np.empty(problem.nq, dtype=np.int64)
+            thought[np.concatenate(shards)] = taken
+            yield (f"the mask takes the shards for {name}",), composed(thought[None, :] <= thought[:, None], layers)
     if problem.causal:
         order, place = np.concatenate(shards), np.empty(problem.nq, dtype=np.int64)
         place[order] = np.arange(problem.nq)  # of a key among those gathered from all ranks

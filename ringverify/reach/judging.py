@@ -39,7 +39,7 @@ class Evidence:
         layers: how many layers compose it.
         whole: every rank has the whole sequence outside the model.
         loss: what a step's loss is, of what ranks return.
-        gradients: what a rank's parameter gradients are.
+        gradients: what training does with those of the ranks.
         precision: dtype of the probes.
         shards: positions of each rank.
         alone, ranks: outputs, losses and gradients.
@@ -50,8 +50,8 @@ class Evidence:
     problem: Problem | None
     layers: int | None
     whole: bool
-    loss: Literal["mean", "sum", "whole"]
-    gradients: Literal["partial", "whole"]
+    loss: Literal["mean", "sum", "whole"] | None
+    gradients: Literal["mean", "sum", "whole"] | None
     precision: Precision
     shards: Sequence[Positions]
     alone: ComputedAlone
@@ -87,9 +87,9 @@ def judge(evidence: Evidence) -> Judgement:
     judging = _Judging(evidence)
     pairs = judging.reach()
     differ = judging.values()
+    judging.silence()
     judging.loss()
     judging.gradients()
-    judging.silence()
     expectation = "what one process reads" if evidence.problem is None else "the declared pattern"
     return Judgement(
         tuple(judging.findings), tuple(dict.fromkeys(judging.causes)), pairs, judging.allowed, differ, expectation
@@ -227,7 +227,7 @@ class _Judging:
         """Compare the loss of a training step."""
         given, right = self.given, self.right.loss
         losses = [one.loss for one in given.ranks if one.loss is not None]
-        if right is None or not losses:
+        if right is None or given.loss is None:
             return
         steps = {"mean": [float(np.mean(losses))], "sum": [float(np.sum(losses))], "whole": losses}[given.loss]
         allowed = self._bound(given.alone.plain.loss or 0.0, right)
@@ -244,13 +244,13 @@ class _Judging:
     def gradients(self) -> None:
         """Compare the parameter gradients of a training step."""
         given, size = self.given, len(self.given.ranks)
-        if self.right.gradients is None or any(one.gradients is None for one in given.ranks):
+        if self.right.gradients is None or any(one.kind == "silent" for one in self.findings) or any(one.gradients is None for one in given.ranks):
             return
         each = [one.gradients or {} for one in given.ranks]
         total = {name: np.sum([one[name] for one in each], axis=0) for name in self.right.gradients}
-        mean = given.loss == "mean" and self.right.loss is not None
-        training = {name: one / size if mean else one for name, one in total.items()}
-        steps = each if given.gradients == "whole" else [training]
+        asked = given.gradients or ("mean" if given.loss == "mean" else "sum")
+        training = {name: one / size if asked == "mean" else one for name, one in total.items()}
+        steps = each if asked == "whole" else [training]
         wrong = max((self._other(one) for one in steps), key=len)
         if not wrong:
             return
@@ -262,7 +262,7 @@ class _Judging:
         )
         if any(one.kind == "values" for one in self.findings) or self.causes:
             return
-        if given.gradients == "whole" and not self._other(training):
+        if asked == "whole" and not self._other(training):
             self.causes.append("the backward does not add up parameter gradients over ranks")
         elif all(not self._other({name: part / size for name, part in one.items()}) for one in steps):
             self.causes.append(f"parameter gradients are {size} times too large, as if added up over ranks twice")

@@ -234,10 +234,16 @@ class _Subject:
         draw = torch.Generator().manual_seed(self.task.seed)
         shape = (BATCH, self.task.length)
         if self.declared.features is not None:
+            if self.declared.loss is not None:
+                raise Charge("cannot be given labels: declare vocabulary, or leave loss out", rule="type")
             dtype = torch.float64 if self.task.precision == "float64" else torch.float32
             return torch.randn(*shape, self.declared.features, generator=draw).to(dtype), None
         vocabulary = self._vocabulary()
         tokens = torch.randint(1, vocabulary, shape, generator=draw)
+        if self.declared.loss is None:
+            return tokens, None
+        if "labels" not in self.takes:
+            raise Charge("takes no labels: leave loss out, or add the parameter labels", rule="type")
         labels = torch.randint(1, vocabulary, shape, generator=draw)
         chances = torch.linspace(0.1, 0.9, self.task.length)  # later shards have more labels
         ignored = torch.rand(shape, generator=draw) > chances
@@ -267,10 +273,10 @@ class _Subject:
         if self.declared.documents is not None:
             given["cu_seqlens"] = torch.tensor(self.declared.documents, dtype=torch.int32)
         if labels is not None:
-            given["labels"] = labels[: len(own), self.own]
+            given["labels"] = labels[:, self.own]
         with self._explained():
             result = self.model(own, **{name: value for name, value in given.items() if name in self.takes})
-            outputs, loss = _read(result, labelled="labels" in self.takes and labels is not None)
+            outputs, loss = _read(result)
         if not isinstance(outputs, torch.Tensor) or outputs.shape[:2] != own.shape[:2]:
             what = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             raise Charge(
@@ -280,6 +286,10 @@ class _Subject:
             )
         if not outputs.is_floating_point():
             raise Charge(f"returns outputs of {outputs.dtype}: expected floating-point numbers", rule="per_token")
+        if labels is None:
+            return outputs, None
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise Charge("returns no loss: expected (outputs, loss), or an object with logits and loss", rule="type")
         return outputs, loss
 
     @contextmanager
@@ -351,7 +361,7 @@ class _Subject:
 
     def shard_losses(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """The loss over the labels of each shard alone, and without each shard's first label."""
-        if self.labels is None or "labels" not in self.takes:
+        if self.labels is None:
             return None
         found: tuple[list[float], list[float]] = ([], [])
         with torch.no_grad():
@@ -417,16 +427,16 @@ class _Subject:
         return found
 
 
-def _read(result: Any, *, labelled: bool) -> tuple[Any, Any]:
+def _read(result: Any) -> tuple[Any, Any]:
     """Read outputs and loss from what a model returned: a tensor, a tuple that begins with it, or a named collection."""
     if isinstance(result, torch.Tensor):
         return result, None
     names: Callable[[str], Any] = result.get if isinstance(result, Mapping) else lambda name: getattr(result, name, None)
     named = next((found for name in ("logits", "last_hidden_state", "sample") if (found := names(name)) is not None), None)
     if named is not None:
-        return named, names("loss") if labelled else None
+        return named, names("loss")
     if isinstance(result, (tuple, list)) and result:
-        return result[0], result[1] if labelled and len(result) > 1 else None
+        return result[0], result[1] if len(result) > 1 else None
     return result, None
 
 
