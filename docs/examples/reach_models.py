@@ -1,7 +1,7 @@
 """A small transformer with context parallelism, right and with the faults that people report, for `ringverify reach`.
 
-    ringverify reach docs/examples/reach_models.py:ring
-    ringverify reach docs/examples/reach_models.py:shard_only
+ringverify reach docs/examples/reach_models.py:ring
+ringverify reach docs/examples/reach_models.py:shard_only
 """
 
 import torch

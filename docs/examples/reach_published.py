@@ -12,7 +12,6 @@ import torch
 from reach_models import Model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn import functional
 
 import ringverify
 
@@ -96,7 +95,9 @@ class Flux(nn.Module):
             joint_attention_dim=32, pooled_projection_dim=16, axes_dims_rope=(4, 6, 6),
         ).eval()  # fmt: skip
         if group.size() > 1 and degree:
-            with mock.patch("torch.accelerator.device_count", return_value=1):  # it counts accelerators, and here are none
+            with mock.patch(
+                "torch.accelerator.device_count", return_value=1
+            ):  # it counts accelerators, and here are none
                 self.model.enable_parallelism(config=ContextParallelConfig(**{degree: group.size()}))
 
     def forward(self, latents):

@@ -22,12 +22,14 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "reach",
         help="say whether context parallelism happens in a model: what reads what, on ranks and in one process",
-        description="Builds a model on several ranks and in one process, changes one token after the other, and compares "
-        "which outputs move, and outputs, loss and parameter gradients.",
+        description="Builds a model on several ranks and in one process, changes one token after the other, and "
+        "compares which outputs move, and outputs, loss and parameter gradients.",
         epilog="Exit codes: 0 the ranks do what one process does, 1 they do not, 2 usage, 3 inconclusive.",
     )
     parser.add_argument(
-        "target", metavar="TARGET", help="function build(group) that returns a rank's model: FILE.py:build or module:build"
+        "target",
+        metavar="TARGET",
+        help="function build(group) that returns a rank's model: FILE.py:build or module:build",
     )
     parser.add_argument("--ranks", type=positive, metavar="P", help="ranks (default: as declared, else 4)")
     parser.add_argument("--length", type=positive, metavar="N", help="tokens (default: as declared, else 64)")
@@ -38,10 +40,18 @@ def add_parser(commands: Any) -> None:
         "--seed", type=count, default=0, metavar="N", help="decides weights, tokens and labels (default: 0)"
     )
     parser.add_argument(
-        "--deadline", type=seconds, default=60.0, metavar="SECONDS", help="time for one run (default: 60; there are five)"
+        "--deadline",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="time for one run (default: 60; there are five)",
     )
     parser.add_argument(
-        "--load-deadline", type=seconds, default=120.0, metavar="SECONDS", help="time to import the target (default: 120)"
+        "--load-deadline",
+        type=seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="time to import the target (default: 120)",
     )
     parser.add_argument("--svg", type=Path, metavar="FILE.svg", help="write the picture")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the verdict and the picture")
@@ -92,9 +102,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def told(result: ReachResult) -> list[str]:
     """Tell a result in lines; the last one is the verdict."""
-    lines = [
-        f"{result.target}: {result.ranks} ranks and one process, {result.length} tokens, {result.sharding}, {result.world}"
-    ]
+    where = f"{result.length} tokens, {result.sharding}, {result.world}"
+    lines = [f"{result.target}: {result.ranks} ranks and one process, {where}"]
     if result.sent:
         forward, backward = (sum(one) for one in zip(*result.sent, strict=True))
         lines.append(f"  sent       {forward:,} bytes in the forward, {backward:,} in the backward")

@@ -24,7 +24,7 @@ class ModelDeclaration:
         ranks: how many ranks are compared with one.
         sharding: which rank holds which tokens: contiguous, zigzag, striped, or a function
             `(length, world_size) -> positions of each rank`.
-        whole: every rank is given the whole batch and returns the whole outputs; the model shards inside, as `sharding`.
+        whole: every rank is given the whole batch and returns the whole outputs; the model shards inside.
         causal: whether a token's output may depend on later tokens; `None`: as it is in one process.
         window: `(left, right)` of each attention layer; needs `layers`.
         documents: cumulative document lengths (`cu_seqlens`).
@@ -61,7 +61,14 @@ class ModelDeclaration:
             raise ValueError(
                 f"vocabulary={self.vocabulary} and features={self.features}: tokens are ids or vectors, not both"
             )
-        for name, least in (("vocabulary", 3), ("features", 1), ("length", 1), ("ranks", 2), ("layers", 1), ("batch", 1)):
+        for name, least in (
+            ("vocabulary", 3),
+            ("features", 1),
+            ("length", 1),
+            ("ranks", 2),
+            ("layers", 1),
+            ("batch", 1),
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
@@ -71,7 +78,9 @@ class ModelDeclaration:
         if self.window is not None and self.layers is None:
             raise ValueError(f"window={self.window}: say layers too, since each layer reaches a window further")
         if self.sharding == "replicated_query":
-            raise ValueError("sharding='replicated_query' is for attention alone: outputs of a model are sharded like tokens")
+            raise ValueError(
+                "sharding='replicated_query' is for attention alone: outputs of a model are sharded like tokens"
+            )
         if isinstance(self.sharding, str):
             key_positions(self.sharding, 0, 1)  # raises for a name that is none
         self.problem(self.length)

@@ -1,4 +1,4 @@
-"""Which outputs a token may reach: the pattern of a layer, composed over layers, and what reported faults make of it."""
+"""Which outputs a token may reach: the pattern of a layer, composed over layers, and what faults make of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from ringref.sharding import Positions, key_positions
 Matrix = NDArray[np.bool_]
 """`(N, N)`: whether output i depends on token j."""
 
-DROPPED = {"causal": "the causal mask is dropped", "window": "the window is dropped", "documents": "the documents are dropped"}
+DROPPED = {
+    "causal": "the causal mask is dropped",
+    "window": "the window is dropped",
+    "documents": "the documents are dropped",
+}
 OWN_SHARD = "each rank attends only to its own shard"
 LOCAL_MASK = "the mask counts a rank's queries from the rank's own first token"
 
@@ -36,7 +40,7 @@ class Reach:
 
 def attended(problem: Problem) -> Matrix:
     """Which query attends which key in a layer."""
-    found: Matrix = multiplicity(problem).reshape(-1, problem.nq, problem.nk).any(0)
+    found: Matrix = multiplicity(problem).reshape(-1, problem.nq, problem.nk).max(0) > 0
     return found
 
 
@@ -73,7 +77,9 @@ def ranks_of(shards: Sequence[Positions], length: int) -> NDArray[np.int64]:
     return found
 
 
-def faults(problem: Problem, layers: int | None, shards: Sequence[Positions]) -> Iterator[tuple[tuple[str, ...], Reach]]:
+def faults(
+    problem: Problem, layers: int | None, shards: Sequence[Positions]
+) -> Iterator[tuple[tuple[str, ...], Reach]]:
     """Make what each fault, or two of them, would reach.
 
     Yields:
@@ -90,7 +96,9 @@ def faults(problem: Problem, layers: int | None, shards: Sequence[Positions]) ->
             yield (OWN_SHARD, *dropped), composed(left & same, layers)
     for name in ("contiguous", "zigzag", "striped") if problem.causal else ():
         taken = np.concatenate(key_positions(name, problem.nq, len(shards)))
-        if all(len(one) == len(two) for one, two in zip(shards, key_positions(name, problem.nq, len(shards)), strict=True)):
+        if all(
+            len(one) == len(two) for one, two in zip(shards, key_positions(name, problem.nq, len(shards)), strict=True)
+        ):
             thought = np.empty(problem.nq, dtype=np.int64)
             thought[np.concatenate(shards)] = taken
             yield (f"the mask takes the shards for {name}",), composed(thought[None, :] <= thought[:, None], layers)

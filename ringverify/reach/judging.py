@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 from ringref.problem import Problem
 from ringref.rounding import scaled_bound, visible_share, witness_bound
 from ringref.sharding import Positions
-from ringverify.reach.expected import OWN_SHARD, Matrix, Reach, attended, composed, faults, inferred, ranks_of, same_shard
+from ringverify.reach.expected import (
+    OWN_SHARD,
+    Matrix,
+    Reach,
+    attended,
+    composed,
+    faults,
+    inferred,
+    ranks_of,
+    same_shard,
+)
 from ringverify.reach.rank import Array, Computed, ComputedAlone, Precision, Probed
 from ringverify.words import plural
 
@@ -171,11 +181,14 @@ class _Judging:
     def _kind(self, leaked: Matrix) -> str:
         problem = self.given.problem or inferred(_gathered([self.given.alone_probed])[0] > 0)
         kinds = []
-        if problem is not None and problem.causal and np.triu(leaked, 1).any():
-            kinds.append("later tokens")
-        if problem is not None and problem.documents is not None:
-            if (leaked & ~composed(attended(problem.replace(causal=False, window=None)), None).pairs).any():
+        if problem is not None:
+            together = composed(attended(problem.replace(causal=False, window=None)), None).pairs
+            if problem.causal and np.triu(leaked, 1).any():
+                kinds.append("later tokens")
+            if (leaked & ~together).any():
                 kinds.append("other documents")
+            if problem.window is not None and not kinds:
+                kinds.append("tokens beyond the window")
         return " and ".join(kinds) or "tokens that they should not"
 
     def _reproduced(self, moved: Matrix, alone: Matrix) -> list[str]:
@@ -203,13 +216,15 @@ class _Judging:
         if differ <= self.allowed:
             return differ
         wrong = [rank for rank, one in enumerate(off) if not _largest(one) <= self.allowed]
-        by_token = [(int(one.positions[at]), rank) for rank, one in enumerate(given.ranks) for at in self._wrong(off[rank])]
+        by_token = [
+            (int(one.positions[at]), rank) for rank, one in enumerate(given.ranks) for at in self._wrong(off[rank])
+        ]
         token, rank = min(by_token)
         self._found(
             "values",
             f"outputs differ from one process on {plural('rank', len(wrong))} {', '.join(map(str, wrong))}: by up to "
-            f"{differ:.2g}, allowed {self.allowed:.1g}; {len({token for token, _ in by_token})} of {self.length} tokens, "
-            f"first token {token} of rank {rank}",
+            f"{differ:.2g}, allowed {self.allowed:.1g}; {len({token for token, _ in by_token})} of {self.length} "
+            f"tokens, first token {token} of rank {rank}",
         )
         if not self.causes:
             self.causes += [
@@ -235,16 +250,23 @@ class _Judging:
         if abs(worst - right) <= allowed:
             return
         self._found("loss", f"the loss of a step is {worst:.6g}, in one process {right:.6g}")
-        of_shards, without_first = given.alone.shard_losses or ((), ())
-        if of_shards and abs(np.mean(of_shards) - worst) <= allowed:
+        step = np.sum if given.loss == "sum" else np.mean
+        of_shards, without_first = (
+            abs(step(one) - worst) <= allowed for one in given.alone.shard_losses or ((0,), (0,))
+        )
+        if of_shards and given.loss != "sum":
             self.causes.append("the loss is a mean of means over unequal shards")
-        elif without_first and abs(np.mean(without_first) - worst) <= allowed:
+        elif without_first:
             self.causes.append("labels are shifted within each shard, so that each shard's first label is lost")
 
     def gradients(self) -> None:
         """Compare the parameter gradients of a training step."""
         given, size = self.given, len(self.given.ranks)
-        if self.right.gradients is None or any(one.kind == "silent" for one in self.findings) or any(one.gradients is None for one in given.ranks):
+        if (
+            self.right.gradients is None
+            or any(one.kind == "silent" for one in self.findings)
+            or any(one.gradients is None for one in given.ranks)
+        ):
             return
         each = [one.gradients or {} for one in given.ranks]
         total = {name: np.sum([one[name] for one in each], axis=0) for name in self.right.gradients}
@@ -257,8 +279,8 @@ class _Judging:
         name, by = max(wrong.items(), key=lambda one: one[1])
         self._found(
             "gradients",
-            f"gradients of {len(wrong)} of {len(self.right.gradients)} parameters differ from one process, most {name}: "
-            f"by {by:.2g} of its largest",
+            f"gradients of {len(wrong)} of {len(self.right.gradients)} parameters differ from one process, most "
+            f"{name}: by {by:.2g} of its largest",
         )
         if any(one.kind == "values" for one in self.findings) or self.causes:
             return

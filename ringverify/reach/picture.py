@@ -22,7 +22,8 @@ WORDS = ("not read", "read", "lost", "leaked")
 COLOURS = ("#f3f4f6", "#4c78a8", "#f2a33a", "#c62828")
 PIXELS, LEFT, TOP = 384, 64, 40
 STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    ":root{color-scheme:light dark}"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "pre{white-space:pre-wrap;overflow-wrap:anywhere}svg{max-width:100%;height:auto}figure{margin:1rem 0}"
 )
 MOST_PIECES = 16
@@ -69,7 +70,9 @@ def svg(result: ReachResult) -> str:
         for (at, rank), end in zip(ranks, ends, strict=True):
             middle = (at + end) / 2 * cell
             if at:
-                marks.append(f"M{LEFT + at * cell:g} {TOP - 6}v{side + 6:g}M{LEFT - 6} {TOP + at * cell:g}h{side + 6:g}")
+                marks.append(
+                    f"M{LEFT + at * cell:g} {TOP - 6}v{side + 6:g}M{LEFT - 6} {TOP + at * cell:g}h{side + 6:g}"
+                )
             name = f"rank {rank}" if (end - at) * cell > 40 else str(rank)
             words.append(_text(LEFT + middle, TOP - 8, name, "middle"))
             words.append(_text(LEFT - 8, TOP + middle + 4, name, "end"))
@@ -86,7 +89,7 @@ def svg(result: ReachResult) -> str:
         f'<rect x="{LEFT}" y="{TOP}" width="{side:g}" height="{side:g}" fill="{COLOURS[0]}"/>'
         f'<g transform="translate({LEFT} {TOP}) scale({cell:g})" fill="none">{"".join(paths)}</g>'
         f'<path d="{"".join(marks)}M{LEFT} {TOP}h{side:g}v{side:g}h-{side:g}z" fill="none" stroke="#3d454e"/>'
-        f'{"".join(words)}</svg>\n'
+        f"{''.join(words)}</svg>\n"
     )
 
 

@@ -41,6 +41,9 @@ IGNORED = -100
 """The label that torch's cross entropy ignores."""
 
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
 @dataclasses.dataclass(frozen=True)
 class ReachTask:
     """The argument of a rank's program.
@@ -186,12 +189,15 @@ class _Subject:
         with theirs():
             shards = declared.shards(task.length, self.size)
             self.shards = declared.shards(task.length, task.ranks)
-        self.own = torch.arange(task.length) if declared.whole else torch.from_numpy(np.array(shards[self.rank]))
+        everything = declared.whole or self.size == 1  # in the order of the sequence
+        self.own = torch.arange(task.length) if everything else torch.from_numpy(np.array(shards[self.rank]))
         torch.manual_seed(task.seed)
         with self._explained():
             self.model = subject(dist.group.WORLD)
         if not callable(self.model):
-            raise Charge(f"builds a {type(self.model).__name__}: expected a callable, tokens in and outputs out", rule="type")
+            raise Charge(
+                f"builds a {type(self.model).__name__}: expected a callable, tokens in and outputs out", rule="type"
+            )
         self.module = self.model if isinstance(self.model, nn.Module) else None
         self._convert()
         with theirs():
@@ -223,7 +229,7 @@ class _Subject:
 
     def _refuse_dropout(self) -> None:
         for name, part in () if self.module is None else self.module.named_modules():
-            if part.training and isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            if part.training and isinstance(part, DROPOUTS) and part.p > 0:
                 raise Charge(
                     f"has dropout on ({name}, p={part.p}): return model.eval() from the builder, or set p to 0",
                     rule="dropout",
@@ -305,7 +311,9 @@ class _Subject:
                 raise
             frames = traceback.extract_tb(trace_of(error))
             if not torch.cuda.is_available() and any(frame.filename == torch.cuda.__file__ for frame in frames):
-                raise Charge("needs a GPU, and none is here: build the model on the CPU for reach", rule="gpu") from error
+                raise Charge(
+                    "needs a GPU, and none is here: build the model on the CPU for reach", rule="gpu"
+                ) from error
             place = [frame for frame in frames if whose_file(frame.filename) == "user"][-1]
             raise Charge(f"raises {one_line(error)} (at {place.filename}:{place.lineno})", rule="raised") from error
 
@@ -325,7 +333,7 @@ class _Subject:
             _numbers(outputs),
             torch.equal(outputs.isnan(), again.isnan()) and torch.equal(outputs.nan_to_num(), again.nan_to_num()),
             draws,
-            None if loss is None else float(loss),
+            None if loss is None else float(loss.detach()),
             gradients,
             self.weights,
             (forward, backward),
@@ -394,7 +402,9 @@ class _Subject:
                 other = (a != b) & ~(a.isnan() & b.isnan())
                 by = torch.where(other, (a - b).abs().double().nan_to_num(torch.inf, torch.inf), 0.0)
                 moved[:, token] = by.amax(1).numpy()
-        return Probed(self.own.numpy(), moved, float(before.abs().nan_to_num().max()) if before.numel() else 0.0, independent)
+        return Probed(
+            self.own.numpy(), moved, float(before.abs().nan_to_num().max()) if before.numel() else 0.0, independent
+        )
 
     def _outputs(self, tokens: torch.Tensor) -> torch.Tensor:
         labels = None if self.labels is None else self.labels[:1].expand(len(tokens), -1)
@@ -428,11 +438,15 @@ class _Subject:
 
 
 def _read(result: Any) -> tuple[Any, Any]:
-    """Read outputs and loss from what a model returned: a tensor, a tuple that begins with it, or a named collection."""
+    """Read outputs and loss from what a model returned: a tensor, a tuple that begins with it, or named values."""
     if isinstance(result, torch.Tensor):
         return result, None
-    names: Callable[[str], Any] = result.get if isinstance(result, Mapping) else lambda name: getattr(result, name, None)
-    named = next((found for name in ("logits", "last_hidden_state", "sample") if (found := names(name)) is not None), None)
+    names: Callable[[str], Any] = (
+        result.get if isinstance(result, Mapping) else lambda name: getattr(result, name, None)
+    )
+    named = next(
+        (found for name in ("logits", "last_hidden_state", "sample") if (found := names(name)) is not None), None
+    )
     if named is not None:
         return named, names("loss")
     if isinstance(result, (tuple, list)) and result:
@@ -466,6 +480,12 @@ class _Sent(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = schema_of(func)
         if schema is not None and schema.name.split("::")[0] in ("c10d", "_c10d_functional"):
-            leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-            self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+            self.bytes += _bytes(args)
         return func(*args, **(kwargs or {}))
+
+
+def _bytes(value: Any) -> int:
+    """Bytes of all tensors in nested sequences."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(_bytes, value)) if isinstance(value, (tuple, list)) else 0

@@ -102,7 +102,6 @@ def reach(options: ReachOptions) -> ReachResult:
         UsageError: the target cannot be imported, or is not what `reach` is for.
         Inconclusive: a package or a GPU is missing, or a process could not be started, or took too long.
     """
-    options = dataclasses.replace(options, target=from_anywhere(options.target))
     with contextlib.ExitStack() as worlds:
 
         def opened(world: World) -> World:
@@ -125,8 +124,9 @@ class _RanksFailed(Exception):
 class _Reaching:
     def __init__(self, options: ReachOptions, opened: Callable[[World], World]) -> None:
         self.options = options
+        self.target = from_anywhere(options.target)
         self.one_process = opened(ContainedWorld())
-        told = self._alone(describe_model, options.target)
+        told = self._alone(describe_model, self.target)
         match told:
             case {"wrong": str(message)}:
                 raise UsageError(message)
@@ -146,14 +146,16 @@ class _Reaching:
         if self.name == "simulated" and self.declared.processes:
             raise UsageError(f"{options.target} declares processes=True: use --world gloo, or leave --world out")
         self.ranks = opened(GlooWorld() if self.name == "gloo" else ContainedWorld())
-        self.task = ReachTask(options.target, length, ranks, options.seed)
+        self.task = ReachTask(self.target, length, ranks, options.seed)
         if self.declared.processes:
             self.one_process = opened(GlooWorld())
 
     # -- running
 
-    def _run(self, world: World, program: Callable[[Any], Any], argument: Any, size: int, *, watch: bool = False) -> Run:
-        load = Load(self.options.target, _loaded, self.options.load_deadline)
+    def _run(
+        self, world: World, program: Callable[[Any], Any], argument: Any, size: int, *, watch: bool = False
+    ) -> Run:
+        load = Load(self.target, _loaded, self.options.load_deadline)
         return world.run(
             program, argument, world_size=size, seed=0, deadline=self.options.deadline, watch=watch, load=load
         )
@@ -189,9 +191,7 @@ class _Reaching:
         self._repeats([alone.plain, *([alone.exact] if alone.exact is not None else [])], "in one process")
         ranks = self.task.ranks
         shards = alone.shards
-        result = ReachResult(
-            self.options.target, self.name, self.task.length, ranks, self.sharding, tuple(shards)
-        )
+        result = ReachResult(self.options.target, self.name, self.task.length, ranks, self.sharding, tuple(shards))
         try:
             together: tuple[Computed, ...] = self._together(compute, self.task, watch=True)
             self._weights(alone, together)
@@ -215,9 +215,7 @@ class _Reaching:
                 lambda: list(self._alone(recount, self.task)),
             )
         )
-        return dataclasses.replace(
-            result, sent=tuple(one.sent for one in together), **vars(judgement)
-        )
+        return dataclasses.replace(result, sent=tuple(one.sent for one in together), **vars(judgement))
 
     def _probed(self, alone: ComputedAlone) -> tuple[Probed, tuple[Probed, ...], ReachTask]:
         """Probe in float64, where tiny shares show; in float32 if the model or its communication has no float64."""
@@ -237,13 +235,15 @@ class _Reaching:
         if all(one.repeats for one in computed):
             return
         off = (
-            "it draws random numbers in its forward: call model.eval(), or pass a dropout probability of 0 where it calls "
-            "dropout or attention"
+            "it draws random numbers in its forward: call model.eval(), or pass a dropout probability of 0 where it "
+            "calls dropout or attention"
             if any(one.draws for one in computed)
             else "switch off what changes from call to call, such as a running average or a cache, or call "
             "torch.use_deterministic_algorithms(True) in the builder"
         )
-        raise UsageError(f"{self.options.target} gives other outputs the second time {where}, on the same tokens: {off}")
+        raise UsageError(
+            f"{self.options.target} gives other outputs the second time {where}, on the same tokens: {off}"
+        )
 
     def _weights(self, alone: ComputedAlone, together: Sequence[Computed]) -> None:
         other = [str(rank) for rank, one in enumerate(together) if one.weights != alone.plain.weights]
@@ -264,4 +264,3 @@ def _loaded(target: str) -> None:
     """Import the target when a process starts; what goes wrong is told by the run that follows."""
     with contextlib.suppress(UsageError, Inconclusive):
         load_model(target)
-
