@@ -742,3 +742,12 @@ class LongBounds:
         of_row = error[:, None]
         rounded = of_row + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + of_row) + UNDERFLOW[dtype]
         return np.where(reached[:, None] > 0, rounded, 0.0)
+
+
+VISIBLE = 1024
+"""How many units of roundoff the share of an input in a result has to be, for a change of it to show for certain."""
+
+
+def visible_share(dtype: DtypeName) -> float:
+    """Share of an input in a result above which a change of the input does not drown in the rounding of the rest."""
+    return VISIBLE * UNIT_ROUNDOFF[dtype]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringverify.implementation import AttentionCall, Implementation, implementation
 
 if TYPE_CHECKING:
+    from ringverify.reach.declared import model
     from ringverify.testing.conformance import conformance, run_conformance
     from ringverify.testing.one_case import check_case
     from ringverify.testing.results import ConformanceError
@@ -23,6 +24,7 @@ __all__ = [
     "check_case",
     "conformance",
     "implementation",
+    "model",
     "run_conformance",
 ]
 __version__ = "0.1.0"
@@ -31,6 +33,7 @@ _ON_DEMAND = {
     "ConformanceError": "ringverify.testing.results",
     "check_case": "ringverify.testing.one_case",
     "conformance": "ringverify.testing.conformance",
+    "model": "ringverify.reach.declared",
     "run_conformance": "ringverify.testing.conformance",
 }
 """Public names that are imported on first access, each with its module."""

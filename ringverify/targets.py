@@ -141,6 +141,22 @@ def load(target: str) -> Implementation:
         UsageError: the target has no such form, cannot be imported, or is not an implementation.
         Inconclusive: the target is a peer whose package is not installed.
     """
+    found = attribute_of(target)
+    if not isinstance(found, Implementation):
+        raise UsageError(
+            f"target {target!r} is a {type(found).__name__}, not an implementation: decorate the function with "
+            f"@ringverify.implementation(...){_offer(_module(located(target)[0]))}"
+        )
+    return found
+
+
+def attribute_of(target: str) -> Any:
+    """Import what `target` names, whatever it is.
+
+    Raises:
+        UsageError: the target has no such form, or cannot be imported.
+        Inconclusive: the target is a peer whose package is not installed.
+    """
     module_name, attribute = located(target)
     if is_program(target):
         raise UsageError(f"target {target!r} is a program: it runs in a process of its own only")
@@ -156,11 +172,6 @@ def load(target: str) -> Implementation:
             found = getattr(found, part)
         except AttributeError:
             raise UsageError(f"target {target!r}: {module_name} has no attribute {part!r}{_offer(module)}") from None
-    if not isinstance(found, Implementation):
-        raise UsageError(
-            f"target {target!r} is a {type(found).__name__}, not an implementation: decorate the function with "
-            f"@ringverify.implementation(...){_offer(module)}"
-        )
     return found
 
 

@@ -31,6 +31,7 @@ from ringverify.cli import (
 from ringverify.cli.check import EXIT_CODES
 from ringverify.errors import Inconclusive, UsageError, complain
 from ringverify.interrupts import interrupts
+from ringverify.reach import command as reach
 from ringverify.reports import command as report
 from ringverify.reports.command import with_missing
 from ringverify.reports.jsonl import ReportError
@@ -62,6 +63,7 @@ COMMANDS = (
     report,
     plan_options,
     vectors,
+    reach,
     doctor_options,
 )
 """Modules of the commands: each adds a parser that names the function to run, and none imports torch."""

@@ -23,6 +23,7 @@ FLOORS = {
     "ringverify.vectors": 6,
     "ringverify.bench": 6,
     "ringverify.scale": 6,
+    "ringverify.reach": 6,
     "ringverify.lab": 6,
     "ringverify.check": 5,
     "ringverify.properties": 4,

@@ -306,6 +306,7 @@ COMMANDS = {
     "vectors": ["vectors"],
     "vectors_check": ["vectors", "check"],
     "vectors_generate": ["vectors", "generate"],
+    "reach": ["reach"],
     "doctor": ["doctor"],
 }
 

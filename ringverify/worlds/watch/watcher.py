@@ -17,6 +17,10 @@ class Watcher(Protocol):
         """Begin or end a part of the program whose memory counts."""
         ...
 
+    def sent(self) -> int:
+        """Bytes that the rank has put into messages and collectives so far."""
+        ...
+
 
 class _OfThread(threading.local):
     current: Watcher | None = None

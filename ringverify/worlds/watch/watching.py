@@ -65,6 +65,10 @@ class _WatchedRank:
         if self.memory is not None:
             self.memory.region(inside=inside)
 
+    def sent(self) -> int:
+        """Bytes that the rank has put into messages and collectives so far."""
+        return sum(flow.sent for flow in self.traffic.flows())
+
 
 class Watch:
     """Watches the ranks of one run.
