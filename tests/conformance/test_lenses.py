@@ -79,7 +79,9 @@ def test_nan_in_one_mode_alone_is_a_difference_that_names_it():
 def test_undefined_values_are_counted_by_rows_and_an_empty_row_is_none():
     """The lse of a row without keys is -inf; infinities of out, and +inf of lse, are told apart from NaN."""
     nan, inf = float("nan"), float("inf")
-    one = SimpleNamespace(out=np.array([[[[1.0, nan]], [[inf, nan]], [[1.0, 2.0]]]]), lse=np.array([[[0.0, -inf, nan]]]))
+    one = SimpleNamespace(
+        out=np.array([[[[1.0, nan]], [[inf, nan]], [[1.0, 2.0]]]]), lse=np.array([[[0.0, -inf, nan]]])
+    )
     other = SimpleNamespace(out=np.ones((1, 1, 1, 2)), lse=np.array([[[inf]]]))
     empty = SimpleNamespace(out=np.zeros((1, 0, 1, 2)), lse=np.array([[[-inf]]]))
     assert undefined(SimpleNamespace(ranks=[one, other]), "out") == "NaN and infinities in 2 of 4 rows, on rank 0"
