@@ -244,7 +244,8 @@ def allowed_error(
     vanishing = (2 * tiny + narrow) * attended
     lost = (tiny * (keys + merges) + narrow * merges) * some
     # A convex combination o - w (o - b) of two partial results has an error relative to their size, for any weight w.
-    largest_value = np.where(attended[..., None], v_size[:, :, None], 0.0).max(axis=3, initial=0.0)
+    every_size = np.broadcast_to(v_size[:, :, None], (*attended.shape, v_size.shape[3]))  # a view: a copy is gigabytes
+    largest_value = np.max(every_size, axis=3, where=attended[..., None], initial=0.0)
     combining = np.expm1(u * merge_cost) * largest_value
 
     out_error = weights.forward + (p + weights.forward) * np.expm1(summing + 2 * u_weight) + vanishing

@@ -91,7 +91,10 @@ def pipeline_of(case: Case, capabilities: Capabilities, observation: Observation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Right:
-    """Global results that those of a run are compared with, and the errors allowed; `None` for what is not compared."""
+    """Global results that those of a run are compared with, and the errors allowed; `None` for what is not compared.
+
+    NaN in the same place of both is no difference.
+    """
 
     allowed: Allowed
     out: Array | None = None
@@ -170,6 +173,8 @@ def worst(
             else:
                 expected, limit = getattr(truth, name)[where], getattr(bound, name)[where]
             margin = margins(actual, expected, limit, dtype)
+            if right is not None:
+                margin = np.where(np.isnan(actual) & np.isnan(expected), 0.0, margin)
             top = float(margin.max())
             sizes[name] = sizes.get(name, 0) + actual.size
             if top > 1:

@@ -18,6 +18,9 @@ from ringverify.implementation import Capabilities
 NEEDS = ("heads_multiple", "key_heads_multiple", "head_dims", "value_dims", "length_multiple")
 """Capabilities that restrict shapes; `None` is no restriction."""
 
+LONGEST_NEEDED = 512
+"""Larger worlds are left out if `length_multiple` times their size exceeds this many positions."""
+
 EVEN = (16, 32, 136)
 """Lengths of cases where every new shape is compiled, before they are rounded up; the last is longer than two tiles."""
 
@@ -67,11 +70,12 @@ def few_lengths(c: Capabilities, sharding: str, size: int) -> tuple[int, ...]:
     """Return the lengths of which cases are made where every new shape is compiled.
 
     First come one that leaves shards empty and an uneven one, as far as declared. Without `length_multiple`, worlds
-    of 1, 2, 4 and 8 ranks share them.
+    of 1, 2, 4 and 8 ranks share them. With it, the last one gives a rank two required blocks on small worlds.
     """
     unit = length_unit(c, sharding, size)
     odd = [*([1] if c.empty_shards else []), *([13] if c.uneven else [])]
-    return tuple(dict.fromkeys([*odd, *(_up(length, unit) for length in EVEN)]))
+    two = [2 * unit] if c.length_multiple is not None and EVEN[-1] < 2 * unit <= LONGEST_NEEDED else []
+    return tuple(dict.fromkeys([*odd, *(_up(length, unit) for length in EVEN), *two]))
 
 
 def _in_few_shapes(case: Case, c: Capabilities) -> Case:

@@ -17,7 +17,7 @@ from typing import Any
 from ringref.problem import Dilation, DtypeName, HeadMode, Problem
 from ringverify.cases.case import SEEDS, Case, Cotangent, Delayed, Group, Memory, Transport, Values, even_multiple
 from ringverify.cases.choices import Choices, Maker
-from ringverify.cases.shapes import fitted, length_unit
+from ringverify.cases.shapes import LONGEST_NEEDED, fitted, length_unit
 from ringverify.implementation import Capabilities, sharding_name
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -48,10 +48,9 @@ SINKS = 5
 
 LONG = 64
 """If lengths must be multiples of more positions than this, cases have one batch entry and at most two heads."""
-FEWER = 4
-"""Divisor of the number of examples for such lengths: one of 512 positions costs ten times what one of 24 does."""
-LONGEST_NEEDED = 512
-"""Larger worlds are left out if `length_multiple` times their size exceeds this many positions."""
+FEWER = {"any": 4, "compiled": 6}
+"""Divisor of the number of examples for such lengths: one of 512 positions costs ten times what one of 24 does, and
+more where it is compiled, often once for each mask."""
 
 TURNS = 32
 """Most cases built until one meets the condition `wanted`; each takes a few microseconds."""
@@ -148,7 +147,7 @@ def affordable_world_sizes(capabilities: Capabilities, wanted: tuple[int, ...]) 
 
 def affordable_examples(capabilities: Capabilities, examples: int) -> int:
     """Return how many of `examples` to try: fewer if required lengths make each of them expensive."""
-    return -(-examples // FEWER) if (capabilities.length_multiple or 1) > LONG else examples
+    return -(-examples // FEWER[capabilities.shapes]) if (capabilities.length_multiple or 1) > LONG else examples
 
 
 def case_of(choices: Choices, c: Capabilities, scope: Scope) -> Case:

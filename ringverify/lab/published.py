@@ -139,6 +139,7 @@ class Defect:
         targets: the targets whose violations it explains.
         properties: the properties whose violations it explains.
         text: what is wrong and where in the package's code, as a person read it.
+        since: the first version that has it, as its code's history has it; "" where that was not looked up.
         upstream: address of a report by others, if one is known.
         reports: reports to the package's authors, ready to be filed, in the folder `reports`. The Python script in each
             ends with 3 if it shows the defect; for programs, whose violations `confirm` cannot show, it decides.
@@ -148,6 +149,7 @@ class Defect:
     targets: tuple[str, ...]
     properties: tuple[str, ...]
     text: str
+    since: str = ""
     upstream: str | None = None
     reports: tuple[str, ...] = ()
 

@@ -35,6 +35,7 @@ def published_page(verdicts: Verdicts, facts: Facts, folder: str) -> str:
     return "\n".join(
         [
             *_opening(verdicts, facts),
+            *_at_a_glance(verdicts, facts, folder),
             *_summary(verdicts, facts),
             *_findings(verdicts, facts, folder),
             *_not_shown(verdicts),
@@ -72,6 +73,27 @@ def _opening(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
         yield f"```sh\nringverify replay docs/published/cases/{file} --snippet show.py\npython show.py\n```\n"
 
 
+def _at_a_glance(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
+    """Yield a table with a row for each finding of a package, and one for each package without any."""
+    yield "## Your package\n"
+    yield (
+        "`ringverify check` on the line of a finding shows it, where the package is installed; `ringverify peers` says "
+        "which are. One with an environment of its own is installed by `ringverify peers install NAME`.\n"
+    )
+    rows = []
+    for package in facts.packages:
+        name = f"[{package.name} {package.version}]({package.source})"
+        found = [(n, one) for n, one in enumerate(facts.findings, 1) if one.targets[0] in package.targets]
+        for number, finding in found:
+            reports = ", ".join(f"[report]({folder}/reports/{file})" for file in finding.reports)
+            target, property = next(one for one in violations(verdicts, "shown") if finding.explains(*one))
+            see = f"`ringverify check {target} --only {property}`"
+            rows.append((name, f"[{finding.title}](#{_anchor(number)})", finding.since, reports, see))
+        if not found:
+            rows.append((name, "no violation", "", "", f"`ringverify check {package.targets[0]}`"))
+    yield table(("package", "found", "since", "for its authors", "see it"), rows)
+
+
 def _summary(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
     yield "## Verdicts\n"
     rows = []
@@ -106,6 +128,8 @@ def _findings(verdicts: Verdicts, facts: Facts, folder: str) -> Iterator[str]:
         yield f'<a id="{_anchor(number)}"></a>\n'
         yield f"### {number}. {package.name} {package.version}: {finding.title}\n"
         yield finding.text.strip() + "\n"
+        if finding.since:
+            yield f"Since {finding.since}.\n"
         if finding.upstream is not None:
             yield f"Reported by others: <{finding.upstream}>\n"
         yield from _reports(finding.reports, folder)

@@ -13,8 +13,8 @@ from typing import Any
 
 from ringref.problem import Dilation, Problem
 from ringverify.cases.case import Case, why_unsupported
-from ringverify.cases.shapes import any_shape, few_lengths, fitted, length_unit
-from ringverify.cases.strategies import LONGEST_NEEDED, affordable_world_sizes, widest
+from ringverify.cases.shapes import LONGEST_NEEDED, any_shape, few_lengths, fitted, length_unit
+from ringverify.cases.strategies import affordable_world_sizes, widest
 from ringverify.implementation import Capabilities, sharding_name
 from ringverify.properties.property import CAUSALS, Property, always, judge_everything
 

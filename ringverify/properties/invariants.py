@@ -20,8 +20,9 @@ from ringverify.cases.comparing import Right, allowed, allowed_between, allowed_
 from ringverify.cases.inputs import Inputs, make_inputs, round_to
 from ringverify.cases.running import Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
+from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, all_tensors, always, failed
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, always, failed, undefined
 
 Array = NDArray[np.float64]
 
@@ -47,7 +48,19 @@ def _judge(case: Case, runner: Runner) -> Judgement:
     if violation is None and plain_scores and np.array_equal(moved.k, inputs.k + step):
         margin_of_shift, violation = _not_shifted(case, runner, plain, shifted, moved, step)
         margin = max(margin, margin_of_shift)
+    if violation is not None:
+        runs = ((plain, ""), (scaled, f" with {factor} v"), (shifted, " with 0.5 added to all elements of k"))
+        violation = next(filter(None, (_undefined(seen, how) for seen, how in runs)), violation)
     return Judgement(margin, violation, plain.digest)
+
+
+def _undefined(seen: Observation, how: str) -> Violation | None:
+    """Return a violation if a result that is compared has NaN or infinities: no identity holds of those."""
+    compared: tuple[TensorName, ...] = ("out", "lse", "dv")
+    for name in compared:
+        if told := undefined(seen, name):
+            return Violation(("undefined", name), None, f"{name}{how} has {told}")
+    return None
 
 
 def _not_linear(plain: Observation, scaled: Observation, factor: int) -> Violation | None:

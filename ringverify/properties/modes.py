@@ -6,7 +6,8 @@ After a training step on other inputs of the same shapes, a case is run under `t
 have the same out and lse, and the gradients that are asked for, to the bound; no others appear. A program has a plain
 call and a call with gradients, which are compared.
 
-Runs are compared with each other, so what is wrong in all of them is left to other properties.
+Runs are compared with each other, so what is wrong in all of them is left to other properties, NaN in the same places
+included.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ringverify.cases.running import GradMode, Observation, Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
-from ringverify.properties.property import Judgement, Property, Violation, all_tensors, always, failed
+from ringverify.properties.property import Judgement, Property, Violation, all_tensors, always, failed, undefined
 
 SUBSETS = (("q", "kv"), ("k", "qv"), ("v", "qk"))
 """What may require gradients where not everything does: one of q, k and v, and then the two others."""
@@ -74,6 +75,9 @@ def _judge(case: Case, runner: Runner) -> Judgement:
             summary = (
                 f"{finding.tensor} {how} differs from that of a training step, which is shown as the expected value"
             )
+            here, there = (undefined(run, finding.tensor) for run in (seen, training))
+            if here or there:
+                summary += f": it has {here or 'numbers alone'}, that of training {there or 'numbers alone'}"
             also = tuple(("differs", tensor) for tensor in finding.tensors)
             violation = Violation(("differs", finding.tensor), finding.rank, summary, "", finding, also)
             return Judgement(largest, violation, training.digest)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import get_args
 
+import numpy as np
+
 from ringverify.cases.case import Case
 from ringverify.cases.choices import Maker
 from ringverify.cases.comparing import GRADIENTS, Finding, Right, worst
@@ -13,6 +15,7 @@ from ringverify.cases.running import Observation, Runner
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
 from ringverify.properties.suites import SMOKE_EXAMPLES, TIMES, Suite
+from ringverify.words import plural
 from ringverify.worlds.world import Failure
 
 Reason = tuple[str, ...]
@@ -172,6 +175,24 @@ def where(finding: Finding) -> str:
     return (
         f"{finding.tensor} is wrong on rank{'s' if len(ranks) > 1 else ''} {listed}: {total} of {finding.of} elements"
     )
+
+
+def undefined(seen: Observation, name: TensorName) -> str:
+    """Say in how many rows a result is NaN or infinite, and on which ranks; "" if it is nowhere, or was not returned.
+
+    A row is a position in a head. The lse of a row without keys is -inf, so that is left out.
+    """
+    found = [values for result in seen.ranks if (values := getattr(result, name)) is not None]
+    nan = [np.isnan(values) for values in found]
+    infinite = [np.isposinf(values) if name == "lse" else np.isinf(values) for values in found]
+    amiss = [one | other for one, other in zip(nan, infinite, strict=True)]
+    rows = [one if name == "lse" else one.any(axis=-1) for one in amiss]
+    ranks = [str(rank) for rank, one in enumerate(rows) if one.any()]
+    if not ranks:
+        return ""
+    what = " and ".join(word for word, each in (("NaN", nan), ("infinities", infinite)) if any(x.any() for x in each))
+    count, total = sum(int(one.sum()) for one in rows), sum(one.size for one in rows)
+    return f"{what} in {count} of {total} rows, on {plural('rank', len(ranks))} {', '.join(ranks)}"
 
 
 def all_tensors(capabilities: Capabilities, *, gradients: bool = True) -> tuple[TensorName, ...]:

@@ -13,6 +13,7 @@ from hunts import hunted
 
 from ringverify.cases.case import why_unsupported
 from ringverify.cases.running import Runner
+from ringverify.cases.shapes import few_lengths
 from ringverify.check.drawing import drawn
 from ringverify.check.hunting import hunt
 from ringverify.check.run import undeclared
@@ -147,6 +148,15 @@ def test_where_every_new_shape_is_compiled_the_quick_suite_has_few(c, most):
     assert len({case.problem.nq for case in cases}) > 1
     assert {case.problem.hk == case.problem.heads for case in cases} == {True, False}
     assert {case.problem.head_dim for case in cases} == set(c.head_dims or (16, 32))
+
+
+def test_a_rank_may_hold_two_required_blocks_where_shapes_are_compiled():
+    """Both in the sweep and in drawn cases; a window then ends inside a shard that has a block out of its reach."""
+    c = dataclasses.replace(COMPILED, world_sizes=(1, 2, 4), length_multiple=128, window=True)
+    assert few_lengths(c, "contiguous", 2) == (256, 512)
+    assert few_lengths(c, "contiguous", 4) == (512,)
+    swept = drawn(PROPERTIES["chunk_boundaries"], c, 60)
+    assert any(case.world_size == 2 and case.problem.nq == 512 and case.problem.window for case in swept)
 
 
 def test_the_verdict_says_how_many_shapes_were_tried(ringverify, tmp_path):

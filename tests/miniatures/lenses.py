@@ -93,3 +93,18 @@ def shift_matters(q, k, v, call: AttentionCall):
     if call.causal:
         s = s.masked_fill(torch.arange(k.shape[1]) > call.positions[:, None], float("-inf"))
     return out_of(s.softmax(-1), v)
+
+
+@implementation(name="NaN in the last row", gradients=False)
+def nan_in_the_last_row(q, k, v, call: AttentionCall):
+    """In every mode, on the rank that holds the last position."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    return out_of(weights(q, k, call), v).masked_fill((call.positions == k.shape[1] - 1)[:, None, None], float("nan"))
+
+
+@implementation(name="NaN without gradients")
+def nan_without_gradients(q, k, v, call: AttentionCall):
+    """In inference alone."""
+    k, v = Gathered.apply(k, call), Gathered.apply(v, call)
+    out = out_of(weights(q, k, call), v)
+    return out if torch.is_grad_enabled() else torch.full_like(out, float("nan"))

@@ -89,6 +89,24 @@ def test_verdicts_and_facts_that_fit_are_published(verdicts, facts):
     assert "Seen by the suite, not by a script" not in text
 
 
+def test_a_user_of_one_package_finds_it_in_the_first_table(verdicts, facts):
+    """What was found, since when, what its authors are told, and one command; a package without findings too."""
+    (package,), (finding,) = facts.packages, facts.findings
+    first, *others = verdicts.targets
+    sound = replace(package, name="sound", targets=(first,))
+    found = replace(finding, since="0.9", reports=("rings.md",), targets=tuple(others))
+    facts = replace(facts, packages=(replace(package, targets=tuple(others)), sound), findings=(found,))
+    target, property = next(one for one in violations(verdicts, "shown") if one[0] in others)
+    text = published_page(verdicts, facts, "published")
+    table = text.split("## Your package\n")[1].split("\n## ")[0]
+    assert (
+        "| [rings 1.0](https://example.org) | [something is wrong](#finding-1) | 0.9 "
+        f"| [report](published/reports/rings.md) | `ringverify check {target} --only {property}` |"
+    ) in table
+    assert f"| [sound 1.0](https://example.org) | no violation |  |  | `ringverify check {first}` |" in table
+    assert "\nSince 0.9.\n" in text
+
+
 def test_what_no_script_shows_is_no_finding(verdicts, facts):
     """It is told apart, and a finding cannot rest on it."""
     target, property = violations(verdicts, "shown")[0]
