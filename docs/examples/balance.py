@@ -61,7 +61,8 @@ def ratio(sharding, lengths):
 
 def main(draws):
     """Print the table."""
-    print("| lengths |", " | ".join(SHARDINGS), "| tokens of padding |\n|", "---|" * (len(SHARDINGS) + 2), sep="")
+    print("| lengths |", " | ".join(SHARDINGS), "| tokens of padding |")
+    print("|" + "---|" * (len(SHARDINGS) + 2))
     for name, lengths_of in LENGTHS.items():
         rng, found, added = np.random.default_rng(0), {one: [] for one in SHARDINGS}, []
         for _ in range(draws):
@@ -71,7 +72,7 @@ def main(draws):
             for one, (sharding, pads) in SHARDINGS.items():
                 found[one].append(ratio(sharding, padded if pads else lengths))
         numbers = " | ".join(f"{np.median(of):.3f}, {max(of):.3f}" for of in found.values())
-        print(f"| {name} | {numbers} | {np.median(added):.0%} |")
+        print(f"| {name} | {numbers} | {np.median(added) * 100:.0f} % |")
 
 
 if __name__ == "__main__":
