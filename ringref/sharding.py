@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -9,13 +10,68 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-ShardingName = Literal["contiguous", "zigzag", "striped", "replicated_query"]
-SHARDINGS: tuple[ShardingName, ...] = get_args(ShardingName)
+ShardingName = Literal["contiguous", "zigzag", "striped", "replicated_query", "zigzag_documents"]
+SHARDING_NAMES: tuple[ShardingName, ...] = get_args(ShardingName)
+SHARDINGS: tuple[ShardingName, ...] = ("contiguous", "zigzag", "striped", "replicated_query")
+"""Shardings by length alone. The remaining name, `zigzag_documents`, depends on documents too, as a `Balancer` does."""
 
 Positions = NDArray[np.int64]
 ShardingFunction = Callable[[int, int], Sequence[Any]]
 """A user's own sharding: `(seq_len, world_size) -> list of position tensors`, one per rank."""
-Sharding = ShardingName | ShardingFunction
+BalancingFunction = Callable[[tuple[int, ...], int], Sequence[Any]]
+"""A user's own sharding by documents: `(documents, world_size) -> list of position tensors`, one per rank."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Balancer:
+    """A user's own sharding that depends on documents; `balancer` makes one.
+
+    Attributes:
+        function: is given cumulative document lengths that begin at 0 and end at the number of positions; positions
+            before the first document and after the last count as documents of their own. Without documents: `(0, N)`.
+    """
+
+    function: BalancingFunction
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"balancer({self.function!r}): expected a function (documents, world_size) -> positions")
+        object.__setattr__(self, "__qualname__", getattr(self.function, "__qualname__", repr(self.function)))
+
+    def __call__(self, documents: tuple[int, ...], world_size: int) -> Sequence[Any]:
+        """Return what the function returns: the positions of each rank."""
+        return self.function(documents, world_size)
+
+
+def balancer(function: BalancingFunction) -> Balancer:
+    """Declare a function `(documents, world_size) -> list of positions, one a rank` as a sharding; also a decorator.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    return Balancer(function)
+
+
+Sharding = ShardingName | ShardingFunction | Balancer
+
+
+def by_documents(sharding: Sharding) -> bool:
+    """Whether a sharding depends on documents."""
+    return sharding == "zigzag_documents" or isinstance(sharding, Balancer)
+
+
+def covering(documents: Sequence[int] | None, length: int) -> tuple[int, ...]:
+    """Cumulative document lengths from 0 to `length`: what lies outside of all documents is one before or one after.
+
+    Raises:
+        ValueError: they decrease, or leave `[0, length]`.
+    """
+    offsets = (0, *(int(offset) for offset in documents or ()), length)
+    if any(a > b for a, b in pairwise(offsets)):
+        raise ValueError(f"documents={documents!r}: expected cumulative lengths, non-decreasing within [0, {length}]")
+    first = 1 if len(offsets) > 2 and offsets[1] == 0 else 0
+    last = -1 if len(offsets) - first > 2 and offsets[-2] == length else None
+    return offsets[first:last]
 
 
 def pieces(length: int, count: int) -> list[Positions]:
@@ -25,11 +81,20 @@ def pieces(length: int, count: int) -> list[Positions]:
     return [np.arange(a, b, dtype=np.int64) for a, b in pairwise(starts)]
 
 
-def key_positions(sharding: Sharding, length: int, world_size: int) -> list[Positions]:
+def key_positions(
+    sharding: Sharding, length: int, world_size: int, documents: Sequence[int] | None = None
+) -> list[Positions]:
     """The key positions of each rank, `world_size` int64 arrays that partition `range(length)`.
 
+    Args:
+        sharding: which rank holds which positions.
+        length: number of positions over all ranks.
+        world_size: number of ranks.
+        documents: cumulative document lengths; only `zigzag_documents` and a `Balancer` depend on them.
+
     Raises:
-        ValueError: the name is unknown, the world is empty, or a sharding function does not return a partition.
+        ValueError: the name is unknown, the world is empty, or a sharding function does not return a partition, or not
+            the same one twice.
     """
     if world_size < 1:
         raise ValueError(f"world_size={world_size}: expected at least 1")
@@ -41,13 +106,19 @@ def key_positions(sharding: Sharding, length: int, world_size: int) -> list[Posi
             return [np.concatenate([halves[r], halves[2 * world_size - 1 - r]]) for r in range(world_size)]
         case "striped":
             return [np.arange(r, length, world_size, dtype=np.int64) for r in range(world_size)]
+        case "zigzag_documents":
+            return _zigzag_documents(covering(documents, length), world_size)
+        case Balancer():
+            return _checked(sharding, covering(documents, length), length, world_size)
         case _ if not isinstance(sharding, str) and callable(sharding):
-            return _checked(sharding, length, world_size)
+            return _checked(sharding, length, length, world_size)
         case _:
-            raise ValueError(f"sharding={sharding!r}: expected one of {', '.join(SHARDINGS)}, or a function")
+            raise ValueError(f"sharding={sharding!r}: expected one of {', '.join(SHARDING_NAMES)}, or a function")
 
 
-def query_positions(sharding: Sharding, length: int, world_size: int) -> list[Positions]:
+def query_positions(
+    sharding: Sharding, length: int, world_size: int, documents: Sequence[int] | None = None
+) -> list[Positions]:
     """The query positions of each rank: sharded like keys, but with `replicated_query` all of them on every rank.
 
     Raises:
@@ -57,34 +128,68 @@ def query_positions(sharding: Sharding, length: int, world_size: int) -> list[Po
         if world_size < 1:
             raise ValueError(f"world_size={world_size}: expected at least 1")
         return [np.arange(length, dtype=np.int64) for _ in range(world_size)]
-    return key_positions(sharding, length, world_size)
+    return key_positions(sharding, length, world_size, documents)
 
 
-def _checked(sharding: ShardingFunction, length: int, world_size: int) -> list[Positions]:
-    name = getattr(sharding, "__qualname__", repr(sharding))
-    returned = sharding(length, world_size)
-    try:
-        arrays = [np.asarray(shard).reshape(-1) for shard in returned]
-    except TypeError:
-        raise ValueError(
-            f"sharding {name}({length}, {world_size}) returned {returned!r}: expected a list of positions, one a rank"
-        ) from None
-    for rank, array in enumerate(arrays):
-        # An empty list is an array of floats to numpy, and a rank may hold nothing.
-        if array.size and array.dtype.kind not in "iu":
-            raise ValueError(
-                f"sharding {name}({length}, {world_size}) returned positions of dtype {array.dtype} for rank {rank}: "
-                "expected integers"
-            )
-    shards = [array.astype(np.int64) for array in arrays]
-    if len(shards) != world_size:
-        raise ValueError(
-            f"sharding {name}({length}, {world_size}) returned {len(shards)} shards: expected one a rank, {world_size}"
-        )
+def _zigzag_documents(documents: tuple[int, ...], world_size: int) -> list[Positions]:
+    """Zigzag within every document, of all but its first tokens; these, fewer than 2P, are dealt.
+
+    Under a causal mask, the zigzag of 2P equal pieces is balanced exactly, and the first tokens of a document are those
+    with the fewest keys: at most 2P - 1. They are dealt so that shards differ by at most one token: from each document
+    as many consecutive ones as possible to the rank with the least work, until it has its share. The rank that is dealt
+    the last of them has the first piece that follows, so that they are one run.
+    """
+    ends, starts = documents[1:], documents[:-1]
+    over = [(end - start) % (2 * world_size) for start, end in zip(starts, ends, strict=True)]
+    total = sum(count * (count + 1) // 2 for count in over)
+    room = [len(piece) for piece in pieces(sum(over), world_size)]
+    work = [0] * world_size
+    held: list[list[tuple[int, int]]] = [[] for _ in range(world_size)]
+    for count, start, end in sorted(zip(over, starts, ends, strict=True), key=lambda one: -one[0]):
+        first_rank, stop = 0, count
+        while stop:
+            # Each token yet to come has at least one key.
+            rank = min((rank for rank in range(world_size) if room[rank]), key=lambda rank: work[rank] + room[rank])
+            first_rank, dealt = (rank if stop == count else first_rank), stop
+            while dealt == stop or (stop and room[rank] and (work[rank] + stop + room[rank] - 1) * world_size <= total):
+                work[rank], room[rank], stop = work[rank] + stop, room[rank] - 1, stop - 1
+            held[rank].append((start + stop, start + dealt))
+        size = (end - start - count) // (2 * world_size)
+        for turn in range(world_size if size else 0):
+            for piece in (turn, 2 * world_size - 1 - turn):
+                at = start + count + piece * size
+                held[(first_rank + turn) % world_size].append((at, at + size))
+    return [
+        np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in sorted(runs))]).astype(np.int64) for runs in held
+    ]
+
+
+def _checked(sharding: Callable[..., Any], of: Any, length: int, world_size: int) -> list[Positions]:
+    """The positions that a function deals out of documents, or of a length."""
+    called = f"sharding {getattr(sharding, '__qualname__', repr(sharding))}({of}, {world_size})"
+    shards = _returned(sharding(of, world_size), called, world_size)
     held = np.sort(np.concatenate(shards))
     if not np.array_equal(held, np.arange(length)):
         raise ValueError(
-            f"sharding {name}({length}, {world_size}) is not a partition: every position of range({length}) must be "
-            "held by exactly one rank"
+            f"{called} is not a partition: every position of range({length}) must be held by exactly one rank"
         )
+    if isinstance(sharding, Balancer):
+        again = _returned(sharding(of, world_size), called, world_size)
+        if not all(map(np.array_equal, shards, again)):
+            raise ValueError(f"{called} returned other positions when it was called again: ranks would not agree")
     return shards
+
+
+def _returned(returned: Any, called: str, world_size: int) -> list[Positions]:
+    """What a sharding function returned, as integers, an array a rank."""
+    try:
+        arrays = [np.asarray(shard).reshape(-1) for shard in returned]
+    except TypeError:
+        raise ValueError(f"{called} returned {returned!r}: expected a list of positions, one a rank") from None
+    for rank, array in enumerate(arrays):
+        # An empty list is an array of floats to numpy, and a rank may hold nothing.
+        if array.size and array.dtype.kind not in "iu":
+            raise ValueError(f"{called} returned positions of dtype {array.dtype} for rank {rank}: expected integers")
+    if len(arrays) != world_size:
+        raise ValueError(f"{called} returned {len(arrays)} shards: expected one a rank, {world_size}")
+    return [array.astype(np.int64) for array in arrays]

@@ -1,6 +1,7 @@
 """The conformance suite: does this ring attention compute attention?
 
-`from ringverify import AttentionCall, implementation` is all that a plug-in needs; `run_conformance` and `conformance`
+`from ringverify import AttentionCall, implementation` is all that a plug-in needs, and `balancer` where its sharding
+depends on documents; `run_conformance` and `conformance`
 check one from a test file, `check_case` runs one case of `ringverify.strategies`. Importing this package does not
 import torch.
 """
@@ -11,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ringverify.implementation import AttentionCall, Implementation, implementation
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from ringverify.reach.declared import model
+=======
+    from ringref.sharding import balancer
+>>>>>>> rH
     from ringverify.testing.conformance import conformance, run_conformance
     from ringverify.testing.one_case import check_case
     from ringverify.testing.results import ConformanceError
@@ -21,6 +26,7 @@ __all__ = [
     "ConformanceError",
     "Implementation",
     "__version__",
+    "balancer",
     "check_case",
     "conformance",
     "implementation",
@@ -31,6 +37,7 @@ __version__ = "0.1.0"
 
 _ON_DEMAND = {
     "ConformanceError": "ringverify.testing.results",
+    "balancer": "ringref.sharding",
     "check_case": "ringverify.testing.one_case",
     "conformance": "ringverify.testing.conformance",
     "model": "ringverify.reach.declared",

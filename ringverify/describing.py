@@ -60,6 +60,8 @@ class FunctionElsewhere:
 class ShardingElsewhere:
     """Placeholder for a declared sharding function: calls it in another process, once for each pair of arguments.
 
+    In a `Balancer`, it is given documents in place of a length.
+
     Args:
         place: the other process.
         number: its index among the declared shardings.
@@ -71,14 +73,14 @@ class ShardingElsewhere:
         self._place = place
         self._number = number
 
-    def __call__(self, length: int, world_size: int) -> list[list[int]]:
+    def __call__(self, of: int | tuple[int, ...], world_size: int) -> list[list[int]]:
         """Return the global positions of each rank.
 
         Raises:
             ValueError: the function raised, ended its process or did not return in time; the message says which.
             Inconclusive: the other process could not be started.
         """
-        return self._place.shards(self._number, length, world_size)
+        return self._place.shards(self._number, of, world_size)
 
 
 def describe(target: str, *, seconds: float | None = None) -> Implementation:
@@ -135,7 +137,7 @@ class _Place:
         self._world = GlooWorld()
         self._kept = False
         self._loaded = False
-        self._shards: dict[tuple[int, int, int], list[list[int]] | str] = {}
+        self._shards: dict[tuple[int, int | tuple[int, ...], int], list[list[int]] | str] = {}
 
     def __reduce__(self) -> tuple[type[_Place], tuple[str, float]]:
         """Pickle as another process for the same target: one of the tool's processes sends it to another."""
@@ -162,9 +164,9 @@ class _Place:
         if not self._kept:
             self._world.close()
 
-    def shards(self, number: int, length: int, world_size: int) -> list[list[int]]:
+    def shards(self, number: int, of: int | tuple[int, ...], world_size: int) -> list[list[int]]:
         """Return the positions of each rank by one of the declared sharding functions; each result is kept."""
-        key = number, length, world_size
+        key = number, of, world_size
         if key not in self._shards:
             self._shards[key] = self._asked(*key)
         found = self._shards[key]
@@ -172,11 +174,11 @@ class _Place:
             raise ValueError(found)
         return found
 
-    def _asked(self, number: int, length: int, world_size: int) -> list[list[int]] | str:
+    def _asked(self, number: int, of: int | tuple[int, ...], world_size: int) -> list[list[int]] | str:
         if not self._loaded:  # so that importing it is not part of the call's time
             self.implementation()
-        told = self.ask(_shard, (self._target, number, length, world_size), SHARDING_SECONDS)
-        what = f"the sharding of {self._target}, called with ({length}, {world_size}),"
+        told = self.ask(_shard, (self._target, number, of, world_size), SHARDING_SECONDS)
+        what = f"the sharding of {self._target}, called with ({of}, {world_size}),"
         if isinstance(told, Failure):
             self._loaded = False
             if told.kind == "deadline":
@@ -216,10 +218,14 @@ class _Place:
             ShardingElsewhere(self, number, one["function"]) if isinstance(one, dict) else one
             for number, one in enumerate(told["shardings"])
         ]
+        from ringref.sharding import balancer  # it imports numpy
+
+        balancers = [isinstance(one, dict) and one["by_documents"] for one in told["shardings"]]
         if not isinstance(told["name"], str):
             raise TypeError(f"its name is {told['name']!r}")
         self._kept = any(isinstance(one, ShardingElsewhere) for one in functions)
-        sharding = tuple(functions) if told["several"] else functions[0]
+        made = [balancer(one) if by else one for one, by in zip(functions, balancers, strict=True)]
+        sharding = tuple(made) if told["several"] else made[0]
         function = FunctionElsewhere(self._target, told["file"], told["line"], told["function"])
         return Implementation(function, told["name"], Capabilities(sharding=sharding, **fields))
 
@@ -276,6 +282,8 @@ def _looked_at(target: str) -> dict[str, Any]:
 
 def _told(implementation: Implementation) -> dict[str, Any]:
     """Return what JSON can hold of an implementation."""
+    from ringref.sharding import by_documents
+
     capabilities, shardings = implementation.capabilities, implementation.capabilities.shardings
     declared = {field.name: getattr(capabilities, field.name) for field in dataclasses.fields(Capabilities)}
     several = isinstance(declared.pop("sharding"), tuple)
@@ -284,22 +292,32 @@ def _told(implementation: Implementation) -> dict[str, Any]:
         "name": implementation.name,
         "declared": declared,
         "several": several,
-        "shardings": [one if isinstance(one, str) else {"function": sharding_name(one)} for one in shardings],
+        "shardings": [
+            one if isinstance(one, str) else {"function": sharding_name(one), "by_documents": by_documents(one)}
+            for one in shardings
+        ],
         "file": file,
         "line": line,
         "function": getattr(function, "__qualname__", repr(function)),
     }
 
 
-def _shard(asked: tuple[str, int, int, int]) -> str:
+def _shard(asked: tuple[str, int, int | tuple[int, ...], int]) -> str:
     """Call a declared sharding function; return as JSON the positions of each rank, or a text on what it raised."""
     import numpy as np
 
-    target, number, length, world_size = asked
+    from ringref.sharding import by_documents
+
+    target, number, of, world_size = asked
     try:
         sharding = targets.load(target).capabilities.shardings[number]
         assert callable(sharding)
-        told = json.dumps([np.asarray(shard).reshape(-1).tolist() for shard in sharding(length, world_size)])
+        call: Callable[..., Any] = sharding
+        told, again = (
+            json.dumps([np.asarray(shard).reshape(-1).tolist() for shard in call(of, world_size)]) for _ in range(2)
+        )
+        if told != again and by_documents(sharding):
+            told = json.dumps("returned other positions when it was called again: ranks would not agree")
     except BaseException as error:  # anything that the target may raise
         told = json.dumps(f"raised {one_line(error)}")
     return told

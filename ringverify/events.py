@@ -285,9 +285,7 @@ class PropertyEvent:
         int | None, "how many of the examples are cases that failed in earlier runs, which are tried first"
     ] = None
     reason: Annotated[str | None, "why it is unsupported or inconclusive, or what cut it short"] = None
-    figures: Annotated[
-        tuple[str, ...] | None, "suite scale, whose examples are rows: what was measured, a line each"
-    ] = None
+    figures: Annotated[tuple[str, ...] | None, "what was measured, a line each"] = None
     known: Annotated[
         Known | None, "with verdict fail: the baseline knows this violation, so it does not count for the exit code"
     ] = None

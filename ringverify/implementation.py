@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -23,7 +24,7 @@ TensorLayout = Literal["bshd", "bhsd"]
 CausalSupport = Literal["both", "always", "never"]
 Multiple = int | Literal["world_size"] | None
 """What a number of heads has to be a multiple of: an integer, the world size of the group, or nothing (`None`)."""
-SHARDING_NAMES = ("contiguous", "zigzag", "striped", "replicated_query")
+SHARDING_NAMES = ("contiguous", "zigzag", "striped", "replicated_query", "zigzag_documents")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,9 @@ class Capabilities:
     """
 
     sharding: Sharding | tuple[Sharding, ...] = _capability(
-        "contiguous", "contiguous, zigzag, striped, replicated_query, a function, or a tuple of these"
+        "contiguous",
+        "contiguous, zigzag, striped, replicated_query, zigzag_documents, a function, `balancer` of one that is given "
+        "documents, or a tuple of these",
     )
     tensor_layout: TensorLayout = _capability("bshd", "order of the axes of q, k, v and out: bshd or bhsd")
     dtypes: tuple[DtypeName, ...] = _capability(("float32",), "float64, float32, bfloat16, float16")
@@ -136,6 +139,9 @@ class Capabilities:
     )
     memory: Literal["sharded", "streaming"] | None = _capability(None, "claims on a rank's peak memory")
     traffic: Literal["neighbours"] | None = _capability(None, "claims that only ring neighbours exchange")
+    balance: float | None = _capability(
+        None, "claims that under a sharding by documents no rank has more than this times the mean work, and one query"
+    )
     deterministic: bool = _capability(False, "claims bit-identical results on every run, on any schedule of ranks")
     processes: bool = _capability(False, "cannot share a process with other ranks")
     world_sizes: tuple[int, ...] | None = _capability(None, "world sizes that it runs on; None is any")
@@ -172,6 +178,7 @@ class Capabilities:
         self._choices("devices", None)
         for name in ("world_sizes", "head_dims", "value_dims"):
             self._numbers(name)
+        self._balance()
         self._multiple("heads_multiple", "world_size")
         self._multiple("key_heads_multiple", "world_size")
         self._multiple("length_multiple")
@@ -193,6 +200,22 @@ class Capabilities:
             raise ValueError(
                 f"uneven=True contradicts length_multiple={self.length_multiple}: shards that differ by one position "
                 "cannot all be a multiple of it"
+            )
+
+    def _balance(self) -> None:
+        if self.balance is None:
+            return
+        from ringref.sharding import by_documents
+
+        value = self.balance
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < math.inf:
+            raise ValueError(
+                f"balance={value!r}: expected a number of at least 1, or None: no busiest rank has less than the mean"
+            )
+        if not any(map(by_documents, self.shardings)):
+            raise ValueError(
+                f"balance={value!r} needs a sharding that depends on documents: zigzag_documents, or a "
+                "ringverify.balancer"
             )
 
     def _choice(self, name: str, allowed: tuple[Any, ...]) -> None:

@@ -79,7 +79,9 @@ def forward(
     by_rank = forward_by_rank(problem, q, k, v, sharding=sharding, world_size=world_size, trace=trace)
     out = np.zeros((problem.batch, problem.nq, problem.heads, problem.dv), dtype=q.dtype)
     lse = np.full((problem.batch, problem.heads, problem.nq), -np.inf, dtype=q.dtype)
-    for i, (out_rank, lse_rank) in zip(query_positions(sharding, problem.nq, world_size), by_rank, strict=True):
+    for i, (out_rank, lse_rank) in zip(
+        query_positions(sharding, problem.nq, world_size, problem.documents), by_rank, strict=True
+    ):
         out[:, i], lse[:, :, i] = out_rank, lse_rank
     return out, lse
 
@@ -95,7 +97,7 @@ def forward_by_rank(
     trace: Callable[[Merge], None] | None = None,
 ) -> list[tuple[Float[np.ndarray, "B _ H E"], Float[np.ndarray, "B H _"]]]:
     """Compute `(out, lse)` of each rank's own queries; arguments and errors as in `forward`."""
-    queries = query_positions(sharding, problem.nq, world_size)
+    queries = query_positions(sharding, problem.nq, world_size, problem.documents)
     blocks = _blocks(problem, k, v, sharding, world_size)
     merged = [
         (
@@ -141,7 +143,7 @@ def backward(
     Raises:
         ValueError: the sharding is unknown or no partition, or the world is empty.
     """
-    queries = query_positions(sharding, problem.nq, world_size)
+    queries = query_positions(sharding, problem.nq, world_size, problem.documents)
     blocks = _blocks(problem, k, v, sharding, world_size)
     stay = sharding == "replicated_query"
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
@@ -192,5 +194,5 @@ def passed_on(held: Sequence[T]) -> list[T]:
 
 
 def _blocks(problem: Problem, k: Array, v: Array, sharding: Sharding, world_size: int) -> list[VisitingBlock]:
-    owned = key_positions(sharding, problem.nk, world_size)
+    owned = key_positions(sharding, problem.nk, world_size, problem.documents)
     return [VisitingBlock(rank, positions, k[:, positions], v[:, positions]) for rank, positions in enumerate(owned)]

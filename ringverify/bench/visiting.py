@@ -92,8 +92,10 @@ class Attending:
     ) -> None:
         problem, declared = workload.problem, implementation.capabilities
         named = declared.sharding_named(sharding)
-        positions = torch.as_tensor(query_positions(named, problem.nq, world_size)[rank], device=device)
-        key_pos = torch.as_tensor(key_positions(named, problem.nk, world_size)[rank], device=device)
+        positions = torch.as_tensor(
+            query_positions(named, problem.nq, world_size, problem.documents)[rank], device=device
+        )
+        key_pos = torch.as_tensor(key_positions(named, problem.nk, world_size, problem.documents)[rank], device=device)
         shapes = (
             (problem.batch, len(positions), problem.heads, problem.head_dim),
             (problem.batch, len(key_pos), problem.hk, problem.head_dim),

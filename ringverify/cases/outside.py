@@ -38,7 +38,8 @@ def question(task: Task) -> Question:
     swap = (task.layout or c.tensor_layout) == "bhsd"
     x = make_inputs(case) if task.inputs is None else task.inputs
     sharding = c.sharding_named(case.sharding)
-    queries, keys = query_positions(sharding, p.nq, case.world_size), key_positions(sharding, p.nk, case.world_size)
+    queries = query_positions(sharding, p.nq, case.world_size, p.documents)
+    keys = key_positions(sharding, p.nk, case.world_size, p.documents)
     names = ("q", "k", "v", "dout") if task.gradients else ("q", "k", "v")
     tensors = {name: Tensor(_swapped(getattr(x, name), swap), p.dtype) for name in names}
     if task.gradients:

@@ -283,7 +283,8 @@ def shards(case: Case, capabilities: Capabilities) -> tuple[list[Positions], lis
     """Return the global query positions of each rank, and the key positions of each rank."""
     sharding = capabilities.sharding_named(case.sharding)
     p, size = case.problem, case.world_size
-    return query_positions(sharding, p.nq, size), key_positions(sharding, p.nk, size)
+    queries = query_positions(sharding, p.nq, size, p.documents)
+    return queries, key_positions(sharding, p.nk, size, p.documents)
 
 
 def rows_of(case: Case, capabilities: Capabilities, rank: int) -> tuple[Positions, Positions]:

@@ -522,6 +522,8 @@ class ImplementationRun:
             tried = tried_event(found.tried, property, runner.capabilities, implementation=event.implementation)
         shapes = tuple(sorted(found.tried.shapes)) if runner.capabilities.shapes == "compiled" else ()
         if found.counterexample is None:
+            if found.examples:
+                event = dataclasses.replace(event, figures=property.figures(runner.capabilities) or None)
             return PropertyOutcome(event, tried=tried, shapes=shapes)
         told = self._counterexample(property, found, found.counterexample, runner)
         return PropertyOutcome(with_mishaps(event, found.mishaps), told, tried, shapes)

@@ -40,6 +40,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lse_gradient": ("cotangent", ("lse", "both")),
     "memory": (PROPERTY, ("memory",)),
     "traffic": (PROPERTY, ("traffic",)),
+    "balance": (PROPERTY, ("balance",)),
     "deterministic": (PROPERTY, ("determinism",)),
 }
 """Capabilities that are declared or not: the dimension, and those of its values of which one must have been tried."""

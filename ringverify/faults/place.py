@@ -80,7 +80,7 @@ class Here:
     def shards(self) -> list[torch.Tensor]:
         """Global positions of every rank's keys, int64 `(T,)` each."""
         device = self.call.positions.device
-        shards = key_positions(self.call.sharding, self.problem.nk, self.size)
+        shards = key_positions(self.call.sharding, self.problem.nk, self.size, self.problem.documents)
         return [torch.as_tensor(shard, device=device) for shard in shards]
 
     def block_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

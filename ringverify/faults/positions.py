@@ -145,8 +145,8 @@ def _queries_of(by: int) -> Steps:
     """Mask queries as if they had the positions of a neighbour's queries."""
 
     def queries(here: Here) -> Tensor:
-        of = query_positions(here.call.sharding, here.problem.nq, here.size)[(here.rank + by) % here.size]
-        return cut(torch.as_tensor(of), here.call.positions)
+        of = query_positions(here.call.sharding, here.problem.nq, here.size, here.problem.documents)
+        return cut(torch.as_tensor(of[(here.rank + by) % here.size]), here.call.positions)
 
     return _placed(queries)
 
@@ -238,7 +238,9 @@ def declare_or_heed(sharding: str) -> str:
 FAULTS.cause(
     "positions are those of contiguous shards",
     _placed(
-        lambda here: _in_order(query_positions(here.call.sharding, here.problem.nq, here.size), here.rank),
+        lambda here: _in_order(
+            query_positions(here.call.sharding, here.problem.nq, here.size, here.problem.documents), here.rank
+        ),
         lambda here, owner: _in_order(here.shards, owner),
     ),
     advice=declare_or_heed("contiguous"),

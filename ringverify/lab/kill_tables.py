@@ -19,7 +19,7 @@ LENSES: dict[str, tuple[str, ...]] = {
     ),
     "precision": ("precision",),
     "invariants": ("invariants", "isolation", "world_size_invariance", "inputs_untouched", "modes", "determinism"),
-    "transport": ("hazards", "progress", "traffic", "memory"),
+    "transport": ("hazards", "progress", "traffic", "memory", "balance"),
 }  # fmt: skip
 """Properties by lens: the four of DESIGN §6, and `transport`, which is not about values. Each property has one."""
 

@@ -159,7 +159,7 @@ alltoall_balanced = _sdpa("alltoall", True)
 @_declared(name=f"{NAME}-flex", sharding=("contiguous", "zigzag"), causal="both")
 def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     """This rank's output; q, k and v are this rank's shards."""
-    shards = key_positions(call.sharding, call.problem.nk, call.world_size)
+    shards = key_positions(call.sharding, call.problem.nk, call.world_size, call.documents)
     gathered = torch.cat([torch.from_numpy(rows) for rows in shards])  # in the order of ranks
     mask = causal_mask(call.positions, gathered) if call.causal else None
     out: Tensor = _parallel(_DenseFlex(), "FLEX", call)(q, k, v, mask, call.scale)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ringverify.errors import UsageError, instead
 from ringverify.properties.adversity import DETERMINISM, HAZARDS, PROGRESS
+from ringverify.properties.balance import BALANCE
 from ringverify.properties.buffers import INPUTS_UNTOUCHED, STRIDED_INPUTS
 from ringverify.properties.chunk_boundaries import CHUNK_BOUNDARIES
 from ringverify.properties.exact_selection import EXACT_SELECTION
@@ -49,6 +50,7 @@ PROPERTIES: dict[str, Property] = {
         PROGRESS,
         TRAFFIC,
         MEMORY,
+        BALANCE,
         DETERMINISM,
     )
 }

@@ -85,6 +85,11 @@ def _itself(case: Case, capabilities: Capabilities) -> list[Case]:
     return [case]
 
 
+def _nothing(capabilities: Capabilities) -> tuple[str, ...]:
+    """Return no line: the default of `Property.figures`."""
+    return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Property:
     """One thing that must hold.
@@ -101,6 +106,7 @@ class Property:
             replayed, so that no violation comes from a case that the property is not about.
         compared: the cases whose results are compared with each other, the given case first.
         results: the results that it judges, where they are declared; by default all.
+        figures: what is measured of an implementation that holds to it, a line each.
     """
 
     id: str
@@ -113,6 +119,7 @@ class Property:
     applies: Callable[[Case, Capabilities], bool] = _any_case
     compared: Callable[[Case, Capabilities], list[Case]] = _itself
     results: tuple[TensorName, ...] = get_args(TensorName)
+    figures: Callable[[Capabilities], tuple[str, ...]] = _nothing
 
     def examples_in(self, suite: Suite) -> int:
         """Return how many cases of this property a suite tries."""

@@ -51,10 +51,12 @@ class Terminal:
         self._with_printed = printed or verbose
         self._named = ""
         self._worked = 0.0
+        self._suite: str | None = None
 
     def tell(self, event: Event) -> None:
         """Print an event."""
         event = shown(event)
+        self._suite = event.suite if isinstance(event, HeaderEvent) else self._suite
         match event:
             case HeaderEvent() if not self.quiet:
                 self._line(
@@ -108,7 +110,7 @@ class Terminal:
         if verdict in ("unsupported", "inconclusive"):
             numbers = event.reason or ""
         else:
-            counted = "row" if event.figures else "example"
+            counted = "row" if self._suite == "scale" else "example"
             numbers = f"{event.examples:>6} {plural(counted, event.examples):<8} {event.seconds:>7.1f} s"
             numbers += f"   margin {margin_text(event.margin)}"
             if event.remembered is not None:

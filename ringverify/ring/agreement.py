@@ -45,7 +45,9 @@ def terms_of_sinks(sinks: torch.Tensor) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=128)
-def sharding_term(sharding: Sharding, query_length: int, key_length: int, world_size: int) -> str:
+def sharding_term(
+    sharding: Sharding, query_length: int, key_length: int, world_size: int, documents: tuple[int, ...] | None = None
+) -> str:
     """The term of a sharding that can be hashed: its name, or a digest of the positions that a function deals out.
 
     Neither the function's name nor its text says what it does: two lambdas are called alike, and the text of an object
@@ -58,7 +60,7 @@ def sharding_term(sharding: Sharding, query_length: int, key_length: int, world_
         return sharding
     digest = hashlib.blake2b(digest_size=DIGEST)
     for length in (query_length, key_length):
-        for positions in key_positions(sharding, length, world_size):
+        for positions in key_positions(sharding, length, world_size, documents):
             digest.update(positions.size.to_bytes(8, "little") + positions.astype("<i8").tobytes())
     return f"a function whose positions have the digest {digest.hexdigest()}"
 

@@ -97,8 +97,9 @@ def ring_attention(
         v: this rank's values `(B, T, K, E)`, likewise.
         group: the process group that is the ring, or a one-dimensional `DeviceMesh`; `None` is the default group, or
             this process alone where torch.distributed is not initialised.
-        sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query, or a function
-            `(length, world_size) -> positions of each rank`.
+        sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query,
+            zigzag_documents (balanced for packed documents), a function `(length, world_size) -> positions of each
+            rank`, or `ringverify.balancer` of a function `(documents, world_size) -> positions of each rank`.
         layout: order of the axes of q, k, v and out: "bshd", or "bhsd" as in `scaled_dot_product_attention`. A view
             made by `transpose(1, 2)` of the other is not copied.
         query_length: queries over all ranks; `None` means that all ranks hold as many as this one, which is
@@ -179,7 +180,8 @@ def ring_attention(
             terms |= terms_of(problem)
             check_sharding(sharding)
             if compared:
-                terms["sharding"] = sharding_term(sharding, problem.nq, problem.nk, ring.world_size)
+                where = sharding, problem.nq, problem.nk, ring.world_size, problem.documents
+                terms["sharding"] = sharding_term(*where)
             call = prepare(inputs, sinks, problem=problem, sharding=sharding, ring=ring, engine=engine, layout=layout)
             if compared and sinks is not None:
                 terms |= terms_of_sinks(sinks)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from ringref.problem import DTYPES, Problem
-from ringref.sharding import SHARDINGS, Sharding, key_positions, query_positions
+from ringref.sharding import SHARDING_NAMES, Sharding, key_positions, query_positions
 from ringverify.ring.compute import Job
 from ringverify.ring.group import Ring
 from ringverify.ring.kernels.choose import choose_kernel
@@ -240,8 +240,8 @@ def check_sharding(sharding: object) -> None:
         hash(sharding)
     except TypeError:
         raise ValueError(
-            f"sharding of type {type(sharding).__name__}: expected {', '.join(SHARDINGS)}, or a function, and one that "
-            "can be hashed, because plans are kept by it"
+            f"sharding of type {type(sharding).__name__}: expected {', '.join(SHARDING_NAMES)}, or a function, and one "
+            "that can be hashed, because plans are kept by it"
         ) from None
 
 
@@ -289,6 +289,7 @@ def _positions(plan: Plan, sharding: Sharding) -> tuple[torch.Tensor, tuple[torc
     """Positions of this rank's queries and of every rank's keys, where a mask has to be looked up by them."""
     if not plan.by_position:
         return None
-    queries = query_positions(sharding, plan.problem.nq, plan.world_size)[plan.rank]
-    keys = key_positions(sharding, plan.problem.nk, plan.world_size)
+    p = plan.problem
+    queries = query_positions(sharding, p.nq, plan.world_size, p.documents)[plan.rank]
+    keys = key_positions(sharding, p.nk, plan.world_size, p.documents)
     return torch.as_tensor(queries), tuple(map(torch.as_tensor, keys))

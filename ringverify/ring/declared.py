@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringref.problem import DTYPES
-from ringref.sharding import SHARDINGS
+from ringref.sharding import SHARDING_NAMES
 from ringverify.implementation import AttentionCall, implementation
 from ringverify.ring.attention import attend
 from ringverify.ring.calls import Engine
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 EVERYTHING: dict[str, Any] = {
-    "sharding": SHARDINGS,
+    "sharding": SHARDING_NAMES,
     "dtypes": DTYPES,
     "devices": ("cpu", "cuda"),
     "causal": "both",
@@ -35,6 +35,7 @@ EVERYTHING: dict[str, Any] = {
     "empty_shards": True,
     "subgroups": True,
     "deterministic": True,
+    "balance": 1.05,
     "poison_safe": True,
     "probabilities": "input",
 }

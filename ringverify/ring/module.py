@@ -43,8 +43,9 @@ class RingAttention(nn.Module):
     Args:
         group: the process group that is the ring, or a one-dimensional `DeviceMesh`; `None` is the default group, or
             this process alone where torch.distributed is not initialised.
-        sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query, or a function
-            `(length, world_size) -> positions of each rank`.
+        sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query,
+            zigzag_documents (balanced for packed documents), a function `(length, world_size) -> positions of each
+            rank`, or `ringverify.balancer` of a function `(documents, world_size) -> positions of each rank`.
         layout: order of the axes of q, k, v and out: "bshd", or "bhsd" as in `scaled_dot_product_attention`.
         causal: query i attends key j only if `j <= i + (key_length - query_length)`.
         window: `(left, right)`, both ends inclusive; `None` on a side is unbounded.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringref.sharding import Positions, Sharding, key_positions, query_positions
+from ringref.sharding import Positions, Sharding, by_documents, key_positions, query_positions
 from ringverify.ring.group import Ring
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def shard(
     rank: int | None = None,
     world_size: int | None = None,
     group: ProcessGroup | DeviceMesh | None = None,
+    documents: Sequence[int] | torch.Tensor | None = None,
     dim: int = 1,
     of: Of = "queries",
 ) -> torch.Tensor:
@@ -46,6 +47,8 @@ def shard(
         world_size: number of ranks.
         group: the process group that is the ring, or a one-dimensional `DeviceMesh`; without it, and without `rank`,
             the default group, or this process alone where torch.distributed is not initialised.
+        documents: cumulative document lengths (`cu_seqlens`) of the whole sequence, as given to `ring_attention`; only
+            `zigzag_documents` and a balancer depend on them, and need them: `(0, N)` if all is one document.
         dim: the dimension that runs along the sequence.
         of: "queries" or "keys"; they differ only for `replicated_query`.
 
@@ -55,11 +58,11 @@ def shard(
         ranks, it is the whole gradient.
 
     Raises:
-        ValueError: no such dimension, rank, sharding or group.
+        ValueError: no such dimension, rank, sharding or group, or documents that do not fit or are missing.
     """
     rank, world_size = _place(group, rank, world_size)
     length = _length(tensor, dim)
-    positions = _positions(sharding, length, world_size, of)[rank]
+    positions = _positions(sharding, length, world_size, of, documents)[rank]
     return tensor.index_select(dim, torch.as_tensor(positions, device=tensor.device))
 
 
@@ -69,6 +72,7 @@ def unshard(
     length: int,
     sharding: Sharding = "contiguous",
     group: ProcessGroup | DeviceMesh | None = None,
+    documents: Sequence[int] | torch.Tensor | None = None,
     dim: int = 1,
     of: Of = "queries",
     replicated_loss: bool = False,
@@ -88,6 +92,8 @@ def unshard(
         sharding: which rank holds which positions, as in `ring_attention`.
         group: the process group that is the ring, or a one-dimensional `DeviceMesh`; `None` is the default group, or
             this process alone where torch.distributed is not initialised.
+        documents: cumulative document lengths (`cu_seqlens`) of the whole sequence, as given to `ring_attention`; only
+            `zigzag_documents` and a balancer depend on them, and need them: `(0, N)` if all is one document.
         dim: the dimension that runs along the sequence.
         of: "queries" or "keys". The queries of `replicated_query` are whole already and come back as they are.
         replicated_loss: whether all ranks compute the same loss from the result, which counts once.
@@ -101,7 +107,7 @@ def unshard(
         RuntimeError: on differentiating a gradient again, which is not supported.
     """
     rank, world_size = _place(group, None, None)
-    held = _positions(sharding, length, world_size, of)
+    held = _positions(sharding, length, world_size, of, documents)
     if _length(tensor, dim) != len(held[rank]):
         raise ValueError(
             f"shard of {tensor.size(dim)} positions along dim={dim}: rank {rank} of {world_size} holds "
@@ -116,13 +122,20 @@ def unshard(
 
 
 def unshard_from(
-    shards: Sequence[torch.Tensor], *, sharding: Sharding = "contiguous", dim: int = 1, of: Of = "queries"
+    shards: Sequence[torch.Tensor],
+    *,
+    sharding: Sharding = "contiguous",
+    documents: Sequence[int] | torch.Tensor | None = None,
+    dim: int = 1,
+    of: Of = "queries",
 ) -> torch.Tensor:
     """The whole tensor from the shards of all ranks, where one process has them all; differentiable, no communication.
 
     Args:
         shards: the shards in rank order, each `(B, n, …)` for `dim=1`; a rank that holds nothing has n = 0.
         sharding: which rank holds which positions, as in `ring_attention`.
+        documents: cumulative document lengths (`cu_seqlens`) of the whole sequence, as given to `ring_attention`; only
+            `zigzag_documents` and a balancer depend on them, and need them: `(0, N)` if all is one document.
         dim: the dimension that runs along the sequence.
         of: "queries" or "keys". The queries of `replicated_query` are taken from rank 0.
 
@@ -136,7 +149,7 @@ def unshard_from(
         raise ValueError(f"shards={shards!r}: expected one a rank, at least one")
     sizes = [_length(shard, dim) for shard in shards]
     replicated = sharding == "replicated_query" and of == "queries"
-    held = _positions(sharding, sizes[0] if replicated else sum(sizes), len(shards), of)
+    held = _positions(sharding, sizes[0] if replicated else sum(sizes), len(shards), of, documents)
     expected = [len(positions) for positions in held]
     if sizes != expected:
         raise ValueError(
@@ -167,7 +180,8 @@ def position_ids(
         group: as for `shard`.
         device: where the result goes; `None` is torch's default.
         documents: cumulative document lengths (`cu_seqlens`) of the whole sequence: count from the start of each
-            document. `None` counts from the start of the sequence.
+            document. `None` counts from the start of the sequence. A sharding that depends on documents needs them;
+            `shard(torch.arange(N), dim=0, …)` then counts from the start of the sequence.
         of: "queries" or "keys"; they differ only for `replicated_query`.
 
     Returns:
@@ -177,7 +191,7 @@ def position_ids(
         ValueError: a negative length, documents that do not fit it, or no such rank, sharding or group.
     """
     rank, world_size = _place(group, rank, world_size)
-    positions = _positions(sharding, length, world_size, of)[rank]
+    positions = _positions(sharding, length, world_size, of, documents)[rank]
     if documents is not None:
         starts = np.asarray([0, *(int(start) for start in documents)], dtype=np.int64)
         if any(a > b for a, b in pairwise(starts)) or starts[-1] > length:
@@ -233,18 +247,26 @@ class _Gather(torch.autograd.Function):
         return total.to(grad.dtype).view(own.shape), None, None, None, None
 
 
-def _positions(sharding: Sharding, length: int, world_size: int, of: Of) -> list[Positions]:
+def _positions(
+    sharding: Sharding, length: int, world_size: int, of: Of, documents: Sequence[int] | torch.Tensor | None
+) -> list[Positions]:
     try:
         length = operator.index(length)
     except TypeError:
         raise ValueError(f"length={length!r}: expected an integer") from None
     if length < 0:
         raise ValueError(f"length={length}: expected at least 0")
+    if by_documents(sharding) and documents is None:
+        raise ValueError(
+            f"sharding {_name(sharding)} depends on documents: give those of the attention, or documents=(0, {length}) "
+            "if it has none"
+        )
+    offsets = None if documents is None else [int(offset) for offset in documents]
     match of:
         case "queries":
-            return query_positions(sharding, length, world_size)
+            return query_positions(sharding, length, world_size, offsets)
         case "keys":
-            return key_positions(sharding, length, world_size)
+            return key_positions(sharding, length, world_size, offsets)
     raise ValueError(f"of={of!r}: expected 'queries' or 'keys'")
 
 

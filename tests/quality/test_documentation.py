@@ -112,7 +112,7 @@ def test_the_readme_lists_every_capability_and_every_property():
 def test_every_property_has_its_lens():
     """In the table of the page on tolerances, or it is one of those that measure no values."""
     lenses = text_of("docs/tolerances.md").split("## Four lenses")[1].split("\n## ")[0]
-    without = {"inputs_untouched", "hazards", "progress", "traffic", "memory"}
+    without = {"inputs_untouched", "hazards", "progress", "traffic", "memory", "balance"}
     assert set(re.findall(r"`(\w+)`", lenses)) == set(PROPERTIES) - without
 
 

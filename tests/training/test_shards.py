@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from ringref.sharding import SHARDINGS
+from ringref.sharding import SHARDINGS, balancer
 from ringverify.ring import position_ids, shard, unshard, unshard_from
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -175,6 +176,39 @@ def test_position_ids_count_from_the_start_of_their_document():
     assert late.dtype == torch.int64
 
 
+@balancer
+def long_first(documents, world_size):
+    """Documents by length, the longest first, cut in shards that differ by one."""
+    found = sorted(pairwise(documents), key=lambda one: one[0] - one[1])
+    order = torch.tensor([position for start, end in found for position in range(start, end)], dtype=torch.int64)
+    return list(order.tensor_split(world_size))
+
+
+@pytest.mark.parametrize("sharding", ["zigzag_documents", long_first], ids=["ours", "a balancer"])
+def test_shards_by_documents_put_together_are_the_whole(sharding):
+    """In one process and over a group, with gradients; positions and positions in documents lie as tokens do."""
+    documents, whole = (0, 1, 9, 9, 13), torch.arange(15.0)[None]  # two positions lie in none
+    settings = {"sharding": sharding, "documents": documents}
+    shards = [shard(whole, rank=rank, world_size=3, **settings) for rank in range(3)]
+    assert sorted(len(part[0]) for part in shards) == [5, 5, 5]
+    assert torch.equal(unshard_from(shards, **settings), whole)
+    starts = torch.tensor([0, *[1] * 8, *[9] * 4, 13, 13])
+    for rank, part in enumerate(shards):
+        held = part[0].long()
+        ids = position_ids(15, rank=rank, world_size=3, **settings)
+        assert torch.equal(ids, held - starts[held])
+
+    def program():
+        x = whole.clone().requires_grad_()
+        back = unshard(shard(x, **settings), length=15, **settings)
+        (gradient,) = torch.autograd.grad(back.square().sum(), x)
+        return torch.equal(back, whole), gradient
+
+    found = on_ranks(program, 3)
+    assert all(same for same, _ in found)
+    assert torch.equal(sum(gradient for _, gradient in found), 6 * whole)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -192,6 +226,12 @@ def test_position_ids_count_from_the_start_of_their_document():
         (lambda x: unshard_from([]), r"shards=\[\]: expected one a rank"),
         (lambda x: unshard_from([x[:, :2], x]), r"shards of \[2, 5\] positions .* the ranks hold \[4, 3\]"),
         (lambda x: position_ids(4, documents=[0, 5]), re.escape("documents=[0, 5]: expected cumulative lengths")),
+        (
+            lambda x: shard(x, sharding="zigzag_documents"),
+            re.escape("zigzag_documents depends on documents: give those of the attention, or documents=(0, 5)"),
+        ),
+        (lambda x: shard(x, sharding=long_first), "sharding long_first depends on documents"),
+        (lambda x: shard(x, sharding="zigzag_documents", documents=(0, 6)), re.escape("non-decreasing within [0, 5]")),
         (lambda x: position_ids(4, documents=[2, 1]), re.escape("non-decreasing within [0, 4]")),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringref.sharding import SHARDINGS, key_positions, pieces, query_positions
+from ringref.sharding import SHARDINGS, balancer, key_positions, pieces, query_positions
 
 LENGTHS, WORLD_SIZES = range(41), range(1, 10)
 
@@ -151,8 +151,14 @@ def nothing(length, world_size):
         (outside, r"sharding outside\(4, 2\) is not a partition"),
         (halves, r"sharding halves\(4, 2\) returned positions of dtype float64 for rank 0: expected integers"),
         (nothing, r"sharding nothing\(4, 2\) returned None: expected a list of positions, one a rank"),
-        ("zig-zag", "sharding='zig-zag': expected one of contiguous, zigzag, striped, replicated_query, or a function"),
-        (None, "sharding=None: expected one of contiguous, zigzag, striped, replicated_query, or a function"),
+        (
+            "zig-zag",
+            "sharding='zig-zag': expected one of contiguous, zigzag, striped, replicated_query, zigzag_documents, or a",
+        ),
+        (
+            None,
+            "sharding=None: expected one of contiguous, zigzag, striped, replicated_query, zigzag_documents, or a",
+        ),
     ],
 )
 @pytest.mark.parametrize("positions", [key_positions, query_positions])
@@ -168,3 +174,98 @@ def test_an_empty_world_is_refused(positions: Callable[..., Any], sharding: Any)
     """Whatever the sharding."""
     with pytest.raises(ValueError, match="world_size=0: expected at least 1"):
         positions(sharding, 4, 0)
+
+
+def zigzag_of(documents: tuple[int, ...], world_size: int) -> list[list[int]]:
+    """What each rank holds under zigzag_documents."""
+    return [held.tolist() for held in key_positions("zigzag_documents", documents[-1], world_size, documents)]
+
+
+def test_every_document_is_zigzagged_and_its_first_tokens_are_dealt() -> None:
+    """Written out by hand: where 2P divides a length nothing is dealt, and without documents there is one."""
+    assert zigzag_of((0, 4, 12), 2) == [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
+    assert zigzag_of((0, 5), 2) == [[0, 1, 4], [2, 3]]
+    assert zigzag_of((0, 1, 2, 3), 2) == [[1, 2], [0]]
+    assert zigzag_of((0, 0, 0), 2) == [[], []]
+    assert zigzag_of((0, 2, 6), 2) == [[1, 2, 5], [0, 3, 4]], "the dealt token with more keys, and the other"
+    assert [held.tolist() for held in key_positions("zigzag_documents", 8, 2)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    padded = [held.tolist() for held in query_positions("zigzag_documents", 8, 2, (4, 8))]
+    assert padded == [[0, 3, 4, 7], [1, 2, 5, 6]], "what is outside of documents is dealt as one"
+
+
+def test_documents_of_any_lengths_are_balanced_in_work_and_in_tokens() -> None:
+    """Of 64 documents on 8 ranks; where nearly all have one token, as far as the longest query allows."""
+    rng = np.random.default_rng(0)
+    for draw in range(200):
+        length = rng.integers(1, 513, 64)
+        kinds = (length, rng.geometric(1 / 100, 64), np.where(rng.random(64) < 0.9, 1, length))
+        documents = (0, *np.cumsum(kinds[draw % 3]).tolist())
+        held = key_positions("zigzag_documents", documents[-1], 8, documents)
+        assert np.array_equal(np.sort(np.concatenate(held)), np.arange(documents[-1]))
+        sizes = [len(positions) for positions in held]
+        assert max(sizes) - min(sizes) <= 1
+        keys = np.concatenate([np.arange(1, count + 1) for count in kinds[draw % 3]])
+        work = [int(keys[positions].sum()) for positions in held]
+        assert max(work) <= 1.001 * sum(work) / 8 + 8
+
+
+@balancer
+def by_turns(documents, world_size):
+    """One document after another, each to the next rank."""
+    held = [[] for _ in range(world_size)]
+    for number, (start, end) in enumerate(itertools.pairwise(documents)):
+        held[number % world_size] += range(start, end)
+    return held
+
+
+@pytest.mark.parametrize(
+    ("documents", "length", "expected"),
+    [
+        (None, 4, [[0, 1, 2, 3], []]),
+        ((0, 1, 4), 4, [[0], [1, 2, 3]]),
+        ((1, 3), 5, [[0, 3, 4], [1, 2]]),
+        ((0, 1, 1, 2), 2, [[0, 1], []]),
+        ((2,), 3, [[0, 1], [2]]),
+    ],
+)
+def test_a_balancer_is_given_documents_from_the_first_position_to_the_last(
+    documents: Any, length: int, expected: list[list[int]]
+) -> None:
+    """Padding before and after is a document each; empty documents stay."""
+    assert [held.tolist() for held in key_positions(by_turns, length, 2, documents)] == expected
+
+
+COUNT = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda documents, size: [range(documents[-1])], r"\(\(0, 3, 4\), 2\) returned 1 shards: expected one a rank"),
+        (lambda documents, size: [range(4), [0]], r"\(\(0, 3, 4\), 2\) is not a partition"),
+        (lambda documents, size: None, r"\(\(0, 3, 4\), 2\) returned None: expected a list of positions"),
+        (
+            lambda documents, size: [range(4), []] if next(COUNT) % 2 else [[], range(4)],
+            r"\(\(0, 3, 4\), 2\) returned other positions when it was called again: ranks would not agree",
+        ),
+    ],
+)
+def test_what_a_balancer_returns_is_checked(function: Any, message: str) -> None:
+    """The message names the documents."""
+    with pytest.raises(ValueError, match=message):
+        key_positions(balancer(function), 4, 2, (0, 3))
+
+
+def test_documents_that_do_not_fit_are_refused() -> None:
+    """By shardings that depend on them."""
+    for documents in ((0, 5), (2, 1), (-1, 2)):
+        with pytest.raises(ValueError, match=r"documents=.*: expected cumulative lengths, non-decreasing within"):
+            key_positions("zigzag_documents", 4, 2, documents)
+
+
+def test_only_a_function_is_a_balancer() -> None:
+    """Two of one function are the same sharding."""
+    with pytest.raises(TypeError, match=r"balancer\('zigzag'\): expected a function \(documents, world_size\)"):
+        balancer("zigzag")  # type: ignore[arg-type]
+    assert by_turns == balancer(by_turns.function)
+    assert hash(by_turns) == hash(balancer(by_turns.function))

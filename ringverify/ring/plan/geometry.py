@@ -37,6 +37,8 @@ NOWHERE = 1 << 60
 """First entry of what is empty, and its negative the last one: so far away that no bound reaches back."""
 AT_ONCE = 1 << 18
 """Pairs of a run and a piece that are worked on together, which take a few megabytes."""
+NEARBY = 1 << 16
+"""Pairs of runs from which on they are looked for document by document: most pairs have no document in common."""
 
 
 def band(problem: Problem) -> tuple[int | None, int | None]:
@@ -225,6 +227,18 @@ def piece_overlaps(problem: Problem, cutting: Cutting, queries: Runs, keys: Runs
             pieces, entries = cutting.at(piece), (first[run, piece], last[run, piece])
             run = run + some.start
             yield PieceOverlap(run, pieces, entries, cut(asking, pieces), low[:, run], high[:, run])
+
+
+def nearby(problem: Problem, cutting: Cutting, queries: Runs, keys: Runs) -> Iterator[tuple[Cutting, Runs, Runs]]:
+    """The pieces, and the runs that may have entries in them; where runs are many, a few documents at a time."""
+    parts = min(len(queries.first) * len(keys.first) // NEARBY + 1, len(cutting.begin))
+    if problem.documents is None or parts < 2:
+        yield cutting, queries, keys
+        return
+    for some in np.array_split(np.arange(len(cutting.begin)), parts):
+        pieces = cutting.at(some)
+        reaching = [(of.first < pieces.end[-1]) & (of.last >= pieces.begin[0]) for of in (queries, keys)]
+        yield pieces, queries.at(reaching[0]), keys.at(reaching[1])
 
 
 def _parts(count: int, each: int) -> Iterator[slice]:

@@ -25,6 +25,7 @@ from ringverify.ring.plan.geometry import (
     cut,
     cuttings,
     gathered,
+    nearby,
     piece_overlaps,
     thinning,
 )
@@ -40,14 +41,15 @@ Counts = NDArray[np.uint8] | NDArray[np.uint16]
 
 def needs(problem: Problem, queries: Held, keys: Held) -> Bools:
     """Whether a query of a rank attends a key of an owner, `(ranks, owners)`."""
-    step = step_of(*queries, *keys)
+    step = step_of(*queries, *keys, documents=problem.documents)
     if step is None:
         return np.array([[len(found) > 0 for found in regions(problem, of, keys)] for of in queries], dtype=np.bool_)
     found = np.zeros((len(queries), len(keys)), dtype=np.bool_)
     asking, held = gathered(queries, step), gathered(keys, step, _limit(problem))
     for cutting in cuttings(problem):
         for branch in np.unique(cutting.branch):
-            _find(found, problem, cutting.at(cutting.branch == branch), asking, held)
+            for near in nearby(problem, cutting.at(cutting.branch == branch), asking, held):
+                _find(found, problem, *near)
     return found
 
 
@@ -97,18 +99,23 @@ class Hops(NamedTuple):
 
 def hops(problem: Problem, queries: Held, keys: Held, owner: int) -> Hops:
     """How far the rows of an owner's keys travel; queries and keys are those of every rank."""
-    step = step_of(*queries, *keys)
+    step = step_of(*queries, *keys, documents=problem.documents)
     if step is None:
         return _rank_by_rank(problem, queries, keys, owner)
     world_size, rows = len(queries), sum(run.size for run in keys[owner])
-    asking, held = gathered(queries, step), gathered([keys[owner]], step, _limit(problem))
-    away = (asking.rank - owner) % world_size
-    order = np.argsort(away, kind="stable")[np.count_nonzero(away == 0) :]
-    asking, away = asking.at(order), away[order]
+    everyone, owned = gathered(queries, step), gathered([keys[owner]], step, _limit(problem))
+    away = (everyone.rank - owner) % world_size
+    others = everyone.at(np.argsort(away, kind="stable")[np.count_nonzero(away == 0) :])
     found = np.zeros((2, len(branches_of(problem)), rows), dtype=np.min_scalar_type(world_size))
     for cutting in cuttings(problem):
         by = thinning(step, cutting.rate)
-        for shared in piece_overlaps(problem, cutting, asking, held):
+        overlaps = (
+            (asking, held, shared)
+            for pieces, asking, held in nearby(problem, cutting, others, owned)
+            for shared in piece_overlaps(problem, pieces, asking, held)
+        )
+        for asking, held, shared in overlaps:
+            away = (asking.rank - owner) % world_size
             key_first, key_last = shared.keys
             size = (key_last - key_first) // by + 1
             place = np.cumsum(size) - size  # of a piece's first key among all these pieces' keys

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, everything
 from ringverify.ring.plan.needs import Counts, Hops, hops, needs
 from ringverify.ring.plan.regions import Regions, regions, regions_of_ranks
 from ringverify.ring.plan.rows import evenly
-from ringverify.ring.plan.runs import RowRun, runs, step_of
+from ringverify.ring.plan.runs import RowRun, runs_of_ranks, step_of
 from ringverify.ring.plan.schedule import Schedule, schedule
 
 SLIGHT = 128
@@ -73,14 +74,14 @@ class _CommonPlan:
     def __init__(self, problem: Problem, sharding: Sharding, world_size: int) -> None:
         self.problem, self.world_size = problem, world_size
         self.replicated = sharding == "replicated_query"
-        self.keys = tuple(runs(sharding, problem.nk, world_size, one) for one in range(world_size))
-        self.queries: list[tuple[RowRun, ...]]
+        self.keys = runs_of_ranks(sharding, problem.nk, world_size, problem.documents)
+        self.queries: Sequence[tuple[RowRun, ...]]
         if self.replicated:
             self.queries = [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size
         else:
-            self.queries = [runs(sharding, problem.nq, world_size, one) for one in range(world_size)]
+            self.queries = runs_of_ranks(sharding, problem.nq, world_size, problem.documents)
         self.classes = tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
-        self.step = step_of(*self.queries, *self.keys)
+        self.step = step_of(*self.queries, *self.keys, documents=problem.documents)
         self.wholes = [everything(problem, self.classes, sum(run.size for run in of)) for of in self.keys]
         self._asked: int | None = None
         self._regions: list[tuple[Regions, ...]] | None = None
@@ -181,7 +182,8 @@ class Plan:
         if self._common.step is not None:
             return False
         queries = self._queries[self.rank]
-        looked_up = any(queries and keys and step_of(queries, keys) is None for keys in self.keys)
+        documents = self.problem.documents
+        looked_up = any(queries and keys and step_of(queries, keys, documents=documents) is None for keys in self.keys)
         return looked_up and constrained(self.problem)
 
     @functools.cached_property

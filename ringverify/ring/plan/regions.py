@@ -28,6 +28,7 @@ from ringverify.ring.plan.geometry import (
     constrained,
     cuttings,
     gathered,
+    nearby,
     piece_overlaps,
     thinning,
 )
@@ -109,7 +110,8 @@ def regions_of_ranks(
     by_step: dict[int | None, list[Pair]] = {}
     for rank, owner in product(range(len(queries)), range(len(keys))):
         if queries[rank] and keys[owner]:
-            by_step.setdefault(step_of(queries[rank], keys[owner]), []).append((rank, owner))
+            step = step_of(queries[rank], keys[owner], documents=problem.documents)
+            by_step.setdefault(step, []).append((rank, owner))
     found = [[Regions()] * len(keys) for _ in queries]
     for step, pairs in by_step.items():
         parts = {} if step is None else _by_pair(problem, queries, keys, pairs, step)
@@ -179,7 +181,12 @@ def _tables(
     by = thinning(keys.step, cutting.rate)
     kinds: list[Ints] = [np.zeros((0, 3), dtype=np.int64)]
     tables: list[Table] = [np.zeros((0, 6), dtype=np.int32)]
-    for shared in piece_overlaps(problem, cutting, queries, keys):
+    overlaps = (
+        (asking, held, shared)
+        for pieces, asking, held in nearby(problem, cutting, queries, keys)
+        for shared in piece_overlaps(problem, pieces, asking, held)
+    )
+    for asking, held, shared in overlaps:
         key_first, key_last = shared.attended()
         piece, run = np.nonzero((key_first <= key_last).T)
         first, last, low, high = (x[run, piece] for x in (key_first, key_last, shared.low, shared.high))
@@ -190,9 +197,9 @@ def _tables(
         low, high = (low + row - first) // by, (high + row - first) // by
         sides = np.where(low > 1 - rows, low, FREE), np.where(high < size - 1, high, FREE)
         key_run = shared.key_run[piece]
-        columns = queries.row[run] + row, rows, keys.row[key_run] + first, size, *sides
+        columns = asking.row[run] + row, rows, held.row[key_run] + first, size, *sides
         tables.append(np.stack(columns, axis=1).astype(np.int32))
-        kinds.append(np.stack([queries.rank[run], keys.rank[key_run], shared.pieces.branch[piece]], axis=1))
+        kinds.append(np.stack([asking.rank[run], held.rank[key_run], shared.pieces.branch[piece]], axis=1))
     kind, table = np.concatenate(kinds), np.concatenate(tables)
     order = np.lexsort(kind.T[::-1])
     kind = kind[order]

@@ -1,19 +1,21 @@
 """Positions of a rank as arithmetic progressions, so that a plan is made of a few integers and not of positions.
 
-A named sharding gives a rank at most two runs (zigzag; contiguous and striped: one).
+A named sharding gives a rank at most two runs (zigzag; contiguous and striped: one), `zigzag_documents` about two of
+every document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
-from ringref.sharding import Sharding, key_positions
+from ringref.sharding import Sharding, by_documents, key_positions
 
 MOST_RUNS = 8
-"""Runs of one rank; with more of them, a mask costs less than the many rectangles."""
+"""Runs of one rank in one document; with more of them, a mask costs less than the many rectangles."""
 
 
 class RowRun(NamedTuple):
@@ -37,8 +39,20 @@ class RowRun(NamedTuple):
         return self.first + self.step * (self.size - 1)
 
 
+def runs_of_ranks(
+    sharding: Sharding, length: int, world_size: int, documents: Sequence[int] | None = None
+) -> tuple[tuple[RowRun, ...], ...]:
+    """The `runs` of every rank, by rank."""
+    if not by_documents(sharding):
+        return tuple(runs(sharding, length, world_size, rank) for rank in range(world_size))
+    return tuple(tuple(_consecutive(held)) for held in key_positions(sharding, length, world_size, documents))
+
+
 def runs(sharding: Sharding, length: int, world_size: int, rank: int) -> tuple[RowRun, ...]:
-    """The keys (and, but for `replicated_query`, the queries) of a rank, in the order of its rows."""
+    """The keys (and, but for `replicated_query`, the queries) of a rank, in the order of its rows.
+
+    The sharding is one by length alone.
+    """
     match sharding:
         case "contiguous" | "replicated_query":
             found = [_piece(length, world_size, rank, 0)]
@@ -76,9 +90,21 @@ def progressions(positions: np.ndarray) -> Iterator[RowRun]:
         row = last + 1
 
 
-def step_of(*held: tuple[RowRun, ...]) -> int | None:
-    """The step of all runs of some ranks; `None` if there are several or a rank has too many runs."""
+def _consecutive(positions: np.ndarray) -> Iterator[RowRun]:
+    """Any positions as runs of step 1: where documents follow one another, no other step would last."""
+    begins = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) != 1)
+    sizes = np.diff(begins, append=len(positions))
+    return map(RowRun, positions[begins].tolist(), repeat(1), sizes.tolist(), begins.tolist())
+
+
+def step_of(*held: tuple[RowRun, ...], documents: Sequence[int] | None = None) -> int | None:
+    """The step of all runs of some ranks; `None` if there are several or a rank has too many runs in a document."""
     steps = {run.step for of in held for run in of if run.size > 1}
-    if len(steps) > 1 or any(len(of) > MOST_RUNS for of in held):
+    if len(steps) > 1 or any(_most_in_one(of, documents) > MOST_RUNS for of in held if len(of) > MOST_RUNS):
         return None
     return next(iter(steps), 1)
+
+
+def _most_in_one(held: tuple[RowRun, ...], documents: Sequence[int] | None) -> int:
+    """How many runs begin in the document in which most do."""
+    return int(np.bincount(np.searchsorted(documents or (), [run.first for run in held], side="right")).max())

@@ -10,7 +10,7 @@ from ringref.pattern import multiplicity
 from ringref.sharding import key_positions, query_positions
 from ringverify.ring.masks import position_bias
 from ringverify.ring.plan.regions import regions
-from ringverify.ring.plan.runs import RowRun, runs
+from ringverify.ring.plan.runs import RowRun, runs_of_ranks
 from ringverify.ring.plan.tiles import tiles
 
 
@@ -21,17 +21,17 @@ def indices(span):
 
 def runs_of(problem, sharding, world_size):
     """Every rank's queries and every rank's keys, as a plan has them."""
-    keys = [runs(sharding, problem.nk, world_size, rank) for rank in range(world_size)]
+    keys = runs_of_ranks(sharding, problem.nk, world_size, problem.documents)
     if sharding == "replicated_query":
         return [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size, keys
-    return [runs(sharding, problem.nq, world_size, rank) for rank in range(world_size)], keys
+    return runs_of_ranks(sharding, problem.nq, world_size, problem.documents), keys
 
 
 def mismatch(problem, sharding, world_size, buckets):
     """A sentence on the first pair of ranks whose tiles are not the pattern; `None` if all are."""
     expected = multiplicity(problem)
-    queries_at = query_positions(sharding, problem.nq, world_size)
-    keys_at = key_positions(sharding, problem.nk, world_size)
+    queries_at = query_positions(sharding, problem.nq, world_size, problem.documents)
+    keys_at = key_positions(sharding, problem.nk, world_size, problem.documents)
     query_runs, key_runs = runs_of(problem, sharding, world_size)
     met = [regions(problem, queries, key_runs) for queries in query_runs]
     for rank, owner in product(range(world_size), repeat=2):
