@@ -1,6 +1,7 @@
 """The conformance suite: does this ring attention compute attention?
 
-`from ringverify import AttentionCall, implementation` is all that a plug-in needs; `run_conformance` and `conformance`
+`from ringverify import AttentionCall, implementation` is all that a plug-in needs, and `merge` declares a merge of
+partial results; `run_conformance` and `conformance`
 check one from a test file, `check_case` runs one case of `ringverify.strategies`. Importing this package does not
 import torch.
 """
@@ -9,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ringverify.implementation import AttentionCall, Implementation, implementation
+from ringverify.merge_contract import Merge, merge
 
 if TYPE_CHECKING:
     from ringverify.testing.conformance import conformance, run_conformance
@@ -19,10 +21,12 @@ __all__ = [
     "AttentionCall",
     "ConformanceError",
     "Implementation",
+    "Merge",
     "__version__",
     "check_case",
     "conformance",
     "implementation",
+    "merge",
     "run_conformance",
 ]
 __version__ = "0.1.0"
