@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ringverify.implementation import AttentionCall, Implementation, implementation
-from ringverify.merge_contract import Merge, merge
+from ringverify.merge_contract import MergeImplementation, merge
 
 if TYPE_CHECKING:
     from ringverify.testing.conformance import conformance, run_conformance
@@ -21,7 +21,7 @@ __all__ = [
     "AttentionCall",
     "ConformanceError",
     "Implementation",
-    "Merge",
+    "MergeImplementation",
     "__version__",
     "check_case",
     "conformance",

@@ -18,7 +18,7 @@ from typing import Any
 from ringverify import targets
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
-from ringverify.merge_contract import Merge, MergeCapabilities
+from ringverify.merge_contract import MergeCapabilities, MergeImplementation
 from ringverify.programs import describe_program
 from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.processes.contained import OF_A_RANK
@@ -85,12 +85,12 @@ class ShardingElsewhere:
 def describe(target: str, *, seconds: float | None = None) -> Implementation:
     """Return the implementation that `target` names, as `describe_any` does, which also takes merges."""
     found = describe_any(target, seconds=seconds)
-    if isinstance(found, Merge):
+    if isinstance(found, MergeImplementation):
         raise UsageError(f"target {target!r} is a merge, not an implementation of attention: {targets.ONLY_CHECK}")
     return found
 
 
-def describe_any(target: str, *, seconds: float | None = None) -> Implementation | Merge:
+def describe_any(target: str, *, seconds: float | None = None) -> Implementation | MergeImplementation:
     """Return the implementation or merge that `target` names, with a `FunctionElsewhere` in place of its function.
 
     The tool's own implementations (`ring`, `allgather`, mutants) are imported here, and come with their function.
@@ -150,7 +150,7 @@ class _Place:
         """Pickle as another process for the same target: one of the tool's processes sends it to another."""
         return _Place, (self._target, self._seconds)
 
-    def described(self) -> Implementation | Merge:
+    def described(self) -> Implementation | MergeImplementation:
         """Import the target in the process, and return what it is."""
         told = self.ask(_tell, self._target, self._seconds)
         if isinstance(told, Failure):
@@ -216,14 +216,14 @@ class _Place:
                 return Inconclusive(f"{self._target} {why}")
         return Inconclusive(f"{self._target} could not be inspected: {failure.message}")
 
-    def _read(self, told: dict[str, Any]) -> Implementation | Merge:
+    def _read(self, told: dict[str, Any]) -> Implementation | MergeImplementation:
         """Build what the target is from what `_tell` returned, and check it: the target's code ran in that process."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told["declared"].items()
         }
         function = FunctionElsewhere(self._target, told["file"], told["line"], told["function"])
         if "shardings" not in told:
-            return Merge(function, str(told["name"]), MergeCapabilities(**fields))
+            return MergeImplementation(function, str(told["name"]), MergeCapabilities(**fields))
         functions = [
             ShardingElsewhere(self, number, one["function"]) if isinstance(one, dict) else one
             for number, one in enumerate(told["shardings"])
@@ -235,7 +235,7 @@ class _Place:
         return Implementation(function, told["name"], Capabilities(sharding=sharding, **fields))
 
 
-def place_of(implementation: Implementation | Merge) -> tuple[str | None, int | None]:
+def place_of(implementation: Implementation | MergeImplementation) -> tuple[str | None, int | None]:
     """Return the file and the first line of an implementation's function, each `None` where unknown."""
     function = inspect.unwrap(implementation.function)
     if isinstance(function, FunctionElsewhere):
@@ -285,7 +285,7 @@ def _looked_at(target: str) -> dict[str, Any]:
         return {"wrong": f"{target} could not be inspected: {one_line(error)}"}
 
 
-def _told(found: Implementation | Merge) -> dict[str, Any]:
+def _told(found: Implementation | MergeImplementation) -> dict[str, Any]:
     """Return what JSON can hold of an implementation or a merge."""
     declared = {field.name: getattr(found.capabilities, field.name) for field in dataclasses.fields(found.capabilities)}
     function, (file, line) = inspect.unwrap(found.function), place_of(found)
@@ -296,7 +296,7 @@ def _told(found: Implementation | Merge) -> dict[str, Any]:
         "line": line,
         "function": getattr(function, "__qualname__", repr(function)),
     }
-    if isinstance(found, Merge):
+    if isinstance(found, MergeImplementation):
         return told
     shardings = found.capabilities.shardings
     return told | {

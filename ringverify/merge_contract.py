@@ -20,7 +20,7 @@ Base = Literal["e", 2]
 LARGEST_FLOAT16 = 65504.0
 
 
-class Layout(NamedTuple):
+class AxisOrder(NamedTuple):
     """A layout in words that code can use.
 
     Attributes:
@@ -37,9 +37,9 @@ class Layout(NamedTuple):
         return "b" in self.axes
 
 
-def layout_of(name: str) -> Layout:
+def layout_of(name: str) -> AxisOrder:
     """Read a layout: letters for its axes, and perhaps a "1" at the end."""
-    return Layout(name.removesuffix("1").replace("t", "s"), name.endswith("1"))
+    return AxisOrder(name.removesuffix("1").replace("t", "s"), name.endswith("1"))
 
 
 def _declared(default: Any, meaning: str) -> Any:
@@ -148,7 +148,7 @@ LARGEST_LSE = 3e4
 
 
 @dataclasses.dataclass(frozen=True)
-class Merge:
+class MergeImplementation:
     """A merge under test, with what it declares.
 
     Attributes:
@@ -167,7 +167,7 @@ class Merge:
         return self.function(*partials)
 
 
-def merge(*, name: str | None = None, **capabilities: Any) -> Callable[[Callable[..., Any]], Merge]:
+def merge(*, name: str | None = None, **capabilities: Any) -> Callable[[Callable[..., Any]], MergeImplementation]:
     """Declare a function as a merge of partial results of attention.
 
     Args:
@@ -183,7 +183,7 @@ def merge(*, name: str | None = None, **capabilities: Any) -> Callable[[Callable
         raise TypeError(f"unknown capability {unknown[0]!r} of a merge; known: {', '.join(known)}")
     declared = MergeCapabilities(**capabilities)
 
-    def declare(function: Callable[..., Any]) -> Merge:
+    def declare(function: Callable[..., Any]) -> MergeImplementation:
         dotted = f"{FROM_FILE.sub('', function.__module__)}.{function.__qualname__}"
         call = ("out", "lse") if declared.stacked else ("out_a", "lse_a", "out_b", "lse_b")
         try:
@@ -192,6 +192,6 @@ def merge(*, name: str | None = None, **capabilities: Any) -> Callable[[Callable
             raise TypeError(
                 f"{dotted}{inspect.signature(function)} cannot be called as merge({', '.join(call)}): {error}"
             ) from None
-        return Merge(function, name or dotted, declared)
+        return MergeImplementation(function, name or dotted, declared)
 
     return declare

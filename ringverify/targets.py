@@ -18,7 +18,7 @@ from typing import Any, cast
 from ringverify import environments
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
-from ringverify.merge_contract import Merge
+from ringverify.merge_contract import MergeImplementation
 from ringverify.worlds.exceptions import exit_call, one_line, trace_of
 from ringverify.worlds.external.process import PROGRAM, command_of
 from ringverify.worlds.limits import limit_of, sentence
@@ -154,20 +154,20 @@ def load(target: str) -> Implementation:
         Inconclusive: the target is a peer whose package is not installed.
     """
     found = load_any(target)
-    if isinstance(found, Merge):
+    if isinstance(found, MergeImplementation):
         raise UsageError(f"target {target!r} is a merge, not an implementation of attention: {ONLY_CHECK}")
     return found
 
 
-def load_merge(target: str) -> Merge:
+def load_merge(target: str) -> MergeImplementation:
     """Import the merge that `target` names, as `load` does an implementation."""
     found = load_any(target)
-    if not isinstance(found, Merge):
+    if not isinstance(found, MergeImplementation):
         raise UsageError(f"target {target!r} is an implementation of attention, not a merge")
     return found
 
 
-def load_any(target: str) -> Implementation | Merge:
+def load_any(target: str) -> Implementation | MergeImplementation:
     """Import the implementation or the merge that `target` names, as `load` does."""
     module_name, attribute = located(target)
     if is_program(target):
@@ -184,7 +184,7 @@ def load_any(target: str) -> Implementation | Merge:
             found = getattr(found, part)
         except AttributeError:
             raise UsageError(f"target {target!r}: {module_name} has no attribute {part!r}{_offer(module)}") from None
-    if not isinstance(found, (Implementation, Merge)):
+    if not isinstance(found, (Implementation, MergeImplementation)):
         raise UsageError(
             f"target {target!r} is a {type(found).__name__}, not an implementation: decorate the function with "
             f"@ringverify.implementation(...){_offer(module)}"
@@ -220,7 +220,7 @@ def _is_there(package: str) -> bool:
             return True
 
 
-KINDS = (Implementation, Merge)
+KINDS = (Implementation, MergeImplementation)
 """Of what a target may be."""
 
 

@@ -515,7 +515,7 @@ class ImplementationRun:
             remembered=found.remembered or None,
         )
         if options.baseline is not None:
-            event = expected(event, options.baseline, whole=not found.out_of_time)
+            event = _expected(event, options.baseline, whole=not found.out_of_time)
         tried = None
         if found.examples:
             tried = tried_event(found.tried, property, runner.capabilities, implementation=event.implementation)
@@ -592,7 +592,7 @@ def _not_decided(event: PropertyEvent, error: Exception) -> PropertyOutcome:
     return PropertyOutcome(with_mishaps(event, [Mishap.of(error, f"trying {event.property}")]))
 
 
-def expected(event: PropertyEvent, baseline: Baseline, *, whole: bool) -> PropertyEvent:
+def _expected(event: PropertyEvent, baseline: Baseline, *, whole: bool) -> PropertyEvent:
     """Add to an event what the baseline says; a pass of an incomplete trial (not `whole`) is never unexpected."""
     id = (event.implementation, event.property)
     known, surprise = baseline.known(*id), baseline.surprise(*id)

@@ -18,7 +18,7 @@ from ringverify.check.option_table import ARGUMENTS, add_to
 from ringverify.check.options import CheckRequest, Subject, Unavailable, device_for
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import Event
-from ringverify.merge_contract import Merge
+from ringverify.merge_contract import MergeImplementation
 from ringverify.option_types import AUTO
 from ringverify.properties.suites import SCALE
 from ringverify.reports.command import Outputs, with_missing
@@ -91,8 +91,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     subjects, merges = _subjects(options.targets, options.load_deadline, console)
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})
-    asked = request.options(stop_early=options.exitfirst, verbose=options.verbose)
     of_merges = asked_of_merges(request) if merges else []
+    asked = request.options(stop_early=options.exitfirst, verbose=options.verbose)
     long = wanted(request, options.length, options.problem) if options.suite == SCALE else None
     if long is None and (options.length or options.problem):
         raise UsageError(f"--length and --problem are options of --suite {SCALE}: add it, or leave them out")
@@ -164,7 +164,7 @@ def _subjects(
         try:
             with console.status(Text(f"loading {target}")):
                 found = describe_any(target, seconds=seconds)
-            if isinstance(found, Merge):
+            if isinstance(found, MergeImplementation):
                 merges.append(MergeSubject(target, found))
             else:
                 subjects.append(Subject(target, found))

@@ -27,8 +27,8 @@ from ringverify.merging.properties import (
 from ringverify.merging.running import Grouping, MergeResult, name_of_partial
 from ringverify.worlds.world import Failure
 
-SHRINKING = 200
-"""Most cases that are tried to make a counterexample smaller."""
+SHRINKING, SHRINKING_SECONDS = 200, 20.0
+"""Most cases that are tried to make a counterexample smaller, and most time; none after a deadline, which costs one."""
 LIKE_IT = 3
 """Cases like a counterexample on which a cause has to give the numbers too."""
 
@@ -67,9 +67,7 @@ def judge_merge(
     for grouping in (in_order(case, c), *property.others(case, c)):
         found = calls(case, grouping, gradients=property.gradients)
         if isinstance(found, Failure):
-            # It is no rank, though it runs where ranks do.
-            summary = f"the merge {found.message.removeprefix('rank 0 ')}"
-            return 0.0, MergeViolation(found.manner, summary, found.detail, failure=found)
+            return 0.0, MergeViolation(found.manner, found.message, found.detail, failure=found)
         results.append(found)
     if property.buffers:
         first = name_of_partial(0, case.partials)
@@ -164,12 +162,12 @@ def _shrink(found: MergeSearch, property: MergeProperty, c: MergeCapabilities, c
     """Make the failing case smaller: take the first simpler one that fails alike, until there is none."""
     assert found.case is not None
     assert found.violation is not None
-    seen = {found.case}
-    moved = True
-    while moved and len(seen) < SHRINKING:
+    seen, until = {found.case}, time.monotonic() + SHRINKING_SECONDS
+    moved = found.violation.reason[0] != "deadline"
+    while moved:
         moved = False
         for case in simpler(found.case, c):
-            if case in seen or len(seen) >= SHRINKING:
+            if case in seen or len(seen) > SHRINKING or time.monotonic() > until:
                 continue
             seen.add(case)
             _, violation = judge_merge(property, case, c, calls)

@@ -19,10 +19,10 @@ from ringverify.check.outcome import (
     unavailable,
 )
 from ringverify.check.planning import find_device
-from ringverify.check.run import DEADLINES, expected, header
+from ringverify.check.run import DEADLINES, header
 from ringverify.errors import UsageError
 from ringverify.events import CounterexampleEvent, Event, PropertyEvent, PropertyOutcome, RunFailure
-from ringverify.merge_contract import Merge, MergeCapabilities
+from ringverify.merge_contract import MergeCapabilities, MergeImplementation
 from ringverify.merging.case import MergeCase
 from ringverify.merging.judging import MergeSearch, cause_of, judge_merge, search
 from ringverify.merging.properties import LOW, MergeProperty, element_named, select_merge
@@ -33,6 +33,7 @@ from ringverify.reports.story import replay_line
 from ringverify.targets import from_anywhere, load_merge
 from ringverify.worlds.limits import sentence
 from ringverify.worlds.processes.gloo import GlooWorld
+from ringverify.worlds.processes.wire import how_it_ended
 from ringverify.worlds.world import Failure, Load, OurError
 
 
@@ -41,7 +42,7 @@ class MergeSubject:
     """A merge to check, and the target by which it was named."""
 
     target: str
-    merge: Merge
+    merge: MergeImplementation
 
 
 class MergeCalls:
@@ -70,12 +71,22 @@ class MergeCalls:
         self.runs += 1
         task = MergeTask(self.target, case, grouping, gradients, self.device)
         run = self.world.run(run_merge, task, world_size=1, seed=0, deadline=self.deadline, load=self.load)
-        if run.failure is None:
-            result: MergeResult = run.results[0]
-            return result
-        if run.failure.limit is not None:
-            raise OurError(f"{sentence(run.failure.limit)}: {run.failure.message}", run.failure.detail)
-        return run.failure
+        found: MergeResult | Failure = run.results[0] if run.failure is None else run.failure
+        if isinstance(found, MergeResult):
+            return found
+        if found.limit is not None:
+            raise OurError(f"{sentence(found.limit)}: {found.message}", found.detail)
+        match found.kind:
+            case "died":
+                return dataclasses.replace(
+                    found, message=f"the process of the merge {how_it_ended(found.exit_code or 0)}"
+                )
+            case "deadline":
+                where = "".join(f": {text}" for _, text in found.places)
+                return dataclasses.replace(
+                    found, message=f"after {self.deadline:g} s the merge had not returned{where}"
+                )
+        return found
 
 
 def asked_of_merges(request: CheckRequest) -> list[MergeProperty]:
@@ -88,9 +99,10 @@ def asked_of_merges(request: CheckRequest) -> list[MergeProperty]:
         ("--world", request.world),
         ("--world-sizes", request.world_sizes),
         ("--suite scale", request.suite == SCALE or None),
+        ("--baseline", request.baseline),
     ):
         if value is not None:
-            raise UsageError(f"{option}: a merge is called in one process, without ranks; leave it out")
+            raise UsageError(f"{option} is for implementations of attention, and this is a merge; leave it out")
     return select_merge(request.only, request.skip or ())
 
 
@@ -135,8 +147,7 @@ def check_merges(
         outcomes.append(ImplementationOutcome.of([one.verdict for one in tried]))
         if options.stop_early and outcomes[-1].exit_code == 1:
             break
-    elsewhere = [] if options.baseline is None else options.baseline.elsewhere(names)
-    footer = footer_event(outcomes, baseline=options.baseline is not None, elsewhere=elsewhere)
+    footer = footer_event(outcomes, baseline=False)
     tell(footer)
     return footer.exit_code
 
@@ -197,8 +208,6 @@ def _tried(
         finally:
             progress.stop()
         event = dataclasses.replace(event, seconds=round(time.monotonic() - began, 3))
-        if options.baseline is not None:
-            event = expected(event, options.baseline, whole=not found.cut_short)
     return TriedProperty(
         outcome=PropertyOutcome(event, told),
         world="none",

@@ -14,10 +14,12 @@ import torch
 
 from ringverify.cases.inputs import DTYPE, lay_out
 from ringverify.cases.local import ContractError
-from ringverify.merge_contract import Merge, MergeCapabilities, layout_of
+from ringverify.merge_contract import MergeCapabilities, MergeImplementation, layout_of
 from ringverify.merging.case import LN2, Array, MergeCase, Partials, lse_dtype_of, partials_of
 from ringverify.targets import load_merge
+from ringverify.worlds.raising import raising_of
 from ringverify.worlds.whose import ours, theirs
+from ringverify.worlds.world import Failure, OurError
 
 Grouping: TypeAlias = "int | tuple[Grouping, ...]"
 """A partial by its number, or several groups that are merged in one call: `((0, 1), 2)` merges 0 and 1 first."""
@@ -38,7 +40,7 @@ class MergeTask:
         device: device of the tensors.
     """
 
-    merge: Merge | str
+    merge: MergeImplementation | str
     case: MergeCase
     grouping: Grouping
     gradients: bool = False
@@ -69,21 +71,31 @@ def name_of_partial(number: int, partials: int) -> str:
     return "ab"[number] if partials == 2 else str(number)
 
 
-def run_merge(task: MergeTask) -> MergeResult:
-    """Merge the partials of a case.
+def run_merge(task: MergeTask) -> MergeResult | Failure:
+    """Merge the partials of a case; return how the merge failed if it raised or broke its contract.
 
     Raises:
-        ContractError: the merge returned something other than its contract asks for.
+        OurError: something else than the merge raised.
     """
+    try:
+        return _run(task)
+    except OurError:
+        raise
+    except (Exception, SystemExit) as error:
+        raised = raising_of(error)
+        return dataclasses.replace(Failure.of(0, raised), message=f"the merge {raised.what}")  # it is no rank
+
+
+def _run(task: MergeTask) -> MergeResult:
     with ours():
         found = load_merge(task.merge) if isinstance(task.merge, str) else task.merge
-        return _Call(found, task).result()
+        return _Called(found, task).result()
 
 
-class _Call:
+class _Called:
     """The calls of a merge for one case."""
 
-    def __init__(self, merge: Merge, task: MergeTask) -> None:
+    def __init__(self, merge: MergeImplementation, task: MergeTask) -> None:
         self.merge, self.task, self.case = merge, task, task.case
         self.capabilities: MergeCapabilities = merge.capabilities
         self.dtype = DTYPE[self.case.dtype]

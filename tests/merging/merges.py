@@ -10,8 +10,6 @@ from ringverify.merging.faults import FAULTS
 from ringverify.merging.judging import search
 from ringverify.merging.properties import PROPERTIES
 from ringverify.merging.running import MergeTask, run_merge
-from ringverify.worlds.raising import raising_of
-from ringverify.worlds.world import Failure
 
 INF = math.inf
 ALL = ("float64", "float32", "bfloat16", "float16")
@@ -23,10 +21,7 @@ def inside(merge):
     torch.set_num_threads(1)
 
     def calls(case, grouping, *, gradients):
-        try:
-            return run_merge(MergeTask(merge, case, grouping, gradients))
-        except Exception as error:
-            return Failure.of(0, raising_of(error))
+        return run_merge(MergeTask(merge, case, grouping, gradients))
 
     return calls
 
