@@ -111,7 +111,7 @@ def _with(change: Callable[[Tensor, Tensor, Tensor, Tensor], Both]) -> Callable[
 FAULTS: dict[str, MergeFault] = {
     id: MergeFault(id, sentence, function)
     for id, sentence, function in (
-        ("sigmoid", "two empty partials give NaN: -inf - (-inf)", _sigmoids),
+        ("sigmoid", "empty partials give NaN: -inf - (-inf)", _sigmoids),
         ("base", "lse is taken for one of another base: base e and base 2 are mixed up", _other_base),
         ("no_shift", "the weights are exp(lse), without a shift: they overflow or vanish", _without_shift),
         ("not_normalised", "the weights are not normalised: they do not add up to 1", _not_normalised),

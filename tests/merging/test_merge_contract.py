@@ -1,12 +1,17 @@
 """What a declaration of a merge says about itself, and the one line for a bad one."""
 
+import dataclasses
 import math
 import re
+from pathlib import Path
 
 import pytest
+import torch
+from merges import violated
 
 from ringverify import merge
 from ringverify.merge_contract import MergeCapabilities, layout_of
+from ringverify.merging.properties import PROPERTIES
 
 
 def test_a_declared_merge_can_still_be_called():
@@ -67,3 +72,33 @@ def test_an_unknown_capability_and_a_wrong_signature_are_refused():
         merge()(lambda out, lse: (out, lse))
     with pytest.raises(TypeError, match=r"cannot be called as merge\(out, lse\)"):
         merge(stacked=True)(lambda out_a, lse_a, out_b, lse_b: out_a)
+
+
+def test_the_page_on_merges_lists_every_capability_and_every_property():
+    """In its two tables, each once."""
+    page = (Path(__file__).resolve().parent.parent.parent / "docs" / "merge.md").read_text(encoding="utf-8")
+    declared, judged = (page.split(head)[1].split("\n\n")[0] for head in ("| capability |", "| property |"))
+
+    def named(table):
+        return [
+            name for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+        ]
+
+    assert sorted(named(declared)) == sorted(field.name for field in dataclasses.fields(MergeCapabilities))
+    assert named(judged) == list(PROPERTIES)
+
+
+@pytest.mark.parametrize(
+    ("empty", "said"), [(-math.inf, ("nan", "nan")), (math.inf, ("inf", "nan")), (-1e10, ("0", None))]
+)
+def test_what_the_page_says_of_published_merges_and_empty_partials_is_so(empty, said):
+    """The formula that they share, on a first partial that is empty and on two."""
+
+    @merge(out_layout="thd", lse_layout="th", empty=empty)
+    def published(out_a, lse_a, out_b, lse_b):
+        w = torch.sigmoid(lse_b - lse_a)[..., None]
+        return out_a - w * (out_a - out_b), lse_a - torch.nn.functional.logsigmoid(lse_a - lse_b)
+
+    found = {one.id: search.violation.wrong for one, search in violated(published, only=["empty_partial", "all_empty"])}
+    assert f"{found['empty_partial'].actual:g}" == said[0]
+    assert ("all_empty" in found) == (said[1] is not None)
