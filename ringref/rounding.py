@@ -66,6 +66,19 @@ than X = sum_r |x_r|, which is at most the sum of all terms' absolute values. By
 (exp(P u_input) - 1) X, and one rounding more where key heads are shared and the parts of their query heads are added in
 the same way.
 
+**Merge** of P partials that are given, by themselves (`ringref.merge`), in M = P - 1 merges of two or one of all. As in
+2 above with numbers in place of scores: a partial takes part in at most M merges, each with three or four factors. Each
+rounds log-sum-exps, theirs or the merged one, whose sizes are at most L = max_i |lse_i| + log P over the partials that
+are not empty, and differences of two: lse_a - log sigmoid(lse_a - lse_b), which is as right, rounds at the size of
+lse_a though lse_b alone may count. That is 4 u L, a change of the base and back to it 4 u L more, and the result is
+stored in the dtype of lse:  eta = M (u (c_exp + c_merge + (4 or 8) L) + u_lse L). With w_i = exp(lse_i - lse),
+|error of out_d| <= sum_i w_i (exp(eta) - 1) |o_id| + ((exp(u c_merge M) - 1) + (M - 1) u_out) max_i |o_id|, where the
+last terms are for o - w (o - b) and for intermediate results; |error of lse| <= eta.
+The gradient of o_i is w_i dout, and that of lse_i is w_i h_i, where h_i sums D products and cancels: with
+G_i = sum_d |dout_d| |o_id| its error is at most (w_i (exp(eta + u D) - 1) + exp(u (c_merge M + D)) - 1 + 2 u_out)
+times  G_i + max_j G_j + |dlse|, since 1 - w is computed from w, and maxima and sums may be differentiated too. Where
+all partials are empty, any weights are right: gradients have to be finite.
+
 The bounds hold for every order of summation, so they never reject a pipeline that does what it declares. Random errors
 reach only a small part of them, since they grow like sqrt(n) u (Higham & Mary 2019, *A new approach to probabilistic
 rounding error analysis*, SIAM J. Sci. Comput. 41); hence margins of about 0.1 and less in float32.
@@ -80,6 +93,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
+from ringref.merge import Merged
 
 if TYPE_CHECKING:
     from ringref.problem import DtypeName, Problem
@@ -426,6 +440,82 @@ def _weight_errors(
         scores_overflow=scores_overflow,
         backward_overflow=backward_overflow,
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MergeAllowed:
+    """The absolute error allowed in each element of a merge of partials; gradients are `None` where there are none.
+
+    Shapes are those of `ringref.merge.Merged`. Where all partials are empty, out and lse have to be exact, and
+    gradients, whose bound is inf there, finite.
+    """
+
+    out: Array
+    lse: Array
+    dout: Array | None
+    dlse: Array | None
+
+
+def merge_allowed(
+    out: Array,
+    lse: Array,
+    exact: Merged,
+    pipeline: Pipeline,
+    *,
+    natural: bool = True,
+    cotangent: Array | None = None,
+    lse_cotangent: Array | None = None,
+) -> MergeAllowed:
+    """Compute the bounds of this module's derivation for a merge.
+
+    Args:
+        out: outs of the partials `(P, B, S, H, D)`, float64 values of the numbers that the merge was given.
+        lse: their log-sum-exps `(P, B, H, S)`, in base e.
+        exact: the right answer on them.
+        pipeline: the arithmetic that the merge declares.
+        natural: whether its lse is in base e too, so that none is converted.
+        cotangent: cotangent of the merged out, or `None` for no gradients.
+        lse_cotangent: cotangent of the merged lse.
+    """
+    u, u_out, u_lse = pipeline.unit, UNIT_ROUNDOFF[pipeline.dtype], UNIT_ROUNDOFF[pipeline.lse_dtype]
+    merges, full = max(1, len(lse) - 1), np.isfinite(lse)
+    some = np.isfinite(exact.lse)
+    size = np.where(full, np.abs(lse), 0.0).max(axis=0) + np.log(len(lse))  # L
+    eta = merges * (u * (EXP_ROUNDINGS + MERGE_ROUNDINGS + (4 if natural else 8) * size) + u_lse * size)
+    w = exact.weights
+    off = w * np.expm1(np.minimum(eta, LARGEST_EXPONENT)) + UNDERFLOW[pipeline.sums] * full
+
+    def by_query(of_rows: Array) -> Array:
+        return of_rows.swapaxes(-1, -2)[..., None]
+
+    combining = float(np.expm1(u * MERGE_ROUNDINGS * merges))
+    sizes = np.where(by_query(full), np.abs(out), 0.0)
+    error = (by_query(off) * sizes).sum(axis=0) + (combining + (merges - 1) * u_out) * sizes.max(axis=0)
+    rounded = error + u_out * (np.abs(exact.out) + error) + UNDERFLOW[pipeline.dtype]
+    out_allowed = np.where(by_query(some), rounded, 0.0)
+    lse_allowed = np.where(some, eta, 0.0)
+    if cotangent is None:
+        return MergeAllowed(out_allowed, lse_allowed, None, None)
+    dims = u * out.shape[-1]
+    relative = by_query(off + 2 * u_out * w) + combining
+    vanishing = UNDERFLOW[pipeline.dtype]
+    dout_allowed = np.where(by_query(full), relative * np.abs(cotangent) + vanishing, 0.0)
+    products = (sizes * np.abs(cotangent)).sum(axis=-1).swapaxes(-1, -2)  # G_i
+    scale = products + products.max(axis=0) + (0.0 if lse_cotangent is None else np.abs(lse_cotangent))
+    relative = off + w * np.expm1(dims) + float(np.expm1(u * MERGE_ROUNDINGS * merges + dims)) + 2 * u_out
+    dlse_allowed = np.where(full, (relative + u_lse) * scale + vanishing, 0.0)
+    dout_allowed, dlse_allowed = np.where(by_query(some), dout_allowed, np.inf), np.where(some, dlse_allowed, np.inf)
+    return MergeAllowed(out_allowed, lse_allowed, dout_allowed, dlse_allowed)
+
+
+def allowed_by_a_cause(allowed: Array, exact: Array, numbers: Array) -> Array:
+    """Return the error allowed between results that come from a fault and the numbers that this fault gives.
+
+    Rounding errors are in proportion to the numbers, and those of a fault may be larger than the right ones.
+    """
+    sizes = [float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) for one in (numbers, exact)]
+    grown: Array = allowed * max(1.0, sizes[0] / sizes[1] if sizes[1] else 1.0)
+    return np.where(np.isfinite(exact), grown, float(allowed[np.isfinite(allowed)].max(initial=0.0)))
 
 
 def witness_bound(dtype: DtypeName, terms: int) -> float:

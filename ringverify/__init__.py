@@ -1,7 +1,8 @@
 """The conformance suite: does this ring attention compute attention?
 
 `from ringverify import AttentionCall, implementation` is all that a plug-in needs, and `balancer` where its sharding
-depends on documents; `run_conformance` and `conformance`
+depends on documents; `merge` declares a merge of partial results, `model` a model for `ringverify reach`;
+`run_conformance` and `conformance`
 check one from a test file, `check_case` runs one case of `ringverify.strategies`. Importing this package does not
 import torch.
 """
@@ -10,13 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ringverify.implementation import AttentionCall, Implementation, implementation
+from ringverify.merge_contract import MergeImplementation, merge
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from ringverify.reach.declared import model
-=======
     from ringref.sharding import balancer
->>>>>>> rH
+    from ringverify.reach.declared import model
     from ringverify.testing.conformance import conformance, run_conformance
     from ringverify.testing.one_case import check_case
     from ringverify.testing.results import ConformanceError
@@ -25,11 +24,13 @@ __all__ = [
     "AttentionCall",
     "ConformanceError",
     "Implementation",
+    "MergeImplementation",
     "__version__",
     "balancer",
     "check_case",
     "conformance",
     "implementation",
+    "merge",
     "model",
     "run_conformance",
 ]

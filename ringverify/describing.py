@@ -18,6 +18,7 @@ from typing import Any
 from ringverify import targets
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Capabilities, Implementation, sharding_name
+from ringverify.merge_contract import MergeCapabilities, MergeImplementation
 from ringverify.programs import describe_program
 from ringverify.worlds.exceptions import one_line
 from ringverify.worlds.processes.contained import OF_A_RANK
@@ -84,7 +85,15 @@ class ShardingElsewhere:
 
 
 def describe(target: str, *, seconds: float | None = None) -> Implementation:
-    """Return the implementation that `target` names, with a `FunctionElsewhere` in place of its function.
+    """Return the implementation that `target` names, as `describe_any` does, which also takes merges."""
+    found = describe_any(target, seconds=seconds)
+    if isinstance(found, MergeImplementation):
+        raise UsageError(f"target {target!r} is a merge, not an implementation of attention: {targets.ONLY_CHECK}")
+    return found
+
+
+def describe_any(target: str, *, seconds: float | None = None) -> Implementation | MergeImplementation:
+    """Return the implementation or merge that `target` names, with a `FunctionElsewhere` in place of its function.
 
     The tool's own implementations (`ring`, `allgather`, mutants) are imported here, and come with their function.
 
@@ -101,13 +110,13 @@ def describe(target: str, *, seconds: float | None = None) -> Implementation:
     module, _ = targets.located(target)
     # A target that is being imported is in a disposable process already.
     if targets.being_loaded() is not None:
-        return targets.load(target)
+        return targets.load_any(target)
     if targets.is_ours(module):
         start_fork_server("ringverify.worlds.processes.contained")  # it imports torch while this process does
-        return targets.load(target)
+        return targets.load_any(target)
     place = _Place(target, LOAD_SECONDS if seconds is None else seconds)
     try:
-        return place.implementation()
+        return place.described()
     finally:
         place.rest()
 
@@ -143,7 +152,7 @@ class _Place:
         """Pickle as another process for the same target: one of the tool's processes sends it to another."""
         return _Place, (self._target, self._seconds)
 
-    def implementation(self) -> Implementation:
+    def described(self) -> Implementation | MergeImplementation:
         """Import the target in the process, and return what it is."""
         told = self.ask(_tell, self._target, self._seconds)
         if isinstance(told, Failure):
@@ -176,7 +185,7 @@ class _Place:
 
     def _asked(self, number: int, of: int | tuple[int, ...], world_size: int) -> list[list[int]] | str:
         if not self._loaded:  # so that importing it is not part of the call's time
-            self.implementation()
+            self.described()
         told = self.ask(_shard, (self._target, number, of, world_size), SHARDING_SECONDS)
         what = f"the sharding of {self._target}, called with ({of}, {world_size}),"
         if isinstance(told, Failure):
@@ -209,11 +218,14 @@ class _Place:
                 return Inconclusive(f"{self._target} {why}")
         return Inconclusive(f"{self._target} could not be inspected: {failure.message}")
 
-    def _read(self, told: dict[str, Any]) -> Implementation:
-        """Build the implementation from what `_tell` returned, and check it: the target's code ran in that process."""
+    def _read(self, told: dict[str, Any]) -> Implementation | MergeImplementation:
+        """Build what the target is from what `_tell` returned, and check it: the target's code ran in that process."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told["declared"].items()
         }
+        function = FunctionElsewhere(self._target, told["file"], told["line"], told["function"])
+        if "shardings" not in told:
+            return MergeImplementation(function, str(told["name"]), MergeCapabilities(**fields))
         functions = [
             ShardingElsewhere(self, number, one["function"]) if isinstance(one, dict) else one
             for number, one in enumerate(told["shardings"])
@@ -226,11 +238,10 @@ class _Place:
         self._kept = any(isinstance(one, ShardingElsewhere) for one in functions)
         made = [balancer(one) if by else one for one, by in zip(functions, balancers, strict=True)]
         sharding = tuple(made) if told["several"] else made[0]
-        function = FunctionElsewhere(self._target, told["file"], told["line"], told["function"])
         return Implementation(function, told["name"], Capabilities(sharding=sharding, **fields))
 
 
-def place_of(implementation: Implementation) -> tuple[str | None, int | None]:
+def place_of(implementation: Implementation | MergeImplementation) -> tuple[str | None, int | None]:
     """Return the file and the first line of an implementation's function, each `None` where unknown."""
     function = inspect.unwrap(implementation.function)
     if isinstance(function, FunctionElsewhere):
@@ -269,7 +280,7 @@ def _looked_at(target: str) -> dict[str, Any]:
     for name in OF_A_RANK:  # of this process, which is no rank of the target's
         os.environ.pop(name, None)
     try:
-        return _told(targets.load(target))
+        return _told(targets.load_any(target))
     except Inconclusive as error:
         return {"inconclusive": str(error)}
     except UsageError as error:
@@ -280,25 +291,28 @@ def _looked_at(target: str) -> dict[str, Any]:
         return {"wrong": f"{target} could not be inspected: {one_line(error)}"}
 
 
-def _told(implementation: Implementation) -> dict[str, Any]:
-    """Return what JSON can hold of an implementation."""
+def _told(found: Implementation | MergeImplementation) -> dict[str, Any]:
+    """Return what JSON can hold of an implementation or a merge."""
+    declared = {field.name: getattr(found.capabilities, field.name) for field in dataclasses.fields(found.capabilities)}
+    function, (file, line) = inspect.unwrap(found.function), place_of(found)
+    told: dict[str, Any] = {
+        "name": found.name,
+        "declared": declared,
+        "file": file,
+        "line": line,
+        "function": getattr(function, "__qualname__", repr(function)),
+    }
+    if isinstance(found, MergeImplementation):
+        return told
     from ringref.sharding import by_documents
 
-    capabilities, shardings = implementation.capabilities, implementation.capabilities.shardings
-    declared = {field.name: getattr(capabilities, field.name) for field in dataclasses.fields(Capabilities)}
-    several = isinstance(declared.pop("sharding"), tuple)
-    function, (file, line) = inspect.unwrap(implementation.function), place_of(implementation)
-    return {
-        "name": implementation.name,
-        "declared": declared,
-        "several": several,
+    shardings = found.capabilities.shardings
+    return told | {
+        "several": isinstance(declared.pop("sharding"), tuple),
         "shardings": [
             one if isinstance(one, str) else {"function": sharding_name(one), "by_documents": by_documents(one)}
             for one in shardings
         ],
-        "file": file,
-        "line": line,
-        "function": getattr(function, "__qualname__", repr(function)),
     }
 
 

@@ -97,6 +97,23 @@ class RecordedCase:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordedMerge:
+    """A case of a merge as JSON values."""
+
+    more: ClassVar[Mapping[str, Json]] = {"additionalProperties": False}
+
+    partials: Annotated[int, Rules({"minimum": 2})]
+    batch: int
+    tokens: int
+    heads: int
+    dim: int
+    dtype: str
+    values: str
+    memory: str
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Known:
     """Why a violation does not count, and where it is tracked."""
 
@@ -320,7 +337,8 @@ class CounterexampleEvent:
 
     implementation: str
     property: str
-    case: RecordedCase
+    case: Annotated[RecordedCase | None, "null: of a merge"]
+    merge_case: Annotated[RecordedMerge | None, "of a merge: the case"] = None
     case_text: str | None = None
     rank: int | None
     hop: int | None
@@ -348,6 +366,7 @@ class CounterexampleEvent:
     actual: float | None = None
     expected: float | None = None
     margin: float | None = None
+    element: Annotated[str | None, "of a merge: the worst element, in words"] = None
     of: int | None = None
     wrong: Annotated[Mapping[int, int] | None, "wrong elements by rank"] = None
     region: Annotated[Region | None, NULLED] = None
@@ -365,6 +384,7 @@ class CounterexampleEvent:
     scale: Annotated[
         tuple[str, ...] | None, "of the suite scale: the arguments of ringverify check that show it again"
     ] = None
+    merge: Annotated[tuple[str, ...] | None, "of a merge: the arguments of ringverify check that show it again"] = None
     replay: str
 
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 from ringverify import environments
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.implementation import Implementation
+from ringverify.merge_contract import MergeImplementation
 from ringverify.worlds.exceptions import exit_call, one_line, trace_of
 from ringverify.worlds.external.process import PROGRAM, command_of
 from ringverify.worlds.limits import limit_of, sentence
@@ -70,12 +71,23 @@ BUILT_IN: dict[str, str] = {
 }
 """Built-in names and where they are defined, as data: listing them imports nothing."""
 
+MERGES = {
+    "merge:ring": "ringverify.ring.declared:merge_in_place",
+    "merge:ring-flash-attn": "ringverify.peers.ring_flash_attn:merged",
+    "merge:yunchang": "ringverify.peers.yunchang:merged",
+    "merge:torch-cp": "ringverify.peers.torch_context_parallel:merged",
+}
+"""Built-in merges, likewise."""
+
 _NOT_THE_USERS = (
     str(Path(__file__).parent / "targets.py"),
     str(Path(__file__).parent / "implementation.py"),
     str(Path(importlib.__file__).parent),
 )
 
+
+ONLY_CHECK = "ringverify check is the command that takes it, see docs/merge.md"
+"""What to do with a merge."""
 
 MUTANT = "mutant:"
 """Prefix of the names of mutants, as in `mutant:A1`; `ringverify.faults.catalogue` holds them."""
@@ -102,7 +114,7 @@ def located(target: str) -> tuple[str, str | None]:
     if not separator and _is_module(location):
         module_name = location
     elif not separator or not module_name or not attribute or location.startswith(environments.PEER):
-        close = difflib.get_close_matches(target, (*BUILT_IN, *environments.ELSEWHERE), n=1)
+        close = difflib.get_close_matches(target, (*BUILT_IN, *MERGES, *environments.ELSEWHERE), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(
             f"unknown target {target!r}: expected a built-in name (ringverify list implementations), "
@@ -141,8 +153,24 @@ def load(target: str) -> Implementation:
         UsageError: the target has no such form, cannot be imported, or is not an implementation.
         Inconclusive: the target is a peer whose package is not installed.
     """
+    found = load_any(target)
+    if isinstance(found, MergeImplementation):
+        raise UsageError(f"target {target!r} is a merge, not an implementation of attention: {ONLY_CHECK}")
+    return found
+
+
+def load_merge(target: str) -> MergeImplementation:
+    """Import the merge that `target` names, as `load` does an implementation."""
+    found = load_any(target)
+    if not isinstance(found, MergeImplementation):
+        raise UsageError(f"target {target!r} is an implementation of attention, not a merge")
+    return found
+
+
+def load_any(target: str) -> Implementation | MergeImplementation:
+    """Import the implementation or the merge that `target` names, as `load` does."""
     found = attribute_of(target)
-    if not isinstance(found, Implementation):
+    if not isinstance(found, (Implementation, MergeImplementation)):
         raise UsageError(
             f"target {target!r} is a {type(found).__name__}, not an implementation: decorate the function with "
             f"@ringverify.implementation(...){_offer(_module(located(target)[0]))}"
@@ -203,9 +231,13 @@ def _is_there(package: str) -> bool:
             return True
 
 
+KINDS = (Implementation, MergeImplementation)
+"""Of what a target may be."""
+
+
 def _which(name: str, module: ModuleType) -> str:
     """Return the message for a target without an attribute: the implementations in its module, as targets to type."""
-    found = [f"{name}:{attribute}" for attribute, value in vars(module).items() if isinstance(value, Implementation)]
+    found = [f"{name}:{attribute}" for attribute, value in vars(module).items() if isinstance(value, KINDS)]
     match found:
         case []:
             return (
@@ -224,7 +256,7 @@ def is_program(target: str) -> bool:
 
 def is_built_in(target: str) -> bool:
     """Whether a target is the tool's own: a built-in name or a mutant."""
-    return target in BUILT_IN or target in environments.ELSEWHERE or target.startswith(MUTANT)
+    return target in BUILT_IN or target in MERGES or target in environments.ELSEWHERE or target.startswith(MUTANT)
 
 
 def whence(target: str) -> str:
@@ -246,7 +278,7 @@ def location_of(target: str) -> str:
     """Return where a target is defined, as `module:attribute` or `path/to/file.py:attribute`."""
     if target.startswith(MUTANT):
         return f"ringverify.faults.catalogue:{target.removeprefix(MUTANT)}"
-    return BUILT_IN.get(target, target)
+    return BUILT_IN.get(target, MERGES.get(target, target))
 
 
 def being_loaded() -> str | None:
@@ -301,7 +333,7 @@ def _origin(name: str) -> Path | None:
 
 
 def _offer(module: ModuleType) -> str:
-    names = [name for name, value in vars(module).items() if isinstance(value, Implementation)]
+    names = [name for name, value in vars(module).items() if isinstance(value, KINDS)]
     return f"; implementations there: {', '.join(names)}" if names else ""
 
 

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -18,12 +18,16 @@ from ringverify.check.option_table import ARGUMENTS, add_to
 from ringverify.check.options import CheckRequest, Subject, Unavailable, device_for
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import Event
+from ringverify.merge_contract import MergeImplementation
 from ringverify.option_types import AUTO
 from ringverify.properties.suites import SCALE
 from ringverify.reports.command import Outputs, with_missing
 from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
 from ringverify.reports.terminal import ProgressBar, Terminal
+
+if TYPE_CHECKING:
+    from ringverify.merging.run import MergeSubject
 
 EXIT_CODES = "Exit codes: 0 conformant, 1 violations, 2 wrong usage, 3 inconclusive."
 
@@ -82,15 +86,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
         start_fork_server("ringverify.worlds.processes.contained" if alone else "ringverify.check.units")
 
     from ringverify.check.run import check
+    from ringverify.merging.run import asked_of_merges, check_merges
     from ringverify.scale.run import check_scale, wanted
 
-    subjects = _subjects(options.targets, options.load_deadline, console)
+    subjects, merges = _subjects(options.targets, options.load_deadline, console)
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})
+    of_merges = asked_of_merges(request) if merges else []
     asked = request.options(stop_early=options.exitfirst, verbose=options.verbose)
     long = wanted(request, options.length, options.problem) if options.suite == SCALE else None
     if long is None and (options.length or options.problem):
         raise UsageError(f"--length and --problem are options of --suite {SCALE}: add it, or leave them out")
-    properties = [] if long is not None else request.properties()
+    properties = [] if long is not None or merges else request.properties()
     outputs = Outputs.of(options)
     outputs.look(written=[options.report] if options.report else [])
     terminal = Terminal(console, verbose=options.verbose, quiet=options.quiet)
@@ -113,7 +119,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
             console.print(f"under torchrun: {crew.remark}", highlight=False, markup=False, soft_wrap=True)
         if crew is not None and crew.name == "nccl":
             asked = dataclasses.replace(asked, device=device_for(options.device, options.world, on_gpus=True))
-        if long is not None:
+        if merges:
+            code = check_merges(merges, of_merges, asked, tell, ProgressBar(console))
+        elif long is not None:
             code = check_scale(subjects, asked, long, tell, ProgressBar(console), crew)
         else:
             code = check(subjects, properties, asked, tell, ProgressBar(console), crew)
@@ -135,25 +143,42 @@ def _look(wanted: Sequence[str]) -> None:
         targets.located(target)
 
 
-def _subjects(wanted: Sequence[str], seconds: float | None, console: Console) -> list[Subject | Unavailable]:
-    """Return what is to be checked; targets that cannot be checked here are kept with the reason.
+def _subjects(
+    wanted: Sequence[str], seconds: float | None, console: Console
+) -> tuple[list[Subject | Unavailable], list[MergeSubject | Unavailable]]:
+    """Return what is to be checked, implementations or merges; targets that cannot be checked here have the reason.
 
     Targets are imported in other processes, one after the other; a terminal shows the one that is being imported.
 
     Raises:
-        UsageError: a target is wrong.
+        UsageError: a target is wrong, or some are implementations and some are merges.
         Inconclusive: none of the targets can be checked here.
     """
-    from ringverify.describing import describe
+    from ringverify.describing import describe_any
+    from ringverify.merging.run import MergeSubject
 
-    subjects: list[Subject | Unavailable] = []
+    subjects: list[Subject] = []
+    merges: list[MergeSubject] = []
+    missing: list[Unavailable] = []
     for target in wanted:
         try:
             with console.status(Text(f"loading {target}")):
-                subjects.append(Subject(target, describe(target, seconds=seconds)))
+                found = describe_any(target, seconds=seconds)
+            if isinstance(found, MergeImplementation):
+                merges.append(MergeSubject(target, found))
+            else:
+                subjects.append(Subject(target, found))
         except Inconclusive as error:
-            subjects.append(Unavailable(target, str(error)))
-    reasons = [subject.reason for subject in subjects if isinstance(subject, Unavailable)]
-    if len(reasons) == len(subjects):
-        raise Inconclusive("; ".join(reasons))
-    return subjects
+            missing.append(Unavailable(target, str(error)))
+    if subjects and merges:
+        raise UsageError(
+            f"{merges[0].target} is a merge and {subjects[0].target} an implementation of attention: "
+            "check them in two runs"
+        )
+    if not subjects and not merges:
+        raise Inconclusive("; ".join(subject.reason for subject in missing))
+    in_turn = {target: place for place, target in enumerate(wanted)}
+    return (
+        sorted([*subjects, *missing], key=lambda one: in_turn[one.target]) if subjects else [],
+        sorted([*merges, *missing], key=lambda one: in_turn[one.target]) if merges else [],
+    )

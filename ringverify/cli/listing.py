@@ -11,7 +11,7 @@ from rich.console import Console
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("list", help="list implementations, properties, mutants or peers")
-    parser.add_argument("what", choices=("implementations", "properties", "mutants", "peers"))
+    parser.add_argument("what", choices=("implementations", "properties", "merge-properties", "mutants", "peers"))
     parser.set_defaults(run=run)
 
 
@@ -19,7 +19,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command and return its exit code."""
     del console  # one name a line, for other programs to read
     from ringverify.environments import ELSEWHERE, PEER
-    from ringverify.targets import BUILT_IN, MUTANT
+    from ringverify.targets import BUILT_IN, MERGES, MUTANT
 
     match options.what:
         case "properties":
@@ -27,6 +27,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
             for property in PROPERTIES.values():
                 print(f"{property.id:<24}{property.meaning}")
+        case "merge-properties":
+            from ringverify.merging.properties import PROPERTIES as OF_MERGES
+
+            for one in OF_MERGES.values():
+                print(f"{one.id:<24}{one.meaning}")
         case "mutants":
             from ringverify.faults.catalogue import MUTANTS
 
@@ -37,6 +42,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 if name.startswith(PEER):
                     print(name)
         case _:
-            for name in (*BUILT_IN, *ELSEWHERE):
+            for name in (*BUILT_IN, *MERGES, *ELSEWHERE):
                 print(name)
     return 0

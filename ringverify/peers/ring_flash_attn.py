@@ -38,6 +38,7 @@ from typing import Any
 import torch
 
 from ringverify.implementation import AttentionCall, Implementation, implementation
+from ringverify.merge_contract import merge
 from ringverify.peers.flash_attn_interface import for_kernels, standing_in
 from ringverify.peers.package import imported
 
@@ -64,6 +65,7 @@ with standing_in("ring_flash_attn"):
     _ring_varlen = _module("ring_flash_attn_varlen").ring_flash_attn_varlen_func
     _zigzag_varlen = _module("zigzag_ring_flash_attn_varlen").zigzag_ring_flash_attn_varlen_func
     _llama3 = _module("llama3_flash_attn_varlen")
+    _update = _module("utils").update_out_and_lse
 
 _declared = functools.partial(
     implementation,
@@ -144,3 +146,10 @@ stripe = _dense(_stripe, "stripe", "striped", "always")
 ring_varlen = _packed(_ring_varlen, "ring-varlen", "contiguous", "both")
 zigzag_varlen = _packed(_zigzag_varlen, "zigzag-varlen", "zigzag", "always")
 llama3 = _gathered("llama3")
+
+
+@merge(name="merge:ring-flash-attn", dtypes=("float32", "bfloat16", "float16"), empty=None)
+def merged(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """The step of all its rings, from the first block to the result. Nothing is said of empty partials."""
+    out, lse = _update(*_update(None, None, out_a, lse_a), out_b, lse_b)
+    return out.to(out_a.dtype), lse.squeeze(-1).transpose(1, 2)

@@ -53,6 +53,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 
 from ringref.sharding import key_positions
 from ringverify.implementation import AttentionCall, Implementation, implementation
+from ringverify.merge_contract import merge
 from ringverify.peers import torch_flash_kernel
 from ringverify.peers.dense import attention, causal_mask
 from ringverify.peers.package import imported
@@ -209,3 +210,18 @@ def _allowed(mask: BlockMask, queries: int, keys: int) -> Tensor:
 
 flex_documents = _documents(False)
 flex_documents_balanced = _documents(True)
+
+
+@merge(
+    name="merge:torch-cp",
+    out_layout="bhsd",
+    dtypes=("float32", "bfloat16", "float16"),
+    empty=None,
+)
+def merged(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """The merger of `_templated_ring_attention`; nothing is said of empty partials."""
+    merger = _cp_attention._SDPAMerger(True, seq_dim=_SEQUENCE)
+    merger.step(out_a, lse_a, False)
+    merger.step(out_b, lse_b, False)
+    out, lse = merger.results()
+    return out, lse

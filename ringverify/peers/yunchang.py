@@ -39,6 +39,7 @@ import torch
 
 from ringverify.errors import Inconclusive
 from ringverify.implementation import AttentionCall, Implementation, implementation
+from ringverify.merge_contract import merge
 from ringverify.peers import flash_attn_interface
 from ringverify.peers.flash_attn_interface import for_kernels, standing_in
 from ringverify.peers.package import imported
@@ -56,6 +57,7 @@ with standing_in():  # the package itself stays: it imports more of itself when 
     _yunchang: Any = _imported("yunchang")
     _rings: dict[Ring, Any] = _imported("yunchang.hybrid.utils").RING_IMPL_DICT
     _kernels: Any = _imported("yunchang.kernels")
+    _update: Any = _imported("yunchang.ring.utils").update_out_and_lse
 if getattr(_kernels.attention, "_flash_attn_forward", None) is not flash_attn_interface._flash_attn_forward:
     raise Inconclusive(f"{NAME}: this process imported {PACKAGE} before, without the stand-in for flash-attn")
 
@@ -233,3 +235,10 @@ torch_flash_zigzag = _ring_on_torch("torch-flash-zigzag", "zigzag", "TORCH_FLASH
 torch_flash_stripe = _ring_on_torch("torch-flash-stripe", "strip", "TORCH_FLASH", ("bfloat16", "float16"))
 torch_ring = _ring_on_torch("torch-ring", "basic_pytorch", "TORCH_FLASH", ("bfloat16", "float16"))
 torch_ulysses = _ulysses_on_torch("torch-ulysses")
+
+
+@merge(name="merge:yunchang", dtypes=("float32", "bfloat16", "float16"), empty=None)
+def merged(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """The step of its rings, from the first block to the result. Nothing is said of empty partials."""
+    out, lse = _update(*_update(None, None, out_a, lse_a), out_b, lse_b)
+    return out.to(out_a.dtype), lse.squeeze(-1).transpose(1, 2)

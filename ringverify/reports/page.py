@@ -117,7 +117,9 @@ def _failure(anchor: str, outcome: PropertyOutcome, detail: Detail) -> dict[str,
         "picture": None if drawn is None else drawn.svg,
         "caption": () if drawn is None else drawn.caption,
         "detail": "" if event is None else _detail(event, detail.letters),
-        "case": json.dumps(as_json(event.case), ensure_ascii=False) if event is not None and detail.json else "",
+        "case": json.dumps(as_json(event.case or event.merge_case), ensure_ascii=False)
+        if event is not None and detail.json
+        else "",
         "link": "" if known is None else _link(known.link),
     }
 

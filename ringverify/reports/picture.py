@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from html import escape
 
-from ringverify.events import AXES, CounterexampleEvent, Digits, Piece
+from ringverify.events import AXES, CounterexampleEvent, Digits, Piece, RecordedCase
 from ringverify.reports.cells import Cells, holding, runs, spans
 
 GRID = 240
@@ -54,14 +54,14 @@ def picture(event: CounterexampleEvent, *, most: int = 24) -> Picture | None:
         most: about how many cells an axis may have; neighbours within a rank are joined where there are more.
     """
     region = event.region
-    if region is None or not region.queries or not region.keys:
+    if region is None or event.case is None or not region.queries or not region.keys:
         return None
-    return _Drawing(event, Cells.of(region, most)).picture()
+    return _Drawing(event, event.case, Cells.of(region, most)).picture()
 
 
 class _Drawing:
-    def __init__(self, event: CounterexampleEvent, cells: Cells) -> None:
-        self.event, self.map = event, cells
+    def __init__(self, event: CounterexampleEvent, case: RecordedCase, cells: Cells) -> None:
+        self.event, self.case, self.map = event, case, cells
         self.known = [] if event.where is None else [pair for pair in event.where.pairs if pair.what != "scaled"]
         self.cell = max(SMALLEST, min(LARGEST, GRID // max(len(cells.queries), len(cells.keys))))
         self.width, self.height = self.cell * len(cells.keys), self.cell * len(cells.queries)
@@ -121,7 +121,7 @@ class _Drawing:
         rows = {rank: (first, count) for rank, first, count in spans(self.map.queries)}
         columns = {rank: (first, count) for rank, first, count in spans(self.map.keys)}
         concerned = {(pair.rank, pair.owner): pair.hop for pair in self.known}
-        size, hop = self.event.case.world_size, self.event.hop
+        size, hop = self.case.world_size, self.event.hop
         if hop is not None and not concerned:
             concerned = {(rank, (rank - hop) % size): hop for rank in range(size)}
         drawn = []
@@ -185,7 +185,7 @@ class _Drawing:
         if event.index is None or event.position is None:
             return None
         held = holding(self.map.keys if self.map.of_keys else self.map.queries, event.rank, [event.position])
-        problem = event.case.problem
+        problem = self.case.problem
         count = problem.get("heads") or 1
         if self.map.of_keys:
             count = problem.get("key_heads") or count

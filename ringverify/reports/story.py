@@ -42,22 +42,28 @@ def shown(event: Shown) -> Shown:
     return from_json(type(event), presentable(as_json(event)))
 
 
-def replay_line(*, file: str | None, vectors: Sequence[str] | None = None, scale: Sequence[str] | None = None) -> str:
+def replay_line(
+    *,
+    file: str | None,
+    vectors: Sequence[str] | None = None,
+    scale: Sequence[str] | None = None,
+    merge: Sequence[str] | None = None,
+) -> str:
     """Return the command that shows a failure again; "" if there is none.
 
-    It is built here from the name of the case file, or from the arguments for golden vectors or for the suite scale: a
-    command line that a report holds is never shown as something to type.
+    It is built here from the name of the case file, or from the arguments for golden vectors, the suite scale or a
+    merge: a command line that a report holds is never shown as something to type.
     """
     if file is not None:
         return shlex.join(["ringverify", "replay", f"./{file}" if file.startswith("-") else file])
-    if scale:
-        return shlex.join(["ringverify", "check", *scale])
+    if scale or merge:
+        return shlex.join(["ringverify", "check", *(scale or merge or ())])
     return shlex.join(["ringverify", "vectors", "check", *vectors]) if vectors else ""
 
 
 def replay_of(event: CounterexampleEvent) -> str:
     """Return the command that shows a counterexample again; "" if there is none."""
-    return replay_line(file=event.file, vectors=event.vectors, scale=event.scale)
+    return replay_line(file=event.file, vectors=event.vectors, scale=event.scale, merge=event.merge)
 
 
 def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
@@ -83,7 +89,7 @@ def story(event: CounterexampleEvent) -> list[tuple[str, str]]:
         rows.append(("next", UNKNOWN))
     if event.tried:
         margins = ""
-        if event.first_margin is not None and event.tensor is not None:
+        if event.first_margin is not None and (event.tensor is not None or event.element is not None):
             there, here = margin_text(event.first_margin), margin_text(event.margin)
             margins = f"; margin {there} there, {here} in the smallest case"
         rows.append(("shrunk", f"from {event.shrunk_from or 'another'}, {event.tried} cases tried{margins}"))
@@ -105,6 +111,8 @@ def repeated(event: CounterexampleEvent) -> str:
 
 def worst_element(event: CounterexampleEvent) -> str:
     """Return where the worst element is: its index by axis, its global position and its rank."""
+    if event.element is not None:
+        return event.element
     assert event.tensor is not None
     assert event.index is not None
     axes = AXES[event.tensor]
@@ -117,7 +125,7 @@ def worst_element(event: CounterexampleEvent) -> str:
 def worst_numbers(event: CounterexampleEvent) -> str | None:
     """Return the worst element's value, expected value and error, or `None` where no element is known to be wrong."""
     actual, expected, error, allowed = event.actual, event.expected, event.error, event.allowed
-    if event.tensor is None or event.index is None:
+    if event.element is None and (event.tensor is None or event.index is None):
         return None
     if actual is None or expected is None or allowed is None or error is None:
         return None

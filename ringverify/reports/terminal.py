@@ -151,11 +151,12 @@ class Terminal:
         if event.examples:
             inside = 100 * (event.seconds_inside or 0.0) / worked
             beside = "" if event.simulated_runs is None else f" and {event.simulated_runs} of the simulated one"
+            world = "" if event.world is None else f" of the {event.world} world{beside}"
+            share = "" if event.world is None else f"; {inside:.0f} % of the time inside the implementation"
             self._line(
                 f"  {event.examples} {plural('example', event.examples)} in {event.runs} "
-                f"{plural('run', event.runs or 0)} of the {event.world} world{beside}, "
-                f"{seconds:.1f} s: {event.examples / seconds:.0f} examples a second; "
-                f"{inside:.0f} % of the time inside the implementation",
+                f"{plural('run', event.runs or 0)}{world}, "
+                f"{seconds:.1f} s: {event.examples / seconds:.0f} examples a second{share}",
                 "dim",
             )
         if event.shapes is not None:

@@ -359,7 +359,7 @@ def test_the_schema_refuses_what_is_no_event():
 
 def test_list_names_what_there_is(ringverify):
     """Implementations, peers, and properties with their meaning."""
-    names = [*targets.BUILT_IN, *environments.ELSEWHERE]
+    names = [*targets.BUILT_IN, *targets.MERGES, *environments.ELSEWHERE]
     assert ringverify("list", "implementations").out.split() == names
     peers = ringverify("list", "peers").out.split()
     assert peers == [name for name in names if name.startswith("peer:")]

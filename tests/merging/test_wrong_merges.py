@@ -1,0 +1,85 @@
+"""Wrong merges are caught, every one, and what is wrong is said."""
+
+import pytest
+from merges import BROKEN, OTHERWISE, broken, by_maximum, in_base_2, inside, violated
+
+from ringverify import merge
+from ringverify.merging.faults import FAULTS
+from ringverify.merging.judging import cause_of
+
+FOUND_BY = {
+    "sigmoid": "all_empty",
+    "no_shift": "far_apart",
+    "log1p": "far_apart",
+    "empty_lse_0": "all_empty",
+    "empty_counts": "empty_partial",
+    "nan_hidden": "nan_seen",
+    "detached": "gradients",
+    "out_detached": "gradients",
+    "lse_is_max": "merged_lse",
+    "lse_is_first": "merged_lse",
+    "lse_is_last": "merged_lse",
+    "lse_is_sum": "merged_lse",
+}
+"""The property that shows a fault best; `merged_out` for the others."""
+
+
+@pytest.mark.parametrize("id", FAULTS)
+def test_a_fault_is_caught_and_named(id):
+    """By the property that is about it, with its own sentence as the cause."""
+    # Of two partials, the first one alone and all but the last are the same.
+    wrong = broken(FAULTS[id], stacked=True) if id == "last_lost" else BROKEN[id]
+    (one,) = violated(wrong, only=[FOUND_BY.get(id, "merged_out")])
+    property, found = one
+    assert found.violation.reason[0] == "value"
+    assert cause_of(property, found, wrong.capabilities, inside(wrong)) is FAULTS[id]
+
+
+OTHER_BASE = (
+    merge(name="e for 2", base=2)(by_maximum.function),
+    merge(name="2 for e", out_layout="thd", lse_layout="ht")(in_base_2.function),
+)
+
+
+@pytest.mark.parametrize("wrong", OTHER_BASE, ids=lambda merge: merge.name)
+def test_the_other_base_is_named(wrong):
+    """A right merge, but for the base that it declares."""
+    found = list(violated(wrong, only=["merged_out", "merged_lse"]))
+    assert [cause_of(*one, wrong.capabilities, inside(wrong)).id for one in found] == ["base", "base"]
+
+
+SAID = {
+    "changes_b": ("inputs_untouched", "the merge changed its input lse_b"),
+    "into_the_second": ("inputs_untouched", "the merge changed its input out_b, lse_b"),
+    "not_in_place": ("merged_out", "returned an out in memory of its own: in_place=True is declared"),
+    "needs_contiguous": ("strided_inputs", "in memory, not contiguous"),
+    "in_float32": (
+        "merged_out",
+        "returned out in float32: bfloat16 is expected; another one is declared with out_dtype",
+    ),
+    "rounds_weights": ("low_precision", "out is wrong"),
+    "transposed_lse": ("merged_lse", 'is expected, lse_layout="bsh"'),
+    "out_only": (
+        "merged_out",
+        "returned a Tensor: (out, lse) is expected; a merge that returns out alone declares lse=False",
+    ),
+    "three_values": ("merged_out", "returned 3 values: (out, lse) is expected"),
+    "lse_detached": ("gradients", "returned an lse that is not attached to the partials by autograd"),
+    "raises": ("all_empty", "the merge raised ValueError: nothing to merge"),
+}
+
+
+@pytest.mark.parametrize("wrong", OTHERWISE, ids=lambda merge: merge.name)
+def test_what_is_wrong_beside_numbers_is_said(wrong):
+    """In the first line that the user sees."""
+    property, words = SAID[wrong.name.rpartition(".")[2]]
+    (one,) = violated(wrong, only=[property])
+    assert words in one[1].violation.summary
+
+
+def test_a_counterexample_is_as_small_as_its_fault_allows():
+    """Two partials of one token, one head and one dimension, where the fault needs no more."""
+    (one,) = violated(BROKEN["empty_lse_0"], only=["all_empty"])
+    assert one[1].case.describe() == (
+        "2 partials batch=1 tokens=1 heads=1 dim=1 float32 values=all_empty memory=contiguous seed=0"
+    )
