@@ -313,7 +313,7 @@ def _accounted_for(
         hints = hints or attempt(mishaps, "looking for hints", around, [])
     told = None if needs is None else needs.told()
     if state is not None:
-        told, diagnosis = Needed((state[0],), (), complete=True), Diagnosis(state[1])
+        told, diagnosis = Needed(requires=(state[0],), irrelevant=(), complete=True), Diagnosis(state[1])
     elif diagnosis.text is None and late is not None:
         conduct = attempt(mishaps, "naming the cause", lambda: _of_conduct(case, violation, told, simulated), None)
         diagnosis = dataclasses.replace(diagnosis, text=conduct)

@@ -128,7 +128,8 @@ class Placed:
     @functools.cached_property
     def attended(self) -> np.ndarray:
         """Numbers of keys that queries attend: `(B, H, Nq)`, as in `pairs`."""
-        return self.pairs.sum(axis=-1)
+        found: np.ndarray = self.pairs.sum(axis=-1)
+        return found
 
     @functools.cached_property
     def owners(self) -> np.ndarray:

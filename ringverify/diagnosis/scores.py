@@ -41,7 +41,8 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
     for rank, held in enumerate(placed.queries):
         by_hop = blocks[:, :, held][..., (rank - np.arange(case.world_size)) % case.world_size]
         before = np.maximum.accumulate(by_hop, axis=-1)[..., :-1]
-        found["rising"] |= bool(((by_hop[..., 1:] > before) & np.isfinite(before)).any())
+        if ((by_hop[..., 1:] > before) & np.isfinite(before)).any():
+            found["rising"] = True
     return found
 
 

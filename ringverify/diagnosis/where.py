@@ -54,7 +54,7 @@ def locate(scene: Scene, tensor: TensorName, pairs: Sequence[WrongPair]) -> Wher
         if wrong.any():
             local = np.flatnonzero(wrong.any(axis=tuple(axis for axis in range(wrong.ndim) if axis != row)))
             rows[rank] = tuple(int(p) for p in scene.shards[tensor in ("dk", "dv")][rank][local])
-            both = wrong.any(axis=tuple(axis for axis in range(wrong.ndim) if axis not in (row, head)))
+            both: Mask = np.any(wrong, axis=tuple(axis for axis in range(wrong.ndim) if axis not in (row, head)))
             count += int(both.sum())
             heads |= {int(h) for h in np.flatnonzero(both.any(axis=0 if row < head else 1))}
     if not rows:

@@ -22,7 +22,8 @@ from ringverify.worlds.simulated import SimulatedWorld
 
 MIXED = 18
 SCOPE = Scope(memory=("contiguous", "strided"), cotangents=("out", "both", "lse"), groups=("world", "strided"))
-TOKENS = Capabilities(sharding=("contiguous", "zigzag"), uneven=True, window=True, scale=True)
+TOKENS = Capabilities(sharding=("contiguous", "zigzag"), uneven=True, window=True)
+SCALED = dataclasses.replace(TOKENS, scale=True)
 PLANTED = [
     ("at least 3 ranks", lambda one: one["ranks"] >= 3),
     ("exactly 3 ranks", lambda one: one["ranks"] == 3),
@@ -137,12 +138,12 @@ def test_a_condition_on_scores_is_found_again(text, planted):
     """Those that are far from 0 with the limit, to a tenth of it, where the scale may be chosen."""
 
     def fails(case):
-        return bool(planted(of_scores(case, TOKENS)))
+        return bool(planted(of_scores(case, SCALED)))
 
     choices = SeededChoices(1)
-    drawn = [case_of(choices, TOKENS, Scope(values=("dominating_key", "large_scores", "normal"))) for _ in range(100)]
-    smallest = shrink(next(case for case in drawn if fails(case)), fails, TOKENS).case
-    said = needs(smallest, fails, TOKENS, drawn=drawn[-MIXED:], seconds=60)
+    drawn = [case_of(choices, SCALED, Scope(values=("dominating_key", "large_scores", "normal"))) for _ in range(100)]
+    smallest = shrink(next(case for case in drawn if fails(case)), fails, SCALED).case
+    said = needs(smallest, fails, SCALED, drawn=drawn[-MIXED:], seconds=60)
     (told,) = [one.text for one in said.requires]
     assert told.startswith(text)
     assert not told[-1].isdigit() or 90 <= int(told.split()[-1].strip("−")) <= 100
