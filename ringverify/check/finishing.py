@@ -324,14 +324,14 @@ def _of_conduct(
     case: Case, violation: Violation, needs: Needed | None, watched: Callable[[], Runner | None]
 ) -> str | None:
     """Return the cause of a violation without wrong values, if the judge, a watched run or who waits for whom tells."""
-    if violation.cause is not None or violation.kind != "deadlock":
+    if violation.cause is not None or violation.failure is None or violation.kind != "deadlock":
         return violation.cause
     if (there := watched()) is None:
         return None
     beside = judged_if_possible(HAZARDS, case, there)
     if beside is not None and beside.violation is not None and beside.violation.reason == ("hazard", "wrong_group"):
         return beside.violation.cause
-    return of_deadlock(case, there.capabilities, violation.summary, () if needs is None else needs.requires)
+    return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.requires)
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:

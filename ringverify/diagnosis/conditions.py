@@ -410,7 +410,9 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
         c: what the implementation declares; where it has no cross lengths, a key is called a token.
     """
     cases = list(seen)
-    found = [*_flags(), *_relations()]
+    masks = sum((c.causal != "never", c.window, c.documents, c.key_lengths, bool(c.dilation)))
+    # Where one kind of mask alone is declared, that one is named.
+    found = [one for one in (*_flags(), *_relations()) if masks > 1 or one.about != ("hidden",)]
     for name in CHOICES:
         for value in sorted({str(one[name]) for one in cases}):
             found += _choices(name, value)

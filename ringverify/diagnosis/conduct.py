@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 from ringverify.cases.case import Case
 from ringverify.cases.running import shards
 from ringverify.implementation import Capabilities
+from ringverify.worlds.world import Failure
 
 HELD: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("a rank without queries", "holds no queries", (0,)),
@@ -18,29 +18,25 @@ HELD: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 """What may set a rank apart: the condition in words, the same of the rank, and whether of queries (0) or keys (1)."""
 
 
-def of_deadlock(case: Case, capabilities: Capabilities, message: str, requires: Sequence[str]) -> str | None:
-    """Return why ranks of a case wait for ever, if one that has returned holds nothing, or if all only send.
+def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requires: Sequence[str]) -> str | None:
+    """Return why ranks of a case wait for ever, if one that holds nothing has returned.
 
     Args:
         case: the smallest case.
         capabilities: what the implementation declares.
-        message: which ranks wait for what, and which have returned.
+        failure: which ranks wait for what, and which have returned.
         requires: what the case needs in order to fail, in words.
     """
-    waits = re.findall(r"rank (\d+) waits for (.*?)(?:;|$)", message)
-    if waits and all(what.startswith("a send to") for _, what in waits) and "has returned" not in message:
-        return "every rank sends before it receives: where a send waits for its receive, none of them ends"
     ring, held = case.ring_ranks, shards(case, capabilities)
-    gone = [ring.index(rank) for rank in map(int, re.findall(r"rank (\d+) has returned", message)) if rank in ring]
-    waiting = [ring.index(int(rank)) for rank, _ in waits if int(rank) in ring]
-    if not gone or not waiting:
-        return None
+    gone = [ring.index(rank) for rank in failure.returned if rank in ring]
+    waiting = [ring.index(rank) for rank, _ in failure.waits if rank in ring]
     for _, holds, axes in sorted(HELD, key=lambda one: one[0] not in requires):
         empty = [rank for rank in (*gone, *waiting) if not any(len(held[axis][rank]) for axis in axes)]
-        if empty and set(empty) <= set(gone):
+        if waiting and empty and set(empty) <= set(gone):
+            rank, what = failure.waits[0]
             return (
                 f"rank {ring[empty[0]]}, which {holds}, returns early and takes no part in the exchange: "
-                f"rank {waits[0][0]} waits for {waits[0][1]}"
+                f"rank {rank} waits for {what}"
             )
     return None
 

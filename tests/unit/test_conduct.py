@@ -22,7 +22,7 @@ from ringverify.properties.buffers import INPUTS_UNTOUCHED
 from ringverify.properties.subgroups import SUBGROUPS
 from ringverify.properties.values import FORWARD
 from ringverify.worlds.simulated import SimulatedWorld
-from ringverify.worlds.watch.hazards import CAUSES, Hazard
+from ringverify.worlds.world import Failure
 
 PLAIN = Capabilities(gradients=False, lse=False, window=True)
 
@@ -54,22 +54,6 @@ def test_a_hazard_has_a_cause(attend, cause):
     assert found.diagnosis.text == cause
 
 
-def test_an_overlap_is_told_by_what_the_memory_is_used_for():
-    """A send, a receive, or two receives at once."""
-    said = [
-        Hazard("overlap", 0, "", "", "", f"rank 0 {message}").cause
-        for message in (
-            "receives into memory that its send is still reading, with its receive",
-            "receives into memory that its receive is about to write, with its receive",
-            "sends memory that its receive is about to write",
-            "receives twice into the same memory",
-        )
-    ]
-    assert len(set(said)) == len(said) == len(CAUSES["overlap"])
-    assert said[0].startswith("a buffer is received into while a send of it is in flight")
-    assert Hazard("not_waited", 0, "", "", "", "rank 0 never waited").cause is None
-
-
 def test_a_collective_on_the_default_group_is_the_cause_of_a_deadlock():
     """And a world that is the ring is right: the group matters."""
 
@@ -97,13 +81,11 @@ def test_a_rank_that_returns_early_is_named_with_what_it_lacks():
     assert "which holds no tokens, returns early" in told or "which holds no queries, returns early" in told
 
 
-def test_a_deadlock_of_sends_alone_is_told_so():
-    """And of one that nothing tells apart no cause is named."""
+def test_of_a_deadlock_of_ranks_that_nothing_tells_apart_no_cause_is_named():
+    """Every rank holds queries and keys."""
     case = Case(problem=Problem(query_length=4), world_size=2)
-    sends = "deadlock: rank 0 waits for a send to rank 1, tag 0; rank 1 waits for a send to rank 0, tag 0"
-    assert of_deadlock(case, PLAIN, sends, ()).startswith("every rank sends before it receives")
-    gone = "deadlock: rank 0 waits for a receive from rank 1, tag 0; rank 1 has returned"
-    assert of_deadlock(case, PLAIN, gone, ()) is None
+    failure = Failure("deadlock", None, "", "", waits=((0, "a receive from rank 1, tag 0"),), returned=(1,))
+    assert of_deadlock(case, PLAIN, failure, ()) is None
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ class Hazard:
             say) is found only when the operation is waited for, and this is then that line.
         posted: the user's line that posted the operation; for an overlap, the operation that was posted first.
         message: all of it in one line, files by their base names.
+        cause: what is done wrongly, in a sentence without ranks and lines; `None` where the message is as good.
     """
 
     kind: HazardKind
@@ -50,29 +51,7 @@ class Hazard:
     place: str
     posted: str
     message: str
-
-    @property
-    def cause(self) -> str | None:
-        """What is done wrongly, in a sentence; `None` if the message says all that there is to say."""
-        return next((cause for words, cause in CAUSES.get(self.kind, ()) if words in self.message), None)
-
-
-CAUSES: dict[HazardKind, tuple[tuple[str, str], ...]] = {
-    "overlap": (
-        ("is still reading", "a buffer is received into while a send of it is in flight: another block may be sent"),
-        ("receives twice into", "several messages are received into the same memory"),
-        ("sends memory that", "a buffer is sent while a receive into it is in flight"),
-        ("receives into memory that", "a buffer is received into while another receive into it is in flight"),
-    ),
-    "wrong_group": (
-        ("the default group", "communication of the ring runs on the default group, that of all ranks of the world"),
-        ("the group", "communication of the ring runs on a group with other ranks"),
-    ),
-    "send_changed": (("", "a buffer is written to while a send of it is in flight"),),
-    "receive_changed": (("", "a buffer is written to while a receive into it is in flight"),),
-    "receive_read": (("", "a buffer is read while a receive into it is in flight"),),
-}
-"""Sentences on what a hazard is due to, by its kind, each with words of the messages that it is about."""
+    cause: str | None = dataclasses.field(default=None, compare=False)
 
 
 @contextlib.contextmanager
