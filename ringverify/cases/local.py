@@ -14,6 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ringref.problem import Problem
+from ringref.rounding import UNIT_ROUNDOFF
 from ringref.sharding import Positions
 from ringverify.cases.case import Case
 from ringverify.cases.inputs import DTYPE, Inputs, lay_out
@@ -46,6 +47,7 @@ class RankResult:
         changed: names of the inputs and of the call's fields ("call.window") that the implementation changed.
         left: torch settings that it did not restore, by name: "float64, was float32".
         seconds: CPU time of this rank's thread inside the implementation, forward and backward.
+        factors: by what an input was multiplied that the implementation changed, by name, if by one number.
     """
 
     out: Array
@@ -58,6 +60,7 @@ class RankResult:
     left: dict[str, str]
     seconds: float
     dsinks: Array | None = None
+    factors: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,12 +225,16 @@ def result_of(
         for field in dataclasses.fields(AttentionCall):
             if not _same(getattr(local.call, field.name), getattr(local.told, field.name)):
                 changed.append(f"call.{field.name}")
+        of_inputs = {name: _factor(local.buffers[name], local.before[name]) for name in changed if "." not in name}
         dq, dk, dv = (_copy(gradient, swap) for gradient in gradients[:3])
         dsinks = _copy(gradients[3], False) if len(gradients) > 3 else None
         copied, copied_lse = _copy(out, swap), _copy(lse, False)
     assert copied is not None
     lse_name = "" if lse is None else str(lse.dtype).removeprefix("torch.")
-    return RankResult(copied, copied_lse, dq, dk, dv, lse_name, tuple(changed), dict(local.left), seconds, dsinks)
+    factors = {name: factor for name, factor in of_inputs.items() if factor is not None}
+    return RankResult(
+        copied, copied_lse, dq, dk, dv, lse_name, tuple(changed), dict(local.left), seconds, dsinks, factors
+    )
 
 
 @contextlib.contextmanager
@@ -329,6 +336,22 @@ def _same(now: Any, told: Any) -> bool:
     if isinstance(told, torch.Tensor):
         return isinstance(now, torch.Tensor) and now.dtype is told.dtype and torch.equal(now, told)
     return now is told or (type(now) is type(told) and isinstance(told, (int, str, Problem)) and bool(now == told))
+
+
+ROUNDED = 2 * UNIT_ROUNDOFF["bfloat16"]
+"""Relative difference up to which factors are one, in any dtype."""
+
+
+def _factor(now: torch.Tensor, before: torch.Tensor) -> float | None:
+    """Return the one number by which the elements of a buffer that are others now were multiplied, if there is one."""
+    if now.shape != before.shape:
+        return None
+    there = (now != before) & (before != 0) & before.isfinite() & now.isfinite()
+    if not there.any():
+        return None
+    ratios = now[there].double() / before[there].double()
+    middle = float(ratios.median())
+    return middle if bool(((ratios - middle).abs() <= ROUNDED * abs(middle)).all()) else None
 
 
 def _same_bits(now: torch.Tensor, before: torch.Tensor) -> bool:

@@ -107,6 +107,10 @@ def when_it_fails(
     hidden = ordinary.margin / NEAR if ordinary is not None and wider else math.inf
     reasons = {violation.reason, *((("value", tensor) for tensor in tensors) if wider else ())}
 
+    def in_scope(other: Case) -> Case:
+        """What a property asks of the widest dtype, or of subgroups, without numbers, holds of the others too."""
+        return other.replace(dtype=case.problem.dtype, group=case.group)
+
     def fails(other: Case) -> bool | None:
         if not _possible(other, there.capabilities):
             return None
@@ -116,10 +120,12 @@ def when_it_fails(
             return None
         try:
             seen = plain(other) if wider else judged(property, other, there)
-        except (Inconclusive, WorldUnavailable):
+            if not seen.applies and violation.kind == "precision" and other.problem.dtype not in HALF:
+                seen = plain(other)  # the property is one of 16-bit dtypes
+            elif not seen.applies and finding is None and property.applies(in_scope(other), there.capabilities):
+                seen = property.judge(other, there)
+        except (Inconclusive, WorldUnavailable, CaseRefused):
             return None
-        if not seen.applies and violation.kind == "precision" and other.problem.dtype not in HALF:
-            seen = plain(other)  # the property is one of 16-bit dtypes
         if not seen.applies:
             return None
         if seen.violation is None:

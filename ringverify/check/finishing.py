@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ringverify.cases.case import Case
+from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
+from ringverify.cases.shapes import fitted
 from ringverify.cases.shrinking import Shrunk, shrink
 from ringverify.check.beside import SHARED_STATE, beside
 from ringverify.check.budget import ENDLESS, Share
@@ -19,10 +21,12 @@ from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
 from ringverify.check.searching import Counterexample, Ending, Found, Search, other_refused, search_cases
 from ringverify.check.suggesting import suggested
+from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
 from ringverify.diagnosis.diagnose import Diagnosis
 from ringverify.diagnosis.needs import Needs
 from ringverify.errors import Inconclusive
-from ringverify.events import Hint
+from ringverify.events import Hint, Needed
+from ringverify.properties.adversity import HAZARDS
 from ringverify.properties.property import Judgement, Property, Violation
 from ringverify.worlds.world import REFUSED, WorldUnavailable
 
@@ -37,6 +41,9 @@ HUNG_SHRINKING = 1.0
 
 STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
+
+STATE_VALUES = 2
+"""How many values of each field, the latest first, are tried in place of a case's own, as state may be told by it."""
 
 STATE_SHRINKING = 10.0
 """Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
@@ -133,19 +140,25 @@ def _smallest(
     way, shrunk, unfinished = _shrunk(property, runner, found, refused, share, mishaps)
     case, judgement = way[-1]
 
-    def confirmed() -> tuple[tuple[Case, ...], Judgement]:
+    def confirmed() -> tuple[tuple[Case, ...], Case, Judgement]:
         again = _afresh(property, runner, [case])
         if again.violation is not None:
-            return (), again
+            return (), case, again
         if not own:
             raise _Unrepeated
-        return _what_it_follows(property, runner, case, found.history, share)
+        # What it was shrunk to may need a call that was made on the way to it.
+        for one in dict.fromkeys((case, found.case)):
+            before = tuple(dict.fromkeys((found.case, *found.history)))
+            after, smaller, seen = _what_it_follows(property, runner, one, before, share)
+            if after:
+                return after, smaller, seen
+        return (), case, Judgement(0.0, None)
 
     after: tuple[Case, ...] = ()
     repeats = alone = True
     again = None if _hangs(found) else attempt(mishaps, "running the case afresh", confirmed, None)
     if again is not None:
-        after, afresh = again
+        after, case, afresh = again
         repeats = bool(after) or same_failure(afresh, judgement)
         alone = afresh.violation is not None and not after
         judgement = afresh if afresh.violation is not None else judgement
@@ -258,8 +271,13 @@ def _accounted_for(
     case, violation, hangs = shown.case, shown.violation, _hangs(found)
     # A failure that depends on earlier cases, or on chance, cannot be explained from this case.
     steady = shown.repeats and not shown.after
+    state = of_state(tuple(differing(case, shown.after[0]))) if shown.after else None
     place = functools.cache(lambda: quick_place(property, runner, watched, case, violation))
     diagnosis, declaration, needs = Diagnosis(), None, None
+
+    def simulated() -> Runner | None:
+        return runner if runner.world.name == "simulated" else watched()
+
     if alone and late is not None and (not hangs or runner.world.name == "simulated"):
 
         def varied() -> Needs:
@@ -288,19 +306,32 @@ def _accounted_for(
     if late is not None and not hangs and declaration is None and not diagnosis.causes:
 
         def around() -> list[Hint]:
-            there = runner if runner.world.name == "simulated" else watched()
-            return beside(property, runner, there, case, violation)
+            return beside(property, runner, simulated(), case, violation)
 
         if steady:
             hints += attempt(mishaps, "looking for hints", lambda: _suggested(property, place(), case, violation), [])
         hints = hints or attempt(mishaps, "looking for hints", around, [])
-    return dataclasses.replace(
-        shown,
-        diagnosis=diagnosis,
-        declaration=declaration,
-        needs=None if needs is None else needs.told(),
-        hints=tuple(hints),
-    )
+    told = None if needs is None else needs.told()
+    if state is not None:
+        told, diagnosis = Needed(requires=(state[0],), irrelevant=(), complete=True), Diagnosis(state[1])
+    elif diagnosis.text is None and late is not None:
+        conduct = attempt(mishaps, "naming the cause", lambda: _of_conduct(case, violation, told, simulated), None)
+        diagnosis = dataclasses.replace(diagnosis, text=conduct)
+    return dataclasses.replace(shown, diagnosis=diagnosis, declaration=declaration, needs=told, hints=tuple(hints))
+
+
+def _of_conduct(
+    case: Case, violation: Violation, needs: Needed | None, watched: Callable[[], Runner | None]
+) -> str | None:
+    """Return the cause of a violation without wrong values, if the judge, a watched run or who waits for whom tells."""
+    if violation.cause is not None or violation.failure is None or violation.kind != "deadlock":
+        return violation.cause
+    if (there := watched()) is None:
+        return None
+    beside = judged_if_possible(HAZARDS, case, there)
+    if beside is not None and beside.violation is not None and beside.violation.reason == ("hazard", "wrong_group"):
+        return beside.violation.cause
+    return of_deadlock(case, there.capabilities, violation.failure, () if needs is None else needs.requires)
 
 
 def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
@@ -311,26 +342,56 @@ def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
 
 def _what_it_follows(
     property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share
-) -> tuple[tuple[Case, ...], Judgement]:
+) -> tuple[tuple[Case, ...], Case, Judgement]:
     """Find an earlier case after which `case` fails in a fresh process, though alone it passes: state is left behind.
 
-    `case` has to fail twice in the same way: a failure by chance would follow any case.
+    First it is the case itself with one field as in a case before: the two are shrunk together, so that they differ in
+    what the state does not tell apart. Then it is one of the cases before, shrunk by itself. `case` has to fail twice
+    in the same way: a failure by chance would follow any case.
 
     Returns:
-        the earlier case, shrunk, and the judgement of `case` after it; `()` and a pass if there is none.
+        the earlier case; the case, shrunk if that is of use; and the judgement of the case after it. If there is none,
+        `()`, the case and a pass.
     """
 
-    def after(other: Case) -> Judgement:
-        return _afresh(property, runner, [other, case])
+    def after(other: Case, one: Case = case) -> Judgement:
+        return _afresh(property, runner, [other, one])
 
+    def fails(other: Case | None, one: Case = case) -> bool:
+        return other is not None and after(other, one).violation is not None
+
+    def like(one: Case, change: dict[str, object]) -> Case | None:
+        """The case with a field changed, if it can test the property."""
+        try:
+            other = fitted(one.replace(**change), runner.capabilities)
+        except ValueError:
+            return None
+        possible = why_unsupported(other, runner.capabilities) is None and property.applies(other, runner.capabilities)
+        return other if possible and differing(one, other).keys() <= change.keys() else None
+
+    def both(one: Case, change: dict[str, object]) -> bool:
+        return fails(like(one, change), one) and _afresh(property, runner, [one]).violation is None
+
+    values = dict.fromkeys((name, value) for other in before for name, value in differing(case, other).items())
+    seen = Counter[str]()
+    for name, value in values:
+        seen[name] += 1
+        if time.monotonic() > share.late:
+            break
+        if seen[name] > STATE_VALUES or not both(case, {name: value}):
+            continue
+        smaller = functools.partial(both, change={name: value})
+        one = shrink(case, smaller, runner.capabilities, seconds=STATE_SHRINKING).case
+        if (other := like(one, {name: value})) is not None and same_failure(
+            found := after(other, one), after(other, one)
+        ):
+            return (other,), one, found
     for earlier in [other for other in before if other != case][:STATE_SUSPECTS]:
         if time.monotonic() > share.late:
             break
         if same_failure(after(earlier), after(earlier)):
-            shrunk = shrink(
-                earlier, lambda other: after(other).violation is not None, runner.capabilities, seconds=STATE_SHRINKING
-            )
-            seen = after(shrunk.case)
-            if same_failure(seen, after(shrunk.case)):
-                return (shrunk.case,), seen
-    return (), Judgement(0.0, None)
+            shrunk = shrink(earlier, fails, runner.capabilities, seconds=STATE_SHRINKING)
+            found = after(shrunk.case)
+            if same_failure(found, after(shrunk.case)):
+                return (shrunk.case,), case, found
+    return (), case, Judgement(0.0, None)

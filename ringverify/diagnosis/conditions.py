@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from ringref.pattern import multiplicity
+from ringref.pattern import branches_through, multiplicity
 from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import shards
 from ringverify.implementation import Capabilities
 
-Features = dict[str, int | bool | str]
+Features = dict[str, int | float | bool | str]
 """What conditions look at in a case, by name."""
 
 LARGE = ("dominating_key", "large_scores", "rising_blocks", "falling_blocks", "float16_limits")
@@ -56,15 +56,21 @@ class Condition:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Placed:
+class Placed:
     """A case, and the positions that each rank holds."""
 
     case: Case
     queries: list[np.ndarray]
     keys: list[np.ndarray]
 
+    @classmethod
+    def of(cls, case: Case, capabilities: Capabilities) -> Placed:
+        """Return the case with the positions of its sharding."""
+        return cls(case, *shards(case, capabilities))
+
     @property
     def p(self) -> Problem:
+        """The problem."""
         return self.case.problem
 
     @functools.cached_property
@@ -74,6 +80,7 @@ class _Placed:
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
+        """The sides of the window; `None` where it is not bounded."""
         return self.p.window or (None, None)
 
     @property
@@ -83,14 +90,17 @@ class _Placed:
 
     @property
     def documents(self) -> tuple[int, ...]:
+        """The offsets of documents; 0 alone where there are none."""
         return self.p.documents or (0,)
 
     @property
     def branches(self) -> tuple[tuple[int, int], ...]:
+        """The branches of a dilation."""
         return () if self.p.dilation is None else self.p.dilation.branches
 
     @property
     def padded(self) -> bool:
+        """Whether some batch entry has padding."""
         return self.p.key_lengths is not None and min(self.p.key_lengths) < self.p.nk
 
     @functools.cached_property
@@ -108,12 +118,58 @@ class _Placed:
         return any(bool((rows < cut).any() and (rows >= cut).any()) for rows in self.keys for cut in cuts if cut)
 
     @functools.cached_property
-    def attended(self) -> set[int]:
-        """Numbers of keys that queries attend."""
-        return set((multiplicity(self.p) > 0).sum(axis=-1).flat)
+    def pairs(self) -> np.ndarray:
+        """Which query attends which key: `(B, H, Nq, Nk)`, with one batch entry or head for all that are alike."""
+        p = self.p
+        if p.dilation is None:
+            p = p.replace(heads=1, key_heads=None)
+        return multiplicity(p if p.key_lengths else p.replace(batch=1)) > 0
+
+    @functools.cached_property
+    def attended(self) -> np.ndarray:
+        """Numbers of keys that queries attend: `(B, H, Nq)`, as in `pairs`."""
+        found: np.ndarray = self.pairs.sum(axis=-1)
+        return found
+
+    @functools.cached_property
+    def owners(self) -> np.ndarray:
+        """On which ranks a query attends keys: `(B, H, Nq, P)`, as in `pairs`."""
+        return np.stack([self.pairs[..., held].any(axis=-1) for held in self.keys], axis=-1)
+
+    @functools.cached_property
+    def links(self) -> set[tuple[int, int]]:
+        """Pairs of a rank and of one whose keys its queries attend."""
+        return {
+            (rank, int(owner))
+            for rank, held in enumerate(self.queries)
+            for owner in np.flatnonzero(self.owners[:, :, held].any(axis=(0, 1, 2)))
+        }
+
+    def opposite(self) -> bool:
+        """Whether queries attend keys that are half of the ranks away."""
+        size = self.case.world_size
+        return any(2 * abs(rank - owner) == size for rank, owner in self.links)
+
+    def keyless(self) -> bool:
+        """Whether a query attends no key of a batch entry that has some."""
+        lengths = np.array(self.p.key_lengths or (self.p.nk,))
+        return bool((self.attended[lengths > 0] == 0).any())
+
+    def covered_by_some(self) -> bool:
+        """Whether some branches of a dilation with shared heads cover a query, and others do not, in some head."""
+        p = self.p
+        if p.dilation is None or p.dilation.heads != "shared":
+            return False
+        alone = [dataclasses.replace(p.dilation, branches=(branch,)) for branch in self.branches]
+        i = np.arange(p.nq)
+        # A branch that covers a query lets it through to its own place.
+        covers = [branches_through(i[:, None], i[None], dilation=one, heads=p.heads)[:, i, i] for one in alone]
+        return any(bool((one != covers[0]).any()) for one in covers)
 
 
-FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
+MASKED = "causal+window+documents+key_lengths+dilation"
+
+FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "causal": ("causal", "causal", 1.0, lambda one: one.p.causal),
     "not_causal": ("not causal", "causal", 1.1, lambda one: not one.p.causal),
     "window": ("window", "window", 1.0, lambda one: one.p.window is not None),
@@ -143,7 +199,7 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
     "documents": ("documents", "documents", 1.0, lambda one: one.p.documents is not None),
     "no_documents": ("no documents", "documents", 1.2, lambda one: one.p.documents is None),
     "several_documents": ("several documents", "documents", 1.2, lambda one: len(one.documents) > 2),
-    "crossing": ("a document on several ranks", "documents+length", 1.3, _Placed.crossing),
+    "crossing": ("a document on several ranks", "documents+length", 1.3, Placed.crossing),
     "inner_boundary": ("a document that begins or ends inside a rank's shard", "documents+length", 1.3,
         lambda one: one.inside(one.documents)),
     "inner_begin": ("a document that begins inside a rank's shard", "documents+length", 1.4,
@@ -177,6 +233,14 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
     "unlike_branches": ("branches of a dilation that differ", "dilation", 1.4, lambda one: len(set(one.branches)) > 1),
     "cut_rate": ("a dilation rate that does not divide its segment", "dilation", 1.45,
         lambda one: any(segment % rate for segment, rate in one.branches)),
+    "cut_segments": ("a dilation rate that does not divide its segment, and a second segment", "dilation+length", 1.5,
+        lambda one: any(segment % rate and one.p.nq > segment for segment, rate in one.branches)),
+    "by_blocks": ('head_offset "block"', "dilation", 1.25,
+        lambda one: one.p.dilation is not None and one.p.dilation.head_offset == "block"),
+    "cut_offsets": ("a dilation rate below the number of heads that does not divide it", "dilation+heads", 1.5,
+        lambda one: any(rate < one.p.heads and one.p.heads % rate for _, rate in one.branches)),
+    "covered_by_some": ("a query that one branch of a dilation covers and another does not", "dilation", 1.5,
+        Placed.covered_by_some),
     "uneven_branches": ("a number of heads that the branches of a dilation do not divide", "dilation+heads", 1.45,
         lambda one: len(one.branches) > 0 and one.p.heads % len(one.branches) != 0),
     "many_branches": ("more branches of a dilation than heads", "dilation+heads", 1.5,
@@ -198,7 +262,16 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
     "wide_values": ("value_dim above head_dim", "dims", 1.3, lambda one: one.p.dv > one.p.head_dim),
     "narrow_values": ("value_dim below head_dim", "dims", 1.3, lambda one: one.p.dv < one.p.head_dim),
     "empty_rows": ("a query without keys", "empty rows", 1.3, lambda one: 0 in one.attended),
+    "keyless": ("a query without keys in a batch entry that has keys", "empty rows+key_lengths", 1.35, Placed.keyless),
+    "hidden": ("a query from which a mask hides some of its keys", MASKED, 1.4,
+        lambda one: bool(((one.attended > 0) & (one.attended < one.p.nk)).any())),
+    "opposite": ("a query with keys on the opposite rank, half of the ranks away", f"ranks+{MASKED}", 1.45,
+        Placed.opposite),
     "uneven": ("shards of different lengths", "even shards", 1.2, lambda one: len(one.lengths) > 1),
+    "uneven_keys": ("ranks with different numbers of keys", "even shards", 1.22,
+        lambda one: len({keys for _, keys in one.lengths}) > 1),
+    "uneven_queries": ("ranks with different numbers of queries", "even shards", 1.24,
+        lambda one: len({rows for rows, _ in one.lengths}) > 1),
     "even": ("shards of equal lengths", "even shards", 1.6, lambda one: len(one.lengths) == 1),
     "odd_shard": ("a rank with an odd number of keys", "length", 1.35, lambda one: any(n % 2 for _, n in one.lengths)),
     "empty_shard": ("a rank without tokens", "even shards", 1.3, lambda one: 0 in itertools.chain(*one.lengths)),
@@ -212,9 +285,9 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[_Placed], bool]]] = {
     "strides": ("inputs that are not contiguous in memory", "strides", 1.0,
         lambda one: one.case.memory != "contiguous"),
     "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in HALF),
-    "choice": ("at least 2 keys for a query", "length", 0.98, lambda one: max(one.attended, default=0) > 1),
+    "choice": ("at least 2 keys for a query", "length", 0.98, lambda one: one.attended.max(initial=0) > 1),
     "differing": ("at least 2 keys of different scores for a query", "values+length", 1.05,
-        lambda one: one.case.values != "zero_queries" and max(one.attended, default=0) > 1),
+        lambda one: one.case.values != "zero_queries" and one.attended.max(initial=0) > 1),
     "large": ("large or dominating scores", "values", 1.0, lambda one: one.case.values in LARGE),
     "of_lse": ("a cotangent of lse", "cotangent", 1.0, lambda one: one.case.cotangent != "out"),
     "of_out": ("a cotangent of out", "cotangent", 1.1, lambda one: one.case.cotangent != "lse"),
@@ -255,6 +328,12 @@ SIZES: dict[str, tuple[str, str, float]] = {
 }
 """Sizes: the name, the factor and the cost."""
 
+REACHED: dict[str, tuple[str, float]] = {
+    "blocks": ("a query with keys on at least {} ranks", 1.35),
+    "distance": ("a query with keys at least {} ranks away", 1.4),
+}
+"""How far the attended keys of some query lie apart: the words, with the number in them, and the cost."""
+
 DIVIDED = ("keys_here", "keys", "queries_here", "queries", "head_dim", "value_dim")
 """Numbers of which it may matter whether 4, 8 or 16 divides them."""
 
@@ -286,7 +365,7 @@ RELATED = (
 def features(case: Case, capabilities: Capabilities) -> Features:
     """Return what conditions look at in a case."""
     p = case.problem
-    seen = _Placed(case, *shards(case, capabilities))
+    seen = Placed.of(case, capabilities)
     found: Features = {
         "ranks": case.world_size,
         "keys": p.nk,
@@ -306,6 +385,8 @@ def features(case: Case, capabilities: Capabilities) -> Features:
         "cotangent": case.cotangent,
         "group": case.group,
         "schedule": case.schedule,
+        "blocks": int(seen.owners.sum(axis=-1).max(initial=0)),
+        "distance": max((abs(rank - owner) for rank, owner in seen.links), default=0),
     }
     # A side that is not bounded, or a dilation that is not there, has no number: no condition on it holds.
     found |= {
@@ -330,10 +411,16 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
         c: what the implementation declares; where it has no cross lengths, a key is called a token.
     """
     cases = list(seen)
-    found = [*_flags(), *_relations()]
+    masks = sum((c.causal != "never", c.window, c.documents, c.key_lengths, bool(c.dilation)))
+    # Where one kind of mask alone is declared, that one is named.
+    found = [one for one in (*_flags(), *_relations()) if masks > 1 or one.about != ("hidden",)]
     for name in CHOICES:
         for value in sorted({str(one[name]) for one in cases}):
             found += _choices(name, value)
+    for name, (text, cost) in REACHED.items():
+        for n in sorted({int(one[name]) for one in cases} - {0, 1}):
+            meets = functools.partial(_at_least, name, n)
+            found.append(Condition(text.format(n), frozenset({"ranks", *MASKS}), cost + n / 1e4, (name,), meets))
     for name in (*COUNTS, *SIZES):
         replicated = any(one["sharding"] == "replicated_query" for one in cases)
         if not c.cross_lengths and (name == "queries" or (name == "queries_here" and not replicated)):
@@ -357,6 +444,10 @@ def _flags() -> Iterator[Condition]:
 
 def _flag(names: tuple[str, ...], one: Features) -> bool:
     return any(bool(one.get(name, False)) for name in names)
+
+
+def _at_least(name: str, n: int, one: Features) -> bool:
+    return int(one[name]) >= n
 
 
 def _relations() -> Iterator[Condition]:

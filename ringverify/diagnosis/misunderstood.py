@@ -129,6 +129,23 @@ def _returned_turned(here: Here, whole: Partial) -> tuple[Tensor, Tensor]:
     return _turned(here, out), lse
 
 
+def _reshaped(name: str, backward: str) -> Steps:
+    """Steps that bring a result to its layout by a reshape, where heads and tokens had to be transposed."""
+
+    def turned(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).reshape(x.shape)
+
+    def back(x: Tensor) -> Tensor:
+        b, first, second, *rest = x.shape
+        return x.reshape(b, second, first, *rest).transpose(1, 2)
+
+    def returned(here: Here, whole: Partial) -> tuple[Tensor, Tensor]:
+        out, lse = STEPS.returned(here, whole)
+        return (turned(out), lse) if name == "out" else (out, turned(lse))
+
+    return replace(STEPS, returned=returned, cotangent=lambda here, of, x: back(x) if of == backward else x)
+
+
 LAYOUT: list[Hypothesis] = [
     Hypothesis(
         _says_other_layout,
@@ -143,6 +160,17 @@ LAYOUT: list[Hypothesis] = [
             cotangent=lambda here, name, x: _turned(here, x) if name == "dout" else x,
         ),
         advice="Return out.transpose(1, 2)",
+    ),
+    *(
+        Hypothesis(
+            f"{name} is brought from {layout} by a reshape instead of a transposition of heads and tokens",
+            _reshaped(name, backward),
+            advice=f"Return {name}.transpose(1, 2)",
+        )
+        for name, backward, layout in (
+            ("lse", "dlse", "(batch, tokens, heads) to (batch, heads, tokens)"),
+            ("out", "dout", "(batch, heads, tokens, dims) to (batch, tokens, heads, dims)"),
+        )
     ),
 ]
 

@@ -17,14 +17,17 @@ in words do not explain what was seen, the factor alone is named: "certain value
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case
 from ringverify.diagnosis.conditions import HALF, MASKS, Condition, conditions, features
+from ringverify.diagnosis.scores import FAR, conditions_on_scores, meets, of_scores
 from ringverify.diagnosis.varying import FIELDS, Varying
 from ringverify.events import Needed
 from ringverify.implementation import Capabilities
@@ -74,6 +77,15 @@ INSTEAD = (*MASKS, "softcap", "scale", "cross lengths", "key heads")
 
 SIMPLER = ("values", "length", "dtype")
 """Factors that are varied in the smallest case too: in larger ones some row, or some key, shows a fault anyway."""
+
+SEEDS = 4
+"""Seeds with which the smallest case is run where values matter: scores grow from hop to hop in some of them."""
+
+FARTHEST = 1e4
+"""Scores from which on everything fails, if scores that are far from 0 do."""
+
+NEAR = 1.1
+"""Ratio of a score that fails to one that passes at which the limit between them is known well enough."""
 
 DOUBT = 3.0
 """The same while runs are still chosen: a rare condition that would explain one is tried again before it is dropped."""
@@ -155,6 +167,7 @@ def needs(
     """
     exploration = _Exploration(case, fails, Varying(capabilities, most_ranks), seconds)
     explanation, complete = exploration.explained(shrunk_from, drawn)
+    explanation = exploration.explained_by_scores(explanation)
     turning = exploration.unexplained(explanation)
     certain = {factor: None for factor, n in turning.items() if n > 1}
     tested = [
@@ -173,6 +186,8 @@ def needs(
         about.add("dtype")  # both widths have to fail where both are declared
     if exploration.varying.sizes[0] not in {one.world_size for one in failing}:
         about.add("ranks")
+    if "world" not in {one.group for one in failing}:
+        about.add("group")
     outcomes = exploration.outcomes
     irrelevant = _irrelevant({name: outcomes[name] for name in exploration.varying.factors if name in outcomes}, about)
     return Needs(tuple(requires), irrelevant, complete, exploration.tried)
@@ -195,7 +210,7 @@ def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tupl
 
 
 def _holding(condition: Condition, capabilities: Capabilities) -> Callable[[Case], bool]:
-    return lambda case: condition.meets(features(case, capabilities))
+    return lambda case: meets(condition, case, capabilities)
 
 
 class _Spent(Exception):
@@ -212,7 +227,9 @@ class _Exploration:
         seconds: the time for it.
 
     Attributes:
-        runs: whether each variant failed; those of which nothing was learned are left out.
+        runs: whether each variant failed, with its own seed or the next; those of which nothing was learned are left
+            out.
+        seen: whether each variant failed with its own seed.
         outcomes: by factor, whether its variants failed.
         turning: by a case that passed, the factor in which it differs from one that failed.
         tried: number of runs.
@@ -221,6 +238,7 @@ class _Exploration:
     def __init__(self, case: Case, fails: Callable[[Case], bool | None], varying: Varying, seconds: float) -> None:
         self.case, self.fails, self.varying = case, fails, varying
         self.runs: dict[Case, bool] = {case: True}
+        self.seen: dict[Case, bool] = {case: True}
         self.outcomes: dict[str, list[bool]] = {}
         self.turning: dict[Case, str] = {}
         self.tried = 0
@@ -244,6 +262,8 @@ class _Exploration:
                 raise _Spent
             found = self.fails(one)
             self.tried += found is not None
+            if found is not None:
+                self.seen[one] = found
             if found:
                 self.runs[one] = True
                 if one is not case:  # whether it is seen depends on the seed
@@ -259,6 +279,7 @@ class _Exploration:
     def explained(self, shrunk_from: Sequence[Case], drawn: Sequence[Case]) -> tuple[list[Condition], bool]:
         """Return the conditions that explain the runs, and whether no other run was left that could tell more."""
         self.runs |= dict.fromkeys(shrunk_from, True)
+        self.seen |= self.runs
         try:
             generous, has = self._generous(), self._has()
             # First what the case is likely to need, so that it is known when the time ends.
@@ -273,6 +294,42 @@ class _Exploration:
         except _Spent:
             return self._board().explanation(self.runs), False
         return self._board().explanation(self.runs), True
+
+    def explained_by_scores(self, explanation: list[Condition]) -> list[Condition]:
+        """Return the conditions that explain the runs if they may be about scores too, where values matter."""
+        if "values" not in {*self.unexplained(explanation)}.union(*(one.factors for one in explanation)):
+            return explanation
+        with contextlib.suppress(_Spent):
+            for seed, values in itertools.product(range(SEEDS), ("normal", self.case.values)):
+                for one in (self.case, *self.varying.of(self.case, "causal")):
+                    self.failed(one.replace(seed=seed, values=values), expected=False)
+        found = self._scored()
+        for sign, limit in ((-1, "lowest"), (1, "highest")):
+            if self.varying.c.scale and any(limit in one.about for one in found):
+                with contextlib.suppress(_Spent):
+                    self._limit(limit, sign)
+                found = self._scored()
+        return found
+
+    def _scored(self) -> list[Condition]:
+        """Return the conditions that explain the runs, each with its own values, if they may be about scores."""
+        return _Board([*self.seen], self.varying.c, scored=True).explanation(self.seen)
+
+    def _limit(self, name: str, sign: int) -> None:
+        """Run the smallest case with a lowest, or highest, score ever nearer to where it begins to fail."""
+        for seed in range(SEEDS):
+            plain = self.case.replace(seed=seed, values="normal", scale=1.0, softcap=None)
+            if (one := sign * float(of_scores(plain, self.varying.c).get(name, 0))) > 0:
+                break
+        else:
+            return
+        passes, fails = FAR, FARTHEST
+        while fails / passes > NEAR:
+            middle = math.sqrt(passes * fails)
+            failed = self.failed(plain.replace(scale=middle / one), expected=False)
+            if failed is None:
+                return
+            passes, fails = (passes, middle) if failed else (middle, fails)
 
     def tested(self, condition: Condition) -> bool:
         """Return whether cases that failed were changed in a condition alone, and passed."""
@@ -357,7 +414,7 @@ class _Exploration:
         return found
 
     def _met(self, case: Case, explanation: Sequence[Condition]) -> bool:
-        return all(one.meets(features(case, self.varying.c)) for one in explanation)
+        return all(meets(one, case, self.varying.c) for one in explanation)
 
     def _foretold(self, generous: Case, case: Case | None, explanation: Sequence[Condition]) -> bool:
         """Run a case, and return whether it fails if it meets all conditions, and passes if it does not."""
@@ -448,7 +505,9 @@ class _Exploration:
             if needed in factors and False in self.outcomes[needed]:
                 for plain in self.varying.of(case, needed)[:1]:
                     for other in INSTEAD:
-                        for instead in self.varying.of(plain, other)[:1] if other != needed else ():
+                        # Two of key_lengths: one that shortens all batch entries, one that empties the last.
+                        variants = self.varying.of(plain, other)[: 1 + (other == "key_lengths")]
+                        for instead in variants if other != needed else ():
                             self.failed(instead, expected=False)
 
     def _pool(self, case: Case, factors: Sequence[str]) -> list[Case]:
@@ -476,14 +535,18 @@ class _Board:
     Args:
         cases: cases that were run, and cases that could be.
         capabilities: what the implementation declares.
+        scored: whether conditions may be about scores.
     """
 
-    def __init__(self, cases: Sequence[Case], capabilities: Capabilities) -> None:
+    def __init__(self, cases: Sequence[Case], capabilities: Capabilities, *, scored: bool = False) -> None:
         self.cases = list(dict.fromkeys(cases))
         seen = [features(case, capabilities) for case in self.cases]
+        if scored:
+            seen = [one | of_scores(case, capabilities) for one, case in zip(seen, self.cases, strict=True)]
         alike: dict[tuple[str, ...], dict[tuple[object, ...], int]] = {}
         self._met: list[tuple[Condition, int]] = []
-        for condition in conditions(seen, capabilities):
+        of_both = [*conditions(seen, capabilities), *(conditions_on_scores(seen) if scored else ())]
+        for condition in of_both:
             if (groups := alike.get(condition.about)) is None:
                 groups = alike[condition.about] = {}
                 for place, one in enumerate(seen):

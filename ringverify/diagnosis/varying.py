@@ -246,7 +246,10 @@ class Varying:
     def _key_lengths(self, case: Case) -> Iterator[Case]:
         p, size = case.problem, case.world_size
         yield from _with(case, key_lengths=None)
-        for length in (p.nk, p.nk - 1, p.nk // 2 + 1, p.nk - p.nk // size):
+        whole = (p.nk,) * (p.batch - 1)
+        yield from _with(case, key_lengths=(p.nk - 1,) * p.batch)
+        yield from _with(case, key_lengths=(*whole, 0))
+        for length in (p.nk // 2 + 1, p.nk - p.nk // size, p.nk):
             yield from _with(case, key_lengths=(length,) * p.batch)
         if p.batch > 1:
             yield from _with(case, key_lengths=(p.nk, *(p.nk - 1,) * (p.batch - 1)))
@@ -262,6 +265,9 @@ class Varying:
             return
         d = p.dilation
         yield from _each(case, "dilation", (Dilation(d.branches, mode) for mode in c.dilation))
+        if d.heads == "shared":
+            offsets = (dataclasses.replace(d, head_offset=offset) for offset in ("cyclic", "block"))
+            yield from _each(case, "dilation", offsets)
         others = [tuple((max(1, n // place), 1) for place, _ in enumerate(d.branches, 1))]
         others += [tuple((w, rate) for w, _ in d.branches) for rate in (1, 2, 3, 4, 5)]
         others += [tuple((w, r) for _, r in d.branches) for w in (1, 2, here - 1, here, here + 1, 2 * here, n) if w > 0]

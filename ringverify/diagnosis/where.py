@@ -48,16 +48,21 @@ def locate(scene: Scene, tensor: TensorName, pairs: Sequence[WrongPair]) -> Wher
     row, head = axes.index("key" if tensor in ("dk", "dv") else "query"), axes.index("head")
     rows: dict[int, tuple[int, ...]] = {}
     heads: set[int] = set()
+    count = 0
     for rank in range(scene.size):
         wrong = wrong_elements(scene, tensor, rank)
         if wrong.any():
             local = np.flatnonzero(wrong.any(axis=tuple(axis for axis in range(wrong.ndim) if axis != row)))
             rows[rank] = tuple(int(p) for p in scene.shards[tensor in ("dk", "dv")][rank][local])
-            heads |= {int(h) for h in np.flatnonzero(wrong.any(axis=tuple(a for a in range(wrong.ndim) if a != head)))}
+            both: Mask = np.any(wrong, axis=tuple(axis for axis in range(wrong.ndim) if axis not in (row, head)))
+            count += int(both.sum())
+            heads |= {int(h) for h in np.flatnonzero(both.any(axis=0 if row < head else 1))}
     if not rows:
         return None
     found = tuple(pairs)
     text = [_rows_told(scene, tensor, rows, tuple(sorted(heads)))]
+    if count < (whole := len(heads) * sum(map(len, rows.values()))):
+        text[0] += f", {count} of {whole} of these"
     if found:
         text.append(_pairs_told(tensor, found))
     return Where(tensor, rows, tuple(sorted(heads)), found, tuple(text))

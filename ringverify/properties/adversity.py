@@ -61,7 +61,7 @@ def _hazard(hazards: Sequence[Hazard], case: Case) -> Violation:
     rank = case.ring_ranks.index(first.rank) if first.rank in case.ring_ranks else None
     others = [hazard.message for hazard in hazards[1:]]
     also = tuple({("hazard", hazard.kind) for hazard in hazards})
-    return Violation(("hazard", first.kind), rank, first.message, "\n".join(others), also=also)
+    return Violation(("hazard", first.kind), rank, first.message, "\n".join(others), also=also, cause=first.cause)
 
 
 def _judge_progress(case: Case, runner: Runner) -> Judgement:

@@ -7,7 +7,11 @@ call if it is restored.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from ringverify.cases.case import Case
+from ringverify.cases.local import ROUNDED
 from ringverify.cases.running import Runner
 from ringverify.cases.strategies import Scope, cases, widest, within
 from ringverify.implementation import Capabilities
@@ -28,8 +32,25 @@ def _judge_untouched(case: Case, runner: Runner) -> Judgement:
                 return Judgement(0.0, Violation(("left", *result.left), rank, summary), observation.digest)
             if result.changed:
                 summary = f"rank {rank} changed its input {', '.join(result.changed)} during {during}"
-                return Judgement(0.0, Violation(("changed", *result.changed), rank, summary), observation.digest)
+                reason, cause = ("changed", *result.changed), _in_place(case, result.factors)
+                return Judgement(0.0, Violation(reason, rank, summary, cause=cause), observation.digest)
     return Judgement(0.0, None, observation.digest)
+
+
+def _in_place(case: Case, factors: Mapping[str, float]) -> str | None:
+    """Say by what an implementation multiplied its inputs; `None` if it did something else with them.
+
+    Args:
+        case: the case.
+        factors: the factor, by name of the input.
+    """
+    scale, told = case.problem.scale_value, []
+    words = {"the scale": scale, "1 / scale": 1 / scale, "scale · log2(e)": scale * math.log2(math.e)}
+    for name, factor in factors.items():
+        word = next((word for word, value in words.items() if math.isclose(value, factor, rel_tol=ROUNDED)), None)
+        number = f"{factor:.6g}"
+        told.append(f"{name} is multiplied by {number if word is None else f'{word} ({number})'} in place")
+    return ", ".join(told) or None
 
 
 def _untouched(c: Capabilities) -> Scope:

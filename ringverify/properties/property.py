@@ -40,6 +40,7 @@ class Violation:
         finding: the worst element, where values are wrong.
         also: further reasons for which the case fails, such as other tensors that are wrong by less.
         failure: how the run ended, where it ended without results.
+        cause: what is done wrongly, in a sentence, where the judge itself can tell.
     """
 
     reason: Reason
@@ -49,6 +50,7 @@ class Violation:
     finding: Finding | None = None
     also: tuple[Reason, ...] = ()
     failure: Failure | None = None
+    cause: str | None = None
 
     @property
     def kind(self) -> str:

@@ -44,6 +44,8 @@ class Failure:
         limit: the machine limit that the rank reached, if it was one.
         exit_code: of a process that ended without a report, negative for a signal.
         places: where ranks were when time ran out: pairs of a rank and a text such as "at ring.py:41 in attend".
+        waits: of a deadlock, the ranks that wait and what each waits for.
+        returned: of a deadlock, the ranks that have returned.
     """
 
     kind: FailureKind
@@ -58,6 +60,8 @@ class Failure:
     limit: Limit | None = None
     exit_code: int | None = None
     places: tuple[tuple[int, str], ...] = ()
+    waits: tuple[tuple[int, str], ...] = ()
+    returned: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", cut(self.message))

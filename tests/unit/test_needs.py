@@ -13,6 +13,7 @@ from ringverify.check.explaining import when_it_fails
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.conditions import features
 from ringverify.diagnosis.needs import needs
+from ringverify.diagnosis.scores import of_scores
 from ringverify.events import Needed
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
@@ -22,6 +23,7 @@ from ringverify.worlds.simulated import SimulatedWorld
 MIXED = 18
 SCOPE = Scope(memory=("contiguous", "strided"), cotangents=("out", "both", "lse"), groups=("world", "strided"))
 TOKENS = Capabilities(sharding=("contiguous", "zigzag"), uneven=True, window=True)
+SCALED = dataclasses.replace(TOKENS, scale=True)
 PLANTED = [
     ("at least 3 ranks", lambda one: one["ranks"] >= 3),
     ("exactly 3 ranks", lambda one: one["ranks"] == 3),
@@ -102,6 +104,16 @@ RELATED = [
     ("at least 2 keys for a query, softcap", lambda one: one["choice"] and one["softcap"]),
     ("at least 2 ranks, a document that begins or ends inside a rank's shard",
      lambda one: one["inner_boundary"] and one["ranks"] > 1),
+    ("a query with keys on at least 3 ranks", lambda one: one["blocks"] >= 3),
+    ("documents, a query with keys at least 2 ranks away", lambda one: one["documents"] and one["distance"] >= 2),
+    ("a query with keys on the opposite rank, half of the ranks away", lambda one: one["opposite"]),
+    ("softcap, a query from which a mask hides some of its keys", lambda one: one["softcap"] and one["hidden"]),
+    ("a query without keys in a batch entry that has keys", lambda one: one["keyless"]),
+    ("causal, ranks with different numbers of keys", lambda one: one["causal"] and one["uneven_keys"]),
+    ("a dilation rate that does not divide its segment, and a second segment", lambda one: one["cut_segments"]),
+    ('head_offset "block", a dilation rate below the number of heads that does not divide it',
+     lambda one: one["by_blocks"] and one["cut_offsets"]),
+    ("a query that one branch of a dilation covers and another does not", lambda one: one["covered_by_some"]),
 ]  # fmt: skip
 
 
@@ -112,6 +124,29 @@ def test_a_condition_that_relates_factors_is_found_again(text, planted):
     assert ", ".join(one.text for one in said.requires) == text
     assert all(all(one.holds(case) for one in said.requires) == fails(case) for case in drawn)
     assert said.tried <= 140
+
+
+@pytest.mark.parametrize(
+    ("text", "planted"),
+    [
+        ("a query whose running maximum grows at a later hop", lambda one: one["rising"]),
+        ("a query whose scores are all below −", lambda one: one.get("lowest", 0) < -90),
+        ("a score above ", lambda one: one.get("highest", 0) > 90),
+    ],
+)
+def test_a_condition_on_scores_is_found_again(text, planted):
+    """Those that are far from 0 with the limit, to a tenth of it, where the scale may be chosen."""
+
+    def fails(case):
+        return bool(planted(of_scores(case, SCALED)))
+
+    choices = SeededChoices(1)
+    drawn = [case_of(choices, SCALED, Scope(values=("dominating_key", "large_scores", "normal"))) for _ in range(100)]
+    smallest = shrink(next(case for case in drawn if fails(case)), fails, SCALED).case
+    said = needs(smallest, fails, SCALED, drawn=drawn[-MIXED:], seconds=60)
+    (told,) = [one.text for one in said.requires]
+    assert told.startswith(text)
+    assert not told[-1].isdigit() or 90 <= int(told.split()[-1].strip("−")) <= 100
 
 
 @pytest.mark.parametrize("most", [70, 260])

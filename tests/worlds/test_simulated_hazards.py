@@ -217,6 +217,7 @@ def test_a_receive_into_memory_that_is_being_sent_is_named_with_both_lines():
             f"with its receive from rank 0, tag 0, at {short(second)}"
         )
         assert run.hazards == (Hazard("overlap", 1, "receive from rank 0, tag 0", second, first, message),)
+        assert run.hazards[0].cause == "a buffer is received into while a send of it is in flight"
 
 
 def test_two_receives_and_a_send_in_one_place_are_named():
@@ -230,7 +231,12 @@ def test_two_receives_and_a_send_in_one_place_are_named():
         for work in works:
             work.wait()
 
-    messages = [hazard.message.split(" (")[0] for hazard in by_rank(watched(program), 0)]
+    hazards = by_rank(watched(program), 0)
+    assert [hazard.cause for hazard in hazards] == [
+        "a buffer is received into while a receive into it is in flight",
+        "a buffer is sent while a receive into it is in flight",
+    ]
+    messages = [hazard.message.split(" (")[0] for hazard in hazards]
     assert messages == [
         "rank 0 receives into memory that its receive from rank 1, tag 1",
         "rank 0 sends memory that its receive from rank 1, tag 1",

@@ -265,5 +265,8 @@ class Baton:
             if not seat.finished:
                 places += [f"rank {seat.rank} at", *(f"  {line}" for line in self.where(seat.rank))]
         detail = "\n".join([*waits, *places, self.explain()]).rstrip()
-        self.stop(Failure("deadlock", None, "deadlock: " + "; ".join(waits), detail))
+        awaited = tuple((seat.rank, seat.awaited.describe()) for seat in self._seats if seat.awaited is not None)
+        returned = tuple(seat.rank for seat in self._seats if seat.finished and seat.awaited is None)
+        message = "deadlock: " + "; ".join(waits)
+        self.stop(Failure("deadlock", None, message, detail, waits=awaited, returned=returned))
         raise Unwound

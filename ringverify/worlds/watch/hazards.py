@@ -42,6 +42,7 @@ class Hazard:
             say) is found only when the operation is waited for, and this is then that line.
         posted: the user's line that posted the operation; for an overlap, the operation that was posted first.
         message: all of it in one line, files by their base names.
+        cause: what is done wrongly, in a sentence without ranks and lines; `None` where the message is as good.
     """
 
     kind: HazardKind
@@ -50,6 +51,7 @@ class Hazard:
     place: str
     posted: str
     message: str
+    cause: str | None = dataclasses.field(default=None, compare=False)
 
 
 @contextlib.contextmanager

@@ -217,33 +217,39 @@ class Watch:
     def _check_group(self, rank: _WatchedRank, operation: Operation) -> None:
         ranks, place = operation.mailbox.ranks, operation.posted
         if rank.ring is not None and not set(ranks) <= set(rank.ring):
-            group = "the default group" if len(ranks) == self._world_size else f"the group {list(ranks)}"
+            default = len(ranks) == self._world_size
+            group = "the default group" if default else f"the group {list(ranks)}"
+            cause = f"communication of the ring runs on {'the default group' if default else 'another group'}"
             message = (
                 f"rank {rank.rank} uses {group} where the ring is the group {list(rank.ring)}, "
                 f"for its {operation.title}, at {place.short}"
             )
-            self._report(Hazard("wrong_group", rank.rank, operation.title, str(place), str(place), message))
+            self._report(Hazard("wrong_group", rank.rank, operation.title, str(place), str(place), message, cause))
 
     def _check_sends(self, rank: _WatchedRank, post: _Post, buffers: Pieces) -> None:
         for buffer in buffers:
             other: _Post | None = rank.mode.in_the_way(buffer, readable=True)
             if other is not None:
-                self._overlap(post, other, "sends memory that", "is about to write")
+                cause = "a buffer is sent while a receive into it is in flight"
+                self._overlap(post, other, "sends memory that", "is about to write", cause)
 
     def _check_receives(self, rank: _WatchedRank, post: _Post, buffers: Pieces) -> None:
         for buffer in buffers:
             other: _Post | None = rank.mode.in_the_way(buffer, readable=False)
             if other is not None:
-                doing = "is about to write" if _among(buffer, other.receives) else "is still reading"
-                self._overlap(post, other, "receives into memory that", doing)
+                twice = _among(buffer, other.receives)
+                doing, what = ("is about to write", "a receive into") if twice else ("is still reading", "a send of")
+                cause = f"a buffer is received into while {what} it is in flight"
+                self._overlap(post, other, "receives into memory that", doing, cause)
         if len(buffers) > 1:
             starts = [buffer.data_ptr() for buffer in buffers if buffer.numel()]
             if len(set(starts)) < len(starts):
                 what, where = post.operation.title, post.operation.posted
                 message = f"rank {rank.rank} receives twice into the same memory with its {what}, at {where.short}"
-                self._report(Hazard("overlap", rank.rank, what, str(where), str(where), message))
+                cause = "several messages are received into the same memory"
+                self._report(Hazard("overlap", rank.rank, what, str(where), str(where), message, cause))
 
-    def _overlap(self, post: _Post, other: _Post, does: str, doing: str) -> None:
+    def _overlap(self, post: _Post, other: _Post, does: str, doing: str, cause: str) -> None:
         rank, what = post.operation.rank, post.operation.title
         post.told.add("overlap")
         other.told.add("overlap")
@@ -251,7 +257,8 @@ class Watch:
             f"rank {rank} {does} its {other.operation.title} (posted at {other.operation.posted.short}) {doing}, "
             f"with its {what}, at {post.operation.posted.short}"
         )
-        self._report(Hazard("overlap", rank, what, str(post.operation.posted), str(other.operation.posted), message))
+        places = str(post.operation.posted), str(other.operation.posted)
+        self._report(Hazard("overlap", rank, what, *places, message, cause))
 
     def tell(self, post: _Post, kind: HazardKind, place: UserLine, *, found: bool = False) -> None:
         """Report that a buffer in flight was touched.
@@ -270,7 +277,8 @@ class Watch:
             f"rank {rank} {_DID[kind]} the buffer of its {what} (posted at {posted.short}) before it completed, "
             f"{'found at' if found else 'at'} {place.short}"
         )
-        self._report(Hazard(kind, rank, what, str(place), str(posted), message))
+        cause = f"a buffer is {_DONE[kind]} is in flight"
+        self._report(Hazard(kind, rank, what, str(place), str(posted), message, cause))
 
     def _left(self, operation: Operation, kind: HazardKind, message: str) -> None:
         place, what = operation.posted, operation.title
@@ -281,6 +289,11 @@ class Watch:
         self._hazards.setdefault(hazard.message, hazard)
 
 
+_DONE = {
+    "send_changed": "written to while a send of it",
+    "receive_changed": "written to while a receive into it",
+    "receive_read": "read while a receive into it",
+}
 _DID = {"send_changed": "changed", "receive_changed": "wrote to", "receive_read": "read"}
 
 

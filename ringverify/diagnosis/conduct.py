@@ -1,0 +1,83 @@
+"""The cause of failures that no value tells: ranks that wait for ever, and state that is kept between calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ringverify.cases.case import Case
+from ringverify.cases.running import shards
+from ringverify.implementation import Capabilities
+from ringverify.worlds.world import Failure
+
+HELD: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+    ("a rank without queries", "holds no queries", (0,)),
+    ("a rank without keys", "holds no keys", (1,)),
+    ("a rank without tokens", "holds no tokens", (0, 1)),
+)
+"""What may set a rank apart: the condition in words, the same of the rank, and whether of queries (0) or keys (1)."""
+
+
+def of_deadlock(case: Case, capabilities: Capabilities, failure: Failure, requires: Sequence[str]) -> str | None:
+    """Return why ranks of a case wait for ever, if one that holds nothing has returned.
+
+    Args:
+        case: the smallest case.
+        capabilities: what the implementation declares.
+        failure: which ranks wait for what, and which have returned.
+        requires: what the case needs in order to fail, in words.
+    """
+    ring, held = case.ring_ranks, shards(case, capabilities)
+    gone = [ring.index(rank) for rank in failure.returned if rank in ring]
+    waiting = [ring.index(rank) for rank, _ in failure.waits if rank in ring]
+    for _, holds, axes in sorted(HELD, key=lambda one: one[0] not in requires):
+        empty = [rank for rank in (*gone, *waiting) if not any(len(held[axis][rank]) for axis in axes)]
+        if waiting and empty and set(empty) <= set(gone):
+            rank, what = failure.waits[0]
+            return (
+                f"rank {ring[empty[0]]}, which {holds}, returns early and takes no part in the exchange: "
+                f"rank {rank} waits for {what}"
+            )
+    return None
+
+
+WORDS = {
+    "query_length": "length",
+    "key_length": "number of keys",
+    "key_heads": "key heads",
+    "head_dim": "head_dim",
+    "world_size": "number of ranks",
+    "values": "input values",
+    "seed": "input values",
+    "memory": "memory layout",
+    "schedule": "order of the ranks",
+    "transport": "transport",
+}
+"""Fields of a case in words, where their names are not."""
+
+
+def differing(case: Case, other: Case) -> dict[str, object]:
+    """Return the fields in which another case differs, with its values: those of the problem, then of the case."""
+    found: dict[str, object] = {}
+    for one, another in ((case.problem, other.problem), (case, other)):
+        for field in dataclasses.fields(one):
+            if field.name != "problem" and getattr(one, field.name) != (value := getattr(another, field.name)):
+                found[field.name] = value
+    return found
+
+
+def of_state(fields: Sequence[str]) -> tuple[str, str]:
+    """Return what a case needs, and the cause, where it fails only after another one that differs in these fields."""
+    names = list(dict.fromkeys(WORDS.get(field, field.replace("_", " ")) for field in fields))
+    if len(names) > 1:  # the two were not shrunk together, so that they may differ in what does not matter
+        return (
+            "an earlier call in the same process",
+            "what an earlier call leaves behind changes the result of this one",
+        )
+    if not names:
+        needs = "an earlier call in the same process, with the same arguments"
+        return needs, "what an earlier call leaves behind in the process changes the result of the same call"
+    return (
+        f"an earlier call in the same process that differs in the {names[0]} alone",
+        f"what an earlier call leaves behind in the process is used again though the {names[0]} is another one",
+    )

@@ -1,0 +1,73 @@
+"""Conditions about the scores of a case: how large they are, and whether a query's largest one grows at a later hop."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from ringref.attention import per_query_head
+from ringverify.cases.case import Case
+from ringverify.cases.inputs import make_inputs
+from ringverify.diagnosis.conditions import Condition, Features, Placed, features
+from ringverify.implementation import Capabilities
+
+SCORED = ("lowest", "highest", "rising")
+"""Names of the features of scores."""
+
+FAR = 10.0
+"""Scores as far from 0 as this may underflow, or overflow, when they are taken to the exponential."""
+
+
+@functools.lru_cache(maxsize=1024)
+def of_scores(case: Case, capabilities: Capabilities) -> Features:
+    """Return what conditions look at in the attended scores of a case.
+
+    That is the lowest and the highest of what is each query's largest score, and whether that of some query, known from
+    an earlier hop, grows at a later one: a rank's own block is followed by those of rank − 1, rank − 2 and so on.
+    """
+    p, x, placed = case.problem, make_inputs(case), Placed.of(case, capabilities)
+    products = x.q.swapaxes(1, 2) @ per_query_head(x.k, p.group_size).swapaxes(2, 3)
+    scores = np.nan_to_num(products) * p.scale_value
+    scores = scores if p.softcap is None else p.softcap * np.tanh(scores / p.softcap)
+    scores = np.where(placed.pairs, scores, -np.inf)
+    found: Features = {"rising": False}
+    tops = scores.max(axis=-1, initial=-np.inf)
+    if (some := tops[np.isfinite(tops)]).size:
+        found |= {"lowest": float(some.min()), "highest": float(some.max())}
+    blocks = np.stack([scores[..., held].max(axis=-1, initial=-np.inf) for held in placed.keys], axis=-1)
+    for rank, held in enumerate(placed.queries):
+        by_hop = blocks[:, :, held][..., (rank - np.arange(case.world_size)) % case.world_size]
+        before = np.maximum.accumulate(by_hop, axis=-1)[..., :-1]
+        if ((by_hop[..., 1:] > before) & np.isfinite(before)).any():
+            found["rising"] = True
+    return found
+
+
+def meets(condition: Condition, case: Case, capabilities: Capabilities) -> bool:
+    """Return whether a case meets a condition, be it about scores or not."""
+    scored = condition.about[0] in SCORED
+    return condition.meets((of_scores if scored else features)(case, capabilities))
+
+
+def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
+    """Yield the statements about scores that the cases at hand can tell apart."""
+    text = "a query whose running maximum grows at a later hop"
+    yield Condition(text, frozenset({"values", "length", "ranks"}), 1.5, ("rising",), lambda one: bool(one["rising"]))
+    cases, about = list(seen), frozenset({"values"})
+    for lowest in {float(one["lowest"]) for one in cases if float(one.get("lowest", 0)) <= -FAR}:
+        text = f"a query whose scores are all below −{_about(-lowest)}"
+        cost = 1.1 - lowest * 1e-9
+        yield Condition(text, about, cost, ("lowest",), lambda one, n=lowest: float(one.get("lowest", 0)) <= n)  # type: ignore[misc]
+    for highest in {float(one["highest"]) for one in cases if float(one.get("highest", 0)) >= FAR}:
+        text = f"a score above {_about(highest)}"
+        cost = 1.15 + highest * 1e-9
+        yield Condition(text, about, cost, ("highest",), lambda one, n=highest: float(one.get("highest", 0)) >= n)  # type: ignore[misc]
+
+
+def _about(size: float) -> str:
+    """Return a size of at least 10, rounded down to two digits."""
+    unit = 10 ** (math.floor(math.log10(size)) - 1)
+    return str(math.floor(size / unit) * unit)

@@ -1,0 +1,145 @@
+"""The cause of failures without wrong values has a name: deadlocks, hazards, inputs that are changed, state."""
+
+import dataclasses
+
+import hazardous
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringref.problem import Problem
+from ringverify.cases.case import Case
+from ringverify.cases.running import Runner
+from ringverify.check import finishing
+from ringverify.check.budget import ENDLESS
+from ringverify.check.explaining import judged
+from ringverify.check.hunting import hunt
+from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
+from ringverify.faults.ring import STEPS, ring_of
+from ringverify.implementation import Capabilities, Implementation
+from ringverify.properties.adversity import HAZARDS
+from ringverify.properties.buffers import INPUTS_UNTOUCHED
+from ringverify.properties.subgroups import SUBGROUPS
+from ringverify.properties.values import FORWARD
+from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.world import Failure
+
+PLAIN = Capabilities(gradients=False, lse=False, window=True)
+
+
+def shown(property, attend, capabilities=PLAIN, *, examples=8):
+    """The counterexample to a property of a function."""
+    runner = Runner(Implementation(attend, "subject", capabilities), SimulatedWorld())
+    found = hunt(property, runner, examples=examples, seed=0, progress=lambda number: None)
+    assert found.mishaps == []
+    return found.counterexample
+
+
+def plain(q, k, v, call):
+    """The right out."""
+    return ring_of(STEPS)(q, k, v, call)[0]
+
+
+@pytest.mark.parametrize(
+    ("attend", "cause"),
+    [
+        (hazardous.zeroed, "a buffer is written to while a send of it is in flight"),
+        (hazardous.early, "a buffer is read while a receive into it is in flight"),
+    ],
+)
+def test_a_hazard_has_a_cause(attend, cause):
+    """In the words of the hazard, not of the message."""
+    runner = Runner(attend, SimulatedWorld())
+    found = hunt(HAZARDS, runner, examples=8, seed=0, progress=lambda number: None).counterexample
+    assert found.diagnosis.text == cause
+
+
+def test_a_collective_on_the_default_group_is_the_cause_of_a_deadlock():
+    """And a world that is the ring is right: the group matters."""
+
+    def attend(q, k, v, call):
+        dist.all_reduce(torch.zeros(1))
+        return plain(q, k, v, call)
+
+    found = shown(SUBGROUPS, attend, dataclasses.replace(PLAIN, subgroups=True))
+    assert found.violation.kind == "deadlock"
+    assert found.diagnosis.text.startswith("communication of the ring runs on the default group")
+    assert found.needs.requires == ("a group smaller than the world",)
+    assert "group" not in found.needs.irrelevant
+
+
+def test_a_rank_that_returns_early_is_named_with_what_it_lacks():
+    """It holds no tokens, so it takes no part."""
+
+    def attend(q, k, v, call):
+        return plain(q, k, v, call) if q.size(1) else q * v.sum()
+
+    capabilities = dataclasses.replace(PLAIN, uneven=True, empty_shards=True)
+    found = shown(FORWARD, attend, capabilities, examples=60)
+    assert found.violation.kind == "deadlock"
+    told = found.diagnosis.text
+    assert "which holds no tokens, returns early" in told or "which holds no queries, returns early" in told
+
+
+def test_of_a_deadlock_of_ranks_that_nothing_tells_apart_no_cause_is_named():
+    """Every rank holds queries and keys."""
+    case = Case(problem=Problem(query_length=4), world_size=2)
+    failure = Failure("deadlock", None, "", "", waits=((0, "a receive from rank 1, tag 0"),), returned=(1,))
+    assert of_deadlock(case, PLAIN, failure, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda q, call: q.mul_(call.scale), "q is multiplied by the scale ("),
+        (lambda q, call: q.mul_(3), "q is multiplied by 3 in place"),
+        (lambda q, call: q.add_(1), None),
+    ],
+)
+def test_an_input_that_is_scaled_in_place_is_told_with_its_factor(change, says):
+    """The scale by its name; nothing is said of another change. The dtype matters where a 16-bit input is copied."""
+
+    def attend(q, k, v, call):
+        wide = q.float()
+        with torch.no_grad():
+            change(wide, call)
+        return plain(q, k, v, call)
+
+    found = shown(INPUTS_UNTOUCHED, attend, dataclasses.replace(PLAIN, dtypes=("float32", "bfloat16")))
+    assert "changed its input q" in found.violation.summary
+    assert "float32" in found.needs.requires
+    assert found.diagnosis.text is None if says is None else found.diagnosis.text.startswith(says)
+
+
+def test_state_is_told_by_what_its_key_lacks(monkeypatch):
+    """A window of an earlier call serves a later one of the same length: the two calls differ in the window alone."""
+    kept = {}
+
+    def attend(q, k, v, call):
+        window = kept.setdefault((call.rank, call.problem.nq), call.window)
+        told = call.problem.replace(window=window)
+        return plain(q, k, v, dataclasses.replace(call, problem=told))
+
+    def afresh(property, runner, cases):
+        kept.clear()
+        return [judged(property, case, runner) for case in cases][-1]
+
+    monkeypatch.setattr(finishing, "_afresh", afresh)
+    runner = Runner(Implementation(attend, "subject", PLAIN), SimulatedWorld())
+    late = Case(problem=Problem(query_length=12, heads=2, head_dim=4), world_size=2)
+    early = late.replace(window=(2, 0), heads=1, seed=7)
+    other = late.replace(query_length=8)
+    after, case, judgement = finishing._what_it_follows(FORWARD, runner, late, (other, early), ENDLESS)
+    assert [differing(case, one) for one in after] == [{"window": (2, 0)}]
+    assert case.problem.nq < late.problem.nq
+    assert judgement.violation is not None
+    needs, cause = of_state(tuple(differing(case, after[0])))
+    assert needs == "an earlier call in the same process that differs in the window alone"
+    assert cause.endswith("is used again though the window is another one")
+
+
+def test_state_of_calls_that_differ_in_more_is_not_laid_to_one_of_these():
+    """Nor where they do not differ at all."""
+    assert of_state(("window", "seed"))[0] == "an earlier call in the same process"
+    assert of_state(("seed", "values"))[0].endswith("differs in the input values alone")
+    assert of_state(())[0].endswith("with the same arguments")
