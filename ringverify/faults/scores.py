@@ -297,6 +297,7 @@ FAULTS.add(
     "O114",
     "the running maximum begins at 0: rows whose scores lie far below it are empty",
     shifted(lambda s, attended: highest(s, attended).clamp(min=0.0)),
+    overflows=True,
 )
 
 
