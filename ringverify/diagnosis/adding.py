@@ -156,11 +156,12 @@ DELTAS: dict[str, Callable[[Pairs, int], Mask]] = {
 """Of which blocks delta takes the out instead of all, by block."""
 
 
-def _detached_blocks(terms: Terms) -> list[Array]:
+def _by_block(terms: Terms) -> list[Array]:
     return [np.where(terms.pairs.owner == block, terms.p, 0.0) for block in range(terms.pairs.size)]
 
 
-def _detached_branches(terms: Terms) -> list[Array]:
+def by_branch(terms: Terms) -> list[Array]:
+    """Return the parts of all weights that are of one branch of a shared dilation each."""
     pairs, dilation = terms.pairs, terms.scene.problem.dilation
     if dilation is None or dilation.heads == "split":
         return [terms.p]
@@ -169,8 +170,8 @@ def _detached_branches(terms: Terms) -> list[Array]:
 
 
 DETACHED: dict[str, Callable[[Terms], list[Array]]] = {
-    "blocks": _detached_blocks,
-    "branches of a dilation": _detached_branches,
+    "blocks": _by_block,
+    "branches of a dilation": by_branch,
 }
 """Parts of all weights `(B, H, Nq, Nk)` that may be merged with weights that have no gradient."""
 
@@ -223,7 +224,7 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     if not failing or "dq" not in failing[0].tensors or not all(np.isfinite(_seen(one, "dq")).all() for one in failing):
         return
     fitted = sorted(failing, key=lambda scene: -scene.size * scene.problem.nk)[:FITTED]
-    terms = [_terms(scene) for scene in fitted]
+    terms = [terms_of(scene) for scene in fitted]
     for part in (EVERYWHERE, *PARTS):
         told = f"{part.text}: " if part.text else ""
         for changed in CHANGED:
@@ -249,7 +250,8 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
             yield _hypothesis(f"the weights with which {text} are merged have no gradient: they are detached", change)
 
 
-def _terms(scene: Scene) -> Terms:
+def terms_of(scene: Scene) -> Terms:
+    """Return the terms of a case, which are made once."""
     return scene.once("terms", lambda: Terms(scene))
 
 
@@ -336,7 +338,7 @@ def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradi
 
 def _hypothesis(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
     def judge(scene: Scene) -> float | None:
-        changes = change(_terms(scene))
+        changes = change(terms_of(scene))
         if not set(changes) <= set(scene.tensors):
             return None if wrong_tensors(scene) else 0.0
         found: list[Results] = []

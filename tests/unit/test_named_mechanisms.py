@@ -100,7 +100,7 @@ def test_what_becomes_of_excluded_pairs_is_told(words, gradients):
     assert len({text.removesuffix(", except in rows without keys") for text in found}) == 1
 
 
-def by_branches(q, k, v, call, *, nothing=-math.inf, detached=False):
+def by_branches(q, k, v, call, *, nothing=-math.inf, detached=False, equal=None):
     """Each branch of a shared dilation by itself, merged by log-sum-exps."""
     outs, lses = [], []
     i = torch.arange(call.problem.nk)
@@ -113,6 +113,8 @@ def by_branches(q, k, v, call, *, nothing=-math.inf, detached=False):
         lses.append(torch.where(lse == -math.inf, nothing, lse))
     weights = torch.stack(lses).detach() if detached else torch.stack(lses)
     weights = weights.masked_fill((weights == -math.inf).all(0), 0.0).softmax(0)
+    if equal is not None:
+        weights = equal(torch.stack(lses) > -math.inf)
     return (weights[..., None] * torch.stack(outs)).sum(0).transpose(1, 2)
 
 
@@ -129,6 +131,22 @@ def test_a_branch_that_covers_nothing_and_takes_weight_is_told():
         scenes, _ = seen(implementation, SHARED, gradients=gradients)
         (text,) = explaining(FILLED, scenes)
         assert text.startswith("a branch of a dilation without keys for a query has lse 0")
+
+
+EQUAL = {
+    "the mean of those that cover it": lambda there: there / there.sum(0).clamp(min=1),
+    "the mean of all, with 0 where one does not cover it": lambda there: there / 2,
+    "their sum": lambda there: 1.0 * there,
+}
+
+
+@pytest.mark.parametrize("words", EQUAL)
+def test_branches_that_are_merged_without_their_weights_are_told(words):
+    """Each has a softmax of its own."""
+    implementation = Implementation(functools.partial(by_branches, equal=EQUAL[words]), "equal", LOCAL)
+    for gradients in (False, True):
+        scenes, _ = seen(implementation, SHARED, gradients=gradients)
+        assert explaining(FILLED, scenes) == [f"branches of a dilation are merged with equal weights: out is {words}"]
 
 
 def test_weights_of_a_merge_that_have_no_gradient_are_told():
@@ -156,6 +174,56 @@ def test_heads_of_results_in_another_order_are_told_by_gradients_too(way, words)
     for gradients in (False, True):
         scenes, _ = seen(Implementation(attend, "turned", only_out), cases, gradients=gradients)
         assert explaining(REARRANGED, scenes) == [f"results are read in the wrong order: heads {words}"]
+
+
+@pytest.mark.parametrize("by_turns", [True, False])
+def test_copies_of_key_heads_that_go_wrong_are_told(by_turns):
+    """A key head that is repeated for its ranks: by turns instead of side by side, or with gradients of one copy."""
+
+    def attend(q, k, v, call):
+        times = math.lcm(k.size(2), call.world_size) // k.size(2)
+        if by_turns:
+            k, v = k.repeat(1, 1, times, 1), v.repeat(1, 1, times, 1)
+        else:
+            k, v = (torch.stack([x, *[x.detach()] * (times - 1)], dim=3).flatten(2, 3) for x in (k, v))
+        share = q.size(2) // k.size(2)
+        k, v = (gathered(x.repeat_interleave(share, dim=2), call) for x in (k, v))
+        weights = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1)
+        return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    declared = Capabilities(causal="never", gqa=True, heads_multiple="world_size")
+    cases = [
+        case_of(size=4, heads=8, key_heads=2),
+        case_of(size=2, heads=6, key_heads=1 if not by_turns else 3, query_length=6),
+    ]
+    scenes, _ = seen(Implementation(attend, "copies", declared), cases, gradients=not by_turns)
+    words = "by turns" if by_turns else "first copy alone"
+    causes = [Hypothesis(**vars(one)) for one in CAUSES if "key head" in one.sentence()]
+    assert words in explaining(causes, scenes)[0]
+
+
+class Gathered(torch.autograd.Function):
+    """Shards of all ranks, in the order of ranks; their gradients are summed."""
+
+    @staticmethod
+    def forward(ctx, x, call):
+        """Shards have one length."""
+        ctx.call = call
+        pieces = [torch.empty_like(x).contiguous() for _ in range(call.world_size)]
+        dist.all_gather(pieces, x.contiguous(), group=call.group)
+        return torch.cat(pieces, dim=1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """The rank's own part of the sum."""
+        total = gradient.contiguous()
+        dist.all_reduce(total, group=ctx.call.group)
+        return total.chunk(ctx.call.world_size, dim=1)[ctx.call.rank].contiguous(), None
+
+
+def gathered(x, call):
+    """Keys, or values, of all ranks."""
+    return Gathered.apply(x, call)
 
 
 class Slices(torch.autograd.Function):
