@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -16,7 +17,19 @@ import numpy as np
 from ringref.attention import per_key_head, per_query_head
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
-from ringverify.diagnosis.masks import PARTS, Ints, Mask, OneSide, Pairs, PartOfPairs, late, pairs_of
+from ringverify.diagnosis.masks import (
+    PARTS,
+    POSITIONS,
+    At,
+    Ints,
+    Mask,
+    OneSide,
+    Pairs,
+    PartOfPairs,
+    branch,
+    late,
+    pairs_of,
+)
 from ringverify.diagnosis.scene import Array, Results, Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.events import TensorName
@@ -95,6 +108,7 @@ CHANGED: tuple[Changed, ...] = (
         "delta in ds, with the cotangent of lse,",
         lambda t, here: t.sums(("dq", "dk"), (t.ds - t.factor * t.dp) * here, t.p),
     ),
+    Changed("the cotangent of lse in ds", lambda t, here: t.sums(("dq", "dk"), t.factor * t.dlse * here, t.p)),
     Changed("dout·v in ds", lambda t, here: t.sums(("dq", "dk"), t.factor * t.dp * here, t.p)),
 )
 
@@ -109,11 +123,22 @@ FACTORS: dict[str, Callable[[Scene], float]] = {
     "lacks the scale": lambda scene: 1 / scene.problem.scale_value,
     "is divided by the number of query heads of a key head": lambda scene: 1 / scene.problem.group_size,
     "is multiplied by the number of query heads of a key head": lambda scene: scene.problem.group_size,
+    "is divided by the number of times that a key head is repeated so that the ranks divide them": lambda scene: (
+        1 / _repeated(scene)
+    ),
+    "is multiplied by the number of times that a key head is repeated so that the ranks divide them": (
+        lambda scene: _repeated(scene)
+    ),
     "counts three times": lambda scene: 3,
     "is multiplied by ln 2": lambda scene: float(np.log(2)),
     "is divided by ln 2": lambda scene: float(1 / np.log(2)),
 }
 """What a factor may be, in words."""
+
+
+def _repeated(scene: Scene) -> float:
+    return math.lcm(scene.problem.hk, scene.size) / scene.problem.hk
+
 
 EVERYWHERE = PartOfPairs("", lambda pairs: np.ones((1, 1, 1, 1), dtype=bool))
 
@@ -129,6 +154,26 @@ DELTAS: dict[str, Callable[[Pairs, int], Mask]] = {
     "the parts of out of all blocks but the one in hand": lambda pairs, block: pairs.owner != block,
 }
 """Of which blocks delta takes the out instead of all, by block."""
+
+
+def _by_block(terms: Terms) -> list[Array]:
+    return [np.where(terms.pairs.owner == block, terms.p, 0.0) for block in range(terms.pairs.size)]
+
+
+def by_branch(terms: Terms) -> list[Array]:
+    """Return the parts of all weights that are of one branch of a shared dilation each."""
+    pairs, dilation = terms.pairs, terms.scene.problem.dilation
+    if dilation is None or dilation.heads == "split":
+        return [terms.p]
+    plain, once = (pairs.queries.p, pairs.keys.p), terms.p / np.maximum(pairs.true, 1)
+    return [once * branch(pairs, number, *plain) for number in range(len(dilation.branches))]
+
+
+DETACHED: dict[str, Callable[[Terms], list[Array]]] = {
+    "blocks": _by_block,
+    "branches of a dilation": by_branch,
+}
+"""Parts of all weights `(B, H, Nq, Nk)` that may be merged with weights that have no gradient."""
 
 Moved = Callable[[Pairs, OneSide], Ints]
 """The position to whose row goes what belongs to the row of each position."""
@@ -155,6 +200,13 @@ MOVED: dict[str, Moved] = {
 """Rows in which what belongs to a row may be instead."""
 
 
+RETURNED: tuple[tuple[TensorName, ...], ...] = (("out",), ("dq",), ("dk", "dv"), ("dk",), ("dv",))
+"""Results whose rows may be taken from the whole sequence at other positions, together."""
+
+SLICES = {text: at for text, at in POSITIONS.items() if text.startswith(("counted", "of ")) and "tile" not in text}
+"""Positions at which rows of results may be taken."""
+
+
 def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     """Yield what explains the gradients of cases whose out and lse are right, and rows that are in the wrong place.
 
@@ -164,11 +216,15 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
     for where, target in MOVED.items():
         for name in ("out", "dq"):
             yield _hypothesis(f"rows of {name} are returned as {where}", functools.partial(_returned, name, target))
+    for names in RETURNED:
+        for text, at in SLICES.items():
+            says = f"the rows of {' and '.join(names)} that are returned are those at positions {text}"
+            yield _hypothesis(says, functools.partial(_of_positions, names, at))
     failing = [scene for scene in scenes if (names := wrong_tensors(scene)) and not {"out", "lse"} & set(names)]
     if not failing or "dq" not in failing[0].tensors or not all(np.isfinite(_seen(one, "dq")).all() for one in failing):
         return
     fitted = sorted(failing, key=lambda scene: -scene.size * scene.problem.nk)[:FITTED]
-    terms = [_terms(scene) for scene in fitted]
+    terms = [terms_of(scene) for scene in fitted]
     for part in (EVERYWHERE, *PARTS):
         told = f"{part.text}: " if part.text else ""
         for changed in CHANGED:
@@ -188,9 +244,14 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
         change = functools.partial(_with_delta, blocks)
         if all(_fits(one, change(one)) for one in terms):
             yield _hypothesis(f"delta takes {text} instead of the whole out", change)
+    for text, weighed in DETACHED.items():
+        change = functools.partial(_with_detached, weighed)
+        if all(_fits(one, change(one)) for one in terms):
+            yield _hypothesis(f"the weights with which {text} are merged have no gradient: they are detached", change)
 
 
-def _terms(scene: Scene) -> Terms:
+def terms_of(scene: Scene) -> Terms:
+    """Return the terms of a case, which are made once."""
     return scene.once("terms", lambda: Terms(scene))
 
 
@@ -238,6 +299,17 @@ def _added_elsewhere(names: tuple[TensorName, ...], part: PartOfPairs, target: M
     return {name: _to(at, x) for name, x in _sums_over(names, terms, part.holds(terms.pairs)).items()}
 
 
+def _of_positions(names: tuple[TensorName, ...], at: At, terms: Terms) -> Gradients:
+    """Return what changes if each row is that of another position; of none past the end."""
+    found = Gradients()
+    for name in names:
+        x = terms.pairs.queries if name in ("out", "dq") else terms.pairs.keys
+        rows, y = at(terms.pairs, x).ravel(), getattr(terms.scene.truth, name)
+        inside = ((rows >= 0) & (rows < x.total))[:, None, None]
+        found[name] = np.where(inside, y[:, rows % max(1, x.total)], 0.0) - y if x.total else 0 * y
+    return found
+
+
 def _returned(name: TensorName, target: Moved, terms: Terms) -> Gradients:
     return {name: _to(target(terms.pairs, terms.pairs.queries), getattr(terms.scene.truth, name))}
 
@@ -255,9 +327,18 @@ def _with_delta(blocks: Callable[[Pairs, int], Mask], terms: Terms) -> Gradients
     return terms.sums(("dq", "dk"), terms.factor * (terms.delta - delta), terms.p)
 
 
+def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradients:
+    """Return what changes if each part has a softmax of its own, and the part's share of all weights is a constant."""
+    ds, whole = np.zeros_like(terms.p), np.where(terms.p == 0, 1.0, terms.p)
+    for part in parts(terms):
+        share, own = (x.sum(axis=-1, keepdims=True) for x in (part, part * terms.dp))
+        ds += terms.factor * part / whole * (terms.delta - own / np.where(share == 0, 1.0, share))
+    return terms.sums(("dq", "dk"), ds, terms.p)
+
+
 def _hypothesis(text: str, change: Callable[[Terms], Gradients]) -> Hypothesis:
     def judge(scene: Scene) -> float | None:
-        changes = change(_terms(scene))
+        changes = change(terms_of(scene))
         if not set(changes) <= set(scene.tensors):
             return None if wrong_tensors(scene) else 0.0
         found: list[Results] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringverify.diagnosis.filling import FILLED
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.misunderstood import MISUNDERSTOOD
 from ringverify.diagnosis.narrowing import NARROWED, ROUNDED, SUMMED
@@ -21,7 +22,15 @@ def _place(found: Hypothesis) -> tuple[bool, bool, int]:
 
 HYPOTHESES: tuple[Hypothesis, ...] = tuple(
     sorted(
-        (*MISUNDERSTOOD, *(Hypothesis(**vars(cause)) for cause in CAUSES), *REARRANGED, *SUMMED, *NARROWED, *ROUNDED),
+        (
+            *MISUNDERSTOOD,
+            *(Hypothesis(**vars(cause)) for cause in CAUSES),
+            *REARRANGED,
+            *FILLED,
+            *SUMMED,
+            *NARROWED,
+            *ROUNDED,
+        ),
         key=_place,
     )
 )

@@ -20,7 +20,7 @@ from ringref.problem import Dilation
 from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.inputs import selectable
 from ringverify.cases.running import Observation
-from ringverify.cases.shapes import fitted
+from ringverify.cases.shapes import fitted, length_unit
 from ringverify.diagnosis import adding, reading, undefined
 from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.fitting import Alike, in_some_places, in_some_rows
@@ -134,7 +134,7 @@ def _named(
     requires = () if needs is None else needs.requires
     # Extreme values hide a fault in rounding errors; shrinking left the smallest case with the simplest values.
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
-    fits_it = dict.fromkeys(fitted(case, capabilities) for case in others)
+    fits_it = dict.fromkeys(_in_shape(case, capabilities) for case in others)
     asked = [case for case in fits_it if case != cases[0] and _possible(case, capabilities)]
     asked.sort(key=_cost)  # many small cases tell more hypotheses apart than one large case
     if not comparable(smallest):
@@ -168,7 +168,7 @@ def _named(
             found := [*undefined.hypotheses(there), *adding.hypotheses(there), *reading.hypotheses(there, probe)]
         ):
             # A rule was made to fit the cases that were read: others have to follow it too.
-            fresh = dict.fromkeys(fitted(case, capabilities) for case in _fresh(smallest.case, cases[-1]))
+            fresh = dict.fromkeys(_in_shape(case, capabilities) for case in _fresh(smallest.case, cases[-1]))
             scenes.extend(
                 _answered(observe, [one for one in fresh if _possible(one, capabilities)], capabilities, patience)
             )
@@ -260,6 +260,15 @@ def _without_digits(scene: Scene) -> str:
 def _possible(case: Case, capabilities: Capabilities) -> bool:
     """Whether an implementation declares what a case asks for, and its values can be made."""
     return why_unsupported(case, capabilities) is None and (case.values != "selectors" or selectable(case))
+
+
+def _in_shape(case: Case, capabilities: Capabilities) -> Case:
+    """Return the case in a shape that an implementation accepts; of equal shards, if it declares no others."""
+    case = fitted(case, capabilities)
+    unit = length_unit(capabilities, case.sharding, case.world_size)
+    nq, nk = (-(-length // unit) * unit for length in (case.problem.nq, case.problem.nk))
+    longer = _if_legal(case, query_length=nq, key_length=None if nq == nk else nk)
+    return case if capabilities.uneven else next(longer, case)
 
 
 def _of_other_code(scene: Scene, smallest: Case) -> bool:

@@ -41,6 +41,8 @@ BLOCKS: dict[str, Blocks] = {
     "at hop 1 only": lambda here, hop, owner: hop == 1,
     "at the last hop only": lambda here, hop, owner: 0 < hop == here.size - 1,
     "from hop 2 on": lambda here, hop, owner: hop >= 2,
+    "at odd hops only": lambda here, hop, owner: hop % 2 == 1,
+    "at even hops only": lambda here, hop, owner: hop % 2 == 0,
     "on blocks of earlier ranks only": lambda here, hop, owner: owner < here.rank,
     "on blocks of later ranks only": lambda here, hop, owner: owner > here.rank,
     "on the block of rank 0 only": lambda here, hop, owner: owner == 0 < here.rank,

@@ -241,6 +241,13 @@ OWNERS: dict[str, Callable[[Pairs], Ints]] = {
 }
 """Ranks that are taken for the owner of a block."""
 
+BLOCKS: dict[str, Callable[[Pairs, OneSide, OneSide], Mask]] = {
+    "a later rank": lambda pairs, i, j: _by_sharding(pairs, i.p < 0, late(i, pairs), j.place < i.place),
+    "an earlier rank": lambda pairs, i, j: _by_sharding(pairs, i.p >= 0, ~late(j, pairs), j.place <= i.place),
+    "the rank itself": lambda pairs, i, j: j.place <= i.place,
+}
+"""Which pairs a causal mask lets through that is chosen by whose block it is, where it is taken for another rank's."""
+
 NAMES = {
     "causal": ("causal mask", "the causal mask is made"),
     "window": ("window", "the window is laid"),
@@ -262,6 +269,19 @@ def _at(
         return pairs.counts(lambda name: other if only in (None, name) else plain)
 
     return counts
+
+
+def _by_sharding(pairs: Pairs, contiguous: Mask, zigzag: Mask, striped: Mask) -> Mask:
+    return {"contiguous": contiguous, "zigzag": zigzag}.get(pairs.case.sharding, striped)
+
+
+def _as_block(of: Callable[[Pairs, OneSide, OneSide], Mask], pairs: Pairs) -> Counts | None:
+    """Return counts with the causal mask of other ranks' blocks; `None` if it is not chosen by whose block it is."""
+    if not pairs.problem.causal or pairs.problem.diagonal or pairs.case.sharding == "replicated_query":
+        return None
+    plain = pairs.queries.p, pairs.keys.p
+    rest = pairs.counts(lambda name: None if name == "causal" else plain)
+    return rest * of(pairs, pairs.queries, pairs.keys)
 
 
 def _without(only: str | None) -> Callable[[Pairs], Counts | None]:
@@ -297,6 +317,9 @@ def _made() -> Iterator[Otherwise]:
             functools.partial(_within, scope),
             2,
         )
+    for text, of in BLOCKS.items():
+        whose = f"the causal mask is made as if the block were that of {text}"
+        yield Otherwise(whose, functools.partial(_as_block, of), 0.5)
     yield Otherwise(
         "the mask is made with the rank in the world instead of the rank in the group",
         _at(
@@ -365,11 +388,11 @@ def _within(scope: str | None, pairs: Pairs) -> Counts | None:
     total = np.zeros_like(rest)
     for number, (w, _) in enumerate(dilation.branches):
         short = w <= pairs.queries.count
-        total += np.where(short, _branch(pairs, number, *own) * inside, _branch(pairs, number, *plain))
+        total += np.where(short, branch(pairs, number, *own) * inside, branch(pairs, number, *plain))
     return rest * total
 
 
-def _branch(pairs: Pairs, number: int, i: Ints, j: Ints) -> Counts:
+def branch(pairs: Pairs, number: int, i: Ints, j: Ints) -> Counts:
     """Return whether one branch of a dilation lets pairs through, in the heads that run it."""
     p = pairs.problem
     assert p.dilation is not None
@@ -438,12 +461,12 @@ def late(x: OneSide, pairs: Pairs) -> Mask:
 def _places() -> Iterator[tuple[str, Callable[[Pairs, OneSide], Mask]]]:
     yield "in the late piece", lambda pairs, x: late(x, pairs)
     yield "in the early piece", lambda pairs, x: ~late(x, pairs)
-    yield "in the first row", lambda pairs, x: x.place == 0
-    yield "in the last row", lambda pairs, x: x.place == x.count - 1
-    yield "not in the first row", lambda pairs, x: x.place > 0
-    yield "not in the last row", lambda pairs, x: x.place < x.count - 1
-    yield "in even rows", lambda pairs, x: x.place % 2 == 0
-    yield "in odd rows", lambda pairs, x: x.place % 2 == 1
+    yield "in the first row of a shard", lambda pairs, x: x.place == 0
+    yield "in the last row of a shard", lambda pairs, x: x.place == x.count - 1
+    yield "not in the first row of a shard", lambda pairs, x: x.place > 0
+    yield "not in the last row of a shard", lambda pairs, x: x.place < x.count - 1
+    yield "in even rows of a shard", lambda pairs, x: x.place % 2 == 0
+    yield "in odd rows of a shard", lambda pairs, x: x.place % 2 == 1
     yield "where the shard is a short one", lambda pairs, x: x.count < max(map(len, x.shards))
     yield "where the shard is a long one", lambda pairs, x: x.count > min(map(len, x.shards))
     yield "where the shard has an odd number of rows", lambda pairs, x: x.count % 2 == 1
@@ -501,6 +524,10 @@ def _parts() -> Iterator[PartOfPairs]:
         "on the block of the rank before": lambda pairs: pairs.owner == pairs.rank - 1,
         "on the block of the rank after": lambda pairs: pairs.owner == pairs.rank + 1,
         "on blocks not of a neighbour": lambda pairs: np.minimum(pairs.hop, -pairs.hop % pairs.size) > 1,
+        "on blocks of ranks more than one apart": lambda pairs: abs(pairs.owner - pairs.rank) > 1,
+        "on the block of the opposite rank, half way round an even number of ranks": lambda pairs: (
+            2 * pairs.hop == pairs.size
+        ),
         "on rank 0": lambda pairs: pairs.rank == 0,
         "on the last rank": lambda pairs: pairs.rank == pairs.size - 1,
         "from rank 1 on": lambda pairs: pairs.rank > 0,
@@ -509,6 +536,10 @@ def _parts() -> Iterator[PartOfPairs]:
         "on even ranks": lambda pairs: pairs.rank % 2 == 0,
         "on the block of rank 0": lambda pairs: pairs.owner == 0,
         "on the block of the last rank": lambda pairs: pairs.owner == pairs.size - 1,
+        "on the block of rank 0 on other ranks": lambda pairs: (pairs.owner == 0) & (pairs.rank > 0),
+        "on the block of the last rank on other ranks": lambda pairs: (
+            (pairs.owner == pairs.size - 1) & (pairs.rank < pairs.size - 1)
+        ),
         "not on the block of rank 0": lambda pairs: pairs.owner > 0,
         "not on the block of the last rank": lambda pairs: pairs.owner < pairs.size - 1,
         "on blocks of odd ranks": lambda pairs: pairs.owner % 2 == 1,

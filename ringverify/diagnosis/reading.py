@@ -198,14 +198,17 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
         )
         if not (whole == seen)[wrong].all():
             continue
-        off = (whole != seen) & ~free
-        for excused in (False, True):
-            chosen = _fewest(table[:, off & fails if excused else off], (wrong.sum() // WRONG) - 1)
-            if chosen is not None:
-                cost = made.cost + len(chosen) + EXCUSED * excused
-                found.append((cost, order, sum(chosen), Rule(made, tuple(parts[n] for n in chosen))))
-                if len(chosen) < 2:
-                    break
+        off = whole != seen
+        # A padded key that is not seen may be attended with a value of 0, or not be attended at all.
+        for differs in dict.fromkeys((False, bool((off & free).any()))):
+            for excused in (False, True):
+                columns = off & (~free | differs) & (fails | (not excused))
+                chosen = _fewest(table[:, columns], (wrong.sum() // WRONG) - 1)
+                if chosen is not None:
+                    cost = made.cost + len(chosen) + EXCUSED * excused
+                    found.append((cost, order, sum(chosen), Rule(made, tuple(parts[n] for n in chosen))))
+                    if len(chosen) < 2:
+                        break
     for *_, rule in sorted(found, key=lambda each: each[:3]):
         yield rule
 
@@ -251,7 +254,7 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe) -> list[Hypothesis]:
         ("backward",) if backward else ("always", "forward") if "dq" in failing[0].tensors else ("always",)
     )
     return [
-        _hypothesis(rule, when, zeroed)
+        hypothesis_of(rule, when, zeroed)
         for rule in itertools.islice(rules(found, right), TRIED)
         for when in whens
         for zeroed in ((False, True) if any(one.pairs.padding.any() for one in found) else (False,))
@@ -268,7 +271,8 @@ def _various(scenes: Sequence[Scene]) -> list[Scene]:
     return [scenes[number] for *_, number in sorted(places)]
 
 
-def _hypothesis(rule: Rule, when: When, zeroed: bool) -> Hypothesis:
+def hypothesis_of(rule: Rule, when: When, zeroed: bool) -> Hypothesis:
+    """Return a rule as a hypothesis; `zeroed` if keys and values that are padding are 0."""
     return Hypothesis(rule.sentence(), STEPS, when, judge=lambda scene: _residual(scene, rule, when, zeroed))
 
 
@@ -289,7 +293,7 @@ def _residual(scene: Scene, rule: Rule, when: When, zeroed: bool) -> float | Non
     of_forward = (pairs.true, none) if when == "backward" else (counts, zeros)
     of_backward = (pairs.true, none) if when == "forward" else (counts, zeros)
     answer = _attention(scene, *of_forward, *of_backward)
-    p, x, clean = scene.problem, scene.inputs, _clean(scene.inputs)
+    p, x, clean = scene.problem, scene.inputs, finite(scene.inputs)
     found: list[Results] = [
         {name: _returned(scene, name, scene.local(name, getattr(answer, name), rank)) for name in scene.tensors}
         for rank in range(scene.size)
@@ -308,21 +312,28 @@ def _returned(scene: Scene, name: TensorName, x: Array) -> Array:
     return found
 
 
-def _clean(x: Inputs) -> Inputs:
+def finite(x: Inputs) -> Inputs:
+    """Return inputs whose keys and values are 0 where they are no finite numbers."""
     return dataclasses.replace(x, k=np.where(np.isfinite(x.k), x.k, 0.0), v=np.where(np.isfinite(x.v), x.v, 0.0))
 
 
-def _attention(scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zeros: Counts) -> Answer:
-    """Return attention with these counts of keys, and of keys and values of 0, in the forward and in the backward."""
-    p, x = scene.problem, _clean(scene.inputs)
+def unmasked(scene: Scene) -> tuple[Array, Array]:
+    """Return the scores of all pairs, excluded or not, and the slope of the softcap there, both `(B, H, Nq, Nk)`."""
 
-    def unmasked() -> tuple[Array, Array]:
+    def computed() -> tuple[Array, Array]:
+        p, x = scene.problem, finite(scene.inputs)
         bare = p.replace(causal=False, window=None, documents=None, key_lengths=None, dilation=None, sinks=False)
         inner = attention(bare, x.q, x.k, x.v).intermediates
         slope = np.ones_like(inner.scores) if p.softcap is None else np.cosh(inner.raw_scores / p.softcap) ** -2
         return inner.scores, slope
 
-    s, slope = scene.once("unmasked", unmasked)
+    return scene.once("unmasked", computed)
+
+
+def _attention(scene: Scene, m: Counts, zeros: Counts, again: Counts, again_zeros: Counts) -> Answer:
+    """Return attention with these counts of keys, and of keys and values of 0, in the forward and in the backward."""
+    p, x = scene.problem, finite(scene.inputs)
+    s, slope = unmasked(scene)
     k, v = (per_query_head(y, p.group_size) for y in (x.k, x.v))
     q, dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
     with np.errstate(all="ignore"):

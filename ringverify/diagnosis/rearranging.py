@@ -7,7 +7,9 @@ elements or heads are mixed, and the oracle of the mixed inputs says what comes 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -40,25 +42,49 @@ def _heads_by_turns(scene: Scene, x: Array, of_keys: int) -> Array:
     return x[:, :, np.arange(heads).reshape(scene.size, -1).T.ravel()]
 
 
+def _ranks_by_turns(scene: Scene, x: Array, of_keys: int) -> Array:
+    """Read heads `(H / P, P)` as `(P, H / P)`."""
+    heads = x.shape[2]
+    if heads % scene.size:
+        return x
+    return x[:, :, np.arange(heads).reshape(-1, scene.size).T.ravel()]
+
+
 def _judge(change: Rearranged, names: str) -> Callable[[Scene], float | None]:
     def judge(scene: Scene) -> float | None:
-        if scene.replicated or "dq" in scene.tensors:
+        if scene.replicated or scene.size == 1:
             return None if wrong_tensors(scene) else 0.0
+
+        def back(of_keys: int, x: Array) -> Array:
+            """Put back what is rearranged: so do gradients."""
+            found = np.empty(x.shape)
+            found.ravel()[change(scene, np.arange(float(x.size)).reshape(x.shape), of_keys).astype(int)] = x
+            return found
+
+        def of_lse(change: Callable[[Array], Array], lse: Array) -> Array:
+            return change(lse.swapaxes(1, 2)[..., None])[..., 0].swapaxes(1, 2)
+
         x = scene.inputs
         mixed = {name: change(scene, getattr(x, name), name != "q") for name in "qkv" if name in names}
+        if "o" in names:
+            mixed |= {"dout": back(0, x.dout), "dlse": of_lse(functools.partial(back, 0), x.dlse)}
         y = dataclasses.replace(x, **mixed)
         answer = attention(scene.problem, y.q, y.k, y.v, y.dout, y.dlse, y.sinks)
+        results: dict[str, Any] = {
+            f"d{name}": back(name != "q", getattr(answer, f"d{name}")) for name in "qkv" if name in names
+        }
         if "o" in names:
-            turned = change(scene, answer.lse.swapaxes(1, 2)[..., None], 0)[..., 0].swapaxes(1, 2)
-            answer = dataclasses.replace(answer, out=change(scene, answer.out, 0), lse=turned)
+            results["out"] = change(scene, answer.out, 0)
+            results["lse"] = of_lse(lambda x: change(scene, x, 0), answer.lse)
+        answer = dataclasses.replace(answer, **results)
         found: list[Results] = [
-            {"out": scene.local("out", answer.out, rank), "lse": scene.local("lse", answer.lse, rank)}
+            {name: scene.local(name, getattr(answer, name), rank) for name in scene.tensors}
             for rank in range(scene.size)
         ]
         return agree(
             scene,
             found,
-            ("out", "lse"),
+            scene.tensors,
             lambda: allowed_error(scene.problem, answer, y.q, y.k, y.v, y.dout, y.dlse, scene.pipeline),
         )
 
@@ -70,6 +96,7 @@ REARRANGED: list[Hypothesis] = [
     for how, change in {
         "pieces (rank, batch, tokens) as (batch, rank, tokens), so that batch elements are mixed": _batch_for_rank,
         "heads (rank, head) as (head, rank)": _heads_by_turns,
+        "heads (head, rank) as (rank, head)": _ranks_by_turns,
     }.items()
-    for what, names in (("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"), ("results", "o"))
+    for what, names in (("results", "o"), ("q, k and v", "qkv"), ("k and v", "kv"), ("q", "q"), ("k", "k"), ("v", "v"))
 ]

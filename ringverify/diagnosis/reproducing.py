@@ -45,7 +45,9 @@ WIRE = frozenset({
 WIRE_BACK = WIRE | {"backward", "travel", "arrive_gradients"}
 """`WIRE`, and the steps that return dK and dV to the rank that owns the block."""
 
-AFTER_ATTENDING = frozenset({"sink", "merge", "accumulate", "between", "normalise", "returned", "kept", *BACKWARD})
+AFTER_ATTENDING = frozenset(
+    {"order", "sink", "merge", "accumulate", "between", "normalise", "returned", "kept", *BACKWARD}
+)
 """Steps that do not change the partial result of a block."""
 
 AFTER_GRADIENTS = frozenset({"times_in_dq", "times_in_part", "add_dq", "add_part", "returned_gradients", "narrow"})

@@ -450,10 +450,11 @@ for which, hop_of in HOPS.items():
 
 def _garbled(change: Callable[[Tensor], Tensor], names: str) -> Steps:
     """Change keys, or values, of every block before they are used."""
+    return _used(lambda block: Block(*(change(x) if name in names else x for name, x in zip("kv", block, strict=True))))
 
-    def changed(block: Block) -> Block:
-        return Block(*(change(x) if name in names else x for name, x in zip("kv", block, strict=True)))
 
+def _used(changed: Callable[[Block], Block]) -> Steps:
+    """Change every block before it is used."""
     return replace(
         STEPS,
         attend=lambda steps, here, hop, owner, q, block: STEPS.attend(steps, here, hop, owner, q, changed(block)),
@@ -472,6 +473,12 @@ GARBLED: dict[str, Callable[[Tensor], Tensor]] = {
 for what, change in GARBLED.items():
     for of, names in {"keys and values": "kv", "keys": "k", "values": "v"}.items():
         FAULTS.cause(f"{of} of a block are {what}", _garbled(change, names))
+
+
+FAULTS.cause(
+    "keys and values of a block are exchanged",
+    _used(lambda block: Block(block.v, block.k) if block.k.shape == block.v.shape else block),
+)
 
 
 def _turned(here: Here, hop: int, owner: int, block: Block) -> Block:

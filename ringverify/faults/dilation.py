@@ -153,7 +153,12 @@ FAULTS.cause(
 )
 FAULTS.cause(
     "split heads: heads that are left over all go to the last branch",
+    dealt(lambda head, heads, count: min(head // (heads // count), count - 1) if heads >= count else count - 1),
+)
+FAULTS.cause(
+    "split heads: heads that are left over all go to the last branch",
     dealt(lambda head, heads, count: min(head // max(1, heads // count), count - 1)),
+    more=", and each to a branch of its own where there are fewer heads than branches",
 )
 FAULTS.cause(
     "shared heads: dilation offset taken from the branch instead of the head",

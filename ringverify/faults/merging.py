@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from ringverify.faults import arithmetic
 from ringverify.faults.arithmetic import weight
 from ringverify.faults.fault import Faults
 from ringverify.faults.place import Block, Here, Partial
-from ringverify.faults.ring import STEPS, Steps, Times, multiplicity, together
+from ringverify.faults.ring import STEPS, Steps, Times, Visit, multiplicity, together
 
 Tensor = torch.Tensor
 FAULTS = Faults()
@@ -93,6 +93,10 @@ FAULTS.cause(
     _weights_from(lambda a, b: a + torch.log1p(torch.exp(b - a))),
     overflows=True,
 )
+
+
+GUARDED = len(FAULTS.causes)
+"""The first cause of numbers that are wrong though they are finite."""
 
 
 def merging(
@@ -273,6 +277,31 @@ FAULTS.cause("running sums are not rescaled where the maximum grows", online(sum
 FAULTS.cause(
     "running sums are rescaled by the inverse of the factor, exp(new - old)", online(way=lambda difference: -difference)
 )
+
+
+ORDERS: dict[str, Callable[[Here, int], int]] = {
+    "the rank's own, the next rank's, and so on": lambda here, hop: -hop % here.size,
+    "one from the left, one from the right": lambda here, hop: min(2 * hop, 2 * (here.size - hop) + 1),
+    "one from the right, one from the left": lambda here, hop: min(2 * hop + 1, 2 * (here.size - hop)) if hop else 0,
+    "that of ranks": lambda here, hop: (here.rank - hop) % here.size,
+    "that of ranks, the rank's own first": lambda here, hop: (here.rank - hop) % here.size if hop else -1,
+}
+"""Orders in which blocks may be merged instead of that in which a ring sends them to the right, by hop."""
+
+
+def _in_order(steps: Steps, key: Callable[[Here, int], int]) -> Steps:
+    """Merge blocks in another order: it matters only if the merge is wrong."""
+
+    def order(here: Here, every: Iterable[Visit]) -> Iterable[Visit]:
+        return sorted(every, key=lambda visit: key(here, visit[0]))
+
+    return replace(steps, order=order)
+
+
+for cause in [one for one in FAULTS.causes[GUARDED:] if one.steps.changed & {"merge", "normalise"}]:
+    for which, key in ORDERS.items():
+        more = f"{cause.more}, where the order of blocks is {which}"
+        FAULTS.causes.append(replace(cause, steps=_in_order(cause.steps, key), more=more))
 
 
 def _stale(steps: Steps, here: Here, hop: int, running: Partial | None, new: Partial) -> Partial:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -166,7 +166,7 @@ def forward(steps: Steps, here: Here, q: Tensor, k: Tensor, v: Tensor) -> Partia
     q, k, v = (steps.given(here, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     wide_q = steps.widen(here, q)
     running: Any = None
-    for hop, owner, block in steps.visit(steps, here, steps.outgoing(k, v)):
+    for hop, owner, block in steps.order(here, steps.visit(steps, here, steps.outgoing(k, v))):
         new = steps.attend(steps, here, hop, owner, wide_q, block)
         running = steps.between(here, steps.accumulate(steps, here, hop, running, new))
     if running is None:
@@ -288,7 +288,8 @@ class Steps:
     arrive_gradients: Callable[[Posted], Block] = wire.arrive
     move: Callable[[Steps, Here, Block, int], Posted] = move
     hop_of: Callable[[str, int, int], int] = lambda name, hop, size: hop
-    visit: Callable[[Steps, Here, Block], Iterator[tuple[int, int, Block]]] = visit
+    visit: Callable[[Steps, Here, Block], Iterator[Visit]] = visit
+    order: Callable[[Here, Iterator[Visit]], Iterable[Visit]] = lambda here, every: every
     travel: Callable[[Steps, Here, int, int, Block | None, Block], Block] = travel
     gather: Callable[[Here, Tensor], list[Tensor]] = wire.gather_partials
     add_up: Callable[[Here, Tensor], Tensor] = wire.add_up
@@ -317,7 +318,7 @@ STEPS = Steps()
 
 FORWARD = frozenset({
     "nothing", "partial", "merge", "attend", "accumulate", "between", "normalise", "gather", "together", "forward",
-    "returned", "kept", "sink",
+    "returned", "kept", "order", "sink",
 })  # fmt: skip
 """Steps that only the forward runs."""
 

@@ -179,12 +179,23 @@ FAULTS.cause(
 )
 
 
-def _key_head(of: Callable[[int, int, int], int]) -> Steps:
-    """Read another key head, by query head, size of a group and number of key heads."""
+def _copies(here: Here) -> int:
+    """Return how often a key head is repeated so that the ranks divide them; 1 where the query heads do not fit."""
+    times = math.lcm(here.problem.hk, here.size) // here.problem.hk
+    return times if here.problem.group_size % times == 0 else 1
+
+
+def _first_copy(here: Here, x: Tensor) -> Tensor:
+    b, _, t, d = x.shape
+    return x.view(b, here.problem.hk, _copies(here), -1, t, d)[:, :, 0].sum(dim=2)
+
+
+def _key_head(of: Callable[[int, int, int, int], int]) -> Steps:
+    """Read another key head, by query head, size of a group, number of key heads and number of their copies."""
 
     def heads(here: Here) -> list[int]:
         p = here.problem
-        return [of(head, p.group_size, p.hk) for head in range(p.heads)]
+        return [of(head, p.group_size, p.hk, _copies(here)) for head in range(p.heads)]
 
     def per_key_head(here: Here, x: Tensor) -> Tensor:
         found = x.new_zeros((x.size(0), here.problem.hk, *x.shape[2:]))
@@ -194,10 +205,13 @@ def _key_head(of: Callable[[int, int, int], int]) -> Steps:
 
 
 for which, key_head in {
-    "that of the next group": lambda head, group, count: (head // group + 1) % count,
-    "that of the group before": lambda head, group, count: (head // group - 1) % count,
-    "that of its group counted from the last": lambda head, group, count: count - 1 - head // group,
-    "the one of its own number, or the last": lambda head, group, count: min(head, count - 1),
+    "that of the next group": lambda head, group, count, copies: (head // group + 1) % count,
+    "that of the group before": lambda head, group, count, copies: (head // group - 1) % count,
+    "that of its group counted from the last": lambda head, group, count, copies: count - 1 - head // group,
+    "where copies of key heads that the ranks divide are made by turns": lambda head, group, count, copies: (
+        head // (group // copies) % count
+    ),
+    "the one of its own number, or the last": lambda head, group, count, copies: min(head, count - 1),
 }.items():
     FAULTS.cause(f"grouped heads: a query head reads the wrong key head, {which}", _key_head(key_head))
 
@@ -229,6 +243,12 @@ FAULTS.add(
 FAULTS.cause(
     "grouped heads: dk and dv come from the last query head of a group alone",
     replace(STEPS, per_key_head=lambda here, x: x[:, here.problem.group_size - 1 :: here.problem.group_size]),
+)
+
+
+FAULTS.cause(
+    "grouped heads: key heads are repeated so that the ranks divide them, and dk and dv come from the first copy alone",
+    replace(STEPS, per_key_head=_first_copy),
 )
 
 
@@ -297,6 +317,7 @@ FAULTS.add(
     "O114",
     "the running maximum begins at 0: rows whose scores lie far below it are empty",
     shifted(lambda s, attended: highest(s, attended).clamp(min=0.0)),
+    overflows=True,
 )
 
 

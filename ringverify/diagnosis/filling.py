@@ -1,0 +1,202 @@
+"""Hypotheses of excluded pairs that count all the same: their scores are not -inf, or are masked too late or too early.
+
+All keys are in one softmax, as where they are gathered. What is excluded may have a score of its own, or a weight that
+is taken away after the softmax; a branch of a dilation may add a key of 0 to the rows that it does not cover.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
+from ringref.rounding import allowed_error
+from ringverify.cases.comparing import GRADIENTS
+from ringverify.diagnosis.adding import by_branch, terms_of
+from ringverify.diagnosis.hypothesis import Hypothesis, agree
+from ringverify.diagnosis.masks import Mask, Otherwise, Pairs, branch, pairs_of
+from ringverify.diagnosis.reading import Rule, finite, hypothesis_of, unmasked
+from ringverify.diagnosis.scene import Array, Counts, Results, Scene
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.ring import STEPS
+
+FINITE = -1e3
+"""An lse below this is what stands for -inf in a row without keys, whichever number that is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Filling:
+    """What becomes of excluded pairs.
+
+    Attributes:
+        text: as a clause.
+        score: their score, by the scores that they would have and by whether a row attends anything; -inf excludes.
+        follows: whether their score changes with q and k.
+        late: whether their weight is taken away after the softmax.
+    """
+
+    text: str
+    score: Callable[[Scene, Array, Mask], Array | float]
+    follows: bool = False
+    late: bool = False
+
+
+def _of_softcap(scene: Scene, s: Array, empty: Mask) -> Array | float:
+    return -np.inf if scene.problem.softcap is None else -scene.problem.softcap
+
+
+def _of_empty_rows(scene: Scene, s: Array, empty: Mask) -> Array:
+    return np.where(empty, 0.0, -np.inf)
+
+
+FILLINGS = (
+    Filling(
+        "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf", _of_softcap
+    ),
+    Filling("excluded keys have the score 0 instead of -inf", lambda scene, s, empty: 0.0),
+    Filling(
+        "a finite number stands for -inf: a row without keys is the mean over the values of all keys", _of_empty_rows
+    ),
+    Filling(
+        "the mask is applied after the softmax, and what is left is not normalised",
+        lambda scene, s, empty: s,
+        True,
+        True,
+    ),
+    Filling("the mask is added to the scores as 0 and 1", lambda scene, s, empty: s - 1.0, True),
+)
+
+
+def _judge(filling: Filling, cleared: bool, guarded: bool) -> Callable[[Scene], float | None]:
+    """Return the judge of a filling.
+
+    Args:
+        filling: the filling.
+        cleared: whether keys and values that are padding are set to 0.
+        guarded: whether rows without keys are right.
+    """
+
+    def judge(scene: Scene) -> float | None:
+        m, padding = scene.truth.intermediates.m, pairs_of(scene).padding
+        empty = (m == 0).all(axis=-1, keepdims=True)
+        s, slope = unmasked(scene)
+        fill = np.where(m > 0, -np.inf, np.broadcast_to(filling.score(scene, s, empty), s.shape))
+        if cleared and filling.follows:
+            fill = np.where(padding & (m == 0), filling.score(scene, np.zeros_like(s), empty), fill)
+        if guarded:
+            fill = np.where(empty, -np.inf, fill)
+        if (fill == -np.inf).all():
+            return None if wrong_tensors(scene) else 0.0
+        answer = _attention(scene, filling, cleared, s, slope, fill)
+        p, x = scene.problem, finite(scene.inputs)
+        found: list[Results] = [
+            {name: scene.local(name, getattr(answer, name), rank) for name in scene.tensors}
+            for rank in range(scene.size)
+        ]
+        if "lse" in scene.tensors:
+            for rank, results in enumerate(found):
+                seen, none = scene.seen("lse", rank), scene.local("lse", 1.0 * empty[..., 0], rank) > 0
+                results["lse"] = np.where(none & (seen < FINITE), seen, results["lse"])
+        return agree(
+            scene,
+            found,
+            scene.tensors,
+            lambda: allowed_error(p, answer, x.q, x.k, x.v, x.dout, x.dlse, scene.pipeline),
+        )
+
+    return judge
+
+
+def _attention(scene: Scene, filling: Filling, cleared: bool, s: Array, slope: Array, fill: Array) -> Answer:
+    """Return attention in which excluded pairs, where `fill` is finite, have that score."""
+    p, x = scene.problem, finite(scene.inputs)
+    m, there = scene.truth.intermediates.m, ~pairs_of(scene).padding[:, 0, 0, :, None, None] | (not cleared)
+    k, v = (per_query_head(np.where(there, y, 0.0), p.group_size) for y in (x.k, x.v))
+    q, dout = x.q.swapaxes(1, 2), x.dout.swapaxes(1, 2)
+    scores, counts = np.where(m > 0, s, fill), np.where(m > 0, m, fill > -np.inf)
+    with np.errstate(all="ignore"):
+        top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+        weights = counts * np.exp(scores - np.where(top == -np.inf, 0.0, top))
+        total = weights.sum(axis=-1, keepdims=True)
+        lse = (top + np.log(total))[..., 0]
+    w = weights / np.where(total == 0, 1.0, total)
+    kept = np.where(m > 0, 1.0, 0.0) if filling.late else 1.0
+    dp = dout @ v.swapaxes(2, 3) * kept
+    delta = (w * dp).sum(axis=-1) - np.where(np.isfinite(lse), x.dlse, 0.0)
+    ds = w * (dp - delta[..., None]) * p.scale_value * np.where((m > 0) | filling.follows, slope, 0.0)
+    dk, dv = (
+        np.where(there, per_key_head(part.swapaxes(2, 3) @ y, p.group_size), 0.0)
+        for part, y in ((ds, q), (w * kept, dout))
+    )
+    scores = np.where(counts > 0, scores, 0.0)
+    inner = Intermediates(counts, scores, scores, w, lse)
+    return Answer((w * kept @ v).swapaxes(1, 2), lse, (ds @ k).swapaxes(1, 2), dk, dv, inner)
+
+
+def _uncovered(pairs: Pairs) -> Counts:
+    """Return how many branches of a dilation have no key for a query, `(B, H, Nq)`."""
+    dilation, plain = pairs.problem.dilation, (pairs.queries.p, pairs.keys.p)
+    found = np.zeros(pairs.true.shape[:3], dtype=np.int64)
+    if dilation is None or dilation.heads == "split":
+        return found
+    rest = pairs.counts(lambda name: None if name == "dilation" else plain)
+    for number in range(len(dilation.branches)):
+        found += (rest * branch(pairs, number, *plain) == 0).all(axis=-1)
+    return found
+
+
+UNCOVERED = Otherwise(
+    "a branch of a dilation without keys for a query has lse 0 instead of -inf: it counts as a key and value of 0",
+    lambda pairs: pairs.true,
+    zeros=_uncovered,
+)
+
+AVERAGES: dict[str, Callable[[Mask], Array]] = {
+    "the mean of those that cover it": lambda there: there / np.maximum(there.sum(axis=0), 1),
+    "the mean of all, with 0 where one does not cover it": lambda there: there / len(there),
+    "their sum": lambda there: there.astype(np.float64),
+}
+"""What the out of a query is instead of what log-sum-exps weigh, by which branches `(R, B, H, Nq, 1)` cover it."""
+
+
+def _judge_average(weigh: Callable[[Mask], Array]) -> Callable[[Scene], float | None]:
+    def judge(scene: Scene) -> float | None:
+        terms = terms_of(scene)
+        parts = np.stack(by_branch(terms))
+        if len(parts) == 1:
+            return None if wrong_tensors(scene) else 0.0
+        shares = parts.sum(axis=-1, keepdims=True)
+        own = parts / np.where(shares == 0, 1.0, shares)
+        each = weigh(shares > 0) * own
+        slope = terms.factor / np.where(terms.p == 0, 1.0, terms.p)
+        ds = (each * (terms.dp - (own * terms.dp).sum(axis=-1, keepdims=True))).sum(axis=0) * slope
+        whole = {"out": (each.sum(axis=0) @ terms.v).swapaxes(1, 2)} | terms.sums(GRADIENTS, ds, each.sum(axis=0))
+        found: list[Results] = [
+            {n: scene.seen(n, rank) if n == "lse" else scene.local(n, whole[n], rank) for n in scene.tensors}
+            for rank in range(scene.size)
+        ]
+        return agree(scene, found, scene.tensors, lambda: scene.allowed)
+
+    return judge
+
+
+GUARDED = ", except in rows without keys"
+
+FILLED: list[Hypothesis] = [
+    *(
+        Hypothesis(one.text, STEPS, more=GUARDED * guarded, judge=_judge(one, cleared, guarded))
+        for guarded in (False, True)
+        for cleared in (False, True)
+        for one in FILLINGS
+        if not (guarded and one.score is _of_empty_rows)
+    ),
+    hypothesis_of(Rule(UNCOVERED, ()), "always", False),
+    *(
+        Hypothesis(
+            f"branches of a dilation are merged with equal weights: out is {text}", STEPS, judge=_judge_average(of)
+        )
+        for text, of in AVERAGES.items()
+    ),
+]

@@ -1,0 +1,459 @@
+"""Mechanisms of attention written by hand, each on cases of its own: its cause explains the numbers, others do not."""
+
+import functools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringref.problem import Dilation, Problem
+from ringverify.cases.case import Case
+from ringverify.cases.inputs import make_inputs
+from ringverify.cases.running import Runner
+from ringverify.diagnosis import adding, reading
+from ringverify.diagnosis.diagnose import _in_shape, diagnose
+from ringverify.diagnosis.filling import FILLED
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.rearranging import REARRANGED
+from ringverify.diagnosis.scene import Scene
+from ringverify.diagnosis.where import wrong_tensors
+from ringverify.faults.catalogue import CAUSES
+from ringverify.faults.place import Block
+from ringverify.faults.ring import EVERYTHING, PLAIN, STEPS, multiplicity, ring_of
+from ringverify.implementation import Capabilities, Implementation
+from ringverify.worlds.simulated import SimulatedWorld
+
+LOCAL = Capabilities(
+    world_sizes=(1,), causal="both", softcap=True, key_lengths=True, cross_lengths=True, scale=True,
+    dilation=("shared", "split"),
+)  # fmt: skip
+
+
+def case_of(*, size=3, sharding="contiguous", seed=1, cotangent="out", values="normal", **problem):
+    """Twelve positions on three ranks."""
+    plain = {"query_length": 12, "heads": 2, "head_dim": 3}
+    problem = Problem(**plain | problem)
+    return Case(problem=problem, world_size=size, sharding=sharding, values=values, cotangent=cotangent, seed=seed)
+
+
+def seen(implementation, cases, *, gradients):
+    """What is observed of cases, and a probe for more."""
+    runner = Runner(implementation, SimulatedWorld())
+    scenes = [Scene(c, implementation.capabilities, runner.run(c, gradients=gradients)) for c in cases]
+    return scenes, lambda case, inputs: runner.run(case, gradients=gradients, inputs=inputs)
+
+
+def explaining(hypotheses, scenes):
+    """The sentences of the hypotheses that explain all scenes, each of which is wrong."""
+    assert all(wrong_tensors(scene) for scene in scenes)
+    return [one.sentence() for one in hypotheses if all(one.explains(scene) is not None for scene in scenes)]
+
+
+# -- excluded pairs that count -----------------------------------------------------------------------------------------
+
+
+def local_attention(q, k, v, call, *, fill=lambda s, cap: -math.inf, early=False, guard=True, late=False):
+    """Attention of one rank; `early`: masked before the softcap, `late`: after the softmax."""
+    p = call.problem
+    i, j = torch.arange(p.nq)[:, None] + p.nk - p.nq, torch.arange(p.nk)
+    mask = (j <= i) if call.causal else torch.ones(p.nq, p.nk, dtype=torch.bool)
+    s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+    if early:
+        s = s.masked_fill(~mask, -math.inf)
+    s = s if call.softcap is None else call.softcap * torch.tanh(s / call.softcap)
+    if not early and not late:
+        s = torch.where(mask, s, fill(s, call.softcap))
+    some = mask.any(-1, keepdim=True) | (not guard)
+    weights = s.masked_fill(~some, 0.0).softmax(-1) * some
+    return torch.einsum("bhqk,bkhd->bqhd", weights * mask if late else weights, v)
+
+
+CROSS = (
+    case_of(size=1, query_length=5, key_length=3, causal=True),
+    case_of(size=1, causal=True, query_length=4, key_length=2),
+)
+SQUARE = case_of(size=1, query_length=4, causal=True), case_of(size=1, query_length=6, causal=True)
+CAPPED = tuple(case_of(size=1, query_length=5, key_length=4, causal=True, softcap=cap) for cap in (1.0, 3.0))
+FILLINGS = {
+    "the mask is applied before the softcap: excluded keys have the score -softcap instead of -inf, except in rows "
+    "without keys": (CAPPED, {"early": True}),
+    "excluded keys have the score 0 instead of -inf": (SQUARE, {"fill": lambda s, cap: 0.0}),
+    "a finite number stands for -inf: a row without keys is the mean over the values of all keys": (
+        CROSS, {"fill": lambda s, cap: -1e30, "guard": False}
+    ),
+    "the mask is applied after the softmax, and what is left is not normalised": (SQUARE, {"late": True}),
+    "the mask is added to the scores as 0 and 1": (SQUARE, {"fill": lambda s, cap: s - 1.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", FILLINGS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_becomes_of_excluded_pairs_is_told(words, gradients):
+    """By out alone, and by gradients, which have no part that a mask cuts off."""
+    cases, ways = FILLINGS[words]
+    implementation = Implementation(functools.partial(local_attention, **ways), "filled", LOCAL)
+    scenes, _ = seen(implementation, cases, gradients=gradients)
+    found = explaining(FILLED, scenes)
+    assert found[0] == words
+    assert len({text.removesuffix(", except in rows without keys") for text in found}) == 1
+
+
+def by_branches(q, k, v, call, *, nothing=-math.inf, detached=False, equal=None):
+    """Each branch of a shared dilation by itself, merged by log-sum-exps."""
+    outs, lses = [], []
+    i = torch.arange(call.problem.nk)
+    for w, r in call.dilation.branches:
+        heads = torch.arange(call.problem.heads)[:, None, None] % r
+        there = (i[:, None] // w == i // w) & (i[:, None] % w % r == heads) & (i % w % r == heads)
+        s = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).masked_fill(~there, -math.inf)
+        lse = s.logsumexp(-1)
+        outs.append((s - torch.where(lse == -math.inf, 0.0, lse)[..., None]).exp() @ v.transpose(1, 2))
+        lses.append(torch.where(lse == -math.inf, nothing, lse))
+    weights = torch.stack(lses).detach() if detached else torch.stack(lses)
+    weights = weights.masked_fill((weights == -math.inf).all(0), 0.0).softmax(0)
+    if equal is not None:
+        weights = equal(torch.stack(lses) > -math.inf)
+    return (weights[..., None] * torch.stack(outs)).sum(0).transpose(1, 2)
+
+
+SHARED = [
+    case_of(size=1, query_length=8, head_dim=2, dilation=Dilation(branches=branches, heads="shared"))
+    for branches in (((4, 2), (8, 1)), ((3, 1), (8, 3)))
+]
+
+
+def test_a_branch_that_covers_nothing_and_takes_weight_is_told():
+    """As exp(0), which is what an lse that was filled with zeros gives."""
+    implementation = Implementation(functools.partial(by_branches, nothing=0.0), "uncovered", LOCAL)
+    for gradients in (False, True):
+        scenes, _ = seen(implementation, SHARED, gradients=gradients)
+        (text,) = explaining(FILLED, scenes)
+        assert text.startswith("a branch of a dilation without keys for a query has lse 0")
+
+
+EQUAL = {
+    "the mean of those that cover it": lambda there: there / there.sum(0).clamp(min=1),
+    "the mean of all, with 0 where one does not cover it": lambda there: there / 2,
+    "their sum": lambda there: 1.0 * there,
+}
+
+
+@pytest.mark.parametrize("words", EQUAL)
+def test_branches_that_are_merged_without_their_weights_are_told(words):
+    """Each has a softmax of its own."""
+    implementation = Implementation(functools.partial(by_branches, equal=EQUAL[words]), "equal", LOCAL)
+    for gradients in (False, True):
+        scenes, _ = seen(implementation, SHARED, gradients=gradients)
+        assert explaining(FILLED, scenes) == [f"branches of a dilation are merged with equal weights: out is {words}"]
+
+
+def test_weights_of_a_merge_that_have_no_gradient_are_told():
+    """Of branches here; dq and dk lack what goes through the log-sum-exps."""
+    implementation = Implementation(functools.partial(by_branches, detached=True), "detached", LOCAL)
+    scenes, _ = seen(implementation, SHARED, gradients=True)
+    assert "the weights with which branches of a dilation are merged have no gradient: they are detached" in explaining(
+        adding.hypotheses(scenes), scenes
+    )
+
+
+# -- heads and rows in other places ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("way", "words"), [(0, "(rank, head) as (head, rank)"), (1, "(head, rank) as (rank, head)")])
+def test_heads_of_results_in_another_order_are_told_by_gradients_too(way, words):
+    """Gradients are those of the right attention with the cotangent's heads put back."""
+
+    def attend(q, k, v, call):
+        shape = (call.world_size, -1) if way == 0 else (-1, call.world_size)
+        return PLAIN.function(q, k, v, call)[0][:, :, torch.arange(q.size(2)).reshape(shape).T.flatten()]
+
+    only_out = replace(EVERYTHING, lse=False, lse_gradient=False)
+    cases = case_of(heads=6, key_heads=2, size=2), case_of(heads=6, key_heads=2, query_length=9)
+    for gradients in (False, True):
+        scenes, _ = seen(Implementation(attend, "turned", only_out), cases, gradients=gradients)
+        assert explaining(REARRANGED, scenes) == [f"results are read in the wrong order: heads {words}"]
+
+
+@pytest.mark.parametrize("by_turns", [True, False])
+def test_copies_of_key_heads_that_go_wrong_are_told(by_turns):
+    """A key head that is repeated for its ranks: by turns instead of side by side, or with gradients of one copy."""
+
+    def attend(q, k, v, call):
+        times = math.lcm(k.size(2), call.world_size) // k.size(2)
+        if by_turns:
+            k, v = k.repeat(1, 1, times, 1), v.repeat(1, 1, times, 1)
+        else:
+            k, v = (torch.stack([x, *[x.detach()] * (times - 1)], dim=3).flatten(2, 3) for x in (k, v))
+        share = q.size(2) // k.size(2)
+        k, v = (gathered(x.repeat_interleave(share, dim=2), call) for x in (k, v))
+        weights = (call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)).softmax(-1)
+        return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    declared = Capabilities(causal="never", gqa=True, heads_multiple="world_size")
+    cases = [
+        case_of(size=4, heads=8, key_heads=2),
+        case_of(size=2, heads=6, key_heads=1 if not by_turns else 3, query_length=6),
+    ]
+    scenes, _ = seen(Implementation(attend, "copies", declared), cases, gradients=not by_turns)
+    words = "by turns" if by_turns else "first copy alone"
+    causes = [Hypothesis(**vars(one)) for one in CAUSES if "key head" in one.sentence()]
+    assert words in explaining(causes, scenes)[0]
+
+
+class Gathered(torch.autograd.Function):
+    """Shards of all ranks, in the order of ranks; their gradients are summed."""
+
+    @staticmethod
+    def forward(ctx, x, call):
+        """Shards have one length."""
+        ctx.call = call
+        pieces = [torch.empty_like(x).contiguous() for _ in range(call.world_size)]
+        dist.all_gather(pieces, x.contiguous(), group=call.group)
+        return torch.cat(pieces, dim=1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """The rank's own part of the sum."""
+        total = gradient.contiguous()
+        dist.all_reduce(total, group=ctx.call.group)
+        return total.chunk(ctx.call.world_size, dim=1)[ctx.call.rank].contiguous(), None
+
+
+def gathered(x, call):
+    """Keys, or values, of all ranks."""
+    return Gathered.apply(x, call)
+
+
+class Slices(torch.autograd.Function):
+    """The identity, whose gradient is cut from the gathered one at rank times the rank's own length."""
+
+    @staticmethod
+    def forward(ctx, x, call):
+        """As it is."""
+        ctx.call = call
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Shards differ in length."""
+        call, total = ctx.call, ctx.call.problem.nk
+        sizes = [len(range(rank, total, call.world_size)) for rank in range(call.world_size)]
+        longest = torch.zeros(gradient.size(0), max(sizes), *gradient.shape[2:])
+        longest[:, : gradient.size(1)] = gradient
+        pieces = [torch.empty_like(longest) for _ in sizes]
+        dist.all_gather(pieces, longest, group=call.group)
+        whole = torch.cat([piece[:, :size] for piece, size in zip(pieces, sizes, strict=True)], dim=1)
+        return whole.narrow(1, call.rank * gradient.size(1), gradient.size(1)).contiguous(), None
+
+
+def test_gradients_of_other_positions_are_told():
+    """With shards of one length, they are right."""
+
+    def attend(q, k, v, call):
+        return PLAIN.function(q, Slices.apply(k, call), Slices.apply(v, call), call)[0]
+
+    only_out = replace(EVERYTHING, lse=False, lse_gradient=False)
+    cases = case_of(query_length=11), case_of(query_length=7, size=2)
+    scenes, _ = seen(Implementation(attend, "slices", only_out), cases, gradients=True)
+    assert explaining(adding.hypotheses(scenes), scenes)[0] == (
+        "the rows of dk and dv that are returned are those at positions counted from the rank times the rank's own "
+        "number of rows"
+    )
+
+
+# -- what is added to gradients ----------------------------------------------------------------------------------------
+
+
+def own_alone(steps, here, hop, owner, rows, block):
+    """The cotangent of lse counts in the rank's own block only."""
+    q, dout, delta, lse = rows
+    delta = delta if hop == 0 else delta + here.notes["dlse"]
+    return STEPS.gradients(steps, here, hop, owner, (q, dout, delta, lse), block)
+
+
+def noted(here, name, x):
+    """The cotangents, of which that of lse is remembered."""
+    if name == "dlse":
+        here.notes["dlse"] = x
+    return x
+
+
+def fewer(here, dq, dk, dv):
+    """Means over the copies of a key head instead of sums."""
+    times = math.lcm(here.problem.hk, here.size) // here.problem.hk
+    return dq, dk / times, dv / times
+
+
+ADDED = {
+    "on blocks of other ranks: the cotangent of lse in ds is missing": (
+        replace(STEPS, gradients=own_alone, cotangent=noted),
+        [case_of(cotangent="both"), case_of(size=2, cotangent="lse", query_length=9)],
+    ),
+    "what is added to dk and dv is divided by the number of times that a key head is repeated so that the ranks divide "
+    "them": (
+        replace(STEPS, returned_gradients=fewer),
+        [case_of(size=size, heads=4, key_heads=2) for size in (4, 3)] + [case_of(size=2, heads=3, key_heads=1)],
+    ),
+    "on the block of the opposite rank, half way round an even number of ranks: what is added to dq and dk and dv "
+    "counts twice": (
+        replace(
+            STEPS,
+            times_in_dq=lambda here, hop, owner: 1 + (2 * hop == here.size),
+            times_in_part=lambda here, hop, owner: (1 + (2 * hop == here.size),) * 2,
+        ),
+        [case_of(size=2), case_of(size=4), case_of()],
+    ),
+}
+
+
+@pytest.mark.parametrize("words", ADDED)
+def test_what_is_added_otherwise_is_told(words):
+    """A factor that two numbers of ranks tell apart."""
+    steps, cases = ADDED[words]
+    scenes, _ = seen(Implementation(ring_of(STEPS, steps), "added", EVERYTHING), cases, gradients=True)
+    failing = [scene for scene in scenes if wrong_tensors(scene)]
+    found = [one for one in adding.hypotheses(failing) if all(one.explains(s) is not None for s in scenes)]
+    assert found[0].sentence() == words
+
+
+# -- who attends whom --------------------------------------------------------------------------------------------------
+
+
+def taken_for(condition, causal):
+    """The causal mask of some blocks of other ranks, made by places."""
+
+    def pattern(steps, here, hop, owner):
+        if not condition(here.rank, owner):
+            return multiplicity(steps, here, hop, owner)
+        i, j = torch.arange(len(here.call.positions))[:, None], torch.arange(len(here.shards[owner]))[None]
+        allowed = causal(i, j, (len(i) + 1) // 2).expand(len(i), j.size(1))
+        return multiplicity(replace(steps, causal=lambda *_: allowed), here, hop, owner)
+
+    return replace(STEPS, pattern=pattern)
+
+
+def clamped(steps, here, hop, owner):
+    """Every shard has one valid key at least."""
+
+    def key_lengths(problem, j):
+        return (j < torch.tensor(problem.key_lengths)[:, None, None, None]) | (j == here.shards[owner][:1])
+
+    return multiplicity(replace(steps, key_lengths=key_lengths), here, hop, owner)
+
+
+def neighbours(steps, here, hop, owner):
+    """A document is taken to reach no farther than the next shard."""
+    near = here.problem.documents is None or abs(owner - here.rank) < 2
+    return multiplicity(steps, here, hop, owner) * near
+
+
+READ = {
+    "on the block of rank 0 on other ranks: the causal mask is made as if the block were that of a later rank": (
+        taken_for(lambda rank, owner: owner == 0 < rank, lambda i, j, half: i + 0 * j >= half),
+        [case_of(causal=True, sharding="zigzag"), case_of(causal=True, sharding="zigzag", size=4, query_length=16)],
+        [],
+    ),
+    "on blocks of other ranks: the causal mask is made as if the block were that of a later rank": (
+        taken_for(lambda rank, owner: owner != rank, lambda i, j, half: j < i),
+        [case_of(causal=True, sharding="striped"), case_of(causal=True, sharding="striped", size=2)],
+        [],
+    ),
+    "for keys in the first row of a shard: key_lengths ignored": (
+        replace(STEPS, pattern=clamped),
+        [case_of(batch=2, key_lengths=(3, 12)), case_of(batch=2, key_lengths=(0, 5), size=2)],
+        [case_of()],
+    ),
+    "on blocks of ranks more than one apart, with documents: keys that the mask allows are not attended": (
+        replace(STEPS, pattern=neighbours),
+        [case_of(documents=(0, 12)), case_of(documents=(0, 3, 16), size=4, query_length=16)],
+        [case_of(), case_of(size=4), case_of(documents=(0, 4, 8, 12))],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", READ)
+def test_what_is_read_of_a_mask_is_told(words):
+    """The first rule that predicts the numbers of all cases, right ones included."""
+    steps, cases, right = READ[words]
+    scenes, probe = seen(Implementation(ring_of(steps), "read", EVERYTHING), [*cases, *right], gradients=False)
+    found = [
+        one.sentence() for one in reading.hypotheses(scenes, probe) if all(one.explains(s) is not None for s in scenes)
+    ]
+    assert found[0] == words
+
+
+# -- by the library ----------------------------------------------------------------------------------------------------
+
+
+def exchanged(steps, here, hop, owner, q, block):
+    """What was sent as k, v is received as v, k."""
+    return STEPS.attend(steps, here, hop, owner, q, Block(block.v, block.k) if hop % 2 else block)
+
+
+def from_both_sides(here, every):
+    """Blocks from the left and from the right in turn."""
+    return sorted(every, key=lambda visit: min(2 * visit[0], 2 * (here.size - visit[0]) + 1))
+
+
+STALE = next(cause for cause in CAUSES if cause.says == "the merged lse is the earlier one: it is never updated").steps
+BY_HEART = {
+    "keys and values of a block are exchanged, at odd hops only": (
+        replace(STEPS, attend=exchanged), case_of(size=4, query_length=8)
+    ),
+    "the merged lse is the earlier one: it is never updated, where the order of blocks is one from the left, one from "
+    "the right": (replace(STALE, order=from_both_sides), case_of(size=5, query_length=10)),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("words", BY_HEART)
+@pytest.mark.by_day(1)
+def test_a_mechanism_of_blocks_is_named(words):
+    """From all that is known."""
+    steps, case = BY_HEART[words]
+    only_out = replace(EVERYTHING, lse=False, lse_gradient=False, gradients=False)
+    attend = ring_of(steps)
+    runner = Runner(Implementation(lambda *x: attend(*x)[0], "blocks", only_out), SimulatedWorld())
+    found = diagnose(lambda c: runner.run(c, gradients=False), [case, case], only_out)
+    assert found.text.split(" (residual")[0] == words
+
+
+def test_a_running_maximum_that_begins_at_0_is_told_where_exp_underflows():
+    """In the dtype of the sums, which is why a prediction in float64 would not show it."""
+
+    def attend(q, k, v, call):
+        s = call.scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        w = (s - s.amax(-1, keepdim=True).clamp(min=0.0)).exp()
+        total = w.sum(-1, keepdim=True)
+        return torch.einsum("bhqk,bkhd->bqhd", w / torch.where(total == 0, 1.0, total), v)
+
+    case = case_of(size=1, query_length=1, heads=1)
+    x = make_inputs(case)
+    low = case.replace(scale=-150 / float((x.q * x.k).sum()))
+    declared = replace(LOCAL, causal="never", negative_scale=True)
+    scenes, _ = seen(Implementation(attend, "from 0", declared), [low], gradients=False)
+    causes = [one for one in CAUSES if one.sentence().startswith("the running maximum begins at 0")]
+    assert explaining([Hypothesis(**vars(one)) for one in causes], scenes)
+
+
+def test_split_heads_that_are_left_over_go_to_one_branch_however_few_there_are():
+    """With fewer heads than branches, all of them are left over."""
+    (cause,) = (
+        one for one in CAUSES if one.sentence() == "split heads: heads that are left over all go to the last branch"
+    )
+    of = {
+        heads: cause.steps.branches(case_of(heads=heads, dilation=Dilation(((6, 1), (4, 2)))).problem)
+        for heads in (1, 3)
+    }
+    assert of == {1: [[(4, 2, 1)]], 3: [[(6, 1, 0)], [(4, 2, 1)], [(4, 2, 1)]]}
+
+
+def test_cases_that_tell_hypotheses_apart_have_equal_shards_where_others_are_not_declared():
+    """So that four ranks are asked for as well: two agree on what is opposite and what is next."""
+    even = replace(EVERYTHING, uneven=False)
+    asked = case_of(size=4, query_length=14, causal=True)
+    assert _in_shape(asked, even).problem.nq == 16
+    assert _in_shape(replace(asked, sharding="zigzag"), even).problem.nq == 16
+    assert _in_shape(asked, EVERYTHING) == asked
