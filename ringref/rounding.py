@@ -69,6 +69,7 @@ rounding error analysis*, SIAM J. Sci. Comput. 41); hence margins of about 0.1 a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -548,7 +549,7 @@ class LongBounds:
     def _u_weight(self) -> float:
         return UNIT_ROUNDOFF[self.pipeline.dtype] if self.pipeline.probabilities == "input" else 0.0
 
-    @property
+    @functools.cached_property
     def _deviations(self) -> float:
         """lambda."""
         p = self.problem

@@ -51,10 +51,13 @@ class Terminal:
         self._with_printed = printed or verbose
         self._named = ""
         self._worked = 0.0
+        self._counted = "example"
 
     def tell(self, event: Event) -> None:
         """Print an event."""
         event = shown(event)
+        if isinstance(event, HeaderEvent):
+            self._counted = "row" if event.suite == "scale" else "example"
         match event:
             case HeaderEvent() if not self.quiet:
                 self._line(
@@ -108,8 +111,8 @@ class Terminal:
         if verdict in ("unsupported", "inconclusive"):
             numbers = event.reason or ""
         else:
-            counted = "row" if event.figures else "example"
-            numbers = f"{event.examples:>6} {plural(counted, event.examples):<8} {event.seconds:>7.1f} s"
+            counted = f"{event.examples:>6} {plural(self._counted, event.examples)}" if event.examples else ""
+            numbers = f"{counted:<15} {event.seconds:>7.1f} s"
             numbers += f"   margin {margin_text(event.margin)}"
             if event.remembered is not None:
                 numbers += f"   {event.remembered} of them failed in an earlier run"
@@ -150,9 +153,9 @@ class Terminal:
             inside = 100 * (event.seconds_inside or 0.0) / worked
             beside = "" if event.simulated_runs is None else f" and {event.simulated_runs} of the simulated one"
             self._line(
-                f"  {event.examples} {plural('example', event.examples)} in {event.runs} "
+                f"  {event.examples} {plural(self._counted, event.examples)} in {event.runs} "
                 f"{plural('run', event.runs or 0)} of the {event.world} world{beside}, "
-                f"{seconds:.1f} s: {event.examples / seconds:.0f} examples a second; "
+                f"{seconds:.1f} s: {event.examples / seconds:.0f} {self._counted}s a second; "
                 f"{inside:.0f} % of the time inside the implementation",
                 "dim",
             )

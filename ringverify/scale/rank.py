@@ -42,8 +42,10 @@ from ringverify.worlds.whose import ours, theirs
 Float = NDArray[np.float64]
 Method = Literal["every_row", "sampled_rows", "identities"]
 
-PIECE = 2048
+PIECE = 512
 """Keys that all sampled rows are compared with at a time."""
+ROWS = 1024
+"""Rows that the class oracle answers, and that are compared, at a time."""
 STRETCHES = (1, 256)
 """Neighbouring keys that are left out in thought, to say what a pass is worth."""
 TRIED = 128
@@ -288,7 +290,7 @@ class _LongRun:
     def _check_rows(self, head: ClassHead, b: int, h: int, order: Positions, keys: Float, bounds: LongBounds) -> None:
         """Verify rows of this rank; afterwards `head` knows what gradients of keys need of all rows."""
         p = self.problem
-        for piece in pieces_of(order):
+        for piece in pieces_of(order, ROWS):
             at = self.queries[piece]
             out, lse, dq = head.rows(at)
             out = out[:, : p.dv]
@@ -314,7 +316,7 @@ class _LongRun:
     ) -> None:
         p = self.problem
         most, queries = max(float(of[0].max(initial=0)) for of in counts), np.sum([of[1] for of in counts], axis=0)
-        for piece in pieces_of(order):
+        for piece in pieces_of(order, ROWS):
             at = self.keys[piece]
             dk, dv = np.zeros((len(at), p.head_dim)), np.zeros((len(at), p.dv + 2))
             for head in heads:
@@ -437,7 +439,7 @@ class _LongRun:
 
     def _compare_zero(self, b: int, h: int, rows: Positions) -> None:
         """Rows whose cotangents are zero have a dq of zero, exactly."""
-        for piece in pieces_of(rows, 1 << 14):
+        for piece in pieces_of(rows, ROWS):
             zeros = np.zeros((len(piece), self.problem.head_dim))
             self.compared.compare("dq", b, h, piece, self.queries[piece], zeros, zeros)
 
