@@ -423,9 +423,9 @@ def _runs(first: Array, last: Array, sums: _ClassSums) -> Iterator[tuple[slice, 
         least, most = int(begins[0, 0]), int(ends[-1, 0])
         begin, end = -(-int(begins[-1, 0]) // block), int(ends[0, 0]) // block
         whole = _ByClass(np.zeros(0), np.zeros((0, sums.width)))
-        ranges = ((least, most),)
+        ranges = [(least, most)]
         if begin < end:
-            whole, ranges = sums.over(begin, end), ((least, begin * block), (end * block, most))
+            whole, ranges = sums.over(begin, end), [(least, begin * block), (end * block, most)]
         near = np.concatenate([np.arange(*one) for one in ranges])
         payloads = itertools.chain.from_iterable(sums.one_by_one(*one) for one in ranges)
         yield (
