@@ -21,6 +21,7 @@ Shape letters: B batch, N queries, M keys, H query heads, K key heads, D head_di
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -39,6 +40,10 @@ Values = Callable[[Array], Float]
 """Returns a row of numbers for each of some positions."""
 BLOCK = 128
 """Keys, or queries, that are summed by class at a time, and the length of a run."""
+KEPT = 64
+"""Blocks whose payloads are kept: a block stands at the ends of the intervals of several runs."""
+VANISHING = float(np.sqrt(np.finfo(np.float64).tiny))
+"""Total weight of a row below which some of it may have become 0, as weights are relative to the largest of a run."""
 
 
 class Coded(NamedTuple):
@@ -171,9 +176,9 @@ class ClassHead:
         self.lse = np.full(problem.nq, -np.inf)
         self.towards = np.zeros(problem.nq)  # dlse − dout·out
         self.scores = self._q @ self._k.T * problem.scale_value  # of a query class with a key class, after softcap
-        self._slopes = np.full_like(self.scores, problem.scale_value)  # their derivatives by q·k
+        self._scale, self._slopes = problem.scale_value, None  # derivatives by q·k are their product
         if problem.softcap is not None:
-            self._slopes /= np.cosh(self.scores / problem.softcap) ** 2
+            self._slopes = 1 / np.cosh(self.scores / problem.softcap) ** 2
             self.scores = problem.softcap * np.tanh(self.scores / problem.softcap)
         self._parts = [
             _PartOfHead(part, query_classes[part.queries], key_classes[part.keys])
@@ -186,29 +191,31 @@ class ClassHead:
         """Return out, lse and dq of the queries at ascending positions; dq is 0 without cotangents."""
         count = len(positions)
         out, lse, dq = np.zeros((count, self._dv)), np.full(count, -np.inf), np.zeros((count, self._q.shape[1]))
-        attended = list(self._attended(positions))
-        for rows, classes, members in attended:
-            scores = self.scores[classes, members.classes] + members.log_weights
-            top = scores.max(axis=-1, initial=-np.inf)
-            weights = _exp(scores, top[:, None])
+        attended = []
+        for rows, classes, members in self._attended(positions):
+            weights, top = _weights(self.scores, classes, members)
             total = weights.sum(axis=-1)
-            some = total > 0
-            here, total = rows[some], total[some]
-            partial, partial_lse = weights[some] @ members.payload[:, :-1] / total[:, None], top[some] + np.log(total)
-            merged = np.logaddexp(lse[here], partial_lse)
-            mine, other = np.exp(lse[here] - merged)[:, None], np.exp(partial_lse - merged)[:, None]
-            out[here], lse[here] = mine * out[here] + other * partial, merged
+            partial = weights @ members.payload[:, :-1] / np.where(total == 0, 1.0, total)[:, None]
+            partial_lse = top + np.log(total, where=total > 0, out=np.full(len(total), -np.inf))
+            merged = np.logaddexp(lse[rows], partial_lse)
+            mine, other = _exp(lse[rows], merged)[:, None], _exp(partial_lse, merged)[:, None]
+            out[rows], lse[rows] = mine * out[rows] + other * partial, merged
+            attended.append((rows, classes, members, weights, top))
         self.lse[positions] = lse
         if self._cotangents is None:
             return out, lse, dq
         dout = self._read_cotangents(positions)
         towards = np.where(lse == -np.inf, 0.0, self._dlse[positions]) - (dout * out).sum(axis=-1)
         self.towards[positions] = towards
-        for rows, classes, members in attended:
-            p = _exp(self.scores[classes, members.classes] + members.log_weights, lse[rows, None])
-            dp = dout[rows] @ members.payload[:, :-1].T + towards[rows, None]
-            dq[rows] += p * dp * self._slopes[classes, members.classes] @ self._k[members.classes]
-        return out, lse, dq
+        for rows, classes, members, weights, top in attended:
+            ds = dout[rows] @ members.payload[:, :-1].T
+            ds += towards[rows, None]
+            ds *= weights
+            ds *= _exp(top, lse[rows])[:, None]
+            if self._slopes is not None:
+                ds *= self._slopes[:, members.classes][classes]
+            dq[rows] += ds @ self._k[members.classes]
+        return out, lse, dq * self._scale
 
     def gradients_of_keys(
         self, positions: Int64[np.ndarray, " n"]
@@ -222,13 +229,19 @@ class ClassHead:
             numbers, places = _found(part.keys, positions)
             for run, members in _runs(part.first_query[numbers], part.last_query[numbers], part.by_query):
                 of_run, keys = numbers[run], places[run]
-                pairs = members.classes, part.key_classes[of_run][:, None]
-                p = _exp(self.scores[pairs] + members.log_weights, 0.0)
-                dout, towards = members.payload[:, :-1], members.payload[:, -1]
-                dp = self._read_values(part, of_run) @ dout.T + towards
+                classes, dout, towards = part.key_classes[of_run], members.payload[:, :-1], members.payload[:, -1]
+                found, kinds = np.unique(classes, return_inverse=True)
+                logs = self.scores.T[found][:, members.classes] + members.log_weights
+                p = np.exp(np.minimum(logs, 1.0))[kinds]  # only what is not attended has a weight above 1
+                p[:, members.whole :] *= members.attended
                 dv[keys] += p @ dout
-                dk[keys] += p * dp * self._slopes[pairs] @ self._q[members.classes]
-        return dk, dv
+                dp = self._read_values(part, of_run) @ dout.T
+                dp += towards
+                p *= dp
+                if self._slopes is not None:
+                    p *= self._slopes.T[:, members.classes][classes]
+                dk[keys] += p @ self._q[members.classes]
+        return dk * self._scale, dv
 
     def _attended(self, positions: Array) -> Iterator[tuple[Array, Array, _Members]]:
         """Yield runs of queries, as rows among those at `positions` and their classes, and the keys that they attend.
@@ -240,11 +253,12 @@ class ClassHead:
                 part.by_key = self._sums_of_keys(part)
             numbers, places = _found(part.queries, positions)
             for run, members in _runs(part.first[numbers], part.last[numbers], part.by_key):
-                counts = members.payload[:, -1]
-                log_counts = np.log(counts, where=counts > 0, out=np.full(len(counts), -np.inf))
-                means = members.payload / np.where(counts == 0, 1.0, counts)[:, None]
-                found = _Members(members.classes, members.log_weights + log_counts, means)
-                yield places[run], part.query_classes[numbers[run]][:, None], found
+                counts = members.payload[: members.whole, -1:].copy()
+                members.log_weights[: members.whole] += np.log(
+                    counts[:, 0], where=counts[:, 0] > 0, out=np.full(len(counts), -np.inf)
+                )
+                members.payload[: members.whole] /= np.where(counts == 0, 1.0, counts)
+                yield places[run], part.query_classes[numbers[run]], members
 
     def _sums_of_keys(self, part: _PartOfHead) -> _ClassSums:
         """Keys of a part by class: weight 1, payload the value and 1."""
@@ -268,13 +282,14 @@ class ClassHead:
 
     def _read_values(self, part: _PartOfHead, keys: Array) -> Float:
         """Return the values of keys of a part, 0 for those that no query attends, which may hold anything."""
-        attended = part.first_query[keys] < part.last_query[keys]
-        return np.where(attended[:, None], self._values(part.keys[keys]), 0.0)
+        attended, values = part.first_query[keys] < part.last_query[keys], self._values(part.keys[keys])
+        return values if attended.all() else np.where(attended[:, None], values, 0.0)
 
     def _read_cotangents(self, positions: Array) -> Float:
         """Return dout, 0 for empty rows, which contribute nothing, whatever their cotangents are."""
         assert self._cotangents is not None
-        return np.where((self.lse[positions] == -np.inf)[:, None], 0.0, self._cotangents(positions))
+        empty, cotangents = self.lse[positions] == -np.inf, self._cotangents(positions)
+        return np.where(empty[:, None], 0.0, cotangents) if empty.any() else cotangents
 
 
 class _PartOfHead:
@@ -301,17 +316,21 @@ def _found(ascending: Array, positions: Array) -> tuple[Array, Array]:
 
 
 class _Members(NamedTuple):
-    """What a run attends: classes of whole blocks, each like one member, and members one by one.
+    """What a run attends: classes of whole blocks, each like one member, and then members one by one.
 
     Attributes:
+        whole: number of classes of whole blocks, which every row of the run attends.
         classes: `(z,)`.
-        log_weights: added to the scores: `(z,)`, or `(run, z)` with −inf where a member is not attended.
+        log_weights: `(z,)`, added to the scores.
         payload: `(z, F)`, to be summed with the weights.
+        attended: which rows attend the members one by one, `(run, z − whole)`.
     """
 
+    whole: int
     classes: Array
     log_weights: Float
     payload: Float
+    attended: Bool[np.ndarray, "run near"]
 
 
 class _ByClass(NamedTuple):
@@ -322,7 +341,7 @@ class _ByClass(NamedTuple):
 
 
 class _ClassSums:
-    """Sums by class over any whole blocks of members, by a tree over the blocks.
+    """Sums by class over any whole blocks of members, by a tree over the blocks, made as far as it is asked for.
 
     Args:
         classes: of the members, `(y,)`.
@@ -334,33 +353,51 @@ class _ClassSums:
     """
 
     def __init__(self, classes: Array, log_weights: Float, payload: Values, width: int, count: int, block: int) -> None:
-        self.classes, self.log_weights, self.payload, self.block = classes, log_weights, payload, block
-        self.width = width
+        self.classes, self.log_weights, self.block, self.width = classes, log_weights, block, width
         self._count = count
-        level = [self._of(slice(start, start + block)) for start in range(0, len(classes) - block + 1, block)]
-        self._levels = [level]
-        while len(level) > 1:
-            level = [_added(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-            self._levels.append(level)
+        self._sums: dict[tuple[int, int], _ByClass] = {}
 
-    def _of(self, members: slice) -> _ByClass:
+        def of_block(number: int) -> Float:
+            return payload(np.arange(number * block, min((number + 1) * block, len(classes))))
+
+        self._payload = functools.lru_cache(KEPT)(of_block)
+
+    def one_by_one(self, first: int, last: int) -> Iterator[Float]:
+        """Yield the payloads of members `first` to `last - 1`, in pieces."""
+        for number in range(first // self.block, -(-last // self.block)):
+            start = number * self.block
+            yield self._payload(number)[max(first - start, 0) : last - start]
+
+    def _of(self, level: int, number: int) -> _ByClass:
+        """Return the sums over `2 ** level` blocks, that number of them."""
+        known = self._sums.get((level, number))
+        if known is None:
+            if level:
+                known = _added(self._of(level - 1, 2 * number), self._of(level - 1, 2 * number + 1))
+            else:
+                known = self._of_block(number)
+            self._sums[level, number] = known
+        return known
+
+    def _of_block(self, number: int) -> _ByClass:
+        members = slice(number * self.block, (number + 1) * self.block)
         classes, weights = self.classes[members], self.log_weights[members]
         top = np.full(self._count, -np.inf)
         np.maximum.at(top, classes, weights)
         one_hot = np.zeros((self._count, len(classes)))
         one_hot[classes, np.arange(len(classes))] = _exp(weights, top[classes])
-        return _ByClass(top, one_hot @ self.payload(np.arange(members.start, members.stop)))
+        return _ByClass(top, one_hot @ self._payload(number))
 
     def over(self, first: int, last: int) -> _ByClass:
         """Return the sums over blocks `first` to `last - 1`, of which there is at least one."""
         pieces = []
-        for level in self._levels:
+        for level in itertools.count():
             if first >= last:
                 break
             if first % 2:
-                pieces.append(level[first])
+                pieces.append(self._of(level, first))
             if last % 2:
-                pieces.append(level[last - 1])
+                pieces.append(self._of(level, last - 1))
             first, last = (first + 1) // 2, last // 2
         total = pieces[0]
         for piece in pieces[1:]:
@@ -386,23 +423,45 @@ def _runs(first: Array, last: Array, sums: _ClassSums) -> Iterator[tuple[slice, 
         begins, ends = first[run, None], last[run, None]
         least, most = int(begins[0, 0]), int(ends[-1, 0])
         begin, end = -(-int(begins[-1, 0]) // block), int(ends[0, 0]) // block
+        whole = _ByClass(np.zeros(0), np.zeros((0, sums.width)))
+        ranges = [(least, most)]
         if begin < end:
-            whole = sums.over(begin, end)
-            near = np.concatenate([np.arange(least, begin * block), np.arange(end * block, most)])
-        else:
-            whole = _ByClass(np.zeros(0), np.zeros((0, sums.width)))
-            near = np.arange(least, most)
-        attended: Bool[np.ndarray, "run z"] = (begins <= near) & (near < ends)
-        one_by_one = np.where(attended, sums.log_weights[near], -np.inf)
+            whole, ranges = sums.over(begin, end), [(least, begin * block), (end * block, most)]
+        near = np.concatenate([np.arange(*one) for one in ranges])
+        payloads = itertools.chain.from_iterable(sums.one_by_one(*one) for one in ranges)
         yield (
             run,
             _Members(
+                len(whole.top),
                 np.concatenate([np.arange(len(whole.top)), sums.classes[near]]),
-                np.concatenate([np.broadcast_to(whole.top, (stop - start, len(whole.top))), one_by_one], axis=-1),
-                np.concatenate([whole.payload, sums.payload(near)]),
+                np.concatenate([whole.top, sums.log_weights[near]]),
+                np.concatenate([whole.payload, *payloads]),
+                (begins <= near) & (near < ends),
             ),
         )
         start = stop
+
+
+def _weights(table: Float, classes: Array, members: _Members) -> tuple[Float, Float]:
+    """Return `exp(score + log_weight − top)` of rows with what they attend, 0 elsewhere `(run, z)`, and top `(run,)`.
+
+    Args:
+        table: scores of classes of rows with classes of members.
+        classes: of the rows, `(run,)`.
+        members: what the run attends.
+    """
+    found, kinds = np.unique(classes, return_inverse=True)
+    scores = table[found][:, members.classes] + members.log_weights
+    tops = scores.max(axis=-1, initial=-np.inf)
+    weights, top = _exp(scores, tops[:, None])[kinds], tops[kinds]
+    weights[:, members.whole :] *= members.attended
+    few = np.flatnonzero(weights.sum(axis=-1) < VANISHING)
+    if len(few):  # rows that attend nothing, or nothing whose score is near the largest of the run
+        own = scores[kinds[few]]
+        own[:, members.whole :][~members.attended[few]] = -np.inf
+        top[few] = own.max(axis=-1, initial=-np.inf)
+        weights[few] = _exp(own, top[few, None])
+    return weights, top
 
 
 def _exp(x: Float, less: Float | float) -> Float:

@@ -87,6 +87,7 @@ rounding error analysis*, SIAM J. Sci. Comput. 41); hence margins of about 0.1 a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -646,6 +647,25 @@ FALSE_ALARM = 1e-9
 """Probability that one correct run of a whole sequence exceeds a bound of `LongBounds`, in the model."""
 
 
+def signed_sum_bound(squares: Array, sizes: Array) -> Array:
+    """Return the error allowed in sums of numbers, each with a sign that was drawn at random.
+
+    Errors of at most b_i, whatever they depend on but the signs, add up to at most lambda sqrt(sum b_i^2) but with
+    probability 2 exp(-lambda^2 / 2) (Hoeffding's inequality); and never to more than sum b_i.
+
+    Args:
+        squares: sum b_i^2 of each sum.
+        sizes: sum b_i of each sum.
+    """
+    bound: Array = np.minimum(sizes, np.sqrt(2 * np.log(2 * max(squares.size, 1) / FALSE_ALARM) * squares))
+    return bound
+
+
+FLOAT64_SHARE = 2 * UNIT_ROUNDOFF["float64"] / UNIT_ROUNDOFF["float32"]
+"""How many times less is allowed in float64 than in float32 with sums in float32: a bound grows with u, or by more, and
+the unit of a pipeline includes u of float64 once more for the oracle's own error."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LongBounds:
     """The errors allowed where a row has so many keys that a worst case of their number says nothing any more.
@@ -684,7 +704,7 @@ class LongBounds:
     def _u_weight(self) -> float:
         return UNIT_ROUNDOFF[self.pipeline.dtype] if self.pipeline.probabilities == "input" else 0.0
 
-    @property
+    @functools.cached_property
     def _deviations(self) -> float:
         """lambda."""
         p = self.problem

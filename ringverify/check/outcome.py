@@ -37,7 +37,7 @@ class TriedProperty:
         undeclared: optional features that the implementation does not declare.
         untried: declared features that no example of the property had.
         runs: number of runs of the world.
-        seconds_inside: CPU time inside the implementation, over all ranks and runs.
+        seconds_inside: CPU time inside the implementation, over all ranks and runs; of the suite scale, wall time.
     """
 
     outcome: PropertyOutcome

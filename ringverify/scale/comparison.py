@@ -133,15 +133,15 @@ class RankResults:
         return actual
 
     def compare_sums(
-        self, name: TensorName, b: int, h: int, actual: Float, expected: Float, allowed: Float, says: str
+        self, name: TensorName, actual: Float, expected: Float, allowed: Float, says: Sequence[str]
     ) -> None:
-        """Compare sums over all rows of a key head, of which `says` names both sides."""
+        """Compare sums over rows, of which `says` names each."""
         margin = margins(actual, expected, allowed, "float64")
         worst, d = float(margin.max()), int(margin.argmax())
         self.margins[name] = max(self.margins.get(name, 0.0), worst)
         if worst > max(1.0, self.unequal.margin if self.unequal else 0.0):
             value, right, most = (float(x[d]) for x in (actual, expected, allowed))
-            text = f"{says}, of element {b}, key head {h}, dimension {d}: {value:.9g}, expected {right:.9g}"
+            text = f"{says[d]}: {value:.9g}, expected {right:.9g}"
             self.unequal = Difference(name, 0, (), (), 0, value, right, most, worst, identity=text)
 
     def explained(self) -> Iterator[Difference]:

@@ -26,7 +26,7 @@ from ringverify.scale.numbers import Numbers, Positions
 
 Float = NDArray[np.float64]
 
-PIECE = 1 << 12
+PIECE = 512
 IDENTITIES: tuple[tuple[TensorName, str], ...] = (
     ("dv", "dv·v over all keys, expected the sum of dout·out over all queries"),
     ("dv", "dv over all keys, expected the sum of dout over all queries with keys"),

@@ -21,7 +21,7 @@ from ringref.problem import Problem
 Float = NDArray[np.float64]
 Positions = NDArray[np.int64]
 
-Kind = Literal["classes", "free"]
+Kind = Literal["classes", "counted", "free"]
 MOST_CLASSES = 32
 """Classes of keys, at most. Half of head_dim is enough freedom to choose the scores of all pairs of classes."""
 QUERY_CLASSES = 16
@@ -60,7 +60,8 @@ class Numbers:
     Attributes:
         problem: what is computed.
         seed: decides all numbers.
-        kind: "classes": queries and keys come from codebooks, for `ringref.classes`; "free": each is its own.
+        kind: "classes": queries and keys come from codebooks, for `ringref.classes`; "counted": likewise, and these
+            are made by counting too, for golden vectors; "free": each is its own.
     """
 
     problem: Problem
@@ -69,13 +70,13 @@ class Numbers:
 
     def q(self, b: int, head: int, positions: Positions) -> Float:
         """Return queries `(n, D)`."""
-        if self.kind == "classes":
+        if self.kind != "free":
             return self.codebooks[0][self.query_classes(b, head, positions)]
         return self._free("q", b, head, positions)
 
     def k(self, b: int, head: int, positions: Positions) -> Float:
         """Return keys `(n, D)` of a key head."""
-        if self.kind == "classes":
+        if self.kind != "free":
             return self.codebooks[1][self.key_classes(b, head, positions)]
         return self._free("k", b, head, positions)
 
@@ -91,7 +92,7 @@ class Numbers:
         """
         p = self.problem
         noise = _steps(words(self.seed, f"v {b} {head}", positions, p.dv) // 4, -63)
-        if self.kind == "classes":
+        if self.kind != "free":
             levels = words(self.seed, f"v of classes {b} {head}", self.key_classes(b, head, positions), 1)
         else:
             line = np.where(words(self.seed, "line", np.arange(1), p.head_dim)[0] % 2, 1, -1) / np.sqrt(p.head_dim)
@@ -123,6 +124,9 @@ class Numbers:
 
         Every class of keys is sought by one class of queries, which gives it about the weight of all other keys.
         """
+        if self.kind == "counted":
+            vectors = _steps(words(self.seed, "codebook", np.arange(QUERY_CLASSES), self.problem.head_dim), -255) / 128
+            return vectors * np.arange(1, QUERY_CLASSES + 1)[:, None] / QUERY_CLASSES, vectors
         shares, seekers = self.shares
         rng = np.random.default_rng(self.seed)
         wanted = rng.uniform(-1, 1, (seekers, len(shares)))
@@ -141,9 +145,13 @@ class Numbers:
     def query_classes(self, b: int, head: int, positions: Positions) -> Positions:
         """Return the class of each query."""
         drawn = words(self.seed, f"a {b} {head}", positions, 1)[:, 0]
-        return drawn.astype(np.int64) % self.shares[1]
+        return drawn.astype(np.int64) % (QUERY_CLASSES if self.kind == "counted" else self.shares[1])
 
     def key_classes(self, b: int, head: int, positions: Positions) -> Positions:
         """Return the class of each key."""
+        if self.kind == "counted":  # the number of zeros at the end
+            ends = words(self.seed, f"c {b} {head}", positions, 2).astype(np.int64) @ np.array([1, 256])
+            zeros: Positions = (ends[:, None] % 2 ** np.arange(1, QUERY_CLASSES) == 0).sum(axis=-1)
+            return zeros
         drawn = words(self.seed, f"c {b} {head}", positions, 8).view("<u8")[:, 0] / 2.0**64
         return np.searchsorted(np.cumsum(self.shares[0])[:-1], drawn, side="right")

@@ -33,17 +33,20 @@ from ringverify.cases.local import Local, backward, forward
 from ringverify.cases.running import shards
 from ringverify.events import TensorName
 from ringverify.implementation import AttentionCall, Capabilities
+from ringverify.scale.checksums import RESULTS, Checksums, GoldenSums
 from ringverify.scale.comparison import Difference, RankResults, stacked
 from ringverify.scale.identities import IDENTITIES, identity_sums
-from ringverify.scale.numbers import Numbers, Positions
+from ringverify.scale.numbers import Kind, Numbers, Positions
 from ringverify.targets import load
 from ringverify.worlds.whose import ours, theirs
 
 Float = NDArray[np.float64]
 Method = Literal["every_row", "sampled_rows", "identities"]
 
-PIECE = 2048
+PIECE = 512
 """Keys that all sampled rows are compared with at a time."""
+ROWS = 1024
+"""Rows that the class oracle answers, and that are compared, at a time."""
 STRETCHES = (1, 256)
 """Neighbouring keys that are left out in thought, to say what a pass is worth."""
 TRIED = 128
@@ -58,18 +61,22 @@ class LongTask:
     Attributes:
         target: the implementation, as any process can load it.
         case: what is computed on which ranks, and the seed of the inputs.
-        method: how it is verified.
+        method: how it is verified; "checksums": by the sums of a golden vector.
         device: device of the tensors.
         sampled: global positions of the rows that are sampled.
-        notes: folder in which each rank notes how far it has come.
+        notes: folder in which each rank notes how far it has come; "" for none.
+        golden: the sums of a golden vector.
+        gradients: whether gradients are computed, if they are declared.
     """
 
     target: str
     case: Case
-    method: Method
+    method: Method | Literal["checksums"]
     device: str
-    sampled: tuple[int, ...]
-    notes: str
+    sampled: tuple[int, ...] = ()
+    notes: str = ""
+    golden: GoldenSums | None = None
+    gradients: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +111,7 @@ def verify(asked: LongTask) -> RankReport:
         ContractError: it returned something other than the contract asks for.
     """
     with ours():
-        part = _LongRun(asked)
+        part = _LongRun(asked, dist.get_rank())
         before = _peak()
         dist.barrier()
         began = _clocks()
@@ -113,7 +120,12 @@ def verify(asked: LongTask) -> RankReport:
         after = _peak()
         dist.barrier()  # a rank that is ahead would be in the others' way, and its time counted as theirs
         began = _clocks()
-        {"every_row": part.every_row, "sampled_rows": part.sampled_rows, "identities": part.identities}[asked.method]()
+        {
+            "every_row": part.every_row,
+            "sampled_rows": part.sampled_rows,
+            "identities": part.identities,
+            "checksums": part.checksums,
+        }[asked.method]()
         differences = tuple(part.compared.explained())
         verifying = _since(began)
         memory = None if before is None or after is None else (after - before, (_peak() or 0) - before)
@@ -122,6 +134,30 @@ def verify(asked: LongTask) -> RankReport:
         return RankReport(
             inside, verifying, memory, found.rows, found.margins, found.squares, differences, tuple(part.worth)
         )
+
+
+def expected_checksums(case: Case, rows: Sequence[int]) -> Checksums:
+    """Return the oracle's sums, and the errors allowed in them on as many ranks as the case has."""
+    run = _LongRun(LongTask("ring", case, "checksums", "cpu"), 1)
+    run.queries = run.keys = np.arange(case.problem.nq)
+    run.compared = collected = _Collected(case, run.shards, run.numbers, rows)
+    run.every_row()
+    return collected.sums
+
+
+class _Collected(RankResults):
+    """Adds up what each row has to be, instead of comparing."""
+
+    def __init__(self, case: Case, shards: Any, numbers: Numbers, rows: Sequence[int]) -> None:
+        super().__init__(case, 1, shards, numbers)
+        self.returned = {name: torch.empty(0) for name in RESULTS}
+        self.sums = Checksums(case.seed, case.problem, rows)
+
+    def compare(
+        self, name: TensorName, b: int, h: int, rows: Positions, at: Positions, expected: Float, allowed: Float
+    ) -> None:
+        """Add rows of the oracle's results to the sums."""
+        self.sums.add(name, h, at, expected, allowed)
 
 
 def _clocks() -> tuple[float, float]:
@@ -163,16 +199,17 @@ def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[
 class _LongRun:
     """This rank's part: inputs, what came back, and what was found so far."""
 
-    def __init__(self, asked: LongTask) -> None:
+    def __init__(self, asked: LongTask, rank: int) -> None:
         self.asked, self.case = asked, asked.case
         self.problem: Problem = asked.case.problem
         self.implementation = load(asked.target)
         self.capabilities = self.implementation.capabilities
-        self.rank = dist.get_rank()
+        self.rank = rank
         with theirs():
             self.shards = shards(self.case, self.capabilities)
         self.queries, self.keys = (of[self.rank] for of in self.shards)
-        self.numbers = Numbers(self.problem, self.case.seed, "classes" if asked.method == "every_row" else "free")
+        kinds: dict[str, Kind] = {"every_row": "classes", "checksums": "counted"}
+        self.numbers = Numbers(self.problem, self.case.seed, kinds.get(asked.method, "free"))
         self.sampled = np.array(asked.sampled, dtype=np.int64)
         self.compared = RankResults(self.case, self.rank, self.shards, self.numbers)
         self.worth: list[str] = []
@@ -211,11 +248,12 @@ class _LongRun:
             call,
             self.asked.device,
         )
-        if c.gradients:
+        wanted = c.gradients and self.asked.gradients
+        if wanted:
             for leaf in local.leaves:
                 leaf.requires_grad_()
         out, lse = forward(self.implementation, local)
-        gradients: tuple[torch.Tensor | None, ...] = backward(local, self.case, out, lse) if c.gradients else ()
+        gradients: tuple[torch.Tensor | None, ...] = backward(local, self.case, out, lse) if wanted else ()
         names: tuple[TensorName, ...] = ("out", "dq", "dk", "dv")
         with theirs():
             for name, tensor in zip(names, (out, *gradients), strict=False):
@@ -288,7 +326,7 @@ class _LongRun:
     def _check_rows(self, head: ClassHead, b: int, h: int, order: Positions, keys: Float, bounds: LongBounds) -> None:
         """Verify rows of this rank; afterwards `head` knows what gradients of keys need of all rows."""
         p = self.problem
-        for piece in pieces_of(order):
+        for piece in pieces_of(order, ROWS):
             at = self.queries[piece]
             out, lse, dq = head.rows(at)
             out = out[:, : p.dv]
@@ -314,7 +352,7 @@ class _LongRun:
     ) -> None:
         p = self.problem
         most, queries = max(float(of[0].max(initial=0)) for of in counts), np.sum([of[1] for of in counts], axis=0)
-        for piece in pieces_of(order):
+        for piece in pieces_of(order, ROWS):
             at = self.keys[piece]
             dk, dv = np.zeros((len(at), p.head_dim)), np.zeros((len(at), p.dv + 2))
             for head in heads:
@@ -437,7 +475,7 @@ class _LongRun:
 
     def _compare_zero(self, b: int, h: int, rows: Positions) -> None:
         """Rows whose cotangents are zero have a dq of zero, exactly."""
-        for piece in pieces_of(rows, 1 << 14):
+        for piece in pieces_of(rows, ROWS):
             zeros = np.zeros((len(piece), self.problem.head_dim))
             self.compared.compare("dq", b, h, piece, self.queries[piece], zeros, zeros)
 
@@ -459,6 +497,24 @@ class _LongRun:
         everyone = np.stack(self._gathered(together))
         out, lse = everyone[..., :-1], everyone[..., -1].swapaxes(2, 3)
         found.out, found.lse = merged(out, lse, np.ones(len(lse)))
+
+    # -- golden vectors ------------------------------------------------------------------------------------------------
+
+    def checksums(self) -> None:
+        """Hold sums of rows and of blocks of rows to those of a golden vector."""
+        p, golden = self.problem, self.asked.golden
+        assert golden is not None
+        found = Checksums(self.case.seed, p, golden.rows)
+        of_queries = self.queries if self.case.sharding != "replicated_query" or self.rank == 0 else self.queries[:0]
+        for name in self.compared.returned:
+            at, heads = (self.keys, p.hk) if name in ("dk", "dv") else (of_queries, p.heads)
+            for b, h in np.ndindex(p.batch, heads):
+                for piece in pieces_of(np.arange(len(at)), ROWS):
+                    found.add(name, h, at[piece], self.compared.actual(name, b, h, piece))
+            self.compared.rows[name] = p.batch * heads * len(at)
+            total = self._summed(found.values[name])
+            if self.rank == 0:
+                self.compared.compare_sums(name, total, golden.expected[name], golden.allowed[name], found.names(name))
 
     # -- sums over all rows --------------------------------------------------------------------------------------------
 
@@ -492,7 +548,8 @@ class _LongRun:
                 left, right, squares, rows = self._summed(sums)
                 if self.rank == 0 and (which != 3 or p.softcap is None):  # the last holds without softcap
                     (name, says), allowed = IDENTITIES[which], bounds.sums(squares, rows)
-                    self.compared.compare_sums(name, b, kh, right, left, allowed, says)
+                    whose = [f"{says}, of element {b}, key head {kh}, dimension {d}" for d in range(len(left))]
+                    self.compared.compare_sums(name, right, left, allowed, whose)
                     if which == 1 and b == kh == 0 and left.all():
                         share = float((allowed / left).min())
                         shown = f"sums of dv would have shown it from {share:.2g} of all rows on"
@@ -524,6 +581,8 @@ class _LongRun:
     def note(self, *, everything: bool = False) -> None:
         """Note how far this rank has come, for the bar and in case that it does not come to the end."""
         now = time.monotonic()
+        if not self.asked.notes:
+            return
         if everything or now - self._noted > NOTE_SECONDS:
             self._noted = now
             noted = {"rows": self.compared.rows, "wrong": self.compared.wrong}

@@ -257,7 +257,7 @@ class _Checked:
                 break
             reports: Sequence[RankReport] = run.results
             rows += sum(sum(report.rows.values()) for report in reports)
-            inside += sum(report.inside[1] for report in reports)
+            inside += max(report.inside[0] for report in reports)
             margin = max(margin, *(one for report in reports for one in report.margins.values()))
             figures += self._figures(case, reports)
             wrong = [(rank, one) for rank, report in enumerate(reports) for one in report.differences]
@@ -296,7 +296,8 @@ class _Checked:
                 return TriedProperty(outcome=PropertyOutcome(event), world="simulated")
         told = (f"{case.describe()}, the same on twice the ranks and twice as long",)
         verdict = "pass" if judged.violation is None else "fail"
-        event = self._event(MEMORY.id, verdict, 1, began, margin=judged.margin, figures=told)
+        event = self._event(MEMORY.id, verdict, 0, began, margin=judged.margin, figures=told)
+        event = dataclasses.replace(event, world=None if self.world.name == "simulated" else "simulated")
         if judged.violation is None:
             return TriedProperty(outcome=PropertyOutcome(event), world="simulated", runs=3)
         found = self._violation(MEMORY.id, judged.violation, case)

@@ -6,7 +6,9 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +24,9 @@ from ringverify.errors import UsageError
 from ringverify.events import PropertyOutcome, Verdict
 from ringverify.files import read_bytes, read_text, refusing
 from ringverify.properties.property import Violation
-from ringverify.vectors import index, making
+from ringverify.vectors import index, long, making
 from ringverify.vectors.index import Index
+from ringverify.vectors.long import LongVector
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story, written_out
 from ringverify.words import cut
@@ -90,7 +93,14 @@ def load(found: Index, story: Story) -> dict[str, Tensor]:
     return tensors
 
 
-def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_them: bool) -> None:
+def look_into(
+    found: Index,
+    stories: Sequence[Story],
+    record: Tell,
+    *,
+    all_of_them: bool,
+    at_length: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Check that every vector's file is whole and that the oracle gives its results.
 
     Args:
@@ -98,6 +108,7 @@ def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_th
         stories: those to check.
         record: receives the events of a report, one verdict per vector.
         all_of_them: whether to go on after a wrong vector.
+        at_length: entries of long vectors to check as well.
 
     Raises:
         UsageError: a vector is wrong; the message is about the first of them.
@@ -106,11 +117,16 @@ def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_th
     tried: list[TriedProperty] = []
     wrong: UsageError | None = None
     record(begun("cpu"))
-    for story in stories:
+    checks: list[tuple[Story | LongVector, Callable[[], None]]] = []
+    for one in stories:
+        checks.append((one, partial(_answer_again, found, one)))
+    for described in at_length:
+        checks.append((long.of(described), partial(long.answer_again, found.folder, described)))
+    for story, check in checks:
         since = time.monotonic()
         violation: Violation | None = None
         try:
-            answer_again(found, story, load(found, story))
+            check()
         except UsageError as error:
             if not all_of_them:
                 raise
@@ -128,6 +144,10 @@ def look_into(found: Index, stories: Sequence[Story], record: Tell, *, all_of_th
     record(footer if wrong is None else dataclasses.replace(footer, exit_code=2))
     if wrong is not None:
         raise wrong
+
+
+def _answer_again(found: Index, story: Story) -> None:
+    answer_again(found, story, load(found, story))
 
 
 def _problem(metadata: Mapping[str, str]) -> object:

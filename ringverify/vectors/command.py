@@ -140,7 +140,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
 
 def _look(options: argparse.Namespace, console: Console) -> int:
     """Check the files and their checksums, and compute the answers again with the oracle."""
-    from ringverify.vectors import checking, index
+    from ringverify.vectors import checking, index, long
     from ringverify.vectors.recording import Recorded
 
     started = time.monotonic()
@@ -150,14 +150,17 @@ def _look(options: argparse.Namespace, console: Console) -> int:
     try:
         found = index.read(options.folder or _brought_along())
         checking.look_at_files(found)
-        stories = found.chosen(options.ids)
+        there = long.read(found.folder)
+        stories = found.chosen(options.ids, there)
+        at_length = [one for id, one in there.items() if options.ids is None or id in options.ids]
         # A report or another output names every vector; without one, the first wrong vector ends the check.
-        checking.look_into(found, stories, record, all_of_them=bool(options.report or outputs.named))
+        everything = bool(options.report or outputs.named)
+        checking.look_into(found, stories, record, all_of_them=everything, at_length=at_length)
     finally:
         code = with_missing(code, record.close())
     say_on(console.file)(
-        f"{len(stories)} vectors in {found.folder}: files complete and unedited, results reproduced by the oracle "
-        f"({time.monotonic() - started:.1f} s)"
+        f"{len(stories) + len(at_length)} vectors in {found.folder}: files complete and unedited, results reproduced "
+        f"by the oracle ({time.monotonic() - started:.1f} s)"
     )
     return code
 

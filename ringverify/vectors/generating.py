@@ -13,8 +13,8 @@ from pathlib import Path
 import ringverify
 from ringverify.cases import tensorfile
 from ringverify.errors import UsageError
-from ringverify.files import read_bytes, refusing
-from ringverify.vectors import index, making
+from ringverify.files import read_bytes, refusing, write_whole
+from ringverify.vectors import index, long, making
 from ringverify.vectors.catalogue import STORIES, bugs
 from ringverify.vectors.story import Story, written_out
 
@@ -24,7 +24,7 @@ README_NAME = "README.md"
 def generate(
     folder: Path, *, force: bool, say: Callable[[str], None], stories: Mapping[str, Story] | None = None
 ) -> int:
-    """Make every vector, and write those that the folder lacks.
+    """Make every vector, and write those that the folder lacks; those at length too, if it is the whole catalogue.
 
     Args:
         folder: where to; made if it is not there.
@@ -48,6 +48,8 @@ def generate(
         _refuse_changes(folder, files, there, known)
     if there and all(there.get(name) == data for name, data in files.items()) and not set(_vectors(there)) - known:
         say(f"{len(wanted)} vectors in {folder}: unchanged, bit for bit")
+        if stories is None:
+            say(_at_length(folder, force=force))
         return 0
     with refusing(f"write vectors to {folder}", "name another folder"):
         _write(folder, files, _vectors(there))
@@ -55,7 +57,25 @@ def generate(
     changed = sum(name in there and there[name] != files[name] for name in known)
     size = sum(map(len, files.values()))
     say(f"{len(wanted)} vectors in {folder}, {size / 1e6:.2f} MB: {new} new, {changed} overwritten")
+    if stories is None:
+        say(_at_length(folder, force=force))
     return 0
+
+
+def _at_length(folder: Path, *, force: bool) -> str:
+    """Make the file of long vectors, or compute again what it holds, and return a line on it.
+
+    Raises:
+        UsageError: the file is damaged, or holds other sums, and is not to be overwritten; or cannot be written.
+    """
+    path = folder / long.NAME
+    if path.exists() and not force:
+        for described in long.read(folder).values():
+            long.answer_again(folder, described)
+        return f"{len(long.VECTORS)} vectors at length in {path}: unchanged"
+    with refusing(f"write {path}", "name another folder"):
+        write_whole(path, long.text(long.VECTORS))
+    return f"{len(long.VECTORS)} vectors at length in {path}: written"
 
 
 def contents(stories: Mapping[str, Story]) -> dict[str, bytes]:

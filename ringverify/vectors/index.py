@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,17 @@ class Index:
     stories: dict[str, Story]
     entries: dict[str, dict[str, Any]]
 
-    def chosen(self, ids: tuple[str, ...] | None) -> list[Story]:
-        """Return the vectors of these ids, or all for `None`.
+    def chosen(self, ids: tuple[str, ...] | None, long: Collection[str] = ()) -> list[Story]:
+        """Return the vectors of these ids, or all for `None`; `long` are ids that the folder has besides.
 
         Raises:
             UsageError: there is no vector of an id.
         """
         for id in ids or ():
-            if id not in self.stories:
+            if id not in self.stories and id not in long:
+                besides = f", and {', '.join(long)}" if long else ""
                 raise UsageError(
-                    f"no vector {id!r} in {self.folder}: it has {min(self.stories)} to {max(self.stories)}"
+                    f"no vector {id!r} in {self.folder}: it has {min(self.stories)} to {max(self.stories)}{besides}"
                 )
         return [story for id, story in self.stories.items() if ids is None or id in ids]
 
@@ -93,7 +94,7 @@ def write(entries: Iterable[Mapping[str, Any]], bugs: Mapping[str, Mapping[str, 
         "bugs": dict(bugs),
         "vectors": list(entries),
     }
-    content["seal"] = _seal(content)
+    content["seal"] = seal(content)
     return laid_out(content) + "\n"
 
 
@@ -121,7 +122,7 @@ def read(folder: Path) -> Index:
             f"{path} has schema {content['schema']!r}, and ringverify {ringverify.__version__} reads schema {SCHEMA}: "
             "upgrade ringverify"
         )
-    if content.pop("seal", None) != _seal(content):
+    if content.pop("seal", None) != seal(content):
         raise UsageError(f"{path} was edited after it was generated: {again(folder)}")
     if not isinstance(content.get("vectors"), list) or not content["vectors"]:
         raise UsageError(f"{path} lists no vectors: {again(folder)}")
@@ -199,5 +200,6 @@ def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _seal(content: Mapping[str, Any]) -> str:
+def seal(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of some fields."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

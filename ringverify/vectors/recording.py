@@ -17,6 +17,7 @@ from ringverify.reports.command import Outputs
 from ringverify.reports.jsonl import ReportWriter
 from ringverify.reports.results import results_of
 from ringverify.reports.story import replay_line
+from ringverify.vectors.long import LongVector
 from ringverify.vectors.story import Layout, Story, trial_name
 
 Tell = Callable[[Event], None]
@@ -61,7 +62,7 @@ def begun(device: str) -> HeaderEvent:
     return dataclasses.replace(header(Options(device=device)), suite="vectors")
 
 
-def sentence(story: Story) -> str:
+def sentence(story: Story | LongVector) -> str:
     """Return what a vector asks, for the field in which a report says what a property means."""
     return f"{story.topic}: {story.title}"
 
@@ -91,7 +92,7 @@ def property_event(
 
 
 def counterexample_event(
-    implementation: str, story: Story, layout: Layout, wrong: Violation, *, vectors: Sequence[str]
+    implementation: str, story: Story | LongVector, layout: Layout, wrong: Violation, *, vectors: Sequence[str]
 ) -> CounterexampleEvent:
     """Return the event that describes how a vector fails.
 
@@ -108,7 +109,7 @@ def counterexample_event(
             implementation=implementation,
             property=story.id,
             case=story.case(layout),
-            case_text=f"{trial_name(story, layout)}: {story.title}",
+            case_text=f"{trial_name(story.id, layout)}: {story.title}",
         ),
         note=story.note,
         vectors=tuple(vectors),

@@ -22,8 +22,9 @@ from ringverify.check.workers import Workers
 from ringverify.events import CounterexampleEvent, PropertyEvent, PropertyOutcome, Verdict
 from ringverify.properties.property import Judgement, Violation
 from ringverify.reports.progress import Progress
-from ringverify.vectors import checking
+from ringverify.vectors import checking, long
 from ringverify.vectors.index import Index
+from ringverify.vectors.long_trial import try_at_length
 from ringverify.vectors.recording import Tell, begun, counterexample_event, property_event, sentence
 from ringverify.vectors.story import Story
 from ringverify.vectors.trying import Trial, trial, tried
@@ -78,7 +79,9 @@ def run(
     """
     named_apart(subject.implementation for subject in subjects)
     checking.look_at_files(found)
-    stories = found.chosen(asked.ids)
+    there = long.read(found.folder)
+    stories = found.chosen(asked.ids, there)
+    at_length = [one for id, one in there.items() if id in (asked.ids or ())]
     tensors = {story.id: checking.load(found, story) for story in stories}
     plans = [
         planned(subject.target, subject.implementation, world=asked.world, world_sizes=None, crew=None)
@@ -92,7 +95,7 @@ def run(
         for plan in plans:
             with contextlib.closing(open_world(plan.world)) as world:
                 one = _VectorRun(found, plan, world, asked, tell, progress, record, workers)
-                outcomes.append(one.outcome(stories, tensors))
+                outcomes.append(one.outcome(stories, tensors, at_length))
     footer = footer_event(outcomes, baseline=False)
     record(footer)
     return footer.exit_code
@@ -222,7 +225,12 @@ class _VectorRun:
     shown: int = 0
     recorded: list[TriedProperty] = dataclasses.field(default_factory=list)
 
-    def outcome(self, stories: Sequence[Story], tensors: Mapping[str, Mapping[str, Tensor]]) -> ImplementationOutcome:
+    def outcome(
+        self,
+        stories: Sequence[Story],
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        at_length: Sequence[Mapping[str, Any]],
+    ) -> ImplementationOutcome:
         implementation, started = self.plan.implementation, time.monotonic()
         names = list(dict.fromkeys(story.topic for story in stories))
         topics = [self._topic(name, [story for story in stories if story.topic == name]) for name in names]
@@ -237,6 +245,7 @@ class _VectorRun:
             judged = _by_workers(topic, pieces, answers)
             event = self._told(topic, judged if side_by_side else _one_by_one(topic.trials, tensors, topic.runner))
             seen.append(self._tried(event, topic.runner.log.runs, topic.runner.log.seconds_inside))
+        seen += [self._at_length(described) for described in at_length]
         seconds = time.monotonic() - started
         for tell, told in ((self.tell, seen), (self.record, self.recorded)):
             tell(implementation_event(told, implementation=implementation.name, asked=len(told), seconds=seconds))
@@ -250,6 +259,33 @@ class _VectorRun:
             runs=runs,
             seconds_inside=seconds_inside,
         )
+
+    def _at_length(self, described: Mapping[str, Any]) -> TriedProperty:
+        """Try a long vector, and send its events."""
+        vector, plan, name = long.of(described), self.plan, self.plan.implementation.name
+        self.progress.start(name, vector.id, 1)
+        try:
+            found = try_at_length(described, plan, self.world, self.asked.device, self.progress.loading)
+        finally:
+            self.progress.stop()
+        event = property_event(
+            name,
+            vector.id,
+            found.verdict,
+            meaning=sentence(vector),
+            examples=int(found.verdict in ("pass", "fail")),
+            seconds=found.seconds,
+            margin=found.margin,
+            reason=found.reason,
+        )
+        tried = self._tried(event, int(found.layout is not None), found.seconds_inside)
+        self.recorded.append(tried)
+        again = [str(self.found.folder), "--target", plan.target, "--only", vector.id]
+        for tell in (self.tell, self.record):
+            tell(event)
+            if found.violation is not None and found.layout is not None:
+                tell(counterexample_event(name, vector, found.layout, found.violation, vectors=again))
+        return tried
 
     def _topic(self, name: str, stories: list[Story]) -> _Topic:
         runner = Runner(

@@ -135,10 +135,10 @@ class Story:
         )
 
 
-def trial_name(story: Story, layout: Layout) -> str:
+def trial_name(id: str, layout: Layout) -> str:
     """Return a vector's id, sharding and number of ranks, in words."""
     ranks = "1 rank" if layout.world_size == 1 else f"{layout.world_size} ranks"
-    return f"{story.id}, {layout.sharding} on {ranks}"
+    return f"{id}, {layout.sharding} on {ranks}"
 
 
 def written_out(problem: Problem) -> dict[str, Any]:

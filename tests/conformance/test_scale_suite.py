@@ -21,7 +21,7 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     assert ran.code == 0
     assert ran.verdicts() == dict.fromkeys(("every_row", "sampled_rows", "identities", "memory"), "pass")
     assert ran.events[0]["suite"] == "scale"
-    every, sampled, sums, _ = (event["figures"] for event in ran.told("property"))
+    every, sampled, sums, memory = (event["figures"] for event in ran.told("property"))
     assert every[0].startswith("3 ranks n=1000 ")
     for words in ("implementation", "verification", "processor time", "peak memory"):
         assert words in every[1]
@@ -30,6 +30,12 @@ def test_a_right_ring_gets_a_verdict_with_figures(ringverify):
     assert "of all rows on" in sums[-1]
     assert every[-1] in " ".join(ran.out.split())
     assert "conformant in the simulated world" in ran.out
+    assert memory[0].endswith("the same on twice the ranks and twice as long")
+    (event,) = ran.told("implementation")
+    assert event["examples"] == sum(one["examples"] for one in ran.told("property")[:3])  # `memory` verifies no rows
+    (last,) = re.findall(r"(\d+) rows in 6 runs of the simulated world, .* rows a second; (\d+) % of", ran.out)
+    assert int(last[0]) == event["examples"]
+    assert 0 < int(last[1]) < 100
 
 
 def test_without_gradients_and_lse_the_rest_is_verified(ringverify):

@@ -62,7 +62,7 @@ def rewritten(folder: Path, change) -> None:
     content = json.loads((folder / "index.json").read_text())
     change(content)
     content.pop("seal", None)
-    content["seal"] = index._seal(content)
+    content["seal"] = index.seal(content)
     (folder / "index.json").write_text(json.dumps(content))
 
 
@@ -354,7 +354,7 @@ def test_no_edit_of_an_index_gets_past_its_reading(whole) -> None:
 def refusal_of(whole: Path, content) -> str | None:
     """The line with which an index is refused, sealed as it should be; or its only vector when it is loaded."""
     content = {name: value for name, value in content.items() if name != "seal"}
-    content["seal"] = index._seal(content)
+    content["seal"] = index.seal(content)
     found_at = whole.parent / "edited"
     found_at.mkdir(exist_ok=True)
     (found_at / "index.json").write_text(json.dumps(content))

@@ -67,7 +67,7 @@ def test_our_rings_return_what_every_vector_says(fixtures) -> None:
             assert isinstance(wanted, Trial), f"{story.id}: {wanted}"
             judgement = tried(wanted, checking.load(found, story), runner)
             assert judgement.violation is None, (
-                f"{trial_name(wanted.story, wanted.layout)}: {judgement.violation.summary}"
+                f"{trial_name(wanted.story.id, wanted.layout)}: {judgement.violation.summary}"
             )
 
 
