@@ -51,21 +51,13 @@ class Terminal:
         self._with_printed = printed or verbose
         self._named = ""
         self._worked = 0.0
-<<<<<<< HEAD
-        self._suite: str | None = None
-=======
         self._counted = "example"
->>>>>>> rC
 
     def tell(self, event: Event) -> None:
         """Print an event."""
         event = shown(event)
-<<<<<<< HEAD
-        self._suite = event.suite if isinstance(event, HeaderEvent) else self._suite
-=======
         if isinstance(event, HeaderEvent):
             self._counted = "row" if event.suite == "scale" else "example"
->>>>>>> rC
         match event:
             case HeaderEvent() if not self.quiet:
                 self._line(
@@ -119,13 +111,8 @@ class Terminal:
         if verdict in ("unsupported", "inconclusive"):
             numbers = event.reason or ""
         else:
-<<<<<<< HEAD
-            counted = "row" if self._suite == "scale" else "example"
-            numbers = f"{event.examples:>6} {plural(counted, event.examples):<8} {event.seconds:>7.1f} s"
-=======
             counted = f"{event.examples:>6} {plural(self._counted, event.examples)}" if event.examples else ""
             numbers = f"{counted:<15} {event.seconds:>7.1f} s"
->>>>>>> rC
             numbers += f"   margin {margin_text(event.margin)}"
             if event.remembered is not None:
                 numbers += f"   {event.remembered} of them failed in an earlier run"
@@ -168,16 +155,9 @@ class Terminal:
             world = "" if event.world is None else f" of the {event.world} world{beside}"
             share = "" if event.world is None else f"; {inside:.0f} % of the time inside the implementation"
             self._line(
-<<<<<<< HEAD
-                f"  {event.examples} {plural('example', event.examples)} in {event.runs} "
-                f"{plural('run', event.runs or 0)}{world}, "
-                f"{seconds:.1f} s: {event.examples / seconds:.0f} examples a second{share}",
-=======
                 f"  {event.examples} {plural(self._counted, event.examples)} in {event.runs} "
-                f"{plural('run', event.runs or 0)} of the {event.world} world{beside}, "
-                f"{seconds:.1f} s: {event.examples / seconds:.0f} {self._counted}s a second; "
-                f"{inside:.0f} % of the time inside the implementation",
->>>>>>> rC
+                f"{plural('run', event.runs or 0)}{world}, "
+                f"{seconds:.1f} s: {event.examples / seconds:.0f} {self._counted}s a second{share}",
                 "dim",
             )
         if event.shapes is not None:
