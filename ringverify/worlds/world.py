@@ -263,7 +263,7 @@ class TooEarly(OurError):
 
 
 @dataclasses.dataclass(frozen=True)
-class RunRequest:
+class WorldRequest:
     """What a world is asked to run: the arguments of `World.run`, which describes them."""
 
     program: Callable[[Any], Any]
@@ -316,10 +316,10 @@ class World(abc.ABC):
             raise ValueError(f"world_size={world_size}: expected at least 1")
         if not deadline > 0:
             raise ValueError(f"deadline={deadline}: expected a positive number of seconds")
-        return self.run_request(RunRequest(program, argument, world_size, seed, deadline, conditions, watch, load))
+        return self.run_request(WorldRequest(program, argument, world_size, seed, deadline, conditions, watch, load))
 
     @abc.abstractmethod
-    def run_request(self, asked: RunRequest) -> Run:
+    def run_request(self, asked: WorldRequest) -> Run:
         """Do what `run` says; the numbers asked for are possible ones."""
 
     def close(self) -> None:  # noqa: B027 (a simulated world keeps nothing running)

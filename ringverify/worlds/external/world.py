@@ -18,7 +18,7 @@ from ringverify.worlds.external.messages import Breach, CaseMessage, Error, Resu
 from ringverify.worlds.external.process import Ended, ProgramProcess, TooLong, command_of
 from ringverify.worlds.limits import limit_in, limit_of, sentence
 from ringverify.worlds.raising import Charge, raising_of
-from ringverify.worlds.world import Failure, Load, LoadTooLong, Run, RunRequest, World, WorldUnavailable
+from ringverify.worlds.world import Failure, Load, LoadTooLong, Run, World, WorldRequest, WorldUnavailable
 
 
 class BadFile(Charge):
@@ -66,7 +66,7 @@ class ExternalWorld(World):
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _end_all, self._running)
 
-    def run_request(self, asked: RunRequest) -> Run:
+    def run_request(self, asked: WorldRequest) -> Run:
         """Ask the program that the request's `load` names what is to be asked."""
         if asked.load is None:
             raise ValueError("the external world runs programs only: a target is needed")

@@ -19,7 +19,7 @@ from ringverify.worlds.limits import limit_of
 from ringverify.worlds.printing import Show
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.processes.wire import how_it_ended
-from ringverify.worlds.world import Failure, Load, OurError, Run, RunRequest, World, WorldUnavailable
+from ringverify.worlds.world import Failure, Load, OurError, Run, World, WorldRequest, WorldUnavailable
 
 UNWINDING = 3.0
 """Seconds that the simulated world is given, past a run's deadline, to end the run and report that."""
@@ -30,7 +30,7 @@ OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 @dataclasses.dataclass(frozen=True)
 class _Simulation:
-    asked: RunRequest
+    asked: WorldRequest
     show: Show
 
 
@@ -47,7 +47,7 @@ class ContainedWorld(World):
         self._process = GlooWorld(heard=heard, called="the simulated world's process")
         self._show: Show = "kept" if heard is None else "labelled"
 
-    def run_request(self, asked: RunRequest) -> Run:
+    def run_request(self, asked: WorldRequest) -> Run:
         """Run the program on threads of the other process."""
         load = asked.load or Load("", str)
         run = self._process.run(

@@ -18,7 +18,7 @@ from typing import Any
 
 from ringverify.worlds.processes.pool import Pool
 from ringverify.worlds.processes.rank import RankHost, ThisMachine
-from ringverify.worlds.world import Failure, Load, Run, RunRequest, World
+from ringverify.worlds.world import Failure, Load, Run, World, WorldRequest
 
 MOST_PROCESSES = 16
 """How many ranks of all world sizes are kept warm at once, the most recently used sizes first."""
@@ -53,7 +53,7 @@ class GlooWorld(World):
         # Also at interpreter exit, and for a world that nobody closed.
         self._finalizer = weakref.finalize(self, _end_all, self._pools)
 
-    def run_request(self, asked: RunRequest) -> Run:
+    def run_request(self, asked: WorldRequest) -> Run:
         """Run the program on processes that are kept for the next run, if this one leaves them usable."""
         began = time.monotonic()
         program, world_size = asked.program, asked.world_size

@@ -34,7 +34,7 @@ from ringverify.worlds.simulated.exchange import Event, Exchange
 from ringverify.worlds.simulated.process_group import SimulatedGroup
 from ringverify.worlds.simulated.torch_private import RankBookkeeping, RankThreads, check_modes, make_store
 from ringverify.worlds.watch.watching import Watch
-from ringverify.worlds.world import Conditions, Failure, OurError, Run, RunRequest, TooEarly, World, WorldUnavailable
+from ringverify.worlds.world import Conditions, Failure, OurError, Run, TooEarly, World, WorldRequest, WorldUnavailable
 
 _GRACE = 0.5
 """Seconds that ranks are given to unwind before their threads are abandoned."""
@@ -74,7 +74,7 @@ class SimulatedWorld(World):
         self._observe = observe
         self._show = show
 
-    def run_request(self, asked: RunRequest) -> Run:
+    def run_request(self, asked: WorldRequest) -> Run:
         """Run the program on threads that are new for this run."""
         if _RANK_THREADS.mine() is not None:
             raise WorldUnavailable("a rank of a simulated world cannot start another simulated world")
@@ -114,7 +114,7 @@ class _Ranks:
     """The ranks of one run."""
 
     def __init__(
-        self, asked: RunRequest, watch: Watch | None, observe: Callable[[Event], None] | None, output: RankOutput
+        self, asked: WorldRequest, watch: Watch | None, observe: Callable[[Event], None] | None, output: RankOutput
     ) -> None:
         self._program, self._argument, self._size = asked.program, asked.argument, asked.world_size
         self._deadline = asked.deadline
