@@ -6,7 +6,7 @@ The signs are drawn, so what is missing, moved or exchanged changes a sum, and e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from ringverify.scale.numbers import Positions, words
 
 Float = NDArray[np.float64]
 
-RESULTS: tuple[TensorName, ...] = get_args(TensorName)
+RESULTS: tuple[TensorName, ...] = ("out", "lse", "dq", "dk", "dv")
 BLOCK = 1024
 """Rows of a block."""
 

@@ -42,6 +42,7 @@ from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.memory import MEMORY
 from ringverify.properties.property import Violation
 from ringverify.reports.progress import Progress
+from ringverify.scale.checksums import RESULTS
 from ringverify.scale.comparison import Difference
 from ringverify.scale.numbers import MOST_CLASSES, QUERY_CLASSES
 from ringverify.scale.rank import LongTask, Method, RankReport, rows_to_sample, verify
@@ -63,7 +64,6 @@ SMALL = (64, 512)
 """Lengths of the ordinary suite at which a fault is looked for again."""
 SEARCH_SECONDS = 10.0
 """For the search of a smaller case, of one property."""
-RESULTS: tuple[TensorName, ...] = ("out", "lse", "dq", "dk", "dv")
 ORDINARY = dict(zip(RESULTS, ("forward", "lse", "gradients", "gradients", "gradients"), strict=True))
 """The property of the ordinary suites that compares a result."""
 MEMORY_LENGTH = 16_384
