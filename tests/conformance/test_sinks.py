@@ -110,7 +110,7 @@ def test_an_implementation_that_writes_to_its_sinks_is_told():
     @implementation(sinks=True, gradients=False)
     def attend(q, k, v, call):
         if call.sinks is not None:
-            call.sinks += 1.0
+            call.sinks.add_(1.0)
         return q.clone()
 
     contiguous = case(5).replace(sharding="contiguous")
