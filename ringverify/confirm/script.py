@@ -61,8 +61,8 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
     queries, keys = shards(case, capabilities)
     pipeline = dataclasses.replace(pipeline_of(case, capabilities, Observation((), None)), lse_dtype=p.lse_dtype)
     bound = allowed(case, pipeline)
-    arrays = {name: getattr(x, name) for name in ("q", "k", "v", "dout", "dlse")}
-    limits = {name: getattr(bound, name) for name in ("out", "lse", "dq", "dk", "dv")}
+    arrays = {name: getattr(x, name) for name in ("q", "k", "v", "dout", "dlse", *["sinks"] * p.sinks)}
+    limits = {name: getattr(bound, name) for name in ("out", "lse", "dq", "dk", "dv", *["dsinks"] * p.sinks)}
     rms: dict[str, Any] = {}
     if recorded.property == PRECISION.id:
         for result, most in rms_limits(case, capabilities, pipeline).items():
@@ -79,6 +79,7 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
         "returns_lse": _literal(capabilities.lse),
         "ways": _literal(_ways(recorded, capabilities)),
         "cotangent": _literal(case.cotangent),
+        "sinks": _literal(capabilities.sinks),
         "dtype": _literal(p.dtype),
         "memory": _literal(case.memory),
         "problem": _dict(_fields(p)),

@@ -56,6 +56,7 @@ WORLD, RING = <<world>>, <<ring>>  # processes, and those of them that are the r
 SHARDING, LAYOUT, MEMORY = <<sharding>>, <<layout>>, <<memory>>
 DTYPE = getattr(torch, <<dtype>>)
 RETURNS_LSE, COTANGENT = <<returns_lse>>, <<cotangent>>
+SINKS = <<sinks>>  # whether a rank's gradient of sinks is the whole one (True) or that of its own queries ("partial")
 WAYS = <<ways>>  # of each call: torch's mode, and which of q, k and v require gradients
 PROBLEM = Fields(**<<problem>>)
 QUERIES = <<queries>>  # positions of each rank's queries
@@ -112,7 +113,7 @@ def lay_out(array, dtype):
 
 
 def dense():
-    """out, lse, dq, dk and dv of dense attention in float64, by autograd."""
+    """out, lse, dq, dk, dv and, by query, dsinks of dense attention in float64, by autograd."""
     q, k, v = (torch.tensor(INPUTS[name]).nan_to_num().requires_grad_() for name in "qkv")
     m = torch.tensor(M)
     group = PROBLEM.group_size
@@ -122,15 +123,22 @@ def dense():
         s = PROBLEM.softcap * torch.tanh(s / PROBLEM.softcap)
     empty = (m == 0).all(dim=-1)
     s = torch.where(m > 0, s + torch.log(m.clamp(min=1)), -torch.inf)
+    sinks = torch.tensor(INPUTS.get("sinks", np.zeros(0)))[:, None].repeat(1, s.shape[2]).requires_grad_()
+    if PROBLEM.sinks:  # one more key, of this score and value 0
+        s = torch.cat([s, sinks[None, :, :, None].expand(*s.shape[:3], 1)], dim=-1)
+        vh = torch.cat([vh, vh.new_zeros(vh.shape[0], 1, *vh.shape[2:])], dim=1)
+        empty = (s == -torch.inf).all(dim=-1)
     s = torch.where(empty[..., None], 0.0, s)  # a row without keys: any finite number, for its gradient is 0
     lse = torch.logsumexp(s, dim=-1) if s.shape[-1] else s.new_zeros(s.shape[:-1])
     p = torch.where(empty[..., None], 0.0, torch.exp(s - lse[..., None]))
     out = torch.einsum("bhqk,bkhd->bqhd", p, vh)
     loss = (out * torch.tensor(INPUTS["dout"])).sum()
     loss = loss + (torch.where(empty, 0.0, lse) * torch.tensor(INPUTS["dlse"])).sum()
-    dq, dk, dv = torch.autograd.grad(loss, (q, k, v))
+    found = torch.autograd.grad(loss, (q, k, v, sinks), allow_unused=True)
     lse = torch.where(empty, -torch.inf, lse)
-    return {name: x.detach().numpy() for name, x in (("out", out), ("lse", lse), ("dq", dq), ("dk", dk), ("dv", dv))}
+    gradients = [torch.zeros_like(x) if g is None else g for x, g in zip((q, k, v, sinks), found)]
+    names = ("out", "lse", "dq", "dk", "dv", "dsinks")
+    return {name: x.detach().numpy() for name, x in zip(names, (out, lse, *gradients))}
 
 
 def results_of(function, rank, group, requiring):
@@ -140,7 +148,11 @@ def results_of(function, rank, group, requiring):
     local = {name: INPUTS[name][:, np.array(at, dtype=np.int64)] for name, at in rows.items()}
     q, k, v, dout = (lay_out(local[n].swapaxes(1, 2) if swap else local[n], DTYPE) for n in ("q", "k", "v", "dout"))
     leaves = {name: x.requires_grad_() for name, x in zip("qkv", (q, k, v)) if name in requiring}
+    sinks = torch.tensor(INPUTS["sinks"], dtype=torch.float32) if PROBLEM.sinks else None
+    if PROBLEM.sinks and "q" in requiring:
+        leaves["sinks"] = sinks.requires_grad_()
     call = SimpleNamespace(
+        sinks=sinks,
         group=group,
         rank=rank,
         world_size=len(RING),
@@ -171,7 +183,7 @@ def results_of(function, rank, group, requiring):
             dlse = INPUTS["dlse"][:, :, np.array(QUERIES[rank], dtype=np.int64)]
             pairs.append((lse, lay_out(dlse, torch.promote_types(DTYPE, torch.float32)).to(lse.dtype)))
         attached = [(result, cotangent) for result, cotangent in pairs if result.requires_grad]
-        if len(attached) < len(pairs) and any(x.numel() for x in leaves.values()):
+        if len(attached) < len(pairs) and any(x.numel() for x in leaves.values() if x is not sinks):
             raise ContractError("returned a result that is not attached to q, k and v by autograd")
         found = [None] * len(leaves)
         if attached:
@@ -182,7 +194,7 @@ def results_of(function, rank, group, requiring):
     arrays = {}
     for name, x in results.items():
         x = x.detach().to(torch.float64)
-        arrays[name] = (x.transpose(1, 2) if swap and name != "lse" else x).numpy()
+        arrays[name] = (x.transpose(1, 2) if swap and name not in ("lse", "dsinks") else x).numpy()
     return arrays
 
 
@@ -308,7 +320,12 @@ def compare(folder):
             for name in results:
                 rows = np.array(KEYS[rank] if name in ("dk", "dv") else QUERIES[rank], dtype=np.int64)
                 at = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
-                seen, expected, allowed = results[name], right[name][at], ALLOWED[name][at]
+                if name == "dsinks":  # by query: a sum over the rank's own, or over all
+                    mine = rows if SINKS == "partial" and SHARDING != "replicated_query" else slice(None)
+                    expected, allowed = (x[name][:, mine].sum(axis=1) for x in (right, ALLOWED))
+                    seen = results[name]
+                else:
+                    seen, expected, allowed = results[name], right[name][at], ALLOWED[name][at]
                 if seen.shape != expected.shape:
                     off.append(f"{name} on rank {rank}")
                     said.append(f"rank {rank} {name:<3}  has shape {seen.shape}: {expected.shape} is expected")

@@ -180,7 +180,11 @@ def join_sinks(whole: PartialResult, sinks: torch.Tensor) -> PartialResult:
     """
     each = sinks.to(whole.lse.dtype)[:, None]
     weight = torch.sigmoid(whole.lse - each).masked_fill_(whole.lse == -torch.inf, 0.0)
-    whole.out.mul_(weight.transpose(1, 2)[..., None])
+    out_BHSE = whole.out.transpose(1, 2)
+    for rows, (wide,) in widened(whole.lse.dtype, out_BHSE):
+        wide.mul_(weight[..., rows, None])
+        if wide.dtype != out_BHSE.dtype:
+            out_BHSE[..., rows, :].copy_(wide)
     return PartialResult(whole.out, torch.logaddexp(whole.lse, each))
 
 

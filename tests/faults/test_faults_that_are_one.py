@@ -27,6 +27,10 @@ TERMS = 1000
 
 UNSEEN = {
     "O81": "a narrower dtype of sums, which the ring in this process chooses itself",
+    **dict.fromkeys(
+        ("O161", "O162", "O163", "O164", "O165", "O166"),
+        "a gradient of sinks, which the ring in this process does not return",
+    ),
     "R2a": "a dtype of scores in float16, and the ring in this process computes in float64",
 }
 """Faults that are no different from the right ring here, and why."""
@@ -67,7 +71,9 @@ CASES = [
     case(size=2, query_length=4, key_length=0),
     case(documents=(0, 4)),
     case(causal=True, sharding="striped"),
+    case(size=2, heads=4, causal=True, scale=0.3, sinks=True),
     case(query_length=7, key_length=12, causal=True, sharding="striped"),
+    case(query_length=8, heads=6, causal=True, scale=-2.0, values="large_scores", dtype="float32", sinks=True),
     case(query_length=8, heads=6, causal=True, scale=-2.0, values="large_scores", dtype="float32"),
 ]  # fmt: skip
 """The last one in float32, where numbers are too large for it."""
