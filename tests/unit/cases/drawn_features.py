@@ -6,6 +6,7 @@ each feature was.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ringref.pattern import multiplicity
+from ringref.sharding import SHARDINGS
 from ringverify.cases.case import COTANGENTS, MEMORY, TRANSPORTS, Case
 from ringverify.cases.strategies import CONSTRAINTS, GENERAL_VALUES, HEAD_DIMS, Scope
 from ringverify.implementation import Capabilities
@@ -35,11 +37,13 @@ WATCHED = Scope(
     world_sizes=(1, 2, 3, 4), values=("normal", "integers"), longest=16,
 )  # fmt: skip
 
+EVERYTHING = dataclasses.replace(ring.capabilities, sharding=SHARDINGS, balance=None)
+"""Of the ring, what there was when features were recorded."""
 WAYS: dict[str, tuple[Capabilities, Scope]] = {
     "plain": (Capabilities(), Scope()),
-    "everything": (ring.capabilities, Scope(values=GENERAL_VALUES)),
-    "everything, empty rows": (ring.capabilities, Scope(want_empty_rows=True, cotangents=("out", "both"))),
-    "everything, watched": (ring.capabilities, WATCHED),
+    "everything": (EVERYTHING, Scope(values=GENERAL_VALUES)),
+    "everything, empty rows": (EVERYTHING, Scope(want_empty_rows=True, cotangents=("out", "both"))),
+    "everything, watched": (EVERYTHING, WATCHED),
     "shapes needed": (SHAPES_NEEDED, Scope()),
     "even": (EVEN, Scope()),
     "packed": (PACKED, Scope()),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringref.pattern import multiplicity
+from ringref.sharding import SHARDING_NAMES
 from ringverify.cases.case import COTANGENTS, MEMORY, Case, why_unsupported
 from ringverify.cases.choices import Maker, SeededChoices
 from ringverify.cases.inputs import make_inputs, selectable
@@ -137,7 +138,7 @@ def test_a_few_hundred_draws_reach_every_feature():
     """World sizes 1 to 8, every sharding, constraint, family, layout and dtype, equal and distinct dimensions."""
     seen = drawn(600, memory=MEMORY, cotangents=COTANGENTS)
     assert {case.world_size for case in seen} == set(range(1, 9))
-    assert {case.sharding for case in seen} == {"contiguous", "zigzag", "striped", "replicated_query"}
+    assert {case.sharding for case in seen} == set(SHARDING_NAMES)
     assert {case.values for case in seen} == set(GENERAL_VALUES)
     assert {case.memory for case in seen} == set(MEMORY)
     assert {case.cotangent for case in seen} == set(COTANGENTS)
