@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from ringref.problem import DtypeName
 from ringverify.cases.case import Memory
-from ringverify.cases.choices import Choices
 from ringverify.cases.inputs import DTYPE
 from ringverify.events import RecordedMerge
-from ringverify.merge_contract import MergeCapabilities, layout_of
+from ringverify.merge_contract import MergeCapabilities
 
 Array = NDArray[np.float64]
 
@@ -65,29 +64,6 @@ class MergeCase:
     def recorded(self) -> RecordedMerge:
         """Return it in the form that events have."""
         return RecordedMerge(**dataclasses.asdict(self))
-
-
-def drawn_case(
-    choices: Choices,
-    capabilities: MergeCapabilities,
-    *,
-    values: tuple[PartialValues, ...],
-    dtypes: tuple[DtypeName, ...],
-    most: int,
-    memory: tuple[Memory, ...],
-) -> MergeCase:
-    """Draw a case of 2 to `most` partials with one of these values, dtypes and memory layouts."""
-    return MergeCase(
-        partials=choices.integer(2, most),
-        batch=choices.integer(1, 2) if layout_of(capabilities.out_layout).batched else 1,
-        tokens=choices.integer(1, 6),
-        heads=choices.integer(1, 3),
-        dim=choices.integer(1, 8) if capabilities.head_dims is None else choices.among(capabilities.head_dims),
-        dtype=choices.among(dtypes),
-        values=choices.among(values),
-        memory=choices.among(memory),
-        seed=choices.integer(0, 2**31 - 1),
-    )
 
 
 def simpler(case: MergeCase, capabilities: MergeCapabilities) -> Iterator[MergeCase]:

@@ -12,10 +12,11 @@ from ringref.rounding import allowed_by_a_cause
 from ringverify.cases.choices import SeededChoices
 from ringverify.cases.inputs import DTYPE
 from ringverify.check.budget import ENDLESS, Share
-from ringverify.merge_contract import MergeCapabilities
-from ringverify.merging.case import LN2, MergeCase, drawn_case, lse_dtype_of, partials_of, simpler
+from ringverify.merge_contract import MergeCapabilities, layout_of
+from ringverify.merging.case import LN2, MergeCase, lse_dtype_of, partials_of, simpler
 from ringverify.merging.faults import FAULTS, MergeFault
 from ringverify.merging.properties import (
+    TITLES,
     MergeProperty,
     WrongElement,
     compared,
@@ -80,10 +81,7 @@ def judge_merge(
         return margin, None
     unlike = dataclasses.replace(case, memory="contiguous")
     of_memory = unlike != case and judge_merge(property, unlike, c, calls)[1] is None
-    told = "depends on how the partials are grouped" if property.others(case, c) else "is wrong"
-    told = "depends on the order of the partials" if property.id == "order" else told
-    named = {"dout": "the gradient of out", "dlse": "the gradient of lse"}.get(wrong.tensor, wrong.tensor)
-    summary = f"{named} {told}: {wrong.wrong} of {wrong.of} elements"
+    summary = f"{TITLES[wrong.tensor]} {property.told}: {wrong.wrong} of {wrong.of} elements"
     summary += f", where the partials are {case.memory} in memory, not contiguous" if of_memory else ""
     return margin, MergeViolation(("value", wrong.tensor), summary, wrong=wrong)
 
@@ -91,15 +89,17 @@ def judge_merge(
 def draws(property: MergeProperty, c: MergeCapabilities, examples: int, seed: int) -> Iterator[MergeCase]:
     """Yield the cases of a property: the same ones for the same seed."""
     choices = SeededChoices(f"{seed}:merge:{property.id}")
-    memory = property.memory if c.strided else ("contiguous",)
     for _ in range(examples):
-        yield drawn_case(
-            choices,
-            c,
-            values=property.values_for(c),
-            dtypes=property.dtypes(c),
-            most=property.most_partials(c),
-            memory=memory,
+        yield MergeCase(
+            partials=choices.integer(2, property.most_partials(c)),
+            batch=choices.integer(1, 2) if layout_of(c.out_layout).batched else 1,
+            tokens=choices.integer(1, 6),
+            heads=choices.integer(1, 3),
+            dim=choices.integer(1, 8) if c.head_dims is None else choices.among(c.head_dims),
+            dtype=choices.among(property.dtypes(c)),
+            values=choices.among(property.values_for(c)),
+            memory=choices.among(property.memory if c.strided else property.memory[:1]),
+            seed=choices.integer(0, 2**31 - 1),
         )
 
 
@@ -206,13 +206,14 @@ def _wrong_alike(
 ) -> bool | None:
     """Return whether the numbers that came back are wrong, if a fault gives the same ones; else `None`."""
     wrong = False
-    like, right = faulty_result(fault, case, c, gradients=gradients), right_merge(case, c, gradients=gradients)
+    like = faulty_result(fault, case, c, gradients=gradients)
+    right, limits = right_merge(case, c, gradients=gradients)
     for tensor in tensors:
         actual, numbers = result_named(result, tensor, case, c), result_named(like, tensor, case, c)
         if actual is None or numbers is None:
             return None
         # A fault may give larger numbers than are right, with rounding errors in proportion.
-        allowed, exact = getattr(right.allowed, tensor), getattr(right.exact, tensor)
+        allowed, exact = getattr(limits, tensor), getattr(right, tensor)
         near = allowed_by_a_cause(allowed, exact, numbers)
         dtype = lse_dtype_of(case, c) if "lse" in tensor else case.dtype
         if (margins_with_nan(actual, numbers, near, dtype) > 1).any():

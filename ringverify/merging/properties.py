@@ -67,6 +67,7 @@ class MergeProperty:
         buffers: whether it is about which inputs are changed rather than about values.
         partials: most partials of a case that are merged two by two.
         examples: cases that the quick suite tries.
+        told: what is said of a result that breaks it.
     """
 
     id: str
@@ -80,6 +81,7 @@ class MergeProperty:
     buffers: bool = False
     partials: int = 3
     examples: int = 60
+    told: str = "is wrong"
 
     def most_partials(self, c: MergeCapabilities) -> int:
         """Return the most partials of a case: without lse, a result cannot be merged once more."""
@@ -164,7 +166,12 @@ PROPERTIES: dict[str, MergeProperty] = {
         ),
         MergeProperty("all_empty", "empty partials alone give an empty one: out 0, never NaN", _empty, ("all_empty",)),
         MergeProperty(
-            "order", "the order of the partials does not matter", _always, ("normal", "far"), others=_reversed
+            "order",
+            "the order of the partials does not matter",
+            _always,
+            ("normal", "far"),
+            others=_reversed,
+            told="depends on the order of the partials",
         ),
         MergeProperty(
             "grouping",
@@ -172,6 +179,7 @@ PROPERTIES: dict[str, MergeProperty] = {
             _first(_returned_lse, lambda c: "stacked=True is declared, see n_way" if c.stacked else None),
             ("normal", "far", "empty_rows"),
             others=_from_the_end,
+            told="depends on what is merged first",
             partials=4,
         ),
         MergeProperty(
@@ -180,6 +188,7 @@ PROPERTIES: dict[str, MergeProperty] = {
             _first(_declared("stacked"), _returned_lse),
             ("normal", "far", "empty_rows"),
             others=_pairs,
+            told="of n at once is not that of two at a time",
         ),
         MergeProperty(
             "low_precision",
@@ -239,16 +248,8 @@ def select_merge(only: Iterable[str] | None, skip: Iterable[str]) -> list[MergeP
     return chosen
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RightMerge:
-    """The oracle's answer to a case, and the error allowed in it."""
-
-    exact: Merged
-    allowed: MergeAllowed
-
-
-def right_merge(case: MergeCase, c: MergeCapabilities, *, gradients: bool) -> RightMerge:
-    """Merge the partials of a case with the oracle."""
+def right_merge(case: MergeCase, c: MergeCapabilities, *, gradients: bool) -> tuple[Merged, MergeAllowed]:
+    """Return the oracle's answer to a case, and the error allowed in it."""
     x = partials_of(case, c)
     dout: Array | None = None
     dlse: Array | None = None
@@ -264,7 +265,7 @@ def right_merge(case: MergeCase, c: MergeCapabilities, *, gradients: bool) -> Ri
     )
     natural = c.base == "e"
     limits = merge_allowed(x.out, x.natural, exact, pipeline, natural=natural, cotangent=dout, lse_cotangent=dlse)
-    return RightMerge(exact, limits)
+    return exact, limits
 
 
 def result_named(result: MergeResult, name: str, case: MergeCase, c: MergeCapabilities) -> Array | None:
@@ -288,14 +289,14 @@ def compared(
     Returns:
         the largest margin, and its element if the margin is above 1.
     """
-    right = right_merge(case, c, gradients="dout" in names)
+    exact, limits = right_merge(case, c, gradients="dout" in names)
     largest, found = 0.0, None
     for name in names:
         actual = result_named(results[-1], name, case, c)
         if actual is None:
             continue
-        allowed: Array = getattr(right.allowed, name)
-        expected: Array = getattr(right.exact, name)
+        allowed: Array = getattr(limits, name)
+        expected: Array = getattr(exact, name)
         if len(results) > 1:
             first = result_named(results[0], name, case, c)
             assert first is not None

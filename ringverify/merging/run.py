@@ -200,7 +200,7 @@ def _tried(
                 event = dataclasses.replace(event, reason=why)
             if found.case is not None:
                 told = _counterexample(property, subject, options, found, calls)
-                margin = found.margin if told.tensor is not None or told.error is not None else None
+                margin = None if told.error is None else found.margin  # of a failure that is one of values
                 event = dataclasses.replace(event, verdict="fail", margin=margin)
         except Exception as error:
             event = with_mishaps(event, [Mishap.of(error, f"trying {property.id}")])
