@@ -1,4 +1,4 @@
-"""The models of `docs/examples` that `docs/reach.md` names: what is found in each, and nothing in those that are right."""
+"""The models of `docs/examples` that `docs/reach.md` names: what is found in those that are wrong, and in no other."""
 
 from pathlib import Path
 
