@@ -26,17 +26,17 @@ from ringverify.reach.expected import (
 from ringverify.reach.rank import Array, Computed, ComputedAlone, Precision, Probed
 from ringverify.words import plural
 
-FindingKind = Literal["leaked", "lost", "values", "loss", "gradients", "silent", "failed"]
+DeviationKind = Literal["leaked", "lost", "values", "loss", "gradients", "silent", "failed"]
 
 UNREACHED, REACHED, LOST, LEAKED = range(4)
 """What became of a pair of an output and a token."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Deviation:
     """One thing that is wrong: a word for it, and a sentence."""
 
-    kind: FindingKind
+    kind: DeviationKind
     text: str
 
 
@@ -72,7 +72,7 @@ class Evidence:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
+class ReachVerdict:
     """The verdict.
 
     Attributes:
@@ -84,7 +84,7 @@ class Judgement:
         expectation: what the picture is compared with, in words.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Deviation, ...]
     causes: tuple[str, ...]
     pairs: NDArray[np.int8]
     allowed: float
@@ -92,7 +92,7 @@ class Judgement:
     expectation: str
 
 
-def judge(evidence: Evidence) -> Judgement:
+def judge(evidence: Evidence) -> ReachVerdict:
     """Compare the ranks with one process, and both with what is declared."""
     judging = _Judging(evidence)
     pairs = judging.reach()
@@ -101,7 +101,7 @@ def judge(evidence: Evidence) -> Judgement:
     judging.loss()
     judging.gradients()
     expectation = "what one process reads" if evidence.problem is None else "the declared pattern"
-    return Judgement(
+    return ReachVerdict(
         tuple(judging.findings), tuple(dict.fromkeys(judging.causes)), pairs, judging.allowed, differ, expectation
     )
 
@@ -113,11 +113,11 @@ class _Judging:
         self.rank_of = ranks_of(evidence.shards, self.length)
         self.right = evidence.alone.exact or evidence.alone.plain
         self.allowed = self._bound(evidence.alone.plain.out, self.right.out)
-        self.findings: list[Finding] = []
+        self.findings: list[Deviation] = []
         self.causes: list[str] = []
 
-    def _found(self, kind: FindingKind, text: str) -> None:
-        self.findings.append(Finding(kind, text))
+    def _found(self, kind: DeviationKind, text: str) -> None:
+        self.findings.append(Deviation(kind, text))
 
     def _bound(self, plain: Array | float, exact: Array | float) -> float:
         """How far results may be from those of one process: by what rounding costs that process, and some units."""

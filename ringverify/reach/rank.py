@@ -147,13 +147,13 @@ def describe_model(target: str) -> dict[str, Any]:
 def compute(task: ReachTask) -> Computed:
     """Run the model on this rank's tokens, forward and backward."""
     with ours():
-        return _Subject(task).computed()
+        return _RankModel(task).computed()
 
 
 def compute_alone(task: ReachTask) -> ComputedAlone:
     """Run the model in one process, in its own dtype and in float64."""
     with ours():
-        subject = _Subject(task)
+        subject = _RankModel(task)
         plain, losses = subject.computed(), subject.shard_losses()
         return ComputedAlone(subject.precision, plain, subject.exact(), tuple(subject.shards), losses)
 
@@ -161,7 +161,7 @@ def compute_alone(task: ReachTask) -> ComputedAlone:
 def probe(task: ReachTask) -> Probed:
     """Change one token after the other, one in each sequence of a batch, and compare this rank's outputs bit by bit."""
     with ours(), torch.no_grad():
-        return _Subject(task).probed()
+        return _RankModel(task).probed()
 
 
 def recount(task: ReachTask) -> list[tuple[str, Array]]:
@@ -172,13 +172,13 @@ def recount(task: ReachTask) -> list[tuple[str, Array]]:
         lines together, where there are several.
     """
     with ours(), torch.no_grad():
-        return _Subject(task).recounted()
+        return _RankModel(task).recounted()
 
 
 # -- the rank ----------------------------------------------------------------------------------------------------------
 
 
-class _Subject:
+class _RankModel:
     """The model of this rank, and its tokens."""
 
     def __init__(self, task: ReachTask) -> None:
@@ -326,8 +326,8 @@ class _Subject:
             forward = sent()
             gradients = self._gradients(outputs, loss)
             backward = sent() - forward
-        with torch.no_grad():
-            again = self.forward(self.tokens, self.labels)[0]
+        # With gradients again: without, torch may choose other kernels.
+        again = self.forward(self.tokens, self.labels)[0].detach()
         return Computed(
             self.own.numpy(),
             _numbers(outputs),
@@ -466,11 +466,11 @@ def _sent() -> Iterator[Callable[[], int]]:
     if watching is not None:
         yield watching.sent
         return
-    with _Sent() as mode:
+    with _SentBytes() as mode:
         yield lambda: mode.bytes
 
 
-class _Sent(TorchDispatchMode):
+class _SentBytes(TorchDispatchMode):
     """Counts the bytes that operations of `torch.distributed` are given, where no world watches."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ringref.sharding import SHARDINGS
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.reach.declared import ModelDeclaration, load_model
-from ringverify.reach.judging import Evidence, Finding, Judgement, judge
+from ringverify.reach.judging import Deviation, Evidence, ReachVerdict, judge
 from ringverify.reach.rank import (
     Computed,
     ComputedAlone,
@@ -81,7 +81,7 @@ class ReachResult:
     sharding: str
     shards: tuple[NDArray[np.int64], ...]
     sent: tuple[tuple[int, int], ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Deviation, ...] = ()
     causes: tuple[str, ...] = ()
     pairs: NDArray[np.int8] | None = None
     expectation: str = ""
@@ -199,7 +199,7 @@ class _Reaching:
             alone_probed, together_probed, task = self._probed(alone)
         except _RanksFailed as failed:
             return self._failed(result, failed.run)
-        judgement: Judgement = judge(
+        judgement: ReachVerdict = judge(
             Evidence(
                 self.problem,
                 self.declared.layers,
@@ -257,7 +257,7 @@ class _Reaching:
         failure = run.failure
         assert failure is not None
         text = " ".join([f"the ranks fail where one process does not: {failure.message}", *run.notes])
-        return dataclasses.replace(result, findings=(Finding("failed", text),), detail=failure.detail)
+        return dataclasses.replace(result, findings=(Deviation("failed", text),), detail=failure.detail)
 
 
 def _loaded(target: str) -> None:
