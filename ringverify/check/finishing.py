@@ -373,8 +373,8 @@ def _what_it_follows(
         return fails(like(one, change), one) and _afresh(property, runner, [one]).violation is None
 
     latest: dict[str, object] = {}
-    for other in before:
-        latest = differing(case, other) | latest
+    for earlier in before:
+        latest = differing(case, earlier) | latest
     for name, value in latest.items():
         if time.monotonic() > min(until, share.late):
             break
