@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,8 +41,8 @@ HUNG_SHRINKING = 1.0
 STATE_SUSPECTS = 12
 """How many earlier cases, the latest first, are suspected of having left state behind in the process."""
 
-STATE_VALUES = 2
-"""How many values of each field, the latest first, are tried in place of a case's own, as state may be told by it."""
+STATE_SEARCH = 10.0
+"""Seconds for trying the case after itself with one field changed; every attempt costs a fresh process or two."""
 
 STATE_SHRINKING = 10.0
 """Seconds for shrinking that earlier case, since every attempt costs a fresh process."""
@@ -147,9 +146,10 @@ def _smallest(
         if not own:
             raise _Unrepeated
         # What it was shrunk to may need a call that was made on the way to it.
+        until = time.monotonic() + STATE_SEARCH
         for one in dict.fromkeys((case, found.case)):
             before = tuple(dict.fromkeys((found.case, *found.history)))
-            after, smaller, seen = _what_it_follows(property, runner, one, before, share)
+            after, smaller, seen = _what_it_follows(property, runner, one, before, share, until=until)
             if after:
                 return after, smaller, seen
         return (), case, Judgement(0.0, None)
@@ -341,13 +341,13 @@ def _afresh(property: Property, runner: Runner, cases: list[Case]) -> Judgement:
 
 
 def _what_it_follows(
-    property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share
+    property: Property, runner: Runner, case: Case, before: tuple[Case, ...], share: Share, *, until: float
 ) -> tuple[tuple[Case, ...], Case, Judgement]:
     """Find an earlier case after which `case` fails in a fresh process, though alone it passes: state is left behind.
 
     First it is the case itself with one field as in a case before: the two are shrunk together, so that they differ in
-    what the state does not tell apart. Then it is one of the cases before, shrunk by itself. `case` has to fail twice
-    in the same way: a failure by chance would follow any case.
+    what the state does not tell apart; no field is begun past `until`, a value of `time.monotonic()`. Then it is one of
+    the cases before, shrunk by itself. `case` has to fail twice in the same way: a failure by chance would follow any.
 
     Returns:
         the earlier case; the case, shrunk if that is of use; and the judgement of the case after it. If there is none,
@@ -372,13 +372,13 @@ def _what_it_follows(
     def both(one: Case, change: dict[str, object]) -> bool:
         return fails(like(one, change), one) and _afresh(property, runner, [one]).violation is None
 
-    values = dict.fromkeys((name, value) for other in before for name, value in differing(case, other).items())
-    seen = Counter[str]()
-    for name, value in values:
-        seen[name] += 1
-        if time.monotonic() > share.late:
+    latest: dict[str, object] = {}
+    for earlier in before:
+        latest = differing(case, earlier) | latest
+    for name, value in latest.items():
+        if time.monotonic() > min(until, share.late):
             break
-        if seen[name] > STATE_VALUES or not both(case, {name: value}):
+        if not both(case, {name: value}):
             continue
         smaller = functools.partial(both, change={name: value})
         one = shrink(case, smaller, runner.capabilities, seconds=STATE_SHRINKING).case

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case
 from ringverify.diagnosis.conditions import HALF, MASKS, Condition, conditions, features
-from ringverify.diagnosis.scores import FAR, conditions_on_scores, meets, of_scores
+from ringverify.diagnosis.scores import FAR, conditions_on_scores, meets, of_scores, scored
 from ringverify.diagnosis.varying import FIELDS, Varying
 from ringverify.events import Needed
 from ringverify.implementation import Capabilities
@@ -173,7 +173,7 @@ def needs(
     tested = [
         one
         for one in explanation
-        if ((one.cost < RARE and "values" not in one.factors) or complete or exploration.tested(one))
+        if ((one.cost < RARE and "values" not in one.factors) or complete or exploration.tested(one) or scored(one))
         and (one.cost < RARE or one.factors.isdisjoint(certain))
     ]
     requires = [Requirement(one.text, _holding(one, capabilities)) for one in tested if one.said]

@@ -46,16 +46,20 @@ def of_scores(case: Case, capabilities: Capabilities) -> Features:
     return found
 
 
+def scored(condition: Condition) -> bool:
+    """Return whether a condition is about scores."""
+    return condition.about[0] in SCORED
+
+
 def meets(condition: Condition, case: Case, capabilities: Capabilities) -> bool:
     """Return whether a case meets a condition, be it about scores or not."""
-    scored = condition.about[0] in SCORED
-    return condition.meets((of_scores if scored else features)(case, capabilities))
+    return condition.meets((of_scores if scored(condition) else features)(case, capabilities))
 
 
 def conditions_on_scores(seen: Iterable[Features]) -> Iterator[Condition]:
     """Yield the statements about scores that the cases at hand can tell apart."""
     text = "a query whose running maximum grows at a later hop"
-    yield Condition(text, frozenset({"values", "length", "ranks"}), 1.5, ("rising",), lambda one: bool(one["rising"]))
+    yield Condition(text, frozenset({"values", "length", "ranks"}), 1.45, ("rising",), lambda one: bool(one["rising"]))
     cases, about = list(seen), frozenset({"values"})
     for lowest in {float(one["lowest"]) for one in cases if float(one.get("lowest", 0)) <= -FAR}:
         text = f"a query whose scores are all below −{_about(-lowest)}"

@@ -1,6 +1,7 @@
 """The cause of failures without wrong values has a name: deadlocks, hazards, inputs that are changed, state."""
 
 import dataclasses
+import math
 
 import hazardous
 import pytest
@@ -129,7 +130,7 @@ def test_state_is_told_by_what_its_key_lacks(monkeypatch):
     late = Case(problem=Problem(query_length=12, heads=2, head_dim=4), world_size=2)
     early = late.replace(window=(2, 0), heads=1, seed=7)
     other = late.replace(query_length=8)
-    after, case, judgement = finishing._what_it_follows(FORWARD, runner, late, (other, early), ENDLESS)
+    after, case, judgement = finishing._what_it_follows(FORWARD, runner, late, (other, early), ENDLESS, until=math.inf)
     assert [differing(case, one) for one in after] == [{"window": (2, 0)}]
     assert case.problem.nq < late.problem.nq
     assert judgement.violation is not None

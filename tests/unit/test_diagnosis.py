@@ -596,6 +596,22 @@ def test_a_misunderstanding_is_named_first(words):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_a_result_that_is_reshaped_instead_of_transposed_is_named(name):
+    """And of its rows and heads it is said how many are wrong: the first and the last elements stay in their places."""
+
+    def attend(q, k, v, call):
+        found = dict(zip(("out", "lse"), ring_of(STEPS)(q, k, v, call), strict=True))
+        found[name] = found[name].transpose(1, 2).reshape(found[name].shape)
+        return found["out"], found["lse"]
+
+    found = diagnosed(Implementation(attend, "reshaped", Capabilities(lse=True)), case_of(), gradients=False)
+    assert found.text.startswith(f"{name} is brought from (batch, ")
+    assert "by a reshape instead of a transposition of heads and tokens" in found.text
+    assert found.where.text[0] == f"{name}, all queries of every rank, all heads, 12 of 18 of these"
+
+
+@pytest.mark.timeout(60)
 def test_exchanged_arguments_are_named_by_their_gradients_too():
     """What is returned as dk is then the gradient of what was used as v."""
 
