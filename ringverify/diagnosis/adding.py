@@ -79,7 +79,14 @@ class Terms:
     @functools.cached_property
     def blocks(self) -> Array:
         """What the keys of each rank add to delta, `(B, H, Nq, P)`."""
-        each = self.p * self.dp
+        return self._of_ranks(self.p * self.dp)
+
+    @functools.cached_property
+    def shares(self) -> Array:
+        """What the keys of each rank have of all weights, `(B, H, Nq, P)`."""
+        return self._of_ranks(self.p)
+
+    def _of_ranks(self, each: Array) -> Array:
         return np.stack([each[..., held].sum(axis=-1) for held in self.scene.shards[1]], axis=-1)
 
 
@@ -142,18 +149,23 @@ def _repeated(scene: Scene) -> float:
 
 EVERYWHERE = PartOfPairs("", lambda pairs: np.ones((1, 1, 1, 1), dtype=bool))
 
-DELTAS: dict[str, Callable[[Pairs, int], Mask]] = {
-    "the part of out that comes from the block in hand": lambda pairs, block: pairs.owner == block,
-    "the parts of out of the blocks up to the one in hand": lambda pairs, block: (
-        (pairs.rank - block) % pairs.size <= pairs.hop
-    ),
-    "the parts of out of the blocks from the one in hand on": lambda pairs, block: (
-        (pairs.rank - block) % pairs.size >= pairs.hop
-    ),
-    "the part of out that comes from the rank's own block": lambda pairs, block: pairs.rank == block,
-    "the parts of out of all blocks but the one in hand": lambda pairs, block: pairs.owner != block,
+SUBSETS: dict[str, Callable[[Pairs, int], Mask]] = {
+    "the block in hand": lambda pairs, block: pairs.owner == block,
+    "the blocks up to the one in hand": lambda pairs, block: (pairs.rank - block) % pairs.size <= pairs.hop,
+    "the blocks from the one in hand on": lambda pairs, block: (pairs.rank - block) % pairs.size >= pairs.hop,
+    "the rank's own block": lambda pairs, block: pairs.rank == block,
+    "all blocks but the one in hand": lambda pairs, block: pairs.owner != block,
+    "all blocks but that of the last hop": lambda pairs, block: (pairs.rank - block) % pairs.size < pairs.size - 1,
+    "the block of the last hop": lambda pairs, block: (pairs.rank - block) % pairs.size == pairs.size - 1,
 }
-"""Of which blocks delta takes the out instead of all, by block."""
+"""Blocks of which the backward may take out or lse instead of all, by block."""
+
+TAKEN: dict[str, tuple[bool, bool]] = {
+    "delta takes the part of out that comes from {} instead of the whole out": (True, False),
+    "the backward uses the lse of {} instead of all": (False, True),
+    "the backward uses out and lse of {} instead of all": (True, True),
+}
+"""What it takes of them, as a sentence; whether that is out, and whether it is lse."""
 
 
 def _by_block(terms: Terms) -> list[Array]:
@@ -240,10 +252,11 @@ def hypotheses(scenes: Sequence[Scene]) -> Iterator[Hypothesis]:
                 change = functools.partial(_added_elsewhere, names, part, target)
                 if all(_fits(one, change(one)) for one in terms):
                     yield _hypothesis(f"{told}what is added to {' and '.join(names)} is added to {where}", change)
-    for text, blocks in DELTAS.items():
-        change = functools.partial(_with_delta, blocks)
-        if all(_fits(one, change(one)) for one in terms):
-            yield _hypothesis(f"delta takes {text} instead of the whole out", change)
+    for text, blocks in SUBSETS.items():
+        for says, (out, lse) in TAKEN.items():
+            change = functools.partial(_with_part, blocks, out, lse)
+            if all(_fits(one, change(one)) for one in terms):
+                yield _hypothesis(says.format(text), change)
     for text, weighed in DETACHED.items():
         change = functools.partial(_with_detached, weighed)
         if all(_fits(one, change(one)) for one in terms):
@@ -321,10 +334,14 @@ def _to(rows: Ints, x: Array) -> Array:
     return found
 
 
-def _with_delta(blocks: Callable[[Pairs, int], Mask], terms: Terms) -> Gradients:
-    pairs = terms.pairs
-    delta = sum(terms.blocks[..., [block]] * blocks(pairs, block) for block in range(pairs.size))
-    return terms.sums(("dq", "dk"), terms.factor * (terms.delta - delta), terms.p)
+def _with_part(blocks: Callable[[Pairs, int], Mask], out: bool, lse: bool, terms: Terms) -> Gradients:
+    """Return what changes if delta, and the log-sum-exp in the weights, are those of some blocks; of none, of all."""
+    pairs, every = terms.pairs, range(terms.pairs.size)
+    share, part = (sum(x[..., [block]] * blocks(pairs, block) for block in every) for x in (terms.shares, terms.blocks))
+    times = np.where(share > 0, 1 / np.where(share > 0, share, 1.0), 1.0) if lse else np.ones_like(share)
+    delta = part * times if out else terms.delta
+    ds = terms.factor * (times * (terms.dp - delta + terms.dlse) - (terms.dp - terms.delta + terms.dlse))
+    return terms.sums(GRADIENTS, ds, terms.p * (times - 1))
 
 
 def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradients:

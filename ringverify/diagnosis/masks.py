@@ -299,6 +299,9 @@ def _made() -> Iterator[Otherwise]:
     for only in CONSTRAINTS:
         yield Otherwise(f"{NAMES[only][0]} ignored", _without(only), 0.5)
     yield Otherwise("all keys are attended, whatever the mask", _without(None), 0.5)
+    for text, of in BLOCKS.items():
+        whose = f"the causal mask is made as if the block were that of {text}"
+        yield Otherwise(whose, functools.partial(_as_block, of), 1)
     for scope in (*CONSTRAINTS, None):
         what = "the mask is made" if scope is None else NAMES[scope][1]
         cost = 1 if scope else 1.25
@@ -317,9 +320,6 @@ def _made() -> Iterator[Otherwise]:
             functools.partial(_within, scope),
             2,
         )
-    for text, of in BLOCKS.items():
-        whose = f"the causal mask is made as if the block were that of {text}"
-        yield Otherwise(whose, functools.partial(_as_block, of), 0.5)
     yield Otherwise(
         "the mask is made with the rank in the world instead of the rank in the group",
         _at(

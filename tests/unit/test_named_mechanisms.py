@@ -280,6 +280,17 @@ def noted(here, name, x):
     return x
 
 
+def keeping(chosen):
+    """The lse that is saved is that of some hops only."""
+
+    def accumulate(steps, here, hop, running, new):
+        if chosen(here, hop):
+            here.notes["lse"] = torch.logaddexp(here.notes.get("lse", torch.full_like(new.lse, -math.inf)), new.lse)
+        return STEPS.accumulate(steps, here, hop, running, new)
+
+    return replace(STEPS, accumulate=accumulate, kept=lambda here, saved: (*saved[:4], here.notes["lse"]))
+
+
 def fewer(here, dq, dk, dv):
     """Means over the copies of a key head instead of sums."""
     times = math.lcm(here.problem.hk, here.size) // here.problem.hk
@@ -290,6 +301,14 @@ ADDED = {
     "on blocks of other ranks: the cotangent of lse in ds is missing": (
         replace(STEPS, gradients=own_alone, cotangent=noted),
         [case_of(cotangent="both"), case_of(size=2, cotangent="lse", query_length=9)],
+    ),
+    "the backward uses the lse of all blocks but that of the last hop instead of all": (
+        keeping(lambda here, hop: hop < here.size - 1),
+        [case_of(), case_of(size=2)],
+    ),
+    "the backward uses the lse of the rank's own block instead of all": (
+        keeping(lambda here, hop: hop == 0),
+        [case_of(size=4), case_of(size=2)],
     ),
     "what is added to dk and dv is divided by the number of times that a key head is repeated so that the ranks divide "
     "them": (
@@ -312,7 +331,7 @@ ADDED = {
 def test_what_is_added_otherwise_is_told(words):
     """A factor that two numbers of ranks tell apart."""
     steps, cases = ADDED[words]
-    scenes, _ = seen(Implementation(ring_of(STEPS, steps), "added", EVERYTHING), cases, gradients=True)
+    scenes, _ = seen(Implementation(ring_of(steps), "added", EVERYTHING), cases, gradients=True)
     failing = [scene for scene in scenes if wrong_tensors(scene)]
     found = [one for one in adding.hypotheses(failing) if all(one.explains(s) is not None for s in scenes)]
     assert found[0].sentence() == words

@@ -70,8 +70,8 @@ FORWARD = {
     "the causal mask is made with queries at positions counted from the rank times the rank's own number of rows": (
         replace(STEPS, pattern=at_own_rows), case_of(causal=True)
     ),
-    "on blocks of earlier ranks, for keys in the late piece, for queries in odd rows: keys that the mask allows are "
-    "not attended": (masked(without_late), case_of()),
+    "on blocks of earlier ranks, for keys in the late piece, for queries in odd rows of a shard: keys that the mask "
+    "allows are not attended": (masked(without_late), case_of()),
     "each batch entry is masked by the next batch entry's key length": (
         masked(lambda m, here, hop, owner: m.roll(-1, 0)), case_of(batch=2, key_lengths=(4, 9))
     ),
