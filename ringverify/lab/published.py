@@ -189,6 +189,21 @@ class Elsewhere:
 
 
 @dataclasses.dataclass(frozen=True)
+class AtLength:
+    """What a run of the suite scale said of a target.
+
+    Attributes:
+        name: the target.
+        command: the command that was run.
+        said: lines of what it printed: the verdict on each property, and its figures.
+    """
+
+    name: str
+    command: str
+    said: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Facts:
     """Everything that people wrote in the file of facts."""
 
@@ -196,6 +211,7 @@ class Facts:
     findings: tuple[Defect, ...]
     scripts: tuple[Demonstration, ...]
     elsewhere: tuple[Elsewhere, ...] = ()
+    at_length: tuple[AtLength, ...] = ()
 
 
 def read_facts(path: Path) -> Facts:
@@ -210,11 +226,17 @@ def read_facts(path: Path) -> Facts:
         raise ReportError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise ReportError(f"{path} is not TOML: {error}") from None
-    kinds = {"package": Package, "finding": Defect, "script": Demonstration, "elsewhere": Elsewhere}
+    kinds = {
+        "package": Package,
+        "finding": Defect,
+        "script": Demonstration,
+        "elsewhere": Elsewhere,
+        "at_length": AtLength,
+    }
     if unknown := content.keys() - kinds:
         raise ReportError(f"{path}: unknown table {sorted(unknown)[0]!r}, expected {', '.join(kinds)}")
     read = {name: tuple(_made(kind, entry, path) for entry in content.get(name, [])) for name, kind in kinds.items()}
-    return Facts(read["package"], read["finding"], read["script"], read["elsewhere"])
+    return Facts(read["package"], read["finding"], read["script"], read["elsewhere"], read["at_length"])
 
 
 def _made(kind: type[Any], entry: dict[str, Any], path: Path) -> Any:

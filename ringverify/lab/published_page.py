@@ -40,6 +40,7 @@ def published_page(verdicts: Verdicts, facts: Facts, folder: str) -> str:
             *_findings(verdicts, facts, folder),
             *_not_shown(verdicts),
             *_matrices(verdicts, facts),
+            *_at_length(facts),
             *_elsewhere(facts),
             *_scripts(verdicts, facts, folder),
         ]
@@ -221,6 +222,18 @@ def _cell(told: PublishedProperty | None) -> str:
         return ""
     margin = "" if told.margin is None or told.verdict == "unsupported" else f" {margin_text(told.margin)}"
     return SIGNS[told.verdict] + margin
+
+
+def _at_length(facts: Facts) -> Iterator[str]:
+    if facts.at_length:
+        yield "## At length\n"
+        yield (
+            "The suite `scale` (docs/scale.md) verifies long runs; it is no part of the verdicts above. Times are of a "
+            "machine that had other work to do.\n"
+        )
+    for one in facts.at_length:
+        yield f"`{one.command}`\n"
+        yield _fenced(one.said)
 
 
 def _elsewhere(facts: Facts) -> Iterator[str]:

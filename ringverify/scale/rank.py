@@ -413,7 +413,7 @@ class _LongRun:
         limit = np.log(np.where(allowed > 0, allowed, np.inf)) + np.where(keys > 0, head.lse, np.inf)
         exps, said = np.exp(head.scores), []
         cut = list(parts(p, 0, 0))
-        for length in STRETCHES:
+        for length in sorted({min(one, max(p.nk, 1)) for one in STRETCHES}):
             seen = 0
             for start in rng.integers(0, max(p.nk - length, 0) + 1, TRIED):
                 for part in cut:

@@ -1,4 +1,4 @@
-"""Vectors at length: their inputs follow from the documents, damage is one line, and a wrong ring is told from a right.
+"""Vectors at length: inputs follow from the documents, damage is one line, and a wrong ring is told from a right one.
 
 What is tried here has 300 to 2,048 positions: the length is a number like another.
 """
