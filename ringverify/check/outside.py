@@ -9,7 +9,7 @@ from ringverify.events import Verdict
 from ringverify.implementation import Implementation
 from ringverify.programs import ProgramElsewhere
 from ringverify.properties.property import Property
-from ringverify.words import cut
+from ringverify.words import cut, plural
 
 UNSEEN: dict[str, str] = {
     "strided_inputs": "a program reads its inputs from a file, where tensors have one layout",
@@ -41,8 +41,8 @@ def of_refusals(reasons: Sequence[str], examples: int) -> tuple[Verdict, str]:
         reasons: the reason of each refusal, at least one.
         examples: number of cases that tested the property.
     """
-    several = dict.fromkeys(reasons)
-    further = f", and for {len(several) - 1} other reasons" if len(several) > 1 else ""
+    others = len(dict.fromkeys(reasons)) - 1
+    further = f", and for {others} other {plural('reason', others)}" if others else ""
     asked = len(reasons) + examples
     said = f"the program refused {len(reasons)} of {asked} cases: {cut(reasons[0])}{further}"
     return ("pass" if examples else "unsupported"), said

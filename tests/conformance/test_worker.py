@@ -22,7 +22,7 @@ from ringverify.cases.comparing import worst
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.outside import fields_of
 from ringverify.cases.running import Runner
-from ringverify.check.outside import UNSEEN
+from ringverify.check.outside import UNSEEN, of_refusals
 from ringverify.cli.worker import FLAVOURS, FOLDER
 from ringverify.describing import describe
 from ringverify.properties.catalogue import PROPERTIES
@@ -381,3 +381,18 @@ def test_bfloat16_is_exact_both_ways(tmp_path, monkeypatch):
     assert observed.failure is None, observed.failure
     whole = np.concatenate([rank.out for rank in observed.ranks], axis=1)
     assert np.array_equal(whole, make_inputs(case).v)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        ("aa", "2 of 5 cases: a"),
+        ("ab", "2 of 5 cases: a, and for 1 other reason"),
+        ("abc", ", and for 2 other reasons"),
+    ],
+)
+def test_refusals_for_several_reasons_are_counted(reasons, words):
+    """The first is told, and how many others there are."""
+    verdict, said = of_refusals(reasons, 3)
+    assert verdict == "pass"
+    assert said.endswith(words)
