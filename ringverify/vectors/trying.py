@@ -49,7 +49,9 @@ def trial(story: Story, layout: Layout, capabilities: Capabilities) -> Trial | U
         case, gradients = case.replace(cotangent="out"), False
     if (lacking := why_unsupported(case, capabilities)) is not None:
         return lacking
-    return Trial(story, layout, case, gradients, all_tensors(capabilities, gradients=gradients))
+    there = results_of(case.problem)
+    tensors = tuple(name for name in all_tensors(capabilities, gradients=gradients) if name in there)
+    return Trial(story, layout, case, gradients, tensors)
 
 
 def tried(wanted: Trial, tensors: Mapping[str, Tensor], runner: Runner) -> Judgement:

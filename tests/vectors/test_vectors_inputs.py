@@ -56,8 +56,9 @@ def test_values_fill_the_dtype_and_are_no_wider(dtype: str) -> None:
 
 
 def arrays(inputs: Inputs) -> tuple[np.ndarray, ...]:
-    """q, k, v, dout, dlse."""
-    return tuple(getattr(inputs, field.name) for field in dataclasses.fields(inputs))
+    """q, k, v, dout, dlse, and sinks if there are any."""
+    made = (getattr(inputs, field.name) for field in dataclasses.fields(inputs))
+    return tuple(values for values in made if values is not None)
 
 
 def test_inputs_are_read_only_and_zero_where_there_is_no_cotangent() -> None:
