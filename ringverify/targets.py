@@ -187,7 +187,8 @@ def load_any(target: str) -> Implementation | MergeImplementation:
     if not isinstance(found, (Implementation, MergeImplementation)):
         raise UsageError(
             f"target {target!r} is a {type(found).__name__}, not an implementation: decorate the function with "
-            f"@ringverify.implementation(...){_offer(module)}"
+            "@ringverify.implementation(...), or with @ringverify.merge(...) if it merges partial results"
+            f"{_offer(module)}"
         )
     return found
 
