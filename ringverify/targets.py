@@ -72,7 +72,7 @@ BUILT_IN: dict[str, str] = {
 """Built-in names and where they are defined, as data: listing them imports nothing."""
 
 MERGES = {
-    "merge:ring": "ringverify.ring.declared:merge_in_place",
+    "merge:ring": "ringverify.ring.declared_merge:merge_in_place",
     "merge:ring-flash-attn": "ringverify.peers.ring_flash_attn:merged",
     "merge:yunchang": "ringverify.peers.yunchang:merged",
     "merge:torch-cp": "ringverify.peers.torch_context_parallel:merged",
