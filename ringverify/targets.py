@@ -72,7 +72,7 @@ BUILT_IN: dict[str, str] = {
 """Built-in names and where they are defined, as data: listing them imports nothing."""
 
 MERGES = {
-    "merge:ring": "ringverify.ring.declared:merge_in_place",
+    "merge:ring": "ringverify.ring.declared_merge:merge_in_place",
     "merge:ring-flash-attn": "ringverify.peers.ring_flash_attn:merged",
     "merge:yunchang": "ringverify.peers.yunchang:merged",
     "merge:torch-cp": "ringverify.peers.torch_context_parallel:merged",
@@ -173,7 +173,8 @@ def load_any(target: str) -> Implementation | MergeImplementation:
     if not isinstance(found, (Implementation, MergeImplementation)):
         raise UsageError(
             f"target {target!r} is a {type(found).__name__}, not an implementation: decorate the function with "
-            f"@ringverify.implementation(...){_offer(_module(located(target)[0]))}"
+            "@ringverify.implementation(...), or with @ringverify.merge(...) if it merges partial results"
+            f"{_offer(_module(located(target)[0]))}"
         )
     return found
 

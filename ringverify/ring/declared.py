@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 from ringref.problem import DTYPES
 from ringref.sharding import SHARDING_NAMES
 from ringverify.implementation import AttentionCall, implementation
-from ringverify.merge_contract import merge
-from ringverify.ring.accumulate import merge_
 from ringverify.ring.attention import attend
 from ringverify.ring.calls import Engine
 from ringverify.ring.group import Ring
@@ -64,9 +62,3 @@ def _attended(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     ring = Ring(call.group, call.rank, call.world_size)
     return attend(q, k, v, problem=call.problem, sharding=call.sharding, ring=ring, engine=engine, sinks=call.sinks)
-
-
-@merge(name="merge:ring", out_layout="bhsd", lse_layout="bhs", dtypes=("float64", "float32"), in_place=True, nan=True)
-def merge_in_place(out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
-    """The step in which both merge partial results; see `ringverify.ring.accumulate`."""
-    merge_(out_a, lse_a, out_b, lse_b)

@@ -107,6 +107,14 @@ def test_what_a_merge_cannot_be_asked_is_refused(ringverify):
         assert_one_line(outcome.err, words)
 
 
+def test_a_function_that_nobody_decorated_is_told_of_both_contracts(ringverify):
+    """A file of a serving stack holds a merge, not attention."""
+    Path("plain.py").write_text("def merge(out_a, lse_a, out_b, lse_b):\n    return out_a, lse_a\n")
+    outcome = ringverify.check("plain.py:merge")
+    assert outcome.code == 2
+    assert_one_line(outcome.err, ("is a function", "or with @ringverify.merge(...) if it merges partial results"))
+
+
 def test_a_test_that_takes_a_merge_for_attention_is_told_so():
     """By `run_conformance` and by all that loads targets of attention."""
     with pytest.raises(Exception, match="is a merge, not an implementation of attention: ringverify check"):
