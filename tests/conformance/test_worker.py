@@ -75,7 +75,7 @@ def test_what_is_written_gets_a_verdict_as_it_is(ringverify):
     assert f"\n  it runs on numpy {np.__version__}\n" in checked.out
     verdicts = checked.verdicts()
     passed = {id for id, verdict in verdicts.items() if verdict == "pass"}
-    undeclared = {"masked_rows", "precision", "determinism"}
+    undeclared = {"masked_rows", "precision", "balance", "determinism"}
     assert passed == set(PROPERTIES) - set(UNSEEN) - undeclared
     assert set(verdicts.values()) == {"pass", "unsupported"}
     for event in checked.told("property", verdict="unsupported"):
