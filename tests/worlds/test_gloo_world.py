@@ -24,7 +24,7 @@ from ringverify.worlds import reproducible
 from ringverify.worlds.processes.blame import first_cause
 from ringverify.worlds.processes.contained import ContainedWorld
 from ringverify.worlds.processes.gloo import MOST_PROCESSES, GlooWorld
-from ringverify.worlds.processes.rank import ThisMachine
+from ringverify.worlds.processes.rank import BLAS_THREADS, ThisMachine
 from ringverify.worlds.processes.wire import Died, Raised, Residue, is_clean
 from ringverify.worlds.world import Failure, OurError, WorldUnavailable
 
@@ -225,6 +225,14 @@ def test_ranks_multiply_as_every_processor_can_unless_the_user_says_otherwise(
             run = world.run(programs.products, None, world_size=2, seed=0, deadline=PLENTY)
         assert run.failure is None, run.failure.detail
         assert set(run.results) == {in_a_process(MKL_CBWR=mode or "COMPATIBLE")}
+
+
+def test_ranks_multiply_in_numpy_with_one_thread() -> None:
+    """They share the cores; what the user says stands, and this process's own setting stays as it is."""
+    before = os.environ.get(BLAS_THREADS)
+    with contextlib.closing(GlooWorld(ThisMachine())) as world:
+        assert results(world, programs.variable, BLAS_THREADS, world_size=2) == (before or "1",) * 2
+    assert os.environ.get(BLAS_THREADS) == before
 
 
 def test_a_benchmark_is_not_slowed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
