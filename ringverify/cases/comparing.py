@@ -17,7 +17,8 @@ from ringverify.events import AXES, TensorName
 from ringverify.implementation import Capabilities
 
 Array = NDArray[np.float64]
-GRADIENTS: tuple[TensorName, ...] = ("dq", "dk", "dv", "dsinks")
+QKV_GRADIENTS: tuple[TensorName, ...] = ("dq", "dk", "dv")
+GRADIENTS: tuple[TensorName, ...] = (*QKV_GRADIENTS, "dsinks")
 KEPT = 512
 """Size of the caches of answers and bounds: mutants are tried on the same cases one after another; few are large."""
 

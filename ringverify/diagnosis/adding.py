@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ringref.attention import per_key_head, per_query_head
-from ringverify.cases.comparing import GRADIENTS
+from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks import (
     PARTS,
@@ -279,7 +279,7 @@ def _seen(scene: Scene, name: TensorName) -> Array:
 def _wrong(terms: Terms) -> Gradients:
     """Return what was seen of gradients less what is right."""
     scene = terms.scene
-    return scene.once("off", lambda: {name: _seen(scene, name) - getattr(scene.truth, name) for name in GRADIENTS[:3]})
+    return scene.once("off", lambda: {name: _seen(scene, name) - getattr(scene.truth, name) for name in QKV_GRADIENTS})
 
 
 def _size(x: Gradients) -> float:
@@ -341,7 +341,7 @@ def _with_part(blocks: Callable[[Pairs, int], Mask], out: bool, lse: bool, terms
     times = np.where(share > 0, 1 / np.where(share > 0, share, 1.0), 1.0) if lse else np.ones_like(share)
     delta = part * times if out else terms.delta
     ds = terms.factor * (times * (terms.dp - delta + terms.dlse) - (terms.dp - terms.delta + terms.dlse))
-    return terms.sums(GRADIENTS, ds, terms.p * (times - 1))
+    return terms.sums(QKV_GRADIENTS, ds, terms.p * (times - 1))
 
 
 def _with_detached(parts: Callable[[Terms], list[Array]], terms: Terms) -> Gradients:

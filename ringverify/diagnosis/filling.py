@@ -13,7 +13,7 @@ import numpy as np
 
 from ringref.attention import Answer, Intermediates, per_key_head, per_query_head
 from ringref.rounding import allowed_error
-from ringverify.cases.comparing import GRADIENTS
+from ringverify.cases.comparing import QKV_GRADIENTS
 from ringverify.diagnosis.adding import by_branch, terms_of
 from ringverify.diagnosis.hypothesis import Hypothesis, agree
 from ringverify.diagnosis.masks import Mask, Otherwise, Pairs, branch, pairs_of
@@ -172,7 +172,7 @@ def _judge_average(weigh: Callable[[Mask], Array]) -> Callable[[Scene], float | 
         each = weigh(shares > 0) * own
         slope = terms.factor / np.where(terms.p == 0, 1.0, terms.p)
         ds = (each * (terms.dp - (own * terms.dp).sum(axis=-1, keepdims=True))).sum(axis=0) * slope
-        whole = {"out": (each.sum(axis=0) @ terms.v).swapaxes(1, 2)} | terms.sums(GRADIENTS, ds, each.sum(axis=0))
+        whole = {"out": (each.sum(axis=0) @ terms.v).swapaxes(1, 2)} | terms.sums(QKV_GRADIENTS, ds, each.sum(axis=0))
         found: list[Results] = [
             {n: scene.seen(n, rank) if n == "lse" else scene.local(n, whole[n], rank) for n in scene.tensors}
             for rank in range(scene.size)

@@ -513,7 +513,6 @@ def _parts() -> Iterator[PartOfPairs]:
         "at hop 1": lambda pairs: pairs.hop == 1,
         "from hop 2 on": lambda pairs: pairs.hop >= 2,
         "at the last hop": lambda pairs: (pairs.hop == pairs.size - 1) & (pairs.hop > 0),
-        "on the block of the opposite rank": lambda pairs: 2 * pairs.hop == pairs.size,
         "at hop ranks // 2": lambda pairs: (pairs.hop == pairs.size // 2) & (pairs.hop > 0),
         "on the block of rank + ranks // 2": lambda pairs: (
             (-pairs.hop % pairs.size == pairs.size // 2) & (pairs.hop > 0)

@@ -18,7 +18,7 @@ from ringref.problem import DtypeName, Problem
 from ringref.rounding import Pipeline, precision_allowed, rms_error, unit_in_words
 from ringverify.cases.case import SEEDS, Case
 from ringverify.cases.choices import Choices, Maker
-from ringverify.cases.comparing import GRADIENTS, allowed, answer, gathered, pipeline_of
+from ringverify.cases.comparing import QKV_GRADIENTS, allowed, answer, gathered, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.cases.shapes import fitted
@@ -157,5 +157,5 @@ PRECISION = Property(
     judge=_judge,
     unsupported=_full_precision_only,
     applies=_in_low_precision,
-    results=("out", *GRADIENTS[:3]),
+    results=("out", *QKV_GRADIENTS),
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringverify.cases.case import Case
 from ringverify.cases.choices import Maker
-from ringverify.cases.comparing import GRADIENTS, Finding, Right, worst
+from ringverify.cases.comparing import GRADIENTS, QKV_GRADIENTS, Finding, Right, worst
 from ringverify.cases.running import Observation, Runner
 from ringverify.events import TensorName
 from ringverify.implementation import Capabilities
@@ -207,7 +207,7 @@ def undefined(seen: Observation, name: TensorName) -> str:
 def all_tensors(capabilities: Capabilities, *, gradients: bool = True) -> tuple[TensorName, ...]:
     """Return the names of all results that an implementation declares, with or without the gradients."""
     tensors: tuple[TensorName, ...] = ("out", "lse") if capabilities.lse else ("out",)
-    of_inputs = GRADIENTS if capabilities.sinks else GRADIENTS[:3]
+    of_inputs = GRADIENTS if capabilities.sinks else QKV_GRADIENTS
     return (*tensors, *of_inputs) if gradients and capabilities.gradients else tensors
 
 
