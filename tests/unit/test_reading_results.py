@@ -93,9 +93,8 @@ BACKWARD = {
     "on blocks of later ranks: what is added to dv is divided by the number of ranks": replace(
         STEPS, times_in_part=lambda here, hop, owner: (1, 1 / here.size if owner > here.rank else 1)
     ),
-    "on the block of the opposite rank, half way round an even number of ranks: what is added to dv counts twice": replace(
-        STEPS, times_in_part=lambda here, hop, owner: (1, 2 if 2 * hop == here.size else 1)
-    ),
+    "on the block of the opposite rank, half way round an even number of ranks: what is added to dv counts "
+    "twice": replace(STEPS, times_in_part=lambda here, hop, owner: (1, 2 if 2 * hop == here.size else 1)),
     "what is added to dv is added to the rows in reverse": replace(
         STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, dk, dv.flip(1))
     ),

@@ -54,7 +54,7 @@ def refused(message, function, *arguments, **how):
         ({"memory_budget": True}, "memory_budget=True: expected a positive number of bytes, an integer, or None"),
         (
             {"sharding": ["zigzag"]},
-            "sharding of type list: expected contiguous, zigzag, striped, replicated_query, or a",
+            "sharding of type list: expected contiguous, zigzag, striped, replicated_query, zigzag_documents, or a",
         ),
         ({"sharding": Unhashable()}, "sharding of type Unhashable: expected contiguous, zigzag, striped"),
         ({"group": object()}, "a group was given, but torch.distributed is not initialised, or not any more"),
