@@ -11,10 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ringverify.implementation import AttentionCall, Implementation, implementation
-from ringverify.merge_contract import MergeImplementation, merge
 
 if TYPE_CHECKING:
     from ringref.sharding import balancer
+    from ringverify.merge_contract import MergeImplementation, merge
     from ringverify.reach.declared import model
     from ringverify.testing.conformance import conformance, run_conformance
     from ringverify.testing.one_case import check_case
@@ -38,9 +38,11 @@ __version__ = "0.1.0"
 
 _ON_DEMAND = {
     "ConformanceError": "ringverify.testing.results",
+    "MergeImplementation": "ringverify.merge_contract",
     "balancer": "ringref.sharding",
     "check_case": "ringverify.testing.one_case",
     "conformance": "ringverify.testing.conformance",
+    "merge": "ringverify.merge_contract",
     "model": "ringverify.reach.declared",
     "run_conformance": "ringverify.testing.conformance",
 }
