@@ -19,6 +19,7 @@ from ringverify.lab.stored import read_back
 from ringverify.reports.jsonl import ReportError
 from ringverify.reports.results import ImplementationResult
 from ringverify.reports.story import presentable, story
+from ringverify.targets import MERGES
 
 SCHEMA: Literal[1] = 1
 Labelled = Annotated[tuple[str, ...], Rules({"minItems": 2, "maxItems": 2})]
@@ -118,7 +119,7 @@ class Package:
         version: the version that was run.
         source: address of its code.
         adapter: file of its adapter in `ringverify/peers`.
-        targets: the targets that run it.
+        targets: the targets that run it, merges of partial results among them.
         about: which part of it is run, and what replaces its GPU kernels on a CPU.
     """
 
@@ -128,6 +129,16 @@ class Package:
     adapter: str
     targets: tuple[str, ...]
     about: str
+
+    @property
+    def attention(self) -> tuple[str, ...]:
+        """The targets that are implementations of attention."""
+        return tuple(one for one in self.targets if one not in MERGES)
+
+    @property
+    def merges(self) -> tuple[str, ...]:
+        """The targets that are merges, which have properties of their own."""
+        return tuple(one for one in self.targets if one in MERGES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ To make it again, in an environment with the peers' packages:
 
     mkdir survey && cd survey
     for peer in $(ringverify list peers); do ringverify check $peer --report ${peer#peer:}.jsonl; done
+    ringverify check merge:ring-flash-attn merge:yunchang merge:torch-cp --report merges.jsonl
     ringverify confirm *.jsonl --json confirmed.json
     cd .. && python -m ringverify.lab.publishing survey
 
@@ -100,7 +101,8 @@ def gather(survey: Path, facts: Facts) -> tuple[Verdicts, dict[str, str]]:
         raise UsageError(f"{survey} holds no reports")
     results = read_results([Source(path) for path in reports])
     seen: dict[str, dict[str, tuple[Outcome, Sequence[str]]]] = {}
-    for one in confirming.read(survey / "confirmed.json"):
+    failed = any(one.failures for one in results.implementations)  # without any, `confirm` has nothing to write
+    for one in confirming.read(survey / "confirmed.json") if failed else ():
         seen.setdefault(one.implementation, {})[one.property] = (one.outcome, one.said)
     for name, property, told in _shown_by_reports(results, facts):
         seen.setdefault(name, {})[property] = told
@@ -198,8 +200,8 @@ def _same_versions(facts: Facts, found: Container[str]) -> None:
             if target in ELSEWHERE:
                 version = ELSEWHERE[target].version
             else:
-                targets.load(target)
-                version = sys.modules[targets.BUILT_IN[target].partition(":")[0]].VERSION
+                targets.load_any(target)
+                version = sys.modules[targets.location_of(target).partition(":")[0]].VERSION
             if version != package.version:
                 raise UsageError(f"{target} runs {package.name} {version}, {FACTS} says {package.version}")
 

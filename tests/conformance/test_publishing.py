@@ -1,6 +1,7 @@
 """From reports and what their scripts show to the page of published packages."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -77,3 +78,20 @@ def test_a_folder_without_reports_is_one_line(ringverify, capsys):
     (ringverify.folder / publishing.VERDICTS).write_text(json.dumps({"schema": 7}))
     assert publishing.main([]) == 2
     assert "does not hold verdicts of schema 1" in capsys.readouterr().err
+
+
+def test_a_survey_without_violations_needs_no_confirmation(ringverify, capsys):
+    """`ringverify confirm` writes nothing then; here of a merge, with which the page has the command that shows it."""
+    if find_spec("ring_flash_attn") is None:  # the adapter brings what importing it needs
+        pytest.skip("ring-flash-attn is not installed")
+    (ringverify.folder / publishing.FOLDER).mkdir(parents=True)
+    package = FACTS.partition("[[script]]")[0].replace("ring_attention_pytorch.py", "ring_flash_attn.py")
+    package = package.replace("peer:ring-attention-pytorch", "merge:ring-flash-attn").replace("0.5.20", "0.1.8")
+    (ringverify.folder / publishing.FACTS).write_text(package)
+    report = ringverify.folder / "survey" / "merges.jsonl"
+    report.parent.mkdir()
+    assert ringverify("check", "merge:ring-flash-attn", "--only", "far_apart", "--report", report).code == 0
+    capsys.readouterr()
+    assert publishing.main(["survey"]) == 0
+    assert "1 targets, 0 violations shown by their scripts, 0 withheld" in capsys.readouterr().out
+    assert "`ringverify check merge:ring-flash-attn`" in (ringverify.folder / publishing.PAGE).read_text()

@@ -107,6 +107,26 @@ def test_a_user_of_one_package_finds_it_in_the_first_table(verdicts, facts):
     assert "\nSince 0.9.\n" in text
 
 
+def test_a_merge_has_a_table_of_its_own(verdicts, facts):
+    """Its verdict, what it does not declare, the command that shows it, and its own properties."""
+    (package,) = facts.packages
+    passed = replace(next(iter(verdicts.targets.values())), verdict="conformant", violations={}, undeclared=("nan",))
+    one = next(iter(passed.properties.values()))
+    passed = replace(passed, examples=7, properties={"far_apart": replace(one, verdict="pass", margin=0.5)})
+    verdicts = replace(verdicts, targets={**verdicts.targets, "merge:torch-cp": passed})
+    facts = replace(facts, packages=(replace(package, targets=(*package.targets, "merge:torch-cp")),))
+    assert unexplained(verdicts, facts) == []
+    text = published_page(verdicts, facts, "published")
+    told = text.split("## Merges of partial results\n")[1].split("\n## ")[0]
+    assert (
+        "| [rings 1.0](https://example.org) | `merge:torch-cp` | ✅ conformant | 1 pass | 7 | nan "
+        "| `ringverify check merge:torch-cp` |"
+    ) in told
+    assert "| `far_apart` | ✅ 0.50 |" in told
+    assert text.count("far_apart") == 1
+    assert f"1 packages in {len(package.targets)} ways of running them, and 1 merges of partial results." in text
+
+
 def test_what_no_script_shows_is_no_finding(verdicts, facts):
     """It is told apart, and a finding cannot rest on it."""
     target, property = violations(verdicts, "shown")[0]
