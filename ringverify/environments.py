@@ -181,9 +181,9 @@ def _why(said: str) -> str:
         errors = re.findall(r"^(?:ERROR|error): (.+)", said, re.MULTILINE)
         return errors[-1] if errors else (said.strip().splitlines() or ["no reason was given"])[-1]
     requirement, versions = gone.groups()
+    if "connection" in said:  # with several indexes, the versions are those of the ones that answered
+        return f"{requirement} cannot be downloaded: no network, or the package index does not answer"
     if versions != "none":
         return f"{requirement} is gone from the package index, which has {', '.join(versions.split(', ')[-3:])}"
-    if "connection" in said:
-        return f"{requirement} cannot be downloaded: no network, or the package index does not answer"
     python = "; it needs another Python" if "Requires-Python" in said else ""
     return f"{requirement} is not in the package index{python}"

@@ -78,6 +78,11 @@ def test_a_package_is_installed_once_and_its_target_runs_there(tiny, ringverify)
             {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"},
             "large==1.0 cannot be downloaded: no network, or the package index does not answer",
         ),
+        (
+            "tiny==2.0",
+            {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"},
+            "tiny==2.0 cannot be downloaded: no network, or the package index does not answer",
+        ),
         ("not a requirement", {}, "Invalid requirement: 'not a requirement'"),
     ],
 )
