@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -52,7 +53,95 @@ def balancer(function: BalancingFunction) -> Balancer:
     return Balancer(function)
 
 
-Sharding = ShardingName | ShardingFunction | Balancer
+QueryShardingName = Literal["replicated", "contiguous", "zigzag", "striped"]
+KeyShardingName = Literal["contiguous", "zigzag", "striped"]
+QUERY_SHARDINGS: tuple[QueryShardingName, ...] = get_args(QueryShardingName)
+KEY_SHARDINGS: tuple[KeyShardingName, ...] = get_args(KeyShardingName)
+
+
+@dataclasses.dataclass(frozen=True)
+class PageTable:
+    """A sharding by pages, as caches of keys and values have it: page `p` is positions `p * page_size` and following.
+
+    Attributes:
+        page_size: positions of a page, at least 1. The last page of a sequence may be short.
+        pages: of each rank the pages that it holds, in the order of its rows. Pages that begin at or after the end of a
+            sequence hold nothing yet.
+
+    Raises:
+        ValueError: a value is out of range, or a page is held twice.
+    """
+
+    page_size: int
+    pages: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        size = self.page_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"page_size={size!r}: expected an integer of at least 1")
+        try:
+            object.__setattr__(self, "pages", tuple(tuple(map(operator.index, held)) for held in self.pages))
+        except TypeError:
+            raise ValueError(f"pages={self.pages!r}: expected the numbers of the pages of each rank") from None
+        holder: dict[int, int] = {}
+        for rank, held in enumerate(self.pages):
+            for page in held:
+                if page < 0:
+                    raise ValueError(f"page {page} of rank {rank}: expected page numbers from 0")
+                if page in holder:
+                    raise ValueError(f"page {page} is held twice, by ranks {holder[page]} and {rank}: expected once")
+                holder[page] = rank
+
+    def positions(self, length: int, world_size: int) -> list[Positions]:
+        """The positions below `length` of each rank, in the order of its rows.
+
+        Raises:
+            ValueError: the table is of another number of ranks, or lacks a page.
+        """
+        if len(self.pages) != world_size:
+            raise ValueError(f"a page table of {len(self.pages)} ranks on a world of {world_size}: expected one a rank")
+        held = {page for pages in self.pages for page in pages}
+        for page in range(-(-length // self.page_size)):
+            if page not in held:
+                first, last = page * self.page_size, min((page + 1) * self.page_size, length) - 1
+                raise ValueError(f"page {page} (positions {first} to {last}) is held by no rank: expected by one")
+        within = np.arange(self.page_size, dtype=np.int64)
+        rows = [(np.asarray(pages, dtype=np.int64)[:, None] * self.page_size + within).ravel() for pages in self.pages]
+        return [positions[positions < length] for positions in rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryKeySharding:
+    """A sharding of queries and another one of keys: while decoding, a few queries meet a cache that lies sharded.
+
+    Attributes:
+        queries: "replicated" (every rank holds all queries), "contiguous", "zigzag" or "striped".
+        keys: "contiguous", "zigzag", "striped" or a `PageTable`.
+
+    Raises:
+        ValueError: one of them is unknown.
+    """
+
+    queries: QueryShardingName
+    keys: KeyShardingName | PageTable
+
+    def __post_init__(self) -> None:
+        if self.queries not in QUERY_SHARDINGS:
+            raise ValueError(f"queries={self.queries!r}: expected one of {', '.join(QUERY_SHARDINGS)}")
+        if not isinstance(self.keys, PageTable) and self.keys not in KEY_SHARDINGS:
+            raise ValueError(f"keys={self.keys!r}: expected one of {', '.join(KEY_SHARDINGS)}, or a PageTable")
+
+    def __str__(self) -> str:
+        return f"{self.queries}/{'pages' if isinstance(self.keys, PageTable) else self.keys}"
+
+
+Sharding = ShardingName | ShardingFunction | Balancer | PageTable | QueryKeySharding
+
+
+def replicates_queries(sharding: Sharding) -> bool:
+    """Whether every rank holds all queries."""
+    apart = isinstance(sharding, QueryKeySharding) and sharding.queries == "replicated"
+    return apart or sharding == "replicated_query"
 
 
 def by_documents(sharding: Sharding) -> bool:
@@ -108,6 +197,10 @@ def key_positions(
             return [np.arange(r, length, world_size, dtype=np.int64) for r in range(world_size)]
         case "zigzag_documents":
             return _zigzag_documents(covering(documents, length), world_size)
+        case PageTable():
+            return sharding.positions(length, world_size)
+        case QueryKeySharding():
+            return key_positions(sharding.keys, length, world_size)
         case Balancer():
             return _checked(sharding, covering(documents, length), length, world_size)
         case _ if not isinstance(sharding, str) and callable(sharding):
@@ -119,15 +212,18 @@ def key_positions(
 def query_positions(
     sharding: Sharding, length: int, world_size: int, documents: Sequence[int] | None = None
 ) -> list[Positions]:
-    """The query positions of each rank: sharded like keys, but with `replicated_query` all of them on every rank.
+    """The query positions of each rank: sharded like keys, but for `replicated_query` and a `QueryKeySharding`.
 
     Raises:
         ValueError: as `key_positions`.
     """
-    if sharding == "replicated_query":
+    if replicates_queries(sharding):
         if world_size < 1:
             raise ValueError(f"world_size={world_size}: expected at least 1")
         return [np.arange(length, dtype=np.int64) for _ in range(world_size)]
+    if isinstance(sharding, QueryKeySharding):
+        assert sharding.queries != "replicated"
+        return key_positions(sharding.queries, length, world_size)
     return key_positions(sharding, length, world_size, documents)
 
 
