@@ -1,7 +1,7 @@
 """The conformance suite: does this ring attention compute attention?
 
 `from ringverify import AttentionCall, implementation` is all that a plug-in needs, and `balancer` where its sharding
-depends on documents; `merge` declares a merge of partial results, `model` a model for `ringverify reach`;
+depends on documents; `QueryKeySharding` and `PageTable` say how a growing cache lies; `merge` declares a merge of partial results, `model` a model for `ringverify reach`;
 `run_conformance` and `conformance`
 check one from a test file, `check_case` runs one case of `ringverify.strategies`. Importing this package does not
 import torch.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringverify.implementation import AttentionCall, Implementation, implementation
 
 if TYPE_CHECKING:
-    from ringref.sharding import balancer
+    from ringref.sharding import PageTable, QueryKeySharding, balancer
     from ringverify.merge_contract import MergeImplementation, merge
     from ringverify.reach.declared import model
     from ringverify.testing.conformance import conformance, run_conformance
@@ -25,6 +25,8 @@ __all__ = [
     "ConformanceError",
     "Implementation",
     "MergeImplementation",
+    "PageTable",
+    "QueryKeySharding",
     "__version__",
     "balancer",
     "check_case",
@@ -39,6 +41,8 @@ __version__ = "0.1.0"
 _ON_DEMAND = {
     "ConformanceError": "ringverify.testing.results",
     "MergeImplementation": "ringverify.merge_contract",
+    "PageTable": "ringref.sharding",
+    "QueryKeySharding": "ringref.sharding",
     "balancer": "ringref.sharding",
     "check_case": "ringverify.testing.one_case",
     "conformance": "ringverify.testing.conformance",

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed
 
-    from ringref.sharding import Sharding
+    from ringref.sharding import PageTable, Sharding
 
 TensorLayout = Literal["bshd", "bhsd"]
 CausalSupport = Literal["both", "always", "never"]
 Multiple = int | Literal["world_size"] | None
 """What a number of heads has to be a multiple of: an integer, the world size of the group, or nothing (`None`)."""
+QueryShardingOfCache = Literal["replicated", "contiguous", "zigzag", "striped"]
+KeyShardingOfCache = Literal["contiguous", "zigzag", "striped", "pages"]
 SHARDING_NAMES = ("contiguous", "zigzag", "striped", "replicated_query", "zigzag_documents")
 
 
@@ -36,7 +38,7 @@ class AttentionCall:
         rank: this rank, within the group.
         world_size: the number of ranks in the group.
         problem: what all ranks compute together; lengths are global.
-        sharding: the sharding in force, one of those declared.
+        sharding: the sharding in force, one of those declared; on a growing cache a `ringref.sharding.QueryKeySharding`.
         positions: global positions of this rank's queries, int64, shape `(n_local,)`, in the order of q's rows.
         key_positions: global positions of this rank's keys and values, int64, one for each row of k, in order.
         sinks: learned sinks `(Hq,)`, float32, the same on every rank, −inf in a head without one; `None` where the
@@ -51,6 +53,19 @@ class AttentionCall:
     positions: torch.Tensor
     key_positions: torch.Tensor
     sinks: torch.Tensor | None = None
+
+    @property
+    def offset(self) -> int:
+        """Positions before the first query, key_length − query_length: what a growing cache held before this call."""
+        return self.problem.diagonal
+
+    @property
+    def page_table(self) -> PageTable | None:
+        """Which rank holds which pages of the keys, in the order of its rows; `None` if they do not lie by page."""
+        from ringref.sharding import PageTable, QueryKeySharding
+
+        keys = self.sharding.keys if isinstance(self.sharding, QueryKeySharding) else self.sharding
+        return keys if isinstance(keys, PageTable) else None
 
     @property
     def causal(self) -> bool:
@@ -124,6 +139,15 @@ class Capabilities:
         False,
         'learned sinks; True if each rank returns their whole gradient, "partial" if that of its own queries',
     )
+    incremental: bool = _capability(
+        False, "chunked prefill and decoding: a sequence of calls on a cache of keys and values that grows"
+    )
+    query_sharding: tuple[QueryShardingOfCache, ...] = _capability(
+        ("replicated",), "incremental: how the queries of a call lie: replicated, contiguous, zigzag, striped"
+    )
+    key_sharding: tuple[KeyShardingOfCache, ...] = _capability(
+        ("contiguous",), "incremental: how the cache lies: contiguous, zigzag, striped, pages"
+    )
     dilation: tuple[HeadMode, ...] = _capability((), "dilation with heads split, shared, or both")
     uneven_segments: bool = _capability(True, "segment lengths that do not divide the sequence, for a dilation")
     uneven: bool = _capability(False, "lengths that the world size (zigzag: twice it) does not divide")
@@ -176,6 +200,7 @@ class Capabilities:
         self._choices("dtypes", DTYPES)
         self._choices("dilation", get_args(HeadMode), may_be_empty=True)
         self._choices("devices", None)
+        self._incremental()
         for name in ("world_sizes", "head_dims", "value_dims"):
             self._numbers(name)
         self._balance()
@@ -200,6 +225,19 @@ class Capabilities:
             raise ValueError(
                 f"uneven=True contradicts length_multiple={self.length_multiple}: shards that differ by one position "
                 "cannot all be a multiple of it"
+            )
+
+    def _incremental(self) -> None:
+        for name, allowed in (("query_sharding", QueryShardingOfCache), ("key_sharding", KeyShardingOfCache)):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, (value,))
+            self._choices(name, get_args(allowed))
+            if not self.incremental and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{name}={value!r} needs incremental=True: it is of calls on a growing cache")
+        if self.incremental and self.causal == "never":
+            raise ValueError(
+                'incremental=True contradicts causal="never": a row that is computed before later keys are there does '
+                "not attend them"
             )
 
     def _balance(self) -> None:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from ringref.problem import Problem
+from ringref.sharding import (
+    KEY_SHARDINGS,
+    QUERY_SHARDINGS,
+    PageTable,
+    QueryKeySharding,
+    Sharding,
+    key_positions,
+    query_positions,
+)
 from ringverify.implementation import Capabilities, Multiple, sharding_name
 
 Values = Literal[
@@ -79,6 +89,9 @@ class Case:
         delayed: messages that a simulated world holds back.
         seed: seed of the input values.
         schedule: seed of the order in which a simulated world lets its ranks run.
+        chunks: numbers of queries of the calls on a growing cache that compute the problem together: first a prefill in
+            chunks, then single tokens. Empty: one call. `sharding` is then "queries/keys", such as "replicated/pages".
+        page_table: which rank holds which pages, where keys lie in "pages".
     """
 
     problem: Problem
@@ -92,6 +105,8 @@ class Case:
     delayed: Delayed = ()
     seed: int = 0
     schedule: int = 0
+    chunks: tuple[int, ...] = ()
+    page_table: PageTable | None = None
 
     def __post_init__(self) -> None:
         named: dict[str, tuple[str, ...]] = {
@@ -115,21 +130,90 @@ class Case:
             object.__setattr__(self, "delayed", tuple(numbers))
         if not isinstance(self.sharding, str):
             raise ValueError(f"sharding={self.sharding!r}: expected the name of a sharding")
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        """Refuse calls and pages that do not fit the problem or the sharding."""
+        chunks, p = self.chunks, self.problem
+        if not isinstance(chunks, (tuple, list)) or any(type(n) is not int or n < 1 for n in chunks):
+            raise ValueError(f"chunks={chunks!r}: expected numbers of queries, each at least 1")
+        object.__setattr__(self, "chunks", tuple(chunks))
+        if chunks and self.apart is None:
+            raise ValueError(f'chunks={chunks!r} with sharding={self.sharding!r}: expected one such as "replicated/pages"')
+        if chunks and not (sum(chunks) == p.nq == p.nk and p.causal and p.documents is None and p.dilation is None):
+            raise ValueError(
+                f"chunks={chunks!r}: expected a causal problem of {sum(chunks)} queries and keys, without documents "
+                "and dilation"
+            )
+        paged = self.apart is not None and self.apart[1] == "pages"
+        if paged != (self.page_table is not None):
+            raise ValueError(
+                f"page_table={self.page_table!r} with sharding={self.sharding!r}: a page table goes with keys in pages"
+            )
+        if self.page_table is not None:
+            self.page_table.positions(p.nk, self.world_size)
+
+    @property
+    def apart(self) -> tuple[str, str] | None:
+        """Names of the sharding of queries and of that of keys, where these are two; else `None`."""
+        queries, slash, keys = self.sharding.partition("/")
+        return (queries, keys) if slash and queries in QUERY_SHARDINGS and keys in (*KEY_SHARDINGS, "pages") else None
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every rank holds all queries."""
+        return self.sharding == "replicated_query" or (self.apart is not None and self.apart[0] == "replicated")
+
+    @property
+    def calls(self) -> tuple[Case, ...]:
+        """The calls that compute it, each as a case of its own; the case itself where it is one call."""
+        if not self.chunks:
+            return (self,)
+        found, p = [], self.problem
+        for end, count in zip(itertools.accumulate(self.chunks), self.chunks, strict=True):
+            lengths = None if p.key_lengths is None else tuple(min(length, end) for length in p.key_lengths)
+            problem = p.replace(query_length=count, key_length=end, key_lengths=lengths)
+            found.append(dataclasses.replace(self, problem=problem, chunks=()))
+        return tuple(found)
 
     def replace(self, **changes: Any) -> Case:
-        """Return a copy with some fields changed; fields of the problem may be named directly."""
+        """Return a copy with some fields changed; fields of the problem may be named directly.
+
+        Calls and pages follow: what goes beyond them is cut off, what is new is one call, and pages dealt in turn.
+        """
         own = {field.name for field in dataclasses.fields(self)}
         inner = {name: value for name, value in changes.items() if name not in own}
         outer = {name: value for name, value in changes.items() if name in own}
         if inner:
             outer["problem"] = outer.get("problem", self.problem).replace(**inner)
+        if self.apart is not None and not outer.keys().isdisjoint(("problem", "world_size", "sharding")):
+            outer = {**self._cache_of(outer), **outer}
         return dataclasses.replace(self, **outer)
 
+    def _cache_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return calls and pages that fit a changed problem, world size or sharding."""
+        p, size = changes.get("problem", self.problem), changes.get("world_size", self.world_size)
+        sharding = changes.get("sharding", self.sharding)
+        ends = [end for end in itertools.accumulate(self.chunks) if end < p.nq] if self.chunks else []
+        whole = "/" in sharding and p.nq == p.nk and p.causal and p.documents is None and p.dilation is None
+        chunks = tuple(b - a for a, b in itertools.pairwise((0, *ends, p.nq))) if whole and p.nq and self.chunks else ()
+        if not sharding.endswith("/pages"):
+            return {"chunks": chunks, "page_table": None}
+        table = self.page_table or PageTable(2, ((),) * self.world_size)
+        held = {page: rank % size for rank, pages in enumerate(table.pages) for page in pages}
+        order = [*held, *(page for page in range(-(-p.nk // table.page_size)) if page not in held)]
+        dealt = tuple(tuple(page for page in order if held.get(page, page % size) == rank) for rank in range(size))
+        return {"chunks": chunks, "page_table": PageTable(table.page_size, dealt)}
+
     def to_json(self) -> dict[str, Any]:
-        """Return the case as JSON values, with every field present."""
+        """Return the case as JSON values, with every field present but for calls and pages that there are none of."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        delayed = self.delayed if self.delayed == "some" else list(self.delayed)
-        return {**fields, "problem": self.problem.to_json(), "delayed": delayed}
+        fields |= {"problem": self.problem.to_json(), "chunks": list(self.chunks)}
+        fields["delayed"] = self.delayed if self.delayed == "some" else list(self.delayed)
+        if self.page_table is not None:
+            pages = [list(pages) for pages in self.page_table.pages]
+            fields["page_table"] = {"page_size": self.page_table.page_size, "pages": pages}
+        return {name: value for name, value in fields.items() if value or name not in ("chunks", "page_table")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
@@ -146,7 +230,12 @@ class Case:
                 raise ValueError(f"unknown field {name!r}: fields are {', '.join(sorted(known))}")
         if "problem" not in data:
             raise ValueError("the field 'problem' is missing")
-        case = cls(**{**data, "problem": Problem.from_json(data["problem"])})
+        table = data.get("page_table")
+        if table is not None:
+            if not isinstance(table, Mapping) or set(table) != {"page_size", "pages"}:
+                raise ValueError(f"page_table={table!r}: expected an object with page_size and pages")
+            table = PageTable(**table)
+        case = cls(**{**data, "problem": Problem.from_json(data["problem"]), "page_table": table})
         look_at_size(case.problem, case.world_size)
         for name, value in (("seed", case.seed), ("schedule", case.schedule)):
             if value > LARGEST:
@@ -199,6 +288,11 @@ class Case:
             words.append(f"dilation={mode}" + "".join(f"({w},{r})" for w, r in d.branches))
         if p.sinks:
             words.append("sinks")
+        if self.chunks:
+            words.append("chunks=" + "+".join(map(str, self.chunks)))
+        if self.page_table is not None:
+            pages = "|".join(",".join(map(str, pages)) for pages in self.page_table.pages)
+            words.append(f"pages={self.page_table.page_size}*({pages})")
         words.append(f"values={self.values}")
         if self.memory != "contiguous":
             words.append(f"memory={self.memory}")
@@ -259,10 +353,11 @@ class Undeclared:
 def why_unsupported(case: Case, capabilities: Capabilities) -> Undeclared | None:
     """Return what a case needs that is not declared; `None` if the implementation declares all that it asks for."""
     p, c = case.problem, capabilities
-    names = {sharding_name(sharding) for sharding in c.shardings}
+    names = set(sharding_names(case, c))
     sizes = (case.world_size,) if c.world_sizes is None else c.world_sizes
     causal = (p.causal and c.causal == "never") or (not p.causal and c.causal == "always")
     heads = None if p.dilation is None else p.dilation.heads
+    uneven, empty = _uneven_or_empty(case)
     flags = {
         "gqa": p.hk != p.heads,
         "value_dim": p.dv != p.head_dim,
@@ -272,13 +367,14 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> Undeclared | None
         "window": p.window is not None,
         "documents": p.documents is not None,
         "key_lengths": p.key_lengths is not None,
-        "cross_lengths": p.nq != p.nk,
+        "incremental": case.apart is not None,
+        "cross_lengths": p.nq != p.nk and case.apart is None,
         "softcap": p.softcap is not None,
         "sinks": p.sinks,
         "lse_gradient": case.cotangent != "out",
         "subgroups": case.group != "world",
-        "uneven": any(length % even_multiple(case.sharding, case.world_size) for length in (p.nq, p.nk)),
-        "empty_shards": min(p.nq, p.nk) < case.world_size,
+        "uneven": uneven,
+        "empty_shards": empty,
     }
     wanted = (
         ("sharding", f"sharding {case.sharding}", case.sharding not in names),
@@ -312,7 +408,7 @@ def _misfit(case: Case, c: Capabilities) -> Undeclared | None:
         if members is not None and dim not in members:
             return Undeclared(f"{name}s", f"{name}={dim}", f"{name}={dim} is not among the declared {name}s={members}")
     multiple = c.length_multiple or 1
-    for length in (p.nq, p.nk):
+    for length in sorted({length for call in case.calls for length in (call.problem.nq, call.problem.nk)}):
         if multiple > 1 and length % (size * multiple):
             text = f"length {length} is not a multiple of {size} ranks * length_multiple={multiple}"
             return Undeclared("length_multiple", f"length {length}", text)
@@ -326,4 +422,37 @@ def multiple_on(multiple: Multiple, world_size: int) -> int:
 
 def even_multiple(sharding: str, world_size: int) -> int:
     """Return the number that must divide a length for all shards to be equal: zigzag cuts two pieces a rank."""
-    return 2 * world_size if sharding == "zigzag" else world_size
+    return 2 * world_size if "zigzag" in sharding.split("/") else world_size
+
+
+def sharding_names(case: Case, capabilities: Capabilities) -> list[str]:
+    """Return the declared shardings of the kind that a case has: of queries and keys alike, or apart as on a cache."""
+    c = capabilities
+    if case.apart is None:
+        return [sharding_name(sharding) for sharding in c.shardings]
+    return [f"{queries}/{keys}" for queries in c.query_sharding for keys in c.key_sharding]
+
+
+def sharding_of(case: Case, capabilities: Capabilities) -> Sharding:
+    """Return the sharding of a case: the declared one of that name, or that of the cache."""
+    return capabilities.sharding_named(case.sharding) if case.apart is None else _of_cache(case)
+
+
+def _of_cache(case: Case) -> QueryKeySharding:
+    assert case.apart is not None
+    queries, keys = case.apart
+    return QueryKeySharding(queries, keys if case.page_table is None else case.page_table)  # type: ignore[arg-type]  # checked before
+
+
+def _uneven_or_empty(case: Case) -> tuple[bool, bool]:
+    """Return whether ranks hold different numbers of queries or of keys, and whether some rank holds none of them."""
+    p, size = case.problem, case.world_size
+    if case.apart is None:
+        uneven = any(length % even_multiple(case.sharding, size) for length in (p.nq, p.nk))
+        return uneven, min(p.nq, p.nk) < size
+    held = []
+    for call in case.calls:
+        sharding = _of_cache(call)
+        held.append({len(rows) for rows in key_positions(sharding, call.problem.nk, size)})
+        held.append({len(rows) for rows in query_positions(sharding, call.problem.nq, size)})
+    return any(len(counts) > 1 for counts in held), any(0 in counts for counts in held)

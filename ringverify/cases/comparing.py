@@ -128,7 +128,7 @@ def gathered(case: Case, capabilities: Capabilities, observation: Observation, n
 
 def _in_parts(case: Case, capabilities: Capabilities) -> bool:
     """Return whether a rank's gradient of sinks is that of its own queries, and these are not all queries."""
-    return capabilities.sinks == "partial" and case.sharding != "replicated_query"
+    return capabilities.sinks == "partial" and not case.replicated
 
 
 def allowed_between(one: Allowed, other: Allowed) -> Allowed:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ringref.problem import Problem
 from ringref.rounding import UNIT_ROUNDOFF
 from ringref.sharding import Positions
-from ringverify.cases.case import Case
+from ringverify.cases.case import Case, sharding_of
 from ringverify.cases.inputs import DTYPE, Inputs, lay_out
 from ringverify.implementation import AttentionCall, Capabilities, Implementation, TensorLayout
 from ringverify.worlds import torch_settings
@@ -132,7 +132,7 @@ def local_part(
         rank=rank,
         world_size=case.world_size,
         problem=case.problem,
-        sharding=capabilities.sharding_named(case.sharding),
+        sharding=sharding_of(case, capabilities),
         positions=positions,
         key_positions=key_pos,
         sinks=sinks,
@@ -234,6 +234,20 @@ def result_of(
     factors = {name: factor for name, factor in of_inputs.items() if factor is not None}
     return RankResult(
         copied, copied_lse, dq, dk, dv, lse_name, tuple(changed), dict(local.left), seconds, dsinks, factors
+    )
+
+
+def joined(parts: list[RankResult]) -> RankResult:
+    """Join what a rank returned of several calls, the rows of the first one first; of forward passes alone."""
+    lse = [part.lse for part in parts if part.lse is not None]
+    return dataclasses.replace(
+        parts[-1],
+        out=np.concatenate([part.out for part in parts], axis=1),
+        lse=np.concatenate(lse, axis=2) if lse else None,
+        changed=tuple(dict.fromkeys(name for part in parts for name in part.changed)),
+        left={name: value for part in parts for name, value in part.left.items()},
+        seconds=sum(part.seconds for part in parts),
+        factors={name: factor for part in parts for name, factor in part.factors.items()},
     )
 
 

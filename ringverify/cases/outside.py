@@ -13,6 +13,7 @@ import numpy as np
 
 from ringref.problem import DtypeName, Problem
 from ringref.sharding import Positions, key_positions, query_positions
+from ringverify.cases.case import sharding_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.local import Array, ContractError, RankResult
 from ringverify.cases.tensorfile import NotSafetensors, Tensor, decode, encode
@@ -37,7 +38,7 @@ def question(task: Task) -> Question:
     case, p, c = task.case, task.case.problem, task.implementation.capabilities
     swap = (task.layout or c.tensor_layout) == "bhsd"
     x = make_inputs(case) if task.inputs is None else task.inputs
-    sharding = c.sharding_named(case.sharding)
+    sharding = sharding_of(case, c)
     queries = query_positions(sharding, p.nq, case.world_size, p.documents)
     keys = key_positions(sharding, p.nk, case.world_size, p.documents)
     names = ("q", "k", "v", "dout") if task.gradients else ("q", "k", "v")

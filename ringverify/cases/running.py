@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from ringref.sharding import Positions, key_positions, query_positions
-from ringverify.cases.case import Case
+from ringverify.cases.case import Case, sharding_of
 from ringverify.cases.inputs import Inputs, make_inputs
-from ringverify.cases.local import ContractError, RankResult, backward, forward, local_part, result_of
+from ringverify.cases.local import ContractError, RankResult, backward, forward, joined, local_part, result_of
 from ringverify.cases.outside import question
 from ringverify.cases.unwritten import Unwritten
 from ringverify.implementation import Capabilities, Implementation, TensorLayout
@@ -280,10 +280,17 @@ def _import_for_gradients() -> None:
 
 @functools.lru_cache(maxsize=64)
 def shards(case: Case, capabilities: Capabilities) -> tuple[list[Positions], list[Positions]]:
-    """Return the global query positions of each rank, and the key positions of each rank."""
-    sharding = capabilities.sharding_named(case.sharding)
+    """Return the global query positions of each rank, and the key positions of each rank.
+
+    Of a case of several calls, a rank's queries are those of the first call, then those of the second, and so on.
+    """
+    sharding = sharding_of(case, capabilities)
     p, size = case.problem, case.world_size
-    queries = query_positions(sharding, p.nq, size, p.documents)
+    if case.chunks:
+        calls = [(call.problem.diagonal, shards(call, capabilities)[0]) for call in case.calls]
+        queries = [np.concatenate([before + rows[rank] for before, rows in calls]) for rank in range(size)]
+    else:
+        queries = query_positions(sharding, p.nq, size, p.documents)
     return queries, key_positions(sharding, p.nk, size, p.documents)
 
 
@@ -356,6 +363,25 @@ _loaded = functools.lru_cache(maxsize=8)(load)
 """Finding a target that is a file takes as long as making a rank's shards, and every rank of every run names it."""
 
 
+def _run_calls(
+    task: Task, implementation: Implementation, inputs: Inputs, group: dist.ProcessGroup, rank: int
+) -> RankResult:
+    """Call the implementation on this rank once for every call of a case, on a cache that grows; no gradients."""
+    capabilities, parts = implementation.capabilities, []
+    for call in task.case.calls:
+        start, end = call.problem.diagonal, call.problem.nk
+        queries, keys = (slice(None), slice(start, end)), (slice(None), slice(end))
+        given = Inputs(
+            q=inputs.q[queries], k=inputs.k[keys], v=inputs.v[keys], dout=inputs.dout[queries],
+            dlse=inputs.dlse[:, :, start:end], sinks=inputs.sinks,
+        )  # fmt: skip
+        local = local_part(call, capabilities, given, rows_of(call, capabilities, rank), group, rank, task.device)
+        started = time.thread_time()
+        out, lse = forward(implementation, local)
+        parts.append(result_of(local, capabilities, out, lse, seconds=time.thread_time() - started))
+    return joined(parts)
+
+
 def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
     """Make this rank's shards, call the implementation, take gradients and copy the results."""
     implementation = _loaded(task.implementation) if isinstance(task.implementation, str) else task.implementation
@@ -364,6 +390,8 @@ def _run_in_ring(task: Task, group: dist.ProcessGroup, rank: int) -> RankResult:
         implementation = dataclasses.replace(implementation, capabilities=capabilities)
     case, capabilities = task.case, implementation.capabilities
     inputs = make_inputs(case) if task.inputs is None else task.inputs
+    if case.chunks:
+        return _run_calls(task, implementation, inputs, group, rank)
     local = local_part(case, capabilities, inputs, rows_of(case, capabilities, rank), group, rank, task.device)
     if task.gradients:
         local.require_gradients(task.requiring)

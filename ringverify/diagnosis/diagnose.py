@@ -279,7 +279,7 @@ def _of_other_code(scene: Scene, smallest: Case) -> bool:
 
 def _cost(case: Case) -> int:
     p = case.problem
-    threads = 4 if case.sharding == "replicated_query" else 1  # its ranks cannot be predicted one after the other
+    threads = 4 if case.replicated else 1  # its ranks cannot be predicted one after the other
     return p.batch * p.heads * p.nq * p.nk * case.world_size * threads
 
 
@@ -334,7 +334,7 @@ def like(smallest: Case, first: Case) -> Iterator[Case]:
 def _varied(smallest: Case, first: Case) -> Iterator[Case]:
     """Yield the first case with one choice changed, to separate faults that depend on it from those that do not."""
     p = first.problem
-    if smallest.sharding == "replicated_query":
+    if smallest.replicated:
         yield from _if_legal(first, sharding="contiguous")
     for sharding in ("contiguous", "zigzag", "striped"):
         grown = _grown(smallest, world_size=2, length=12, heads=2)

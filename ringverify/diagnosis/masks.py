@@ -277,7 +277,7 @@ def _by_sharding(pairs: Pairs, contiguous: Mask, zigzag: Mask, striped: Mask) ->
 
 def _as_block(of: Callable[[Pairs, OneSide, OneSide], Mask], pairs: Pairs) -> Counts | None:
     """Return counts with the causal mask of other ranks' blocks; `None` if it is not chosen by whose block it is."""
-    if not pairs.problem.causal or pairs.problem.diagonal or pairs.case.sharding == "replicated_query":
+    if not pairs.problem.causal or pairs.problem.diagonal or pairs.case.replicated:
         return None
     plain = pairs.queries.p, pairs.keys.p
     rest = pairs.counts(lambda name: None if name == "causal" else plain)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
+from ringverify.cases.case import sharding_of
 from ringverify.cases.inputs import lay_out
 from ringverify.diagnosis.scene import Array, Counts, Results, Scene
 from ringverify.faults.place import Block, Here
@@ -189,7 +190,7 @@ def place_of(scene: Scene, rank: int, *, wide: torch.dtype = torch.float64, dtyp
             rank=rank,
             world_size=scene.size,
             problem=scene.problem,
-            sharding=scene.capabilities.sharding_named(scene.case.sharding),
+            sharding=sharding_of(scene.case, scene.capabilities),
             positions=queries,
             key_positions=keys,
             sinks=None if scene.inputs.sinks is None else torch.from_numpy(scene.inputs.sinks.copy()),

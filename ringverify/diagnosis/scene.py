@@ -63,7 +63,7 @@ class Scene:
     @property
     def replicated(self) -> bool:
         """Whether every rank holds all queries."""
-        return self.case.sharding == "replicated_query"
+        return self.case.replicated
 
     @functools.cached_property
     def counts(self) -> dict[tuple[int, int], torch.Tensor]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from ringref.problem import Dilation
-from ringverify.cases.case import Case, even_multiple, why_unsupported
+from ringverify.cases.case import Case, even_multiple, sharding_names, why_unsupported
 from ringverify.cases.shapes import fitted, length_unit
 from ringverify.diagnosis.conditions import LARGE
-from ringverify.implementation import Capabilities, sharding_name
+from ringverify.implementation import Capabilities
 
 LONGEST = 72
 """Longest sequence that is tried, unless the failing case is longer: larger ones take longer than they teach."""
@@ -107,7 +107,7 @@ class Varying:
             "sinks": lambda case: _each(case, "sinks", (False, True)),
             "scale": lambda case: _each(case, "scale", scales),
             "cross lengths": self._cross,
-            "sharding": lambda case: _each(case, "sharding", map(sharding_name, c.shardings)),
+            "sharding": lambda case: _each(case, "sharding", sharding_names(case, c)),
             "heads": self._heads,
             "key heads": self._key_heads,
             "dims": self._dims,

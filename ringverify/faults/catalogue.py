@@ -9,6 +9,7 @@ from ringverify.faults import (
     communication,
     dilation,
     gradients,
+    incremental,
     masking,
     merging,
     modes,
@@ -35,6 +36,7 @@ GROUPS = (
     state,
     modes,
     sinks,
+    incremental,
 )
 """The files of faults; of causes that explain the same numbers and are as common, that of the earlier comes first."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ringref.problem import Problem
-from ringref.sharding import key_positions
+from ringref.sharding import key_positions, replicates_queries
 from ringverify.implementation import AttentionCall, TensorLayout
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Here:
     @property
     def replicated(self) -> bool:
         """Whether every rank holds all queries."""
-        return self.call.sharding == "replicated_query"
+        return replicates_queries(self.call.sharding)
 
     @functools.cached_property
     def shards(self) -> list[torch.Tensor]:

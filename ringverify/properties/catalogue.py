@@ -11,6 +11,7 @@ from ringverify.properties.buffers import INPUTS_UNTOUCHED, STRIDED_INPUTS
 from ringverify.properties.chunk_boundaries import CHUNK_BOUNDARIES
 from ringverify.properties.exact_selection import EXACT_SELECTION
 from ringverify.properties.extremes import DTYPES, MASKED_ROWS, OVERFLOW
+from ringverify.properties.incremental import INCREMENTAL
 from ringverify.properties.invariants import INVARIANTS
 from ringverify.properties.isolation import ISOLATION
 from ringverify.properties.memory import MEMORY
@@ -51,6 +52,7 @@ PROPERTIES: dict[str, Property] = {
         TRAFFIC,
         MEMORY,
         BALANCE,
+        INCREMENTAL,
         DETERMINISM,
     )
 }

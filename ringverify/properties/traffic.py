@@ -55,7 +55,7 @@ def _too_much(case: Case, c: Capabilities, traffic: Traffic) -> Violation | None
     if c.gradients:
         allowed += (size - 1) * block * width + size * block * sums
         what = "all KV blocks and their dK and dV"
-    if case.sharding == "replicated_query":
+    if case.replicated:
         rows = p.batch * max(len(rows) for rows in queries) * p.heads
         allowed = 2 * rows * (p.dv + 2) * sums + 2 * rows * p.head_dim * sums
         what = "partial results and dQ"
