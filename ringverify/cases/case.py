@@ -139,7 +139,9 @@ class Case:
             raise ValueError(f"chunks={chunks!r}: expected numbers of queries, each at least 1")
         object.__setattr__(self, "chunks", tuple(chunks))
         if chunks and self.apart is None:
-            raise ValueError(f'chunks={chunks!r} with sharding={self.sharding!r}: expected one such as "replicated/pages"')
+            raise ValueError(
+                f'chunks={chunks!r} with sharding={self.sharding!r}: expected one such as "replicated/pages"'
+            )
         if chunks and not (sum(chunks) == p.nq == p.nk and p.causal and p.documents is None and p.dilation is None):
             raise ValueError(
                 f"chunks={chunks!r}: expected a causal problem of {sum(chunks)} queries and keys, without documents "
@@ -176,6 +178,10 @@ class Case:
             found.append(dataclasses.replace(self, problem=problem, chunks=()))
         return tuple(found)
 
+    def call_of(self, position: int) -> int:
+        """Return the number, from 0, of the call that has the query of this position."""
+        return next(place for place, end in enumerate(itertools.accumulate(self.chunks)) if position < end)
+
     def replace(self, **changes: Any) -> Case:
         """Return a copy with some fields changed; fields of the problem may be named directly.
 
@@ -186,20 +192,21 @@ class Case:
         outer = {name: value for name, value in changes.items() if name in own}
         if inner:
             outer["problem"] = outer.get("problem", self.problem).replace(**inner)
-        if self.apart is not None and not outer.keys().isdisjoint(("problem", "world_size", "sharding")):
-            outer = {**self._cache_of(outer), **outer}
+        if self.apart is not None or "/" in outer.get("sharding", ""):
+            outer |= self._cache_of(outer)
         return dataclasses.replace(self, **outer)
 
     def _cache_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return calls and pages that fit a changed problem, world size or sharding."""
-        p, size = changes.get("problem", self.problem), changes.get("world_size", self.world_size)
-        sharding = changes.get("sharding", self.sharding)
-        ends = [end for end in itertools.accumulate(self.chunks) if end < p.nq] if self.chunks else []
+        names = ("problem", "world_size", "sharding", "chunks", "page_table")
+        p, size, sharding, chunks, table = (changes.get(name, getattr(self, name)) for name in names)
+        ends = [end for end in itertools.accumulate(chunks) if end < p.nq]
         whole = "/" in sharding and p.nq == p.nk and p.causal and p.documents is None and p.dilation is None
-        chunks = tuple(b - a for a, b in itertools.pairwise((0, *ends, p.nq))) if whole and p.nq and self.chunks else ()
+        fit = bool(chunks) and whole and p.nq > 0
+        chunks = tuple(b - a for a, b in itertools.pairwise((0, *ends, p.nq))) if fit else ()
         if not sharding.endswith("/pages"):
             return {"chunks": chunks, "page_table": None}
-        table = self.page_table or PageTable(2, ((),) * self.world_size)
+        table = table or PageTable(2, ((),) * size)
         held = {page: rank % size for rank, pages in enumerate(table.pages) for page in pages}
         order = [*held, *(page for page in range(-(-p.nk // table.page_size)) if page not in held)]
         dealt = tuple(tuple(page for page in order if held.get(page, page % size) == rank) for rank in range(size))
@@ -377,6 +384,7 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> Undeclared | None
         "empty_shards": empty,
     }
     wanted = (
+        ("incremental", "a problem that a cache does not have", case.apart is not None and not _on_a_cache(p)),
         ("sharding", f"sharding {case.sharding}", case.sharding not in names),
         ("dtypes", f"dtype {p.dtype}", p.dtype not in c.dtypes),
         ("world_sizes", f"world size {case.world_size}", case.world_size not in sizes),
@@ -442,6 +450,11 @@ def _of_cache(case: Case) -> QueryKeySharding:
     assert case.apart is not None
     queries, keys = case.apart
     return QueryKeySharding(queries, keys if case.page_table is None else case.page_table)  # type: ignore[arg-type]  # checked before
+
+
+def _on_a_cache(p: Problem) -> bool:
+    """Return whether a problem is that of a call on a cache: causal, new queries last, a single sequence."""
+    return p.causal and p.nq <= p.nk and p.documents is None and p.dilation is None
 
 
 def _uneven_or_empty(case: Case) -> tuple[bool, bool]:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from ringref.problem import Dilation
-from ringverify.cases.case import GROUPS, MEMORY, VALUES, Case, why_unsupported
+from ringref.sharding import PageTable
+from ringverify.cases.case import GROUPS, MEMORY, VALUES, Case, sharding_names, why_unsupported
 from ringverify.cases.shapes import fitted
-from ringverify.implementation import Capabilities, sharding_name
+from ringverify.implementation import Capabilities
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +85,21 @@ def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
             yield from _with_lengths(case, p.nq, length)
         for length in _below(p.nq):
             yield from _with_lengths(case, length, p.nk)
+    if case.chunks:
+        yield from _fewer_calls(case)
     for length in _below(p.nq):
         yield from _with_lengths(case, length, length)
     yield from _smaller_shapes(case)
     yield from _fewer_constraints(case)
-    for sharding in capabilities.shardings:
-        if (name := sharding_name(sharding)) == case.sharding:
+    for name in sharding_names(case, capabilities):
+        if name == case.sharding:
             break
         yield case.replace(sharding=name)
+    if case.page_table is not None:
+        table = case.page_table
+        yield case.replace(page_table=PageTable(table.page_size, tuple(tuple(sorted(held)) for held in table.pages)))
+        for size in range(1, table.page_size):
+            yield case.replace(page_table=PageTable(size, table.pages))
     if p.dtype != "float32":
         yield case.replace(dtype="float32")
     for values in VALUES[: VALUES.index(case.values)]:
@@ -116,6 +124,19 @@ def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
         yield case.replace(schedule=0)
     for seed in range(min(case.seed, 4)):
         yield case.replace(seed=seed)
+
+
+def _fewer_calls(case: Case) -> Iterator[Case]:
+    """Yield one of the calls alone, fewer calls, and calls of fewer queries."""
+    chunks = case.chunks
+    yield from case.calls
+    for place, now in enumerate(chunks):
+        for count in _below(now):
+            fewer = (*chunks[:place], *([count] if count else []), *chunks[place + 1 :])
+            for shorter in _with_lengths(case, sum(fewer), sum(fewer)):
+                yield shorter.replace(chunks=fewer)
+        if place:
+            yield case.replace(chunks=(*chunks[: place - 1], chunks[place - 1] + now, *chunks[place + 1 :]))
 
 
 def _resized(case: Case, world_size: int) -> Iterator[Case]:

@@ -315,15 +315,27 @@ def _accounted_for(
     if state is not None:
         told, diagnosis = Needed(requires=(state[0],), irrelevant=(), complete=True), Diagnosis(state[1])
     elif diagnosis.text is None and late is not None:
-        conduct = attempt(mishaps, "naming the cause", lambda: _of_conduct(case, violation, told, simulated), None)
+        conduct = attempt(
+            mishaps, "naming the cause", lambda: _of_conduct(property, runner, case, violation, told, simulated), None
+        )
         diagnosis = dataclasses.replace(diagnosis, text=conduct)
     return dataclasses.replace(shown, diagnosis=diagnosis, declaration=declaration, needs=told, hints=tuple(hints))
 
 
 def _of_conduct(
-    case: Case, violation: Violation, needs: Needed | None, watched: Callable[[], Runner | None]
+    property: Property,
+    runner: Runner,
+    case: Case,
+    violation: Violation,
+    needs: Needed | None,
+    watched: Callable[[], Runner | None],
 ) -> str | None:
     """Return the cause of a violation without wrong values, if the judge, a watched run or who waits for whom tells."""
+    finding = violation.finding
+    if case.chunks and finding is not None and finding.position is not None:
+        place = case.call_of(finding.position)
+        alone = place > 0 and _afresh(property, runner, [case.calls[place]]).violation is None
+        return f"call {place + 1} uses something that an earlier call left: alone it is right" if alone else None
     if violation.cause is not None or violation.failure is None or violation.kind != "deadlock":
         return violation.cause
     if (there := watched()) is None:

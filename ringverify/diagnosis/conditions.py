@@ -282,6 +282,18 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
         lambda one: one.p.heads % one.case.world_size != 0),
     "cut_key_heads": ("a number of key heads that the ranks do not divide", "key heads+ranks", 1.5,
         lambda one: one.p.hk % one.case.world_size != 0),
+    "calls": ("several calls on one cache", "calls", 1.0, lambda one: len(one.case.chunks) > 1),
+    "token": ("a call of one query", "calls", 1.1,
+        lambda one: one.case.apart is not None and any(call.problem.nq == 1 for call in one.case.calls)),
+    "chunk": ("a call of several queries after earlier tokens", "calls", 1.15,
+        lambda one: one.case.apart is not None and any(call.problem.nk > call.problem.nq > 1 for call in one.case.calls)),
+    "pages": ("keys in pages", "sharding", 1.05, lambda one: one.case.page_table is not None),
+    "other_pages": ("pages that do not lie in the order of the sequence", "pages+sharding", 1.1,
+        lambda one: any(bool((np.diff(keys) < 0).any()) for keys in one.keys)),
+    "short_page": ("a page that is not full", "pages+sharding+length", 1.2,
+        lambda one: one.case.page_table is not None and any(
+            call.problem.nk % one.case.page_table.page_size for call in one.case.calls)),
+    "sharded_queries": ("queries that lie sharded", "sharding", 1.12, lambda one: not one.case.replicated),
     "strides": ("inputs that are not contiguous in memory", "strides", 1.0,
         lambda one: one.case.memory != "contiguous"),
     "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in HALF),
@@ -422,7 +434,7 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
             meets = functools.partial(_at_least, name, n)
             found.append(Condition(text.format(n), frozenset({"ranks", *MASKS}), cost + n / 1e4, (name,), meets))
     for name in (*COUNTS, *SIZES):
-        replicated = any(one["sharding"] == "replicated_query" for one in cases)
+        replicated = any(str(one["sharding"]).startswith("replicated") for one in cases)
         if not c.cross_lengths and (name == "queries" or (name == "queries_here" and not replicated)):
             continue  # the number of keys is the same
         numbers = sorted({int(one[name]) for one in cases if name in one})

@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from ringverify.cases.case import Case
+from ringverify.cases.case import Case, sharding_names
 from ringverify.diagnosis.conditions import HALF, MASKS, Condition, conditions, features
 from ringverify.diagnosis.scores import FAR, conditions_on_scores, meets, of_scores, scored
 from ringverify.diagnosis.varying import FIELDS, Varying
@@ -480,7 +480,9 @@ class _Exploration:
             "cotangent": case.cotangent != "out",
             "group": case.group != "world",
             "schedule": bool(case.delayed) or case.transport != "buffered",
-            "sharding": len(self.varying.c.shardings) > 1,
+            "sharding": len(sharding_names(case, self.varying.c)) > 1,
+            "calls": bool(case.chunks),
+            "pages": case.page_table is not None,
         }
         masks = (*MASKS, "softcap", "scale")
         return {"ranks", "length"} | {name for name, has in more.items() if has} | {n for n in masks if getattr(p, n)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from ringref.problem import Dilation
+from ringref.sharding import PageTable
 from ringverify.cases.case import Case, even_multiple, sharding_names, why_unsupported
 from ringverify.cases.shapes import fitted, length_unit
 from ringverify.diagnosis.conditions import LARGE
@@ -41,6 +42,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "strides": ("memory",),
     "cotangent": ("cotangent",),
     "group": ("group",),
+    "calls": ("chunks",),
+    "pages": ("page_table",),
     "schedule": ("schedule", "transport", "delayed"),
 }
 """What a factor is in a case, but for ranks and lengths, which are two factors each."""
@@ -119,6 +122,8 @@ class Varying:
             ),
             "cotangent": lambda case: _each(case, "cotangent", ("out", "lse", "both")),
             "group": lambda case: _each(case, "group", ("world", "offset", "strided")),
+            "calls": self._calls,
+            "pages": self._pages,
             "schedule": self._schedule,
         }
         self.growths = (self._longer, self._wider_world, self._plain, self._wider, self._more_heads, self._more_batch)
@@ -309,6 +314,23 @@ class Varying:
             yield from _each(case, "values", LARGE)
 
     # -- how it is run -------------------------------------------------------------------------------------------------
+
+    def _calls(self, case: Case) -> Iterator[Case]:
+        """Yield a case on a cache with its queries in one call, or in other ones."""
+        n = case.problem.nq
+        if case.apart is not None and n == case.problem.nk and n:
+            others = ((n,), (n - 1, 1), (n - n // 2, n // 2), (1, n - 1), (1,) * n)
+            yield from _each(case, "chunks", [one for one in others if all(one)])
+
+    def _pages(self, case: Case) -> Iterator[Case]:
+        """Yield a case with other pages: in order, dealt in turn, larger or smaller."""
+        table = case.page_table
+        if table is not None:
+            size, dealt = case.world_size, PageTable(table.page_size, ((),) * case.world_size)
+            ordered = PageTable(table.page_size, tuple(tuple(sorted(held)) for held in table.pages))
+            yield from _each(case, "page_table", (ordered, dealt))
+            sizes = (1, table.page_size + 1, -(-case.problem.nk // size) or 1)
+            yield from _each(case, "page_table", (PageTable(n, ((),) * size) for n in sizes))
 
     def _schedule(self, case: Case) -> Iterator[Case]:
         yield from _each(case, "schedule", (case.schedule + 1, case.schedule + 2))

@@ -47,7 +47,7 @@ _add(
     replace(
         STEPS,
         together=lambda steps, here, partial: partial if here.problem.nq == 1 else STEPS.together(steps, here, partial),
-        hops=lambda here: 1 if here.problem.nq == 1 else here.size,
+        hops=lambda here: 1 if here.problem.nq == 1 and not here.replicated else here.size,
     ),
 )
 _add(
@@ -73,7 +73,11 @@ def _in_turn(here: Here, hop: int, owner: int) -> Tensor:
 
 
 _add("O173", "pages are taken to lie in the order of the sequence", replace(STEPS, keys=_in_order))
-_add("O174", "pages are taken to be dealt to the ranks in turn, whatever the page table says", replace(STEPS, keys=_in_turn))
+_add(
+    "O174",
+    "pages are taken to be dealt to the ranks in turn, whatever the page table says",
+    replace(STEPS, keys=_in_turn),
+)
 
 
 def _whole_pages(here: Here, i: Tensor, j: Tensor) -> Tensor:

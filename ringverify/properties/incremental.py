@@ -9,10 +9,9 @@ Rows of all calls are compared with the oracle's answer to the whole problem.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 from ringref.sharding import PageTable
-from ringverify.cases.case import SEEDS, Case, why_unsupported
+from ringverify.cases.case import SEEDS, Case
 from ringverify.cases.choices import Choices, Maker
 from ringverify.cases.running import Runner
 from ringverify.cases.shapes import fitted, length_unit
@@ -26,7 +25,6 @@ from ringverify.cases.strategies import (
 )
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, all_tensors, judge_observation, needs
-from ringverify.words import plural
 
 WORLD_SIZES = (1, 2, 3, 4, 5)
 PAGE_SIZES = (1, 2, 3, 4)
@@ -38,27 +36,15 @@ MOST_TOKENS = 4
 
 def _judge(case: Case, runner: Runner) -> Judgement:
     names = all_tensors(runner.capabilities, gradients=False)
-    judgement = judge_observation(
-        case, runner.capabilities, runner.run(case, gradients=False, mode="no_grad"), names
-    )
+    judgement = judge_observation(case, runner.capabilities, runner.run(case, gradients=False, mode="no_grad"), names)
     violation = judgement.violation
     if violation is None or violation.finding is None or violation.finding.position is None or not case.chunks:
         return judgement
-    ends = itertools.accumulate(case.chunks)
-    place = next(place for place, end in enumerate(ends) if violation.finding.position < end)
-    call = case.calls[place]
-    summary = (
-        f"{violation.summary}, the worst in call {place + 1} of {len(case.calls)}, "
-        f"{call.problem.nq} {plural('query', call.problem.nq)} on a cache of {call.problem.nk}"
-    )
-    cause = None
-    if place:
-        alone = judge_observation(
-            call, runner.capabilities, runner.run(call, gradients=False, mode="no_grad"), names
-        )
-        if alone.violation is None:
-            cause = "something that an earlier call left is used in a later one: this call alone is right"
-    return dataclasses.replace(judgement, violation=dataclasses.replace(violation, summary=summary, cause=cause))
+    place = case.call_of(violation.finding.position)
+    p = case.calls[place].problem
+    rows = "1 query" if p.nq == 1 else f"{p.nq} queries"
+    summary = f"{violation.summary}, the worst in call {place + 1} of {len(case.calls)}, {rows} on a cache of {p.nk}"
+    return dataclasses.replace(judgement, violation=dataclasses.replace(violation, summary=summary))
 
 
 def _cases(c: Capabilities) -> Maker[Case]:
