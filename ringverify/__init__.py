@@ -2,7 +2,8 @@
 
 `from ringverify import AttentionCall, implementation` is all that a plug-in needs, and `balancer` where its sharding
 depends on documents; `QueryKeySharding` and `PageTable` say how a growing cache lies; `merge` declares a merge of
-partial results, `model` a model for `ringverify reach`; `run_conformance` and `conformance` check one from a test file, `check_case` runs one case of `ringverify.strategies`. Importing this package does not
+partial results, `model` a model for `ringverify reach`; `run_conformance` and `conformance` check one from a test file,
+`check_case` runs one case of `ringverify.strategies`. Importing this package does not
 import torch.
 """
 

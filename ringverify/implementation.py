@@ -38,7 +38,7 @@ class AttentionCall:
         rank: this rank, within the group.
         world_size: the number of ranks in the group.
         problem: what all ranks compute together; lengths are global.
-        sharding: the sharding in force, one of those declared; on a growing cache a `ringref.sharding.QueryKeySharding`.
+        sharding: the sharding in force, one of those declared; on a growing cache a `QueryKeySharding`.
         positions: global positions of this rank's queries, int64, shape `(n_local,)`, in the order of q's rows.
         key_positions: global positions of this rank's keys and values, int64, one for each row of k, in order.
         sinks: learned sinks `(Hq,)`, float32, the same on every rank, −inf in a head without one; `None` where the

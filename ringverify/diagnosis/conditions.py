@@ -286,7 +286,8 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "token": ("a call of one query", "calls", 1.1,
         lambda one: one.case.apart is not None and any(call.problem.nq == 1 for call in one.case.calls)),
     "chunk": ("a call of several queries after earlier tokens", "calls", 1.15,
-        lambda one: one.case.apart is not None and any(call.problem.nk > call.problem.nq > 1 for call in one.case.calls)),
+        lambda one: one.case.apart is not None and any(
+            call.problem.nk > call.problem.nq > 1 for call in one.case.calls)),
     "pages": ("keys in pages", "sharding", 1.05, lambda one: one.case.page_table is not None),
     "other_pages": ("pages that do not lie in the order of the sequence", "pages+sharding", 1.1,
         lambda one: any(bool((np.diff(keys) < 0).any()) for keys in one.keys)),

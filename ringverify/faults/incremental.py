@@ -75,7 +75,7 @@ def _in_turn(here: Here, hop: int, owner: int) -> Tensor:
 _add("O173", "pages are taken to lie in the order of the sequence", replace(STEPS, keys=_in_order))
 _add(
     "O174",
-    "pages are taken to be dealt to the ranks in turn, whatever the page table says",
+    "pages are taken to be dealt to the ranks in turn",
     replace(STEPS, keys=_in_turn),
 )
 

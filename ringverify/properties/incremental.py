@@ -108,7 +108,7 @@ def _table(choices: Choices, c: Capabilities, size: int, length: int, page_size:
 
 INCREMENTAL = Property(
     id="incremental",
-    meaning="where claimed: chunked prefill and decoding on a sharded cache give, row by row, what one whole call gives",
+    meaning="chunked prefill and decoding on a sharded cache give, row by row, what one whole call gives",
     examples=80,
     cases=_cases,
     judge=_judge,
