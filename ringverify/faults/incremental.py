@@ -73,11 +73,7 @@ def _in_turn(here: Here, hop: int, owner: int) -> Tensor:
 
 
 _add("O173", "pages are taken to lie in the order of the sequence", replace(STEPS, keys=_in_order))
-_add(
-    "O174",
-    "pages are taken to be dealt to the ranks in turn",
-    replace(STEPS, keys=_in_turn),
-)
+_add("O174", "pages are taken to be dealt to the ranks in turn", replace(STEPS, keys=_in_turn))
 
 
 def _whole_pages(here: Here, i: Tensor, j: Tensor) -> Tensor:
@@ -87,14 +83,17 @@ def _whole_pages(here: Here, i: Tensor, j: Tensor) -> Tensor:
 
 
 _add("O175", "of earlier tokens, those of a page that is not full are left out", _only(_whole_pages))
+
+
+def _leaving(steps: Steps, here: Here, partial: Partial) -> Partial:
+    return STEPS.together(steps, here, partial) if len(here.call.key_positions) else partial
+
+
 _add(
     "O176",
-    "a rank without keys has the log-sum-exp 0: it takes weight in the merge",
-    replace(
-        STEPS,
-        normalise=lambda running: Partial(running.out, running.lse.masked_fill(running.lse == -torch.inf, 0.0)),
-        together=lambda steps, here, partial: STEPS.together(steps, here, partial),
-    ),
+    "a rank without keys does not take part in the merge, and the others wait for it",
+    replace(STEPS, together=_leaving),
+    kind="failure",
 )
 _add(
     "O177",
