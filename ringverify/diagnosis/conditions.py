@@ -288,13 +288,11 @@ FLAGS: dict[str, tuple[str, str, float, Callable[[Placed], bool]]] = {
     "chunk": ("a call of several queries after earlier tokens", "calls", 1.15,
         lambda one: one.case.apart is not None and any(
             call.problem.nk > call.problem.nq > 1 for call in one.case.calls)),
-    "pages": ("keys in pages", "sharding", 1.05, lambda one: one.case.page_table is not None),
     "other_pages": ("pages that do not lie in the order of the sequence", "pages+sharding", 1.1,
         lambda one: any(bool((np.diff(keys) < 0).any()) for keys in one.keys)),
     "short_page": ("a page that is not full", "pages+sharding+length", 1.2,
         lambda one: one.case.page_table is not None and any(
             call.problem.nk % one.case.page_table.page_size for call in one.case.calls)),
-    "sharded_queries": ("queries that lie sharded", "sharding", 1.12, lambda one: not one.case.replicated),
     "strides": ("inputs that are not contiguous in memory", "strides", 1.0,
         lambda one: one.case.memory != "contiguous"),
     "half": ("a 16-bit dtype", "dtype", 1.0, lambda one: one.p.dtype in HALF),
@@ -355,6 +353,8 @@ PARITY = ("ranks", "heads", "key_heads", *DIVIDED)
 
 CHOICES: dict[str, tuple[str, str]] = {
     "sharding": ("{} sharding", "sharding"),
+    "query_sharding": ("{} queries", "sharding"),
+    "key_sharding": ("{} keys", "sharding"),
     "dtype": ("{}", "dtype"),
     "memory": ("{} inputs", "strides"),
     "values": ("{} values", "values"),
@@ -364,6 +364,9 @@ CHOICES: dict[str, tuple[str, str]] = {
 }
 """Statements about a name."""
 
+
+APART = ("query_sharding", "key_sharding")
+"""Choices of a case whose queries and keys have a sharding each."""
 
 RELATED = (
     ("batch", "batch entries", "keys_here", "keys on a rank", "length"),
@@ -391,7 +394,6 @@ def features(case: Case, capabilities: Capabilities) -> Features:
         "head_dim": p.head_dim,
         "value_dim": p.dv,
         "batch": p.batch,
-        "sharding": case.sharding,
         "dtype": p.dtype,
         "memory": case.memory,
         "values": case.values,
@@ -401,6 +403,7 @@ def features(case: Case, capabilities: Capabilities) -> Features:
         "blocks": int(seen.owners.sum(axis=-1).max(initial=0)),
         "distance": max((abs(rank - owner) for rank, owner in seen.links), default=0),
     }
+    found |= {"sharding": case.sharding} if case.apart is None else dict(zip(APART, case.apart, strict=True))
     # A side that is not bounded, or a dilation that is not there, has no number: no condition on it holds.
     found |= {
         name: side for name, side in zip(("left_side", "right_side"), seen.sides, strict=True) if side is not None
@@ -428,14 +431,14 @@ def conditions(seen: Iterable[Features], c: Capabilities) -> list[Condition]:
     # Where one kind of mask alone is declared, that one is named.
     found = [one for one in (*_flags(), *_relations()) if masks > 1 or one.about != ("hidden",)]
     for name in CHOICES:
-        for value in sorted({str(one[name]) for one in cases}):
+        for value in sorted({str(one[name]) for one in cases if name in one}):
             found += _choices(name, value)
     for name, (text, cost) in REACHED.items():
         for n in sorted({int(one[name]) for one in cases} - {0, 1}):
             meets = functools.partial(_at_least, name, n)
             found.append(Condition(text.format(n), frozenset({"ranks", *MASKS}), cost + n / 1e4, (name,), meets))
     for name in (*COUNTS, *SIZES):
-        replicated = any(str(one["sharding"]).startswith("replicated") for one in cases)
+        replicated = any(str(one.get("sharding", "replicated")).startswith("replicated") for one in cases)
         if not c.cross_lengths and (name == "queries" or (name == "queries_here" and not replicated)):
             continue  # the number of keys is the same
         numbers = sorted({int(one[name]) for one in cases if name in one})
@@ -483,9 +486,9 @@ def _choices(name: str, value: str) -> Iterator[Condition]:
     """Yield the statements that a name is this one, and that it is another one."""
     text, factor = CHOICES[name]
     about, shown = frozenset({factor}), text.format(value.replace("_", " "))
-    yield Condition(shown, about, 1.15, (name,), lambda one: str(one[name]) == value)
+    yield Condition(shown, about, 1.15, (name,), lambda one: one.get(name) == value)
     if name in ("sharding", "dtype"):
-        yield Condition(f"{factor} other than {value}", about, 1.3, (name,), lambda one: str(one[name]) != value)
+        yield Condition(f"{factor} other than {value}", about, 1.3, (name,), lambda one: one.get(name, value) != value)
 
 
 def _numbers(name: str, numbers: list[int], *, token: bool) -> Iterator[Condition]:
