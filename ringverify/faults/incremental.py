@@ -91,13 +91,13 @@ def _leaving(steps: Steps, here: Here, partial: Partial) -> Partial:
 
 _add(
     "O176",
-    "a rank without keys does not take part in the merge, and the others wait for it",
+    "a rank without keys does not take part in the merge",
     replace(STEPS, together=_leaving),
     kind="failure",
 )
 _add(
     "O177",
-    "queries of a chunk lie in stripes or pieces, and are taken to follow one another from the rank's first one on",
+    "queries are taken to follow one another from the rank's first one on",
     replace(STEPS, queries=lambda here: here.call.positions[:1] + torch.arange(len(here.call.positions))),
 )
 
@@ -125,7 +125,7 @@ def _kept_mask(steps: Steps, here: Here, hop: int, owner: int) -> Tensor:
 
 _add(
     "O179",
-    "masks are kept by the shapes of queries and block: a longer cache gets that of a shorter one",
+    "masks are kept without the length of the cache in their key",
     replace(STEPS, pattern=_kept_mask),
     kind="state",
 )

@@ -15,7 +15,7 @@ LENSES: dict[str, tuple[str, ...]] = {
     "exact": ("exact_selection",),
     "semantic": (
         "forward", "lse", "gradients", "lse_gradient", "masked_rows", "overflow", "chunk_boundaries", "dtypes",
-        "strided_inputs", "uninitialised", "reentrancy", "subgroups",
+        "strided_inputs", "uninitialised", "reentrancy", "subgroups", "incremental",
     ),
     "precision": ("precision",),
     "invariants": ("invariants", "isolation", "world_size_invariance", "inputs_untouched", "modes", "determinism"),
