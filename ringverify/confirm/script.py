@@ -20,17 +20,19 @@ from ringref.pattern import multiplicity
 from ringref.problem import Problem
 from ringref.rounding import UNIT_ROUNDOFF, rows_of_rms
 from ringverify import targets
+from ringverify.cases.case import Case
 from ringverify.cases.comparing import allowed, answer, pipeline_of
 from ringverify.cases.inputs import make_inputs
 from ringverify.cases.running import GradMode, Observation, shards
 from ringverify.check.casefile import CaseFile
 from ringverify.confirm.script_template import TEMPLATE
 from ringverify.implementation import Capabilities
+from ringverify.properties.incremental import INCREMENTAL
 from ringverify.properties.modes import MODES, ways
 from ringverify.properties.precision import PRECISION, rms_limits
 from ringverify.properties.values import FORWARD, LSE
 
-FORWARD_ONLY = (FORWARD.id, LSE.id)
+FORWARD_ONLY = (FORWARD.id, LSE.id, INCREMENTAL.id)
 """Properties that are judged without a backward pass; their scripts leave it out, since it might fail otherwise."""
 READABLE = 400
 """Most elements of an array that is written out as numbers; larger arrays are compressed and base64-encoded."""
@@ -83,6 +85,8 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
         "dtype": _literal(p.dtype),
         "memory": _literal(case.memory),
         "problem": _dict(_fields(p)),
+        "calls": _calls(case, capabilities),
+        "pages": "None" if case.page_table is None else f"Fields(**{dataclasses.asdict(case.page_table)!r})",
         "queries": _literal([rows.tolist() for rows in queries]),
         "keys": _literal([rows.tolist() for rows in keys]),
         "inputs": _dict({name: _Literal(_array(array)) for name, array in arrays.items()}),
@@ -92,6 +96,16 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
         "allowed": _dict({name: _Literal(_array(array)) for name, array in limits.items()}),
     }
     return Script(_filled({**values, "about": _dict(about)}), _filled({**values, "about": "None"}))
+
+
+def _calls(case: Case, capabilities: Capabilities) -> str:
+    """Return the source of the calls: of each its problem, the queries before it, and the positions of all ranks."""
+    source = []
+    for call in case.calls:
+        queries, keys = ([rows.tolist() for rows in held] for held in shards(call, capabilities))
+        problem = f"Fields(**{_dict(_fields(call.problem))})" if case.chunks else "PROBLEM"
+        source.append(f"    ({problem}, {call.problem.diagonal if case.chunks else 0}, {queries}, {keys}),\n")
+    return f"[\n{''.join(source)}]"
 
 
 def _ways(recorded: CaseFile, capabilities: Capabilities) -> tuple[tuple[GradMode, str], ...]:

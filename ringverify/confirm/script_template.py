@@ -59,6 +59,8 @@ RETURNS_LSE, COTANGENT = <<returns_lse>>, <<cotangent>>
 SINKS = <<sinks>>  # whether a rank's gradient of sinks is the whole one (True) or that of its own queries ("partial")
 WAYS = <<ways>>  # of each call: torch's mode, and which of q, k and v require gradients
 PROBLEM = Fields(**<<problem>>)
+CALLS = <<calls>>  # of each: the problem, queries before it, positions of each rank's queries and of its keys
+PAGES = <<pages>>  # the page table of a cache
 QUERIES = <<queries>>  # positions of each rank's queries
 KEYS = <<keys>>  # and of its keys
 INPUTS = <<inputs>>  # (batch, sequence, heads, dim); dlse (batch, heads, sequence)
@@ -112,6 +114,12 @@ def lay_out(array, dtype):
     return view.copy_(source)
 
 
+def sharding():
+    """The sharding in force: a name, or a cache's of queries and of keys."""
+    queries, slash, keys = SHARDING.partition("/")
+    return Fields(queries=queries, keys=PAGES or keys) if slash else SHARDING
+
+
 def dense():
     """out, lse, dq, dk, dv and, by query, dsinks of dense attention in float64, by autograd."""
     q, k, v = (torch.tensor(INPUTS[name]).nan_to_num().requires_grad_() for name in "qkv")
@@ -142,9 +150,18 @@ def dense():
 
 
 def results_of(function, rank, group, requiring):
-    """What the implementation gives on one rank of the ring, as arrays."""
+    """What the implementation gives on one rank of the ring, as arrays: the rows of all calls."""
+    parts = [results_of_call(function, rank, group, requiring, *call) for call in CALLS]
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts], 2 if name == "lse" else 1) for name in parts[0]}
+
+
+def results_of_call(function, rank, group, requiring, problem, before, queries, keys):
+    """The same of one call."""
     swap = LAYOUT == "bhsd"
-    rows = {"q": QUERIES[rank], "dout": QUERIES[rank], "k": KEYS[rank], "v": KEYS[rank]}
+    asked = [before + position for position in queries[rank]]
+    rows = {"q": asked, "dout": asked, "k": keys[rank], "v": keys[rank]}
     local = {name: INPUTS[name][:, np.array(at, dtype=np.int64)] for name, at in rows.items()}
     q, k, v, dout = (lay_out(local[n].swapaxes(1, 2) if swap else local[n], DTYPE) for n in ("q", "k", "v", "dout"))
     leaves = {name: x.requires_grad_() for name, x in zip("qkv", (q, k, v)) if name in requiring}
@@ -156,12 +173,14 @@ def results_of(function, rank, group, requiring):
         group=group,
         rank=rank,
         world_size=len(RING),
-        problem=PROBLEM,
-        sharding=SHARDING,
-        positions=torch.tensor(QUERIES[rank], dtype=torch.int64),
-        key_positions=torch.tensor(KEYS[rank], dtype=torch.int64),
-        scale=PROBLEM.scale_value,
-        **{n: getattr(PROBLEM, n) for n in ("causal", "window", "dilation", "documents", "key_lengths", "softcap")},
+        problem=problem,
+        sharding=sharding(),
+        page_table=PAGES,
+        offset=problem.diagonal,
+        positions=torch.tensor(queries[rank], dtype=torch.int64),
+        key_positions=torch.tensor(keys[rank], dtype=torch.int64),
+        scale=problem.scale_value,
+        **{n: getattr(problem, n) for n in ("causal", "window", "dilation", "documents", "key_lengths", "softcap")},
     )
     returned = function(q, k, v, call)
     if RETURNS_LSE and not (isinstance(returned, tuple) and len(returned) == 2):
@@ -180,7 +199,7 @@ def results_of(function, rank, group, requiring):
         if COTANGENT != "lse":
             pairs.append((out, dout))
         if COTANGENT != "out" and lse is not None and (requiring != "v" or lse.requires_grad):
-            dlse = INPUTS["dlse"][:, :, np.array(QUERIES[rank], dtype=np.int64)]
+            dlse = INPUTS["dlse"][:, :, np.array(asked, dtype=np.int64)]
             pairs.append((lse, lay_out(dlse, torch.promote_types(DTYPE, torch.float32)).to(lse.dtype)))
         attached = [(result, cotangent) for result, cotangent in pairs if result.requires_grad]
         if len(attached) < len(pairs) and any(x.numel() for x in leaves.values() if x is not sinks):
@@ -321,7 +340,7 @@ def compare(folder):
                 rows = np.array(KEYS[rank] if name in ("dk", "dv") else QUERIES[rank], dtype=np.int64)
                 at = (slice(None), slice(None), rows) if name == "lse" else (slice(None), rows)
                 if name == "dsinks":  # by query: a sum over the rank's own, or over all
-                    mine = rows if SINKS == "partial" and SHARDING != "replicated_query" else slice(None)
+                    mine = rows if SINKS == "partial" and not SHARDING.startswith("replicated") else slice(None)
                     expected, allowed = (x[name][:, mine].sum(axis=1) for x in (right, ALLOWED))
                     seen = results[name]
                 else:
