@@ -86,7 +86,7 @@ def snippet(recorded: CaseFile, capabilities: Capabilities) -> Script:
         "memory": _literal(case.memory),
         "problem": _dict(_fields(p)),
         "calls": _calls(case, capabilities),
-        "pages": "None" if case.page_table is None else f"Fields(**{dataclasses.asdict(case.page_table)!r})",
+        "pages": "None" if case.page_table is None else f"PageTable(**{dataclasses.asdict(case.page_table)!r})",
         "queries": _literal([rows.tolist() for rows in queries]),
         "keys": _literal([rows.tolist() for rows in keys]),
         "inputs": _dict({name: _Literal(_array(array)) for name, array in arrays.items()}),

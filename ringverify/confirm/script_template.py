@@ -43,6 +43,12 @@ class Fields(SimpleNamespace):
         return hash(tuple(sorted(vars(self).items(), key=lambda field: field[0])))
 
 
+try:  # an implementation that asks a cache's sharding who holds what needs ringref, and its own classes
+    from ringref.sharding import PageTable, QueryKeySharding
+except ModuleNotFoundError:
+    PageTable = QueryKeySharding = Fields
+
+
 class ContractError(Exception):
     """What was returned is not what the contract asks for."""
 
@@ -117,7 +123,7 @@ def lay_out(array, dtype):
 def sharding():
     """The sharding in force: a name, or a cache's of queries and of keys."""
     queries, slash, keys = SHARDING.partition("/")
-    return Fields(queries=queries, keys=PAGES or keys) if slash else SHARDING
+    return QueryKeySharding(queries=queries, keys=PAGES or keys) if slash else SHARDING
 
 
 def dense():
