@@ -374,7 +374,6 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> Undeclared | None
         "window": p.window is not None,
         "documents": p.documents is not None,
         "key_lengths": p.key_lengths is not None,
-        "incremental": case.apart is not None,
         "cross_lengths": p.nq != p.nk and case.apart is None,
         "softcap": p.softcap is not None,
         "sinks": p.sinks,
@@ -384,6 +383,7 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> Undeclared | None
         "empty_shards": empty,
     }
     wanted = (
+        ("incremental", "incremental", case.apart is not None and not c.incremental),
         ("incremental", "a problem that a cache does not have", case.apart is not None and not _on_a_cache(p)),
         ("sharding", f"sharding {case.sharding}", case.sharding not in names),
         ("dtypes", f"dtype {p.dtype}", p.dtype not in c.dtypes),

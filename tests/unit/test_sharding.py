@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from ringref.sharding import SHARDINGS, balancer, key_positions, pieces, query_positions
+from ringref.sharding import (
+    SHARDINGS,
+    PageTable,
+    QueryKeySharding,
+    balancer,
+    key_positions,
+    pieces,
+    query_positions,
+    replicates_queries,
+)
 
 LENGTHS, WORLD_SIZES = range(41), range(1, 10)
 
@@ -269,3 +279,45 @@ def test_only_a_function_is_a_balancer() -> None:
         balancer("zigzag")  # type: ignore[arg-type]
     assert by_turns == balancer(by_turns.function)
     assert hash(by_turns) == hash(balancer(by_turns.function))
+
+
+def test_a_page_table_holds_rows_in_the_order_of_its_pages() -> None:
+    """A page that the sequence ends in is short, and one beyond its end holds nothing yet."""
+    table = PageTable(2, ((3, 0), (5,), (2, 1)))
+    assert [rows.tolist() for rows in key_positions(table, 7, 3)] == [[6, 0, 1], [], [4, 5, 2, 3]]
+    assert [rows.tolist() for rows in key_positions(table, 2, 3)] == [[0, 1], [], []]
+    assert all(rows.dtype == np.int64 for rows in key_positions(table, 0, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: PageTable(0, ((0,),)), "page_size=0: expected an integer of at least 1"),
+        (lambda: PageTable(2, ((0, 1), (1,))), "page 1 is held twice, by ranks 0 and 1: expected once"),
+        (lambda: PageTable(2, ((-1,),)), "page -1 of rank 0: expected page numbers from 0"),
+        (lambda: PageTable(2, (0, 1)), "pages=(0, 1): expected the numbers of the pages of each rank"),
+        (
+            lambda: key_positions(PageTable(2, ((0,), (2,))), 5, 2),
+            "page 1 (positions 2 to 3) is held by no rank: expected by one",
+        ),
+        (lambda: key_positions(PageTable(2, ((0,),)), 2, 2), "a page table of 1 ranks on a world of 2"),
+        (lambda: QueryKeySharding("pages", "striped"), "queries='pages': expected one of replicated"),
+        (lambda: QueryKeySharding("striped", "replicated"), "keys='replicated': expected one of contiguous"),
+    ],
+)
+def test_a_page_table_or_a_pair_of_shardings_that_makes_no_sense_is_refused(make: Any, said: str) -> None:
+    """In one line that names the page, and the ranks."""
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        make()
+
+
+def test_queries_may_lie_otherwise_than_keys() -> None:
+    """On every rank, or by another sharding."""
+    apart = QueryKeySharding("replicated", "striped")
+    assert str(apart) == "replicated/striped"
+    assert replicates_queries(apart)
+    assert [rows.tolist() for rows in query_positions(apart, 3, 2)] == [[0, 1, 2]] * 2
+    assert [rows.tolist() for rows in key_positions(apart, 5, 2)] == [[0, 2, 4], [1, 3]]
+    other = QueryKeySharding("contiguous", PageTable(1, ((1, 0), (2,))))
+    assert not replicates_queries(other)
+    assert [rows.tolist() for rows in query_positions(other, 3, 2)] == [[0, 1], [2]]
