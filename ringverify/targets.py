@@ -30,6 +30,7 @@ BUILT_IN: dict[str, str] = {
     "ring": "ringverify.ring.declared:ring",
     "allgather": "ringverify.ring.declared:allgather",
     "peer:ring-attention-pytorch": "ringverify.peers.ring_attention_pytorch:attend",
+    "peer:ring-attention-pytorch-tree-decode": "ringverify.peers.tree_attention:attend",
     "peer:ring-flash-attn-ring": "ringverify.peers.ring_flash_attn:ring",
     "peer:ring-flash-attn-zigzag": "ringverify.peers.ring_flash_attn:zigzag",
     "peer:ring-flash-attn-stripe": "ringverify.peers.ring_flash_attn:stripe",

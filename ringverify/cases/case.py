@@ -364,7 +364,7 @@ def why_unsupported(case: Case, capabilities: Capabilities) -> Undeclared | None
     sizes = (case.world_size,) if c.world_sizes is None else c.world_sizes
     causal = (p.causal and c.causal == "never") or (not p.causal and c.causal == "always")
     heads = None if p.dilation is None else p.dilation.heads
-    uneven, empty = _uneven_or_empty(case)
+    uneven, empty = uneven_or_empty(case)
     flags = {
         "gqa": p.hk != p.heads,
         "value_dim": p.dv != p.head_dim,
@@ -457,7 +457,7 @@ def _on_a_cache(p: Problem) -> bool:
     return p.causal and p.nq <= p.nk and p.documents is None and p.dilation is None
 
 
-def _uneven_or_empty(case: Case) -> tuple[bool, bool]:
+def uneven_or_empty(case: Case) -> tuple[bool, bool]:
     """Return whether ranks hold different numbers of queries or of keys, and whether some rank holds none of them."""
     p, size = case.problem, case.world_size
     if case.apart is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ringref.problem import Dilation, Problem
-from ringverify.cases.case import Case, even_multiple
+from ringverify.cases.case import Case, uneven_or_empty
 from ringverify.events import ABSENT, PRESENT
 
 WORLDS = ((1, "1"), (2, "2"), (4, "3-4"), (8, "5-8"))
@@ -28,6 +28,7 @@ def features_of(case: Case) -> dict[str, str]:
     p, size = case.problem, case.world_size
     nq, nk, head_dim, dilation = p.nq, p.nk, p.head_dim, p.dilation
     held = -(-nk // size)
+    uneven, empty = uneven_or_empty(case)
     sides = len({p.batch, -(-nq // size), p.heads, head_dim})
     return {
         "world size": world_size_range(size),
@@ -44,7 +45,7 @@ def features_of(case: Case) -> dict[str, str]:
         "gqa": ABSENT if p.hk == p.heads else PRESENT,
         "value_dim": ABSENT if p.dv == head_dim else PRESENT,
         "dtype": p.dtype,
-        "lengths": _lengths(case, nq, nk),
+        "lengths": "empty shards" if empty else "uneven" if uneven else "even",
         "empty rows": PRESENT if leaves_rows_empty(p) else ABSENT,
         "keys on a rank": _range(held, KEYS, "more than 32"),
         "head_dim": _range(head_dim, DIMS, "more than 32"),
@@ -81,13 +82,6 @@ def _window(window: tuple[int | None, int | None] | None) -> str:
 
 def _documents(offsets: tuple[int, ...], length: int) -> str:
     return "everywhere" if (offsets[0], offsets[-1]) == (0, length) else "with padding"
-
-
-def _lengths(case: Case, nq: int, nk: int) -> str:
-    if min(nq, nk) < case.world_size:
-        return "empty shards"
-    unit = even_multiple(case.sharding, case.world_size)
-    return "uneven" if nq % unit or nk % unit else "even"
 
 
 def leaves_rows_empty(p: Problem) -> bool:

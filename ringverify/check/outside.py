@@ -15,6 +15,7 @@ UNSEEN: dict[str, str] = {
     "strided_inputs": "a program reads its inputs from a file, where tensors have one layout",
     "uninitialised": "a program allocates memory that is not seen here",
     "reentrancy": "a program is asked for one call at a time",
+    "incremental": "a program is asked for one call at a time",
     "subgroups": "a program makes its groups itself",
     "hazards": "a program's ranks cannot be watched, nor its messages delayed",
     "progress": "a program's ranks cannot be watched, nor its messages delayed",

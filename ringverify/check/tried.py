@@ -41,6 +41,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memory": (PROPERTY, ("memory",)),
     "traffic": (PROPERTY, ("traffic",)),
     "balance": (PROPERTY, ("balance",)),
+    "incremental": (PROPERTY, ("incremental",)),
     "deterministic": (PROPERTY, ("determinism",)),
 }
 """Capabilities that are declared or not: the dimension, and those of its values of which one must have been tried."""
