@@ -7,7 +7,7 @@ signature and its comments claim:
 
 - float32 and CPU; value_dim may differ ("b h n dv"), key heads may not;
 - no gradients: it is decorated with `torch.no_grad`;
-- ranks without keys: "handle edge case where seq length < world size". Such a rank passes tensors without rows here; with
+- ranks without keys: "handle edge case where seq length < world size". It passes tensors without rows here; with
   `k=None`, the other way that the signature has, the function ends with an UnboundLocalError unless it shards itself;
 - all-reduces go to the default group, so no subgroups.
 
@@ -25,8 +25,10 @@ from ringverify.implementation import AttentionCall, implementation
 from ringverify.peers.package import imported
 
 NAME = "peer:ring-attention-pytorch-tree-decode"
+PACKAGE = "ring-attention-pytorch"
+VERSION = "0.5.20"
 
-_package = imported("ring_attention_pytorch", peer=NAME, package="ring-attention-pytorch", version="0.5.20")
+_package = imported("ring_attention_pytorch", peer=NAME, package=PACKAGE, version=VERSION)
 
 
 @implementation(
