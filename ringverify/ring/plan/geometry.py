@@ -42,11 +42,15 @@ NEARBY = 1 << 16
 
 
 def band(problem: Problem) -> tuple[int | None, int | None]:
-    """Bounds on `j - (i + Nk - Nq)`, both inclusive; `None` is unbounded."""
+    """Bounds on `j - (i + Nk - Nq)`, both inclusive; `None` is unbounded, or bounds no pair: all see what the last may.
+
+    So a single query at the end is kept from no key by causality.
+    """
     left, right = problem.window or (None, None)
     if problem.causal:
         right = 0  # a window's right side is never negative, so causality is the narrower of the two
-    return None if left is None else -left, right
+    low = None if left is None or left >= problem.nk - 1 else -left
+    return low, None if right is None or right >= problem.nq - 1 else right
 
 
 def constrained(problem: Problem) -> bool:
