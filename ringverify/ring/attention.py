@@ -16,7 +16,7 @@ from jaxtyping import Float
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
 from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of, terms_of_sinks
-from ringverify.ring.aligned import aligned
+from ringverify.ring.aligned import aligned, where_it_lies
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
     Call,
@@ -32,6 +32,7 @@ from ringverify.ring.calls import (
     problem_of,
     warn_of_positions_without_a_document,
 )
+from ringverify.ring.compute import FEW_QUERIES
 from ringverify.ring.group import Ring
 from ringverify.ring.layouts import TensorLayout, check_not_mixed_up, hinted, relaid
 from ringverify.ring.method import MethodName
@@ -235,7 +236,9 @@ def _compute(call: Call, *, explain: bool = False, takes_part: bool = False) -> 
             print(f"ring_attention: {line}", file=sys.stderr)
     q, k, v = call.inputs
     # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
-    inputs = aligned(q), aligned(k), aligned(v)
+    differentiated = takes_part or (torch.is_grad_enabled() and any(x.requires_grad for x in call.inputs))
+    read = where_it_lies if not differentiated and job.plan.problem.nq <= FEW_QUERIES else aligned
+    inputs = aligned(q), read(k), read(v)
     for_others = torch.zeros((), requires_grad=True) if takes_part else None
     out, lse = Attention.apply(*inputs, call.sinks, for_others, job, call.method, call.whole)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out, lse

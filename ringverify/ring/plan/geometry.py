@@ -59,6 +59,20 @@ def constrained(problem: Problem) -> bool:
     return band(problem) != (None, None) or any(one is not None for one in others)
 
 
+def settled(problem: Problem) -> int:
+    """The position below which all queries attend all keys, or none of them does; 0 where that depends on more.
+
+    The queries are those of all ranks, and a key is asked for by its position alone: in a cache, that of most keys.
+    """
+    low, high = band(problem)
+    if problem.documents is not None or problem.dilation is not None:
+        return 0
+    if low is not None:
+        return max(0, problem.diagonal + low)
+    shortest = min(problem.key_lengths or (problem.nk,))
+    return max(0, shortest if high is None else min(shortest, problem.diagonal + high + 1))
+
+
 class Runs(NamedTuple):
     """Runs of one step as arrays, `(R,)` or broadcasting.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ringref.problem import DtypeName, Problem
 from ringref.sharding import PageTable, Sharding
-from ringverify.ring.plan.geometry import Bools, constrained, cuttings
+from ringverify.ring.plan.geometry import Bools, constrained, cuttings, settled
 from ringverify.ring.plan.heads import head_classes
 from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, everything
 from ringverify.ring.plan.needs import Counts, Hops, hops, needs
@@ -92,7 +92,7 @@ class _CommonPlan:
         self.problem, self.world_size = problem, world_size
         of_queries, of_keys = apart(sharding)
         self.replicated = of_queries is None
-        self.keys = _runs(problem, of_keys, problem.nk, world_size)
+        self.keys = _runs(problem, of_keys, problem.nk, world_size, settled(problem))
         self.queries: Sequence[tuple[RowRun, ...]]
         if of_queries is None:
             self.queries = [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size
@@ -183,14 +183,16 @@ class _CommonPlan:
         return counted
 
 
-def _runs(problem: Problem, sharding: Sharding, length: int, world_size: int) -> Sequence[tuple[RowRun, ...]]:
+def _runs(
+    problem: Problem, sharding: Sharding, length: int, world_size: int, settled: int = 0
+) -> Sequence[tuple[RowRun, ...]]:
     """Every rank's runs. Where every query attends every key, only their number counts, and one run is as good."""
     if constrained(problem):
-        return runs_of_ranks(sharding, length, world_size, problem.documents)
+        return runs_of_ranks(sharding, length, world_size, problem.documents, settled)
     if isinstance(sharding, PageTable):
         counts = page_counts(sharding, length, world_size)
     else:
-        counts = [sum(run.size for run in of) for of in runs_of_ranks(sharding, length, world_size, None)]
+        counts = [sum(run.size for run in of) for of in runs_of_ranks(sharding, length, world_size)]
     return [(RowRun(0, 1, count, 0),) if count else () for count in counts]
 
 

@@ -1,7 +1,7 @@
 """Positions of a rank as arithmetic progressions, so that a plan is made of a few integers and not of positions.
 
 A named sharding gives a rank at most two runs (zigzag; contiguous and striped: one), `zigzag_documents` about two of
-every document, a page table one of every few pages that follow one another.
+every document, a page table one of every few pages that follow one another on a rank.
 """
 
 from __future__ import annotations
@@ -56,16 +56,24 @@ def apart(sharding: Sharding) -> tuple[Sharding | None, Sharding]:
 
 
 def runs_of_ranks(
-    sharding: Sharding, length: int, world_size: int, documents: Sequence[int] | None = None
+    sharding: Sharding, length: int, world_size: int, documents: Sequence[int] | None = None, settled: int = 0
 ) -> tuple[tuple[RowRun, ...], ...]:
     """The `runs` of every rank, by rank.
+
+    Args:
+        sharding: of queries or of keys alone.
+        length: number of positions over all ranks.
+        world_size: number of ranks.
+        documents: cumulative document lengths, for a sharding that depends on them.
+        settled: positions below it may trade places: all queries attend all of their keys, or none. Of a page table,
+            which has many runs, pages there that follow one another on a rank are one run of any such positions.
 
     Raises:
         ValueError: a page table is of another number of ranks, or lacks a page.
     """
     if isinstance(sharding, PageTable):
         page_counts(sharding, length, world_size)
-        return tuple(tuple(_of_pages(sharding.page_size, held, length)) for held in _pages(sharding)[0])
+        return tuple(tuple(_of_pages(sharding.page_size, held, length, settled)) for held in _pages(sharding)[0])
     if not by_documents(sharding):
         return tuple(runs(sharding, length, world_size, rank) for rank in range(world_size))
     return tuple(tuple(_consecutive(held)) for held in key_positions(sharding, length, world_size, documents))
@@ -136,17 +144,15 @@ def _pages(table: PageTable) -> tuple[list[Positions], list[Positions]]:
     return held, [np.sort(pages) for pages in held]
 
 
-def _of_pages(size: int, pages: Positions, length: int) -> Iterator[RowRun]:
-    """The positions below a length in some pages, as runs."""
+def _of_pages(size: int, pages: Positions, length: int, settled: int) -> Iterator[RowRun]:
+    """The positions below a length in some pages, as runs; see `runs_of_ranks`."""
     pages = pages[pages * size < length]
-    if size == 1:
-        return progressions(pages)
-    first = pages * size
-    end = np.minimum(first + size, length)
-    row = np.cumsum(end - first) - (end - first)
-    begins = np.flatnonzero(first != np.concatenate(([-1], end[:-1]))) if len(pages) else pages
-    rows = np.append(row[begins], (end - first).sum())
-    return map(RowRun, first[begins].tolist(), repeat(1), np.diff(rows).tolist(), row[begins].tolist())
+    first, end = pages * size, np.minimum((pages + 1) * size, length)
+    row, old = np.cumsum(end - first) - (end - first), end <= settled
+    goes_on = (old[1:] & old[:-1]) | (~old[1:] & ~old[:-1] & (first[1:] == end[:-1]))
+    begins = np.flatnonzero(np.append(True, ~goes_on))[: len(pages)]
+    sizes = np.diff(row[begins], append=(end - first).sum())
+    return map(RowRun, np.where(old, 0, first)[begins].tolist(), repeat(1), sizes.tolist(), row[begins].tolist())
 
 
 def _consecutive(positions: np.ndarray) -> Iterator[RowRun]:

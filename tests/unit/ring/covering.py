@@ -9,6 +9,7 @@ import torch
 from ringref.pattern import multiplicity
 from ringref.sharding import key_positions, query_positions
 from ringverify.ring.masks import position_bias
+from ringverify.ring.plan.geometry import settled
 from ringverify.ring.plan.regions import regions
 from ringverify.ring.plan.runs import RowRun, apart, runs_of_ranks
 from ringverify.ring.plan.tiles import tiles
@@ -22,7 +23,7 @@ def indices(span):
 def runs_of(problem, sharding, world_size):
     """Every rank's queries and every rank's keys, as a plan has them."""
     of_queries, of_keys = apart(sharding)
-    keys = runs_of_ranks(of_keys, problem.nk, world_size, problem.documents)
+    keys = runs_of_ranks(of_keys, problem.nk, world_size, problem.documents, settled(problem))
     if of_queries is None:
         return [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size, keys
     return runs_of_ranks(of_queries, problem.nq, world_size, problem.documents), keys
