@@ -61,14 +61,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--memory", action="store_true", help="also measure peak memory per rank by component, beside the prediction"
     )
-    for name, what in (("decode", "a decoded token"), ("prefill", "a chunk of a prompt")):
+    for name, cached in DEFAULT_CACHE.items():
+        what = "a decoded token" if name == "decode" else "a chunk of a prompt"
         parser.add_argument(
             f"--{name}",
             type=positive,
             nargs="?",
             const=0,
             metavar="N",
-            help=f"measure {what} against a cache of N positions in pages (default: {DEFAULT_CACHE[name]}) on --ranks",
+            help=f"measure {what} against a cache of N positions in pages (default: {cached}) on --ranks",
         )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write everything as JSON")
     parser.add_argument("--report", dest="json", action=Renamed, now="--json")

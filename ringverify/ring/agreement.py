@@ -60,7 +60,7 @@ def sharding_term(
         return sharding
     if isinstance(sharding, QueryKeySharding):
         keys = sharding_term(sharding.keys, key_length, key_length, world_size)
-        return f"queries {sharding.queries} and keys {keys}"
+        return f"queries {sharding.queries}, keys {keys}"
     if isinstance(sharding, PageTable):
         return _page_table_term(sharding)
     digest = hashlib.blake2b(digest_size=DIGEST)
@@ -72,9 +72,9 @@ def sharding_term(
 
 @functools.lru_cache(maxsize=8)
 def _page_table_term(table: PageTable) -> str:
-    """All of a table counts: pages that hold nothing yet will."""
+    """The term of a page table, with a digest of all of it: pages that hold nothing yet will."""
     digest = hashlib.blake2b(json.dumps(table.pages).encode(), digest_size=DIGEST)
-    return f"a page table of {table.page_size} positions a page with the digest {digest.hexdigest()}"
+    return f"pages of {table.page_size} ({digest.hexdigest()})"
 
 
 def refusal_of(error: Exception) -> str:

@@ -100,7 +100,8 @@ def ring_attention(
             this process alone where torch.distributed is not initialised.
         sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query,
             zigzag_documents (balanced for packed documents), a function `(length, world_size) -> positions of each
-            rank`, or `ringverify.balancer` of a function `(documents, world_size) -> positions of each rank`.
+            rank`, `ringverify.balancer` of a function `(documents, world_size) -> positions of each rank`, a
+            `PageTable`, or a `QueryKeySharding` where queries lie otherwise than keys, as while decoding.
         layout: order of the axes of q, k, v and out: "bshd", or "bhsd" as in `scaled_dot_product_attention`. A view
             made by `transpose(1, 2)` of the other is not copied.
         query_length: queries over all ranks; `None` means that all ranks hold as many as this one, which is
@@ -120,8 +121,9 @@ def ring_attention(
             parameters over the ranks then gets the whole. "whole": the backward all-reduces it.
         dropout_p: only 0.0 is supported.
         return_lse: return `(out, lse)` instead of out.
-        method: ring passes keys and values on hop by hop; allgather gathers them on every rank, which holds those of
-            all ranks then. Where no query needs a key of another rank, nothing is sent.
+        method: ring passes keys and values on hop by hop, or in a forward pass queries and their partial results where
+            these are fewer bytes; allgather gathers keys and values on every rank, which holds those of all ranks then.
+            Where no query needs a key of another rank, nothing is sent.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
         memory_budget: bytes for what is worked on at a time: a tile's scores, its mask and what it returns. Inputs,
