@@ -193,6 +193,13 @@ def _look_at(asked: BenchOptions, workloads: list[Workload], sides: list[Side]) 
     if max(asked.ranks) > MOST_PROCESSES:
         raise UsageError(f"--ranks {max(asked.ranks)}: at most {MOST_PROCESSES} processes are started on one machine")
     available = available_memory()
+    for kind, cached in asked.caches:
+        needed = machine.cache_bytes(asked.shape, cached, max(asked.ranks))
+        if available is not None and needed > available:
+            raise UsageError(
+                f"--{kind} {cached}: about {needed / 2**30:.1f} GiB are needed, and {available / 2**30:.1f} GiB are "
+                "available; use a shorter cache or fewer --heads"
+            )
     for one in workloads:
         needed = machine.needed_bytes(one, len(sides))
         if available is not None and needed > available:
