@@ -102,7 +102,7 @@ class Serving:
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
+class CacheTurn:
     """One turn of a side."""
 
     side: str
@@ -149,7 +149,7 @@ _KEPT: list[Cache] = []
 """What this process prepared, for the latest `Serving`."""
 
 
-def turn(of: Turn) -> list[tuple[float, float]]:
+def turn(of: CacheTurn) -> list[tuple[float, float]]:
     """Run a side's turn on this rank; return when each call began and ended."""
     torch.set_num_threads(1)
     if not _KEPT or _KEPT[0].serving != of.serving:
@@ -181,7 +181,7 @@ def measured(world: World, serving: Serving, rounds: int, progress: Progress) ->
         progress.step(done)
 
     def take(side: Side, calls: int) -> list[Seconds]:
-        given = Turn(side.name, serving, calls)
+        given = CacheTurn(side.name, serving, calls)
         try:
             run = world.run(turn, given, world_size=serving.world_size, seed=0, deadline=VISIT_SECONDS)
         except WorldUnavailable as error:

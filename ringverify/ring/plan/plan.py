@@ -53,7 +53,7 @@ class Travel(NamedTuple):
     added: list[int]
 
 
-class Sent(NamedTuple):
+class BytesSent(NamedTuple):
     """Bytes that a forward pass sends, by keys and values that visit the queries, or by queries that visit the keys.
 
     Attributes:
@@ -153,13 +153,13 @@ class _CommonPlan:
         return rows * self.problem.batch * (self.problem.head_dim + self.problem.dv)
 
     @functools.cached_property
-    def sent(self) -> Sent:
+    def sent(self) -> BytesSent:
         """What a forward pass sends either way."""
         p, (size, sums) = self.problem, SIZES[self.problem.dtype]
         query, partial = p.batch * p.heads * p.head_dim * size, p.batch * p.heads * (p.dv + 1) * sums
         keys, queries = p.batch * p.nk * p.hk * (p.head_dim + p.dv) * size, p.nq * (query + partial)
         if queries >= keys:
-            return Sent(keys, queries, exact=False)
+            return BytesSent(keys, queries, exact=False)
         world_size = self.world_size
         by_key, by_query = np.zeros((2, world_size), dtype=np.int64)
         for owner, needing in enumerate(wanted(self.needs)):
@@ -172,7 +172,7 @@ class _CommonPlan:
                 by_query[(owner + hop) % world_size] += rows * query
             for place in places[:-1]:
                 by_query[(owner + place) % world_size] += rows * partial
-        return Sent(int(by_key.max()), int(by_query.max()), exact=True)
+        return BytesSent(int(by_key.max()), int(by_query.max()), exact=True)
 
     def _cumulated(self, hops: Counts) -> list[int]:
         """By number of hops, how many rows have that many or fewer, over all key heads."""
@@ -276,7 +276,7 @@ class Plan:
         return self._common.kv_numel(owner, boundary)
 
     @property
-    def sent(self) -> Sent:
+    def sent(self) -> BytesSent:
         """What a forward pass sends either way, the same on every rank."""
         return self._common.sent
 
