@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -12,6 +12,8 @@ from ringref.problem import DTYPES
 from ringverify.option_types import Renamed, branches, count, names, positive, sizes
 
 PATTERNS = ("dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared")
+DEFAULT_CACHE: dict[Literal["decode", "prefill"], int] = {"decode": 131_072, "prefill": 16_384}
+"""Positions in the cache of a decoded token, and of a chunk of a prompt."""
 
 
 def add_parser(commands: Any) -> None:
@@ -59,6 +61,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--memory", action="store_true", help="also measure peak memory per rank by component, beside the prediction"
     )
+    for name, cached in DEFAULT_CACHE.items():
+        what = "a decoded token" if name == "decode" else "a chunk of a prompt"
+        parser.add_argument(
+            f"--{name}",
+            type=positive,
+            nargs="?",
+            const=0,
+            metavar="N",
+            help=f"measure {what} against a cache of N positions in pages (default: {cached}) on --ranks",
+        )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write everything as JSON")
     parser.add_argument("--report", dest="json", action=Renamed, now="--json")
     parser.add_argument(
@@ -76,8 +88,10 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     from ringverify.bench.workload import Shape
     from ringverify.reports.terminal import ProgressBar
 
+    caches = {name: getattr(options, name) for name in DEFAULT_CACHE if getattr(options, name) is not None}
+    apart = caches and not (options.length or options.pattern or options.memory or options.dilation is not None)
     asked = BenchOptions(
-        lengths=tuple(length for some in options.length or [(4096,)] for length in some),
+        lengths=tuple(length for some in options.length or [() if apart else (4096,)] for length in some),
         ranks=options.ranks,
         shape=Shape(options.batch, options.heads, options.head_dim, options.dtype, options.dilation or None),
         dilated=options.dilation is not None,
@@ -87,6 +101,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         sides=options.sides,
         phases=options.phases,
         memory=options.memory,
+        caches=tuple((name, caches[name] or DEFAULT_CACHE[name]) for name in DEFAULT_CACHE if name in caches),
         report=options.json,
         plot=options.plot,
         markdown=options.markdown,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import ringverify
-from ringverify.bench.workload import Workload
+from ringverify.bench.workload import Shape, Workload
 
 BUSY = 0.5
 """Load average per processor above which other programs are at work, and distort the numbers."""
@@ -61,6 +61,12 @@ def needed_bytes(workload: Workload, sides: int) -> int:
     itemsize = max(4, getattr(torch, p.dtype).itemsize)
     tensor: int = p.batch * p.nq * p.heads * p.head_dim * itemsize
     return sides * TENSORS_A_SIDE * tensor + (workload.world_size + 1) * PROCESS_BYTES
+
+
+def cache_bytes(shape: Shape, cached: int, ranks: int) -> int:
+    """Estimate the bytes of keys and values in the caches of all ranks, once more for those that travel."""
+    itemsize: int = getattr(torch, shape.dtype).itemsize
+    return 4 * shape.batch * cached * shape.heads * shape.head_dim * itemsize + (ranks + 1) * PROCESS_BYTES
 
 
 def _cpu() -> str:

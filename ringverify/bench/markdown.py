@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ringverify.bench import serving
 from ringverify.bench.sides import MEANING, ONE_PROCESS_PER_RANK
 from ringverify.bench.table import (
     busy,
@@ -12,6 +13,7 @@ from ringverify.bench.table import (
     load,
     memory_table,
     phases_table,
+    serving_table,
     speed_table,
     versions,
 )
@@ -20,7 +22,7 @@ from ringverify.reports.markdown import table
 
 def page(report: Mapping[str, Any]) -> str:
     """Return the whole page as Markdown."""
-    return "\n".join([*_head(report), *_speed(report), *_memory(report), *_cuda(report)]) + "\n"
+    return "\n".join([*_head(report), *_speed(report), *_serving(report), *_memory(report), *_cuda(report)]) + "\n"
 
 
 def _head(report: Mapping[str, Any]) -> Iterable[str]:
@@ -60,6 +62,22 @@ def _speed(report: Mapping[str, Any]) -> Iterable[str]:
             yield ""
         if entry["phases"] is not None:
             yield table(*phases_table(entry["phases"]))
+
+
+def _serving(report: Mapping[str, Any]) -> Iterable[str]:
+    found = report.get("serving", ())
+    if not found:
+        return
+    yield "## Against a cache"
+    yield ""
+    for side in dict.fromkeys(row["side"] for entry in found for row in entry["rows"]):
+        yield f"- {side}: {serving.MEANING[side]}"
+    yield "- bytes sent: in one call, by the rank that sends the most"
+    yield ""
+    for entry in found:
+        yield f"### {entry['title']}"
+        yield ""
+        yield table(*serving_table(entry))
 
 
 def _memory(report: Mapping[str, Any]) -> Iterable[str]:

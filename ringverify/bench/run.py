@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ringverify.bench import cuda, machine, markdown, memory, plots, speed
+from ringverify.bench import cuda, machine, markdown, memory, plots, serving, speed
 from ringverify.bench.sides import Side, chosen_sides, side
 from ringverify.bench.table import Tables
 from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
@@ -42,6 +42,7 @@ class BenchOptions:
         sides: names of sides; `None` for ours and the installed peers.
         phases: also measure where our ring's time goes.
         memory: also measure peaks by component.
+        caches: kinds of serving to measure, each with the positions in its cache.
         report: where to write the report.
         plot: where to draw it, as SVG or PNG.
         markdown: where to write it as a page.
@@ -58,6 +59,7 @@ class BenchOptions:
     sides: tuple[str, ...] | None = None
     phases: bool = False
     memory: bool = False
+    caches: tuple[tuple[serving.Kind, int], ...] = ()
     report: Path | None = None
     plot: Path | None = None
     markdown: Path | None = None
@@ -86,7 +88,7 @@ def run(asked: BenchOptions, tables: Tables, progress: Progress) -> int:
         try:
             _measure(asked, report, tables, progress)
         except (Inconclusive, KeyboardInterrupt) as error:
-            if report["speed"] or report["memory"]:  # what was measured is kept
+            if report["speed"] or report["serving"] or report["memory"]:  # what was measured is kept
                 report["remarks"].append(f"ended early: {error or 'interrupted'}")
                 report["machine"]["load_after"] = machine.load()
                 _write(asked, report)
@@ -114,6 +116,7 @@ def _begun(asked: BenchOptions) -> Report:
         "options": _options(asked, sides),
         "remarks": remarks,
         "speed": [],
+        "serving": [],
         "memory": [],
         "cuda": None,
     }
@@ -128,11 +131,16 @@ def _measure(asked: BenchOptions, report: Report, tables: Tables, progress: Prog
             entry = speed.measured(world, one, sides, asked.rounds, progress, phases=asked.phases)
             report["speed"].append(entry)
             tables.speed(entry)
+        for kind, cached in asked.caches if asked.rounds else ():
+            for ranks in asked.ranks:
+                asking = serving.Serving(kind, cached, ranks, asked.shape)
+                report["serving"].append(serving.measured(world, asking, asked.rounds, progress))
+                tables.serving(report["serving"][-1])
     if asked.memory:
         for pattern in _patterns(asked):
             report["memory"].append(_memory(asked, pattern, progress))
             tables.memory(report["memory"][-1])
-    if asked.rounds:
+    if asked.rounds and asked.lengths:
         report["cuda"] = _cuda(asked, progress)
         tables.cuda(report["cuda"])
     report["machine"]["load_after"] = machine.load()
@@ -180,9 +188,18 @@ def _workloads(asked: BenchOptions) -> Iterator[Workload]:
 
 def _look_at(asked: BenchOptions, workloads: list[Workload], sides: list[Side]) -> None:
     """Check, before anything is measured, the number of processes and the memory that they need."""
+    if asked.caches and min(asked.ranks) < 2:
+        raise UsageError(f"--{asked.caches[0][0]} on one rank: a cache that lies sharded takes at least --ranks 2")
     if max(asked.ranks) > MOST_PROCESSES:
         raise UsageError(f"--ranks {max(asked.ranks)}: at most {MOST_PROCESSES} processes are started on one machine")
     available = available_memory()
+    for kind, cached in asked.caches:
+        needed = machine.cache_bytes(asked.shape, cached, max(asked.ranks))
+        if available is not None and needed > available:
+            raise UsageError(
+                f"--{kind} {cached}: about {needed / 2**30:.1f} GiB are needed, and {available / 2**30:.1f} GiB are "
+                "available; use a shorter cache or fewer --heads"
+            )
     for one in workloads:
         needed = machine.needed_bytes(one, len(sides))
         if available is not None and needed > available:

@@ -56,6 +56,11 @@ class Tables:
         if entry["phases"] is not None:
             self.phases(entry["phases"])
 
+    def serving(self, entry: Mapping[str, Any]) -> None:
+        """Print times, ratios and bytes of a token or a chunk against a cache."""
+        self._line(f"\n{entry['title']}", "bold")
+        self.console.print(_table(*serving_table(entry)))
+
     def phases(self, phases: Mapping[str, Any]) -> None:
         """Print where our ring's time goes, a line for each pass and rank."""
         self.console.print(_table(*phases_table(phases)))
@@ -83,8 +88,8 @@ class Tables:
     def everything(self, report: Mapping[str, Any]) -> None:
         """Print a whole report."""
         self.header(report)
-        for show, part in ((self.speed, "speed"), (self.memory, "memory")):
-            for entry in report[part]:
+        for show, part in ((self.speed, "speed"), (self.serving, "serving"), (self.memory, "memory")):
+            for entry in report.get(part, ()):  # reports of before have no serving
                 show(entry)
         if report["cuda"] is not None:
             self.cuda(report["cuda"])
@@ -149,6 +154,13 @@ def speed_table(entry: Mapping[str, Any], *against: str) -> Cells:
             *(ratio(row["both"].get(name)) for name in ratios),
         ]
         for row in entry["rows"]
+    ]
+
+
+def serving_table(entry: Mapping[str, Any]) -> Cells:
+    """Times, ratios to the first side and bytes of a token or a chunk against a cache."""
+    return ["side", "forward ms", f"× {entry['rows'][0]['side']}", "bytes sent"], [
+        [row["side"], milliseconds(row["seconds"]), ratio(row["to_first"]), f"{row['sent']:,}"] for row in entry["rows"]
     ]
 
 

@@ -3,6 +3,7 @@
 `from ringverify.ring import ring_attention, RingAttention, shard, unshard`: the function to call, the same as a module,
 and what cuts tensors and puts them together again. `ring_sdpa` makes a ring of the attention inside a model that is
 already written. Importing this package alone does not import torch; asking it for one of these names does.
+`ringref.sharding` has `PageTable` and `QueryKeySharding` for caches that lie sharded.
 `ringverify.ring.declared` shows the suite what both methods, `ring` and `allgather`, declare.
 
 From a call to a result: `runs` writes the positions of every rank as progressions, `regions` turns the pattern into

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ringref.problem import Problem
-from ringref.sharding import Sharding, key_positions
+from ringref.sharding import PageTable, QueryKeySharding, Sharding, key_positions
 from ringverify.ring.group import Ring
 
 Terms = Mapping[str, str]
@@ -48,7 +48,7 @@ def terms_of_sinks(sinks: torch.Tensor) -> dict[str, str]:
 def sharding_term(
     sharding: Sharding, query_length: int, key_length: int, world_size: int, documents: tuple[int, ...] | None = None
 ) -> str:
-    """The term of a sharding that can be hashed: its name, or a digest of the positions that a function deals out.
+    """The term of a sharding that can be hashed: its name, or a digest of a page table or of a function's positions.
 
     Neither the function's name nor its text says what it does: two lambdas are called alike, and the text of an object
     may be another one in each process.
@@ -58,11 +58,23 @@ def sharding_term(
     """
     if isinstance(sharding, str):
         return sharding
+    if isinstance(sharding, QueryKeySharding):
+        keys = sharding_term(sharding.keys, key_length, key_length, world_size)
+        return f"queries {sharding.queries}, keys {keys}"
+    if isinstance(sharding, PageTable):
+        return _page_table_term(sharding)
     digest = hashlib.blake2b(digest_size=DIGEST)
     for length in (query_length, key_length):
         for positions in key_positions(sharding, length, world_size, documents):
             digest.update(positions.size.to_bytes(8, "little") + positions.astype("<i8").tobytes())
     return f"a function whose positions have the digest {digest.hexdigest()}"
+
+
+@functools.lru_cache(maxsize=8)
+def _page_table_term(table: PageTable) -> str:
+    """The term of a page table, with a digest of all of it: pages that hold nothing yet will."""
+    digest = hashlib.blake2b(json.dumps(table.pages).encode(), digest_size=DIGEST)
+    return f"pages of {table.page_size} ({digest.hexdigest()})"
 
 
 def refusal_of(error: Exception) -> str:

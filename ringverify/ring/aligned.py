@@ -12,6 +12,8 @@ import torch
 
 ALIGNMENT = 64
 """Bytes: that of torch's own allocations, and what MKL asks for."""
+LARGE = 1 << 20
+"""Bytes of a cache from which on a copy would take longer than a token's messages."""
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -30,3 +32,14 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
             return x.flatten().view(x.shape)
         step *= max(size, 1)
     return x
+
+
+def where_it_lies(x: torch.Tensor) -> torch.Tensor:
+    """`x` itself if it is large, whatever lies between its rows, and `aligned` otherwise.
+
+    For keys that few queries attend: a copy of a cache takes as long as reading it. Each row has to be in order and at
+    a multiple of 64 bytes. Bits may then depend on the strides, which libraries that multiply matrices look at too.
+    """
+    apart = (stride for size, stride in zip(x.shape[:-1], x.stride(), strict=False) if size > 1)
+    in_place = x.stride(-1) == 1 and not any(number * x.itemsize % ALIGNMENT for number in apart)
+    return x if in_place and x.nbytes >= LARGE and not x.data_ptr() % ALIGNMENT else aligned(x)

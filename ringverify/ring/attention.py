@@ -16,7 +16,7 @@ from jaxtyping import Float
 from ringref.problem import Dilation, Problem
 from ringref.sharding import Sharding
 from ringverify.ring.agreement import REFUSED, check_agreement, refusal_of, sharding_term, terms_of, terms_of_sinks
-from ringverify.ring.aligned import aligned
+from ringverify.ring.aligned import aligned, where_it_lies
 from ringverify.ring.autograd import Attention
 from ringverify.ring.calls import (
     Call,
@@ -32,6 +32,7 @@ from ringverify.ring.calls import (
     problem_of,
     warn_of_positions_without_a_document,
 )
+from ringverify.ring.compute import FEW_QUERIES
 from ringverify.ring.group import Ring
 from ringverify.ring.layouts import TensorLayout, check_not_mixed_up, hinted, relaid
 from ringverify.ring.method import MethodName
@@ -99,7 +100,8 @@ def ring_attention(
             this process alone where torch.distributed is not initialised.
         sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query,
             zigzag_documents (balanced for packed documents), a function `(length, world_size) -> positions of each
-            rank`, or `ringverify.balancer` of a function `(documents, world_size) -> positions of each rank`.
+            rank`, `ringverify.balancer` of a function `(documents, world_size) -> positions of each rank`, a
+            `PageTable`, or a `QueryKeySharding` where queries lie otherwise than keys, as while decoding.
         layout: order of the axes of q, k, v and out: "bshd", or "bhsd" as in `scaled_dot_product_attention`. A view
             made by `transpose(1, 2)` of the other is not copied.
         query_length: queries over all ranks; `None` means that all ranks hold as many as this one, which is
@@ -119,8 +121,9 @@ def ring_attention(
             parameters over the ranks then gets the whole. "whole": the backward all-reduces it.
         dropout_p: only 0.0 is supported.
         return_lse: return `(out, lse)` instead of out.
-        method: ring passes keys and values on hop by hop; allgather gathers them on every rank, which holds those of
-            all ranks then. Where no query needs a key of another rank, nothing is sent.
+        method: ring passes keys and values on hop by hop, or in a forward pass queries and their partial results where
+            these are fewer bytes; allgather gathers keys and values on every rank, which holds those of all ranks then.
+            Where no query needs a key of another rank, nothing is sent.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
         memory_budget: bytes for what is worked on at a time: a tile's scores, its mask and what it returns. Inputs,
@@ -235,7 +238,9 @@ def _compute(call: Call, *, explain: bool = False, takes_part: bool = False) -> 
             print(f"ring_attention: {line}", file=sys.stderr)
     q, k, v = call.inputs
     # So that the same numbers in another layout, or elsewhere in memory, give the same bits.
-    inputs = aligned(q), aligned(k), aligned(v)
+    differentiated = takes_part or (torch.is_grad_enabled() and any(x.requires_grad for x in call.inputs))
+    read = where_it_lies if not differentiated and job.plan.problem.nq <= FEW_QUERIES else aligned
+    inputs = aligned(q), read(k), read(v)
     for_others = torch.zeros((), requires_grad=True) if takes_part else None
     out, lse = Attention.apply(*inputs, call.sinks, for_others, job, call.method, call.whole)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out, lse

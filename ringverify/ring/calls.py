@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from ringref.problem import DTYPES, Problem
-from ringref.sharding import SHARDING_NAMES, Sharding, key_positions, query_positions
+from ringref.sharding import SHARDING_NAMES, Sharding, replicates_queries
 from ringverify.ring.compute import Job
 from ringverify.ring.group import Ring
 from ringverify.ring.kernels.choose import choose_kernel
@@ -85,7 +85,7 @@ def lengths_of(
 ) -> dict[str, int]:
     """Both lengths over all ranks, by the names of the arguments: as given, or taken to be that of equal shards."""
     q, k, _ = inputs
-    everywhere = 1 if sharding == "replicated_query" else world_size
+    everywhere = 1 if replicates_queries(sharding) else world_size
     return {
         "query_length": q.size(1) * everywhere if query_length is None else query_length,
         "key_length": k.size(1) * world_size if key_length is None else key_length,
@@ -223,7 +223,7 @@ def prepare(
         kernel,
         make_sides(problem, setting, kernel, plan.query_count, plan.key_count(ring.rank), engine.memory_budget),
         Transport(ring.group, ring.rank, ring.world_size, engine.transport, q.device),
-        _positions(plan, sharding),
+        sharding,
         None if sinks is None else sinks.detach(),
     )
     explanation = f"method {engine.method}: {exchanged}", f"kernel {kernel.name}: {why}"
@@ -283,13 +283,3 @@ def _check_sinks(sinks: torch.Tensor | None, plan: Plan, device: torch.device) -
         raise ValueError(f"sinks is {sinks.dtype} {where}: expected float32; sinks.float() has the gradient too")
     if sinks.device != device:
         raise ValueError(f"sinks is on {sinks.device} and q on {device}: expected one device")
-
-
-def _positions(plan: Plan, sharding: Sharding) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
-    """Positions of this rank's queries and of every rank's keys, where a mask has to be looked up by them."""
-    if not plan.by_position:
-        return None
-    p = plan.problem
-    queries = query_positions(sharding, p.nq, plan.world_size, p.documents)[plan.rank]
-    keys = key_positions(sharding, p.nk, plan.world_size, p.documents)
-    return torch.as_tensor(queries), tuple(map(torch.as_tensor, keys))

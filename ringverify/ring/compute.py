@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ringref.sharding import Sharding, key_positions, query_positions
 from ringverify.ring.accumulate import Running, Sum
 from ringverify.ring.gradients import Gradients, TileGradient
 from ringverify.ring.kernels.kernel import Kernel, KernelTile, MergedRows, Setting, TileMask
@@ -95,7 +96,7 @@ class Job:
         kernel: what computes tiles that are finite or unmasked.
         sides: longest sides of tiles; forward, a kernel that cuts tiles itself takes a region without a window at once.
         transport: between the ranks.
-        positions: queries' positions, and each owner's keys' positions; on CPU; only needed by regions `by_position`.
+        sharding: which rank holds which positions; only masks by position ask for it.
         sinks: learned sinks `(H,)`, without gradient, or `None`.
     """
 
@@ -104,7 +105,7 @@ class Job:
     kernel: Kernel
     sides: Sides
     transport: Transport
-    positions: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None
+    sharding: Sharding
     sinks: torch.Tensor | None = None
     _finite: dict[int, bool] = dataclasses.field(default_factory=dict, repr=False)
     _band: dict[tuple[int | None, ...], torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
@@ -126,9 +127,22 @@ class Job:
         gains = self.setting.dtype in self.kernel.packs and self.plan.query_count > FEW_QUERIES
         return block.packed() if gains and not self.sides.bounded else block
 
-    def attend(self, running: Running, q: torch.Tensor, block: KVTensors, owner: int) -> None:
-        """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial."""
-        for tile in self.tiles(q, block, owner):
+    @functools.cached_property
+    def positions(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Positions of every rank's queries and keys, on CPU; only needed by regions `by_position`."""
+        p, size = self.plan.problem, self.plan.world_size
+        queries = query_positions(self.sharding, p.nq, size, p.documents)
+        keys = key_positions(self.sharding, p.nk, size, p.documents)
+        return list(map(torch.as_tensor, queries)), list(map(torch.as_tensor, keys))
+
+    def attend(
+        self, running: Running, q: torch.Tensor, block: KVTensors, owner: int, asking: int | None = None
+    ) -> None:
+        """Merge the attention of `q (B, S, H, D)` to a rank's block, or what of it is needed here, into a partial.
+
+        The queries are this rank's, or those of the rank that is `asking` for attention to this rank's own block.
+        """
+        for tile in self.tiles(q, block, owner, asking=asking):
             running.merge(*tile.place, *tile.kernel.forward(self.setting, tile.given))
 
     def differentiate(self, rows: Rows, tile: BlockTile, dq: Sum) -> TileGradient:
@@ -137,7 +151,9 @@ class Job:
         dq.add(*tile.place, dq_b)
         return TileGradient(tile.region, tile.keys, dk_b, dv_b)
 
-    def tiles(self, q: torch.Tensor, block: KVTensors, owner: int, rows: Rows | None = None) -> Iterator[BlockTile]:
+    def tiles(
+        self, q: torch.Tensor, block: KVTensors, owner: int, rows: Rows | None = None, asking: int | None = None
+    ) -> Iterator[BlockTile]:
         """The tiles of a rank's block in which a query of this rank attends a key, each made when it is asked for.
 
         Args:
@@ -145,15 +161,16 @@ class Job:
             block: what is here of it.
             owner: whose it is.
             rows: for a backward pass; `None` for a forward pass.
+            asking: whose queries `q` are, if not this rank's; the block is this rank's then.
         """
-        regions = self.plan.regions(owner)
+        regions = self.plan.regions(owner) if asking is None else self.plan.visitors(asking)
         safe = self._safe(regions, block, owner)
         if rows is not None and regions.masked and not self.kernel.keeps_out:
             safe = safe and rows.finite
         for region in regions:
             k_r, v_r = block.of(region)
             for tile in tiles(region, *self._buckets(region, safe, forward=rows is None), self.sides.band):
-                mask, some = self._mask(region, tile, owner, k_r.device)
+                mask, some = self._mask(region, tile, (asking, owner), k_r.device)
                 if some:
                     keys = slice(*tile.keys)
                     place = slice(*region.batch), region.queries.slice(*tile.rows), region.heads.slice()
@@ -227,8 +244,10 @@ class Job:
             return self.kernel
         return STREAMING
 
-    def _mask(self, region: Rectangle, tile: Tile, owner: int, device: torch.device) -> tuple[TileMask, bool]:
-        """The mask of a tile, and whether it lets any pair through."""
+    def _mask(
+        self, region: Rectangle, tile: Tile, ranks: tuple[int | None, int], device: torch.device
+    ) -> tuple[TileMask, bool]:
+        """The mask of a tile, and whether it lets any pair through; `ranks` are whose queries and whose keys."""
         match tile.kind:
             case "full":
                 return None, True
@@ -240,12 +259,12 @@ class Job:
                     self._band.clear()
                     self._band[alike] = band_bias(tile, self.setting.accumulates, device)
                 return self._band[alike], True
-        assert self.positions is not None
         queries, keys = self.positions
+        asking, owner = ranks
         bias = position_bias(
             self.plan.problem,
-            queries[slice(*tile.rows)],
-            keys[owner][slice(*tile.keys)],
+            queries[self.plan.rank if asking is None else asking][region.queries.slice(*tile.rows)],
+            keys[owner][region.keys.slice(*tile.keys)],
             self.setting.accumulates,
             region.heads.slice(),
         )

@@ -13,6 +13,7 @@ from ringverify.ring.one_process import OneProcess
 from ringverify.ring.passes import KVRing
 from ringverify.ring.plan.plan import Plan
 from ringverify.ring.replicated import ReplicatedQueries
+from ringverify.ring.visiting import QueryRing
 
 MethodName = Literal["ring", "allgather"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
@@ -67,4 +68,25 @@ def method_of(name: MethodName, plan: Plan) -> tuple[Method, str]:
         return OneProcess(), "nothing is sent, no query needs a key of another rank"
     if collectives:
         return AllGather(), "every KV block is gathered on every rank"
-    return KVRing(), f"KV blocks travel at most {plan.schedule.steps - 1} of {plan.world_size - 1} hops"
+    return (QueryRing(), _of_queries(plan)) if passes_queries(plan) else (KVRing(), _of_keys(plan))
+
+
+def passes_queries(plan: Plan) -> bool:
+    """Whether queries and their partial results are fewer bytes than the KV blocks, on the rank that sends the most."""
+    return plan.sent.exact and plan.sent.queries < plan.sent.keys
+
+
+def _of_queries(plan: Plan) -> str:
+    return (
+        f"pass Q: queries travel at most {plan.visits.steps - 1} of {plan.world_size - 1} hops, and partial results "
+        f"home, {plan.sent.queries:,} bytes on the rank that sends the most; of KV blocks {plan.sent.keys:,}"
+    )
+
+
+def _of_keys(plan: Plan) -> str:
+    sent = plan.sent
+    where = "on the rank that sends the most" if sent.exact else "in a hop of all ranks"
+    return (
+        f"pass KV: KV blocks travel at most {plan.schedule.steps - 1} of {plan.world_size - 1} hops, {sent.keys:,} "
+        f"bytes {where}; of queries and partial results {sent.queries:,}"
+    )

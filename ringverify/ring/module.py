@@ -45,7 +45,8 @@ class RingAttention(nn.Module):
             this process alone where torch.distributed is not initialised.
         sharding: which rank holds which positions: contiguous, zigzag, striped, replicated_query,
             zigzag_documents (balanced for packed documents), a function `(length, world_size) -> positions of each
-            rank`, or `ringverify.balancer` of a function `(documents, world_size) -> positions of each rank`.
+            rank`, `ringverify.balancer` of a function `(documents, world_size) -> positions of each rank`, a
+            `PageTable`, or a `QueryKeySharding` where queries lie otherwise than keys, as while decoding.
         layout: order of the axes of q, k, v and out: "bshd", or "bhsd" as in `scaled_dot_product_attention`.
         causal: query i attends key j only if `j <= i + (key_length - query_length)`.
         window: `(left, right)`, both ends inclusive; `None` on a side is unbounded.
@@ -55,7 +56,8 @@ class RingAttention(nn.Module):
         sink_gradient: "partial": the gradient of sinks covers this rank's queries; "whole": it is summed over ranks.
         dropout_p: only 0.0 is supported.
         return_lse: return `(out, lse)` instead of out.
-        method: ring passes keys and values on hop by hop; allgather gathers them on every rank.
+        method: ring passes keys and values, or few queries, on hop by hop; allgather gathers keys and values on every
+            rank.
         transport: p2p posts a hop's messages together and computes meanwhile; blocking uses plain send and recv.
         kernel: what computes a tile; auto chooses by device, dtype and shape.
         memory_budget: bytes for a tile, its mask and results, beside inputs, outputs and what is on its way.

@@ -20,7 +20,7 @@ from ringverify.ring.accumulate import PartialResult
 from ringverify.ring.compute import Job, Rows, TileGradients
 from ringverify.ring.gradients import Gradients, TileGradient
 from ringverify.ring.plan.kv_slices import KVSlice, KVTensors
-from ringverify.ring.transport import Wait
+from ringverify.ring.returning import Returns
 
 
 class KVRing:
@@ -166,47 +166,25 @@ class _DKVReturns:
     """dKVs of the blocks at this rank, and those on their way to it or from it."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        self._plan, self._transport = job.plan, job.transport
-        self._dtype, self._device = job.setting.accumulates, device
-        self._here: dict[int, KVTensors] = {}
-        self._leaving: list[int] = []
-        self._arriving: dict[int, KVTensors] = {}
-        self._wait: Wait | None = None
+        self._plan, self._dtype, self._device = job.plan, job.setting.accumulates, device
 
-    def exchange(self, boundary: int) -> None:
-        """Let what is on its way arrive, and start what is due after a step."""
-        self.arrive()
-        if boundary >= len(self._plan.schedule.gradients):
-            return
-        moves = self._plan.schedule.gradients[boundary]
-        self._leaving = [owner for owner, _ in moves.sends]
-        for owner, _ in moves.receives:
-            self._arriving[owner] = self._room(self._plan.dkv_slice(owner, boundary))
-        self._wait = self._transport.start(
-            [(self._here[owner].message, to) for owner, to in moves.sends],
-            [(self._arriving[owner].message, source) for owner, source in moves.receives],
-        )
+        def room(owner: int, boundary: int) -> KVTensors:
+            return self._room(job.plan.dkv_slice(owner, boundary))
 
-    def arrive(self) -> None:
-        """Let what is on its way arrive."""
-        if self._wait is not None:
-            self._wait()
-        for gone in self._leaving:
-            del self._here[gone]
-        self._here |= self._arriving
-        self._wait, self._leaving, self._arriving = None, [], {}
+        self._returns = Returns(job.transport, job.plan.schedule.gradients, room, lambda block: block.message)
+        self.exchange, self.arrive = self._returns.exchange, self._returns.arrive
 
     def gradients(self, owner: int, kv_slice: KVSlice) -> Gradients:
         """The dKV of a block, to add to, which holds the rows of `kv_slice` from now on."""
-        arrived = self._here.get(owner)
+        arrived = self._returns.here.get(owner)
         if arrived is not None and arrived.slice == kv_slice:
             return Gradients(arrived, empty=False)
-        self._here[owner] = self._room(kv_slice)
-        return _beginning_with(arrived, self._here[owner])
+        self._returns.here[owner] = self._room(kv_slice)
+        return _beginning_with(arrived, self._returns.here[owner])
 
     def home(self, k: torch.Tensor, v: torch.Tensor) -> tuple[Gradients, torch.Tensor, torch.Tensor]:
         """What has come home of this rank's own dKV, to add to, and the dk and dv that it is then."""
-        arrived, whole = self._here.pop(self._plan.rank, None), self._plan.whole(self._plan.rank)
+        arrived, whole = self._returns.here.pop(self._plan.rank, None), self._plan.whole(self._plan.rank)
         if arrived is not None and arrived.slice == whole and len(whole.parts) == 1:
             return Gradients(arrived, empty=False), *arrived.parts[0]
         dk, dv = (torch.empty(x.shape, dtype=self._dtype, device=self._device) for x in (k, v))

@@ -2,7 +2,8 @@
 
 Which rank holds which positions is `ringref.sharding`'s to say; no length has to divide anything, and a rank may hold
 nothing. Queries and whatever runs along with them (tokens, labels, hidden states) are cut as `of="queries"`, keys and
-values as `of="keys"`; the two differ only for `replicated_query`, where every rank holds all queries.
+values as `of="keys"`; the two differ for `replicated_query`, where every rank holds all queries, and for a
+`QueryKeySharding`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringref.sharding import Positions, Sharding, by_documents, key_positions, query_positions
+from ringref.sharding import (
+    PageTable,
+    Positions,
+    QueryKeySharding,
+    Sharding,
+    by_documents,
+    key_positions,
+    query_positions,
+    replicates_queries,
+)
 from ringverify.ring.group import Ring
 
 if TYPE_CHECKING:
@@ -50,7 +60,7 @@ def shard(
         documents: cumulative document lengths (`cu_seqlens`) of the whole sequence, as given to `ring_attention`; only
             `zigzag_documents` and a balancer depend on them, and need them: `(0, N)` if all is one document.
         dim: the dimension that runs along the sequence.
-        of: "queries" or "keys"; they differ only for `replicated_query`.
+        of: "queries" or "keys"; they differ for `replicated_query` and a `QueryKeySharding`.
 
     Returns:
         `(B, n, …)` with this rank's n positions in ascending order (a function may order them as it likes), in the
@@ -95,7 +105,7 @@ def unshard(
         documents: cumulative document lengths (`cu_seqlens`) of the whole sequence, as given to `ring_attention`; only
             `zigzag_documents` and a balancer depend on them, and need them: `(0, N)` if all is one document.
         dim: the dimension that runs along the sequence.
-        of: "queries" or "keys". The queries of `replicated_query` are whole already and come back as they are.
+        of: "queries" or "keys". Replicated queries are whole already and come back as they are.
         replicated_loss: whether all ranks compute the same loss from the result, which counts once.
 
     Returns:
@@ -113,7 +123,7 @@ def unshard(
             f"shard of {tensor.size(dim)} positions along dim={dim}: rank {rank} of {world_size} holds "
             f"{len(held[rank])} of length={length} under {_name(sharding)}; give the length over all ranks"
         )
-    if world_size == 1 or (sharding == "replicated_query" and of == "queries"):
+    if world_size == 1 or (replicates_queries(sharding) and of == "queries"):
         return tensor if _ascending(held[rank]) else _in_order([tensor], held, dim)
     process_group = group.get_group() if isinstance(group, DeviceMesh) else group
     by_position = tensor.movedim(dim, 0)
@@ -137,7 +147,7 @@ def unshard_from(
         documents: cumulative document lengths (`cu_seqlens`) of the whole sequence, as given to `ring_attention`; only
             `zigzag_documents` and a balancer depend on them, and need them: `(0, N)` if all is one document.
         dim: the dimension that runs along the sequence.
-        of: "queries" or "keys". The queries of `replicated_query` are taken from rank 0.
+        of: "queries" or "keys". Replicated queries are taken from rank 0.
 
     Returns:
         `(B, N, …)` in the order of positions, in the dtype of the shards.
@@ -148,7 +158,7 @@ def unshard_from(
     if not shards:
         raise ValueError(f"shards={shards!r}: expected one a rank, at least one")
     sizes = [_length(shard, dim) for shard in shards]
-    replicated = sharding == "replicated_query" and of == "queries"
+    replicated = replicates_queries(sharding) and of == "queries"
     held = _positions(sharding, sizes[0] if replicated else sum(sizes), len(shards), of, documents)
     expected = [len(positions) for positions in held]
     if sizes != expected:
@@ -182,7 +192,7 @@ def position_ids(
         documents: cumulative document lengths (`cu_seqlens`) of the whole sequence: count from the start of each
             document. `None` counts from the start of the sequence. A sharding that depends on documents needs them;
             `shard(torch.arange(N), dim=0, …)` then counts from the start of the sequence.
-        of: "queries" or "keys"; they differ only for `replicated_query`.
+        of: "queries" or "keys"; they differ for `replicated_query` and a `QueryKeySharding`.
 
     Returns:
         int64 `(n,)`, in the order in which `shard` leaves them.
@@ -304,4 +314,8 @@ def _place(group: ProcessGroup | DeviceMesh | None, rank: int | None, world_size
 
 
 def _name(sharding: Sharding) -> str:
-    return sharding if isinstance(sharding, str) else getattr(sharding, "__qualname__", repr(sharding))
+    if isinstance(sharding, PageTable):
+        return f"a page table of {sharding.page_size} positions a page"
+    if isinstance(sharding, str | QueryKeySharding):
+        return str(sharding)
+    return getattr(sharding, "__qualname__", repr(sharding))

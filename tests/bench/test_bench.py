@@ -167,6 +167,26 @@ def test_one_rank_alone_stands_beside_both_methods_at_every_length(bench):
     assert "n=128, 2 ranks" in out
 
 
+def test_a_token_and_a_chunk_are_measured_against_a_cache(bench, tmp_path):
+    """Alone, if nothing else is asked for: times, ratios to the first side, and bytes, of which queries take fewer."""
+    code, out, _, report = bench(
+        *TINY, "--decode", "40", "--prefill", "4096", "--json", "bench.json", "--markdown", "b.md"
+    )
+    assert code == 0
+    assert (report["speed"], report["cuda"]) == ([], None)
+    token, chunk = report["serving"]
+    assert [row["side"] for row in token["rows"]] == ["own-keys", "ring", "allgather"]
+    assert [row["side"] for row in chunk["rows"]] == ["pass-kv", "pass-q"]
+    for row in (*token["rows"], *chunk["rows"]):
+        assert 0 < row["seconds"]["low"] <= row["seconds"]["high"]
+        assert row["to_first"]["median"] > 0
+    assert [row["sent"] for row in token["rows"]] == [0, 36, 36]
+    assert chunk["rows"][1]["sent"] < chunk["rows"][0]["sent"]
+    for text in (out, (tmp_path / "b.md").read_text()):
+        assert "decode, one token against 40 cached, 2 ranks in pages of 16" in text
+        assert "prefill, 512 queries against 4,096 cached" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -178,6 +198,8 @@ def test_one_rank_alone_stands_beside_both_methods_at_every_length(bench):
         (["--repeat", "0"], ["--repeat 0", "--memory"]),
         (["--ranks", "17"], ["--ranks 17", "at most 16"]),
         (["--length", str(1 << 40)], ["GiB are needed", "shorter length"]),
+        (["--decode", str(1 << 40)], [f"--decode {1 << 40}", "GiB are needed", "shorter cache"]),
+        (["--prefill", "--ranks", "1"], ["--prefill on one rank", "--ranks 2"]),
         (["--pattern", "diagonal"], ["'diagonal'", "uneven"]),
         (["--pattern", "dense", "--causal"], ["--pattern dense contradicts --causal"]),
         (["--pattern", "causal", "--no-causal"], ["--pattern causal contradicts --no-causal"]),

@@ -42,17 +42,35 @@ NEARBY = 1 << 16
 
 
 def band(problem: Problem) -> tuple[int | None, int | None]:
-    """Bounds on `j - (i + Nk - Nq)`, both inclusive; `None` is unbounded."""
+    """Bounds on `j - (i + Nk - Nq)`, both inclusive; `None` is unbounded, or bounds no pair: all see what the last may.
+
+    So a single query at the end is kept from no key by causality.
+    """
     left, right = problem.window or (None, None)
     if problem.causal:
         right = 0  # a window's right side is never negative, so causality is the narrower of the two
-    return None if left is None else -left, right
+    low = None if left is None or left >= problem.nk - 1 else -left
+    return low, None if right is None or right >= problem.nq - 1 else right
 
 
 def constrained(problem: Problem) -> bool:
     """Whether anything may keep a query from a key, or have it count several times."""
     others = problem.key_lengths, problem.documents, problem.dilation
     return band(problem) != (None, None) or any(one is not None for one in others)
+
+
+def settled(problem: Problem) -> int:
+    """The position below which all queries attend all keys, or none of them does; 0 where that depends on more.
+
+    The queries are those of all ranks, and a key is asked for by its position alone: in a cache, that of most keys.
+    """
+    low, high = band(problem)
+    if problem.documents is not None or problem.dilation is not None:
+        return 0
+    if low is not None:
+        return max(0, problem.diagonal + low)
+    shortest = min(problem.key_lengths or (problem.nk,))
+    return max(0, shortest if high is None else min(shortest, problem.diagonal + high + 1))
 
 
 class Runs(NamedTuple):

@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringref.problem import Problem
-from ringref.sharding import Sharding
-from ringverify.ring.plan.geometry import Bools, constrained, cuttings
+from ringref.problem import DtypeName, Problem
+from ringref.sharding import PageTable, Sharding
+from ringverify.ring.plan.geometry import Bools, constrained, cuttings, settled
 from ringverify.ring.plan.heads import head_classes
 from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, everything
 from ringverify.ring.plan.needs import Counts, Hops, hops, needs
 from ringverify.ring.plan.regions import Regions, regions, regions_of_ranks
 from ringverify.ring.plan.rows import evenly
-from ringverify.ring.plan.runs import RowRun, runs_of_ranks, step_of
-from ringverify.ring.plan.schedule import Schedule, schedule
+from ringverify.ring.plan.runs import RowRun, apart, page_counts, runs_of_ranks
+from ringverify.ring.plan.schedule import Schedule, dkv_returns, schedule, wanted
 
 SLIGHT = 128
 """One part in so many is not cut off: the last key of a striped shard, which half of the ranks do not attend."""
@@ -53,6 +53,24 @@ class Travel(NamedTuple):
     added: list[int]
 
 
+class BytesSent(NamedTuple):
+    """Bytes that a forward pass sends, by keys and values that visit the queries, or by queries that visit the keys.
+
+    Attributes:
+        keys: of KV slices.
+        queries: of queries, and of the partial results that return.
+        exact: whether of the rank that sends the most; else of all blocks, a hop of each, from lengths alone.
+    """
+
+    keys: int
+    queries: int
+    exact: bool
+
+
+SIZES: dict[DtypeName, tuple[int, int]] = {"float64": (8, 8), "float32": (4, 4), "bfloat16": (2, 4), "float16": (2, 4)}
+"""Bytes of an input and of a partial result."""
+
+
 class _CommonPlan:
     """What every rank knows alike. Ranks that share a process, as simulated ranks do, make it once for all of them.
 
@@ -66,22 +84,21 @@ class _CommonPlan:
         keys: every rank's keys, by rank.
         queries: every rank's queries, by rank.
         classes: key heads of each class.
-        step: of all of them, `None` if there are several.
         wholes: all keys of each rank, by rank.
         nbytes: about what it takes, which grows with what it is asked.
     """
 
     def __init__(self, problem: Problem, sharding: Sharding, world_size: int) -> None:
         self.problem, self.world_size = problem, world_size
-        self.replicated = sharding == "replicated_query"
-        self.keys = runs_of_ranks(sharding, problem.nk, world_size, problem.documents)
+        of_queries, of_keys = apart(sharding)
+        self.replicated = of_queries is None
+        self.keys = _runs(problem, of_keys, problem.nk, world_size, settled(problem))
         self.queries: Sequence[tuple[RowRun, ...]]
-        if self.replicated:
+        if of_queries is None:
             self.queries = [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size
         else:
-            self.queries = runs_of_ranks(sharding, problem.nq, world_size, problem.documents)
+            self.queries = _runs(problem, of_queries, problem.nq, world_size)
         self.classes = tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
-        self.step = step_of(*self.queries, *self.keys, documents=problem.documents)
         self.wholes = [everything(problem, self.classes, sum(run.size for run in of)) for of in self.keys]
         self._asked: int | None = None
         self._regions: list[tuple[Regions, ...]] | None = None
@@ -126,6 +143,37 @@ class _CommonPlan:
             self._travel[owner] = Travel(found, cuts, beyond, [reached - near[0] for reached in near])
         return self._travel[owner]
 
+    def kv_numel(self, owner: int, boundary: int) -> int:
+        """Elements of what of a block crosses a boundary."""
+        rows = self.rows(owner)
+        if constrained(self.problem):
+            travel = self.travel_of(owner)
+            cut = travel.cut[boundary]
+            rows = rows if cut < 0 else travel.beyond[cut]
+        return rows * self.problem.batch * (self.problem.head_dim + self.problem.dv)
+
+    @functools.cached_property
+    def sent(self) -> BytesSent:
+        """What a forward pass sends either way."""
+        p, (size, sums) = self.problem, SIZES[self.problem.dtype]
+        query, partial = p.batch * p.heads * p.head_dim * size, p.batch * p.heads * (p.dv + 1) * sums
+        keys, queries = p.batch * p.nk * p.hk * (p.head_dim + p.dv) * size, p.nq * (query + partial)
+        if queries >= keys:
+            return BytesSent(keys, queries, exact=False)
+        world_size = self.world_size
+        by_key, by_query = np.zeros((2, world_size), dtype=np.int64)
+        for owner, needing in enumerate(wanted(self.needs)):
+            for boundary in range(max(needing, default=0)):
+                by_key[(owner + boundary) % world_size] += self.kv_numel(owner, boundary) * size
+        visited = wanted(self.needs.T)
+        for owner, places in enumerate(dkv_returns(visited, world_size)):
+            rows = sum(run.size for run in self.queries[owner])
+            for hop in range(max(visited[owner], default=0)):
+                by_query[(owner + hop) % world_size] += rows * query
+            for place in places[:-1]:
+                by_query[(owner + place) % world_size] += rows * partial
+        return BytesSent(int(by_key.max()), int(by_query.max()), exact=True)
+
     def _cumulated(self, hops: Counts) -> list[int]:
         """By number of hops, how many rows have that many or fewer, over all key heads."""
         count = np.zeros(self.world_size, dtype=np.int64)
@@ -133,6 +181,19 @@ class _CommonPlan:
             count += heads.size * np.bincount(of, minlength=self.world_size)
         counted: list[int] = count.cumsum().tolist()
         return counted
+
+
+def _runs(
+    problem: Problem, sharding: Sharding, length: int, world_size: int, settled: int = 0
+) -> Sequence[tuple[RowRun, ...]]:
+    """Every rank's runs. Where every query attends every key, only their number counts, and one run is as good."""
+    if constrained(problem):
+        return runs_of_ranks(sharding, length, world_size, problem.documents, settled)
+    if isinstance(sharding, PageTable):
+        counts = page_counts(sharding, length, world_size)
+    else:
+        counts = [sum(run.size for run in of) for of in runs_of_ranks(sharding, length, world_size)]
+    return [(RowRun(0, 1, count, 0),) if count else () for count in counts]
 
 
 _COMMON_PLANS: weakref.WeakValueDictionary[tuple[Problem, Sharding, int], _CommonPlan] = weakref.WeakValueDictionary()
@@ -166,6 +227,7 @@ class Plan:
         self._common = common = _common_plan(problem, sharding, world_size)
         self.replicated, self.keys, self._queries = common.replicated, common.keys, common.queries
         self._own_bytes = 20_000
+        self._visitors: dict[int, Regions] = {}
         if self.replicated:  # nothing visits
             self.schedule = Schedule(rank, world_size, (0,) * world_size, (len(self.regions(rank)) > 0,), ())
         else:
@@ -177,19 +239,13 @@ class Plan:
         return self._own_bytes + self._common.nbytes
 
     @functools.cached_property
-    def by_position(self) -> bool:
-        """Whether masks have to be looked up by position, because some rank's keys do not go with these queries."""
-        if self._common.step is not None:
-            return False
-        queries = self._queries[self.rank]
-        documents = self.problem.documents
-        looked_up = any(queries and keys and step_of(queries, keys, documents=documents) is None for keys in self.keys)
-        return looked_up and constrained(self.problem)
-
-    @functools.cached_property
     def query_count(self) -> int:
         """Queries of this rank."""
-        return sum(run.size for run in self._queries[self.rank])
+        return self.queries_of(self.rank)
+
+    def queries_of(self, owner: int) -> int:
+        """Queries of a rank."""
+        return sum(run.size for run in self._queries[owner])
 
     def key_count(self, owner: int) -> int:
         """Keys of a rank."""
@@ -217,10 +273,25 @@ class Plan:
 
     def kv_numel(self, owner: int, boundary: int) -> int:
         """Elements of what crosses a boundary."""
-        travel = self._common.travel_of(owner)
-        cut = travel.cut[boundary]
-        rows = self._common.rows(owner) if cut < 0 else travel.beyond[cut]
-        return rows * self.problem.batch * (self.problem.head_dim + self.problem.dv)
+        return self._common.kv_numel(owner, boundary)
+
+    @property
+    def sent(self) -> BytesSent:
+        """What a forward pass sends either way, the same on every rank."""
+        return self._common.sent
+
+    @functools.cached_property
+    def visits(self) -> Schedule:
+        """Who sends which queries at which hop, where these visit the keys; their partial results are the gradients."""
+        return schedule(self._common.needs.T, self.rank)
+
+    def visitors(self, owner: int) -> Regions:
+        """How the queries of a rank meet this rank's keys."""
+        if owner not in self._visitors:
+            queries, keys = self._queries[owner], self.keys[self.rank]
+            ((self._visitors[owner],),) = regions_of_ranks(self.problem, [queries], [keys])
+            self._own_bytes += self._visitors[owner].nbytes
+        return self._visitors[owner]
 
     def dkv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block's gradient crosses a boundary: what ranks have added to."""

@@ -3,7 +3,7 @@
 Everything that a pattern can say is turned into geometry, from the problem and the sharding alone: documents and
 segments cut runs, a dilation rate thins them, key lengths cut them by batch element, and causality and windows become a
 band; see `geometry`. A sharding that does not fall into a few runs of equal steps gets one rectangle for all of a
-block; its mask, if any, is looked up by position.
+block's keys that only some queries attend, whose mask is looked up by position, and others for those that all attend.
 
 Short documents or segments make thousands of rectangles. They are kept as rows of a table, six numbers each, and an
 object is made of one when its turn comes.
@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from ringref.problem import Problem
 from ringverify.ring.plan.geometry import (
+    UNBOUNDED,
     Cutting,
     Ints,
     Runs,
+    band,
     branches_of,
-    constrained,
     cuttings,
     gathered,
     nearby,
@@ -35,7 +36,7 @@ from ringverify.ring.plan.geometry import (
 from ringverify.ring.plan.heads import head_classes, lanes
 from ringverify.ring.plan.rectangles import Rectangle, joined
 from ringverify.ring.plan.rows import Span
-from ringverify.ring.plan.runs import RowRun, step_of
+from ringverify.ring.plan.runs import MOST_RUNS, RowRun, step_of
 
 Table = NDArray[np.int32]
 """`(n, 6)`: of each rectangle the first row and the number of its queries and of its keys, low and high or `FREE`."""
@@ -152,17 +153,64 @@ def _by_pair(
     return found
 
 
+NONE, SOME, ALL = 0, 1, 2
+"""How many of some queries attend a key."""
+Stretch = tuple[int, int, int]
+"""Rows `[start, stop)` of keys, and how many of the queries attend each of them."""
+
+
 def _by_position(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...]) -> Regions:
-    rows, columns = (Span(0, sum(run.size for run in runs)) for runs in (queries, keys))
-    table = np.array([[0, rows.size, 0, columns.size, FREE, FREE]], dtype=np.int32)
+    rows, nothing = sum(run.size for run in queries), Span(0, 0)
+    tables: dict[int, list[list[int]]] = {}
+    for start, stop, how in _stretches(problem, queries, keys):
+        tables.setdefault(how, []).append([0, rows, start, stop - start, FREE, FREE])
     parts = []
     for number, (key_heads, _) in enumerate(head_classes(problem.dilation, problem.heads, problem.hk)):
         group = problem.group_size
         heads = Span(key_heads.start * group, key_heads.size * group, key_heads.step)
-        looked_up = constrained(problem)
-        common = Rectangle(number, (0, problem.batch), heads, key_heads, rows, columns, by_position=looked_up)
-        parts.append(Alike(common, 1, table))
+        for how, table in tables.items():
+            looked_up = how == SOME
+            common = Rectangle(number, (0, problem.batch), heads, key_heads, nothing, nothing, by_position=looked_up)
+            parts.append(Alike(common, 1, np.array(table, dtype=np.int32)))
     return Regions(parts)
+
+
+def _stretches(problem: Problem, queries: tuple[RowRun, ...], keys: tuple[RowRun, ...]) -> list[Stretch]:
+    """The keys that some or all of the queries attend, as far as band and key lengths say.
+
+    Most keys of a cache come before all queries of a chunk, and need no mask, which would be as large as the cache.
+    Where there are many stretches, the longest that all attend are kept, and all between them is looked up.
+    """
+    low, high = band(problem)
+    first, last = (
+        problem.diagonal + of for of in (min(run.first for run in queries), max(run.last for run in queries))
+    )
+    shortest, longest = (of(problem.key_lengths or (problem.nk,)) for of in (min, max))
+    begin, end = (-UNBOUNDED if low is None else one + low for one in (first, last))
+    stop = min(longest, UNBOUNDED if high is None else last + high + 1)
+    until = min(shortest, UNBOUNDED if high is None else first + high + 1)
+    if end >= until or problem.documents is not None or problem.dilation is not None:
+        end = until = max(begin, stop)  # no key is attended by all
+    held, step = gathered([keys], 1), np.array([[run.step] for run in keys])
+    at, size = held.first[:, None], held.size[:, None]
+    cuts = np.clip(-((at - np.array([begin, end, until, max(begin, stop)])) // step), 0, size)
+    rows = held.row[:, None] + np.concatenate([0 * size, cuts, size], axis=1)
+    found = _joined(rows[:, :-1].ravel(), rows[:, 1:].ravel(), np.tile([NONE, SOME, ALL, SOME, NONE], len(keys)))
+    attended = [one for one in found if one[2] != NONE]
+    if len(attended) <= MOST_RUNS:
+        return attended
+    kept = sorted(sorted((one for one in attended if one[2] == ALL), key=lambda one: one[0] - one[1])[: MOST_RUNS // 2])
+    edges = [attended[0][0], *(row for start, stop, _ in kept for row in (start, stop)), attended[-1][1]]
+    between = [(a, b, SOME) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+    return sorted([*kept, *between])
+
+
+def _joined(start: Ints, stop: Ints, how: Ints) -> list[Stretch]:
+    """Stretches that follow one another, neighbours that are alike as one; those that are empty are left out."""
+    start, stop, how = (of[start < stop] for of in (start, stop, how))
+    begins = np.flatnonzero(np.diff(how, prepend=-1))
+    ends = np.append(start[begins[1:]], stop[-1:])
+    return list(zip(start[begins].tolist(), ends.tolist(), how[begins].tolist(), strict=True))
 
 
 def _batches(problem: Problem) -> Iterator[tuple[tuple[int, int], int | None]]:

@@ -67,16 +67,11 @@ def schedule(needs: NDArray[np.bool_], rank: int) -> Schedule:
         needs: `(ranks, owners)`: whether a query of the rank attends a key of the owner.
         rank: this rank.
     """
-    world_size = len(needs)
-    hop, owners = np.arange(1, world_size)[:, None], np.arange(world_size)
-    by_hop = needs[(owners + hop) % world_size, owners]
-    wanted = [(1 + np.flatnonzero(of)).tolist() for of in by_hop.T]
-    reach = tuple(max(hops, default=0) for hops in wanted)
+    world_size, hops_of = len(needs), wanted(needs)
+    reach = tuple(max(hops, default=0) for hops in hops_of)
     sends: dict[int, list[tuple[int, int]]] = {}
     receives: dict[int, list[tuple[int, int]]] = {}
-    onwards = world_size - max(reach) <= max(reach)
-    for owner, hops in enumerate(wanted):
-        places = _dkv_returns(hops, world_size, onwards)
+    for owner, (hops, places) in enumerate(zip(hops_of, dkv_returns(hops_of, world_size), strict=True)):
         here = (rank - owner) % world_size
         for at, place in enumerate(places):
             if place == here:
@@ -98,10 +93,16 @@ def schedule(needs: NDArray[np.bool_], rank: int) -> Schedule:
     )
 
 
-def _dkv_returns(hops: list[int], world_size: int, onwards: bool) -> list[int]:
-    """Where a block's gradient is, in hops from its owner, at every boundary from its first contribution on."""
-    if not hops:
-        return []
-    if onwards:
-        return [*range(hops[0], world_size), 0]
-    return [*range(hops[0], hops[-1]), *range(hops[-1], -1, -1)]
+def wanted(needs: NDArray[np.bool_]) -> list[list[int]]:
+    """By owner, the hops after which its block is at a rank that needs it, in ascending order."""
+    hop, owners = np.arange(1, len(needs))[:, None], np.arange(len(needs))
+    by_hop = needs[(owners + hop) % len(needs), owners]
+    return [(1 + np.flatnonzero(of)).tolist() for of in by_hop.T]
+
+
+def dkv_returns(hops_of: list[list[int]], world_size: int) -> list[list[int]]:
+    """By owner, where its block's gradient is, in hops from it, at every boundary from its first contribution on."""
+    reach = max(max(hops, default=0) for hops in hops_of)
+    if world_size - reach <= reach:  # onwards
+        return [[*range(hops[0], world_size), 0] if hops else [] for hops in hops_of]
+    return [[*range(hops[0], hops[-1]), *range(hops[-1], -1, -1)] if hops else [] for hops in hops_of]

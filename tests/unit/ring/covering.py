@@ -9,8 +9,9 @@ import torch
 from ringref.pattern import multiplicity
 from ringref.sharding import key_positions, query_positions
 from ringverify.ring.masks import position_bias
+from ringverify.ring.plan.geometry import settled
 from ringverify.ring.plan.regions import regions
-from ringverify.ring.plan.runs import RowRun, runs_of_ranks
+from ringverify.ring.plan.runs import RowRun, apart, runs_of_ranks
 from ringverify.ring.plan.tiles import tiles
 
 
@@ -21,10 +22,11 @@ def indices(span):
 
 def runs_of(problem, sharding, world_size):
     """Every rank's queries and every rank's keys, as a plan has them."""
-    keys = runs_of_ranks(sharding, problem.nk, world_size, problem.documents)
-    if sharding == "replicated_query":
+    of_queries, of_keys = apart(sharding)
+    keys = runs_of_ranks(of_keys, problem.nk, world_size, problem.documents, settled(problem))
+    if of_queries is None:
         return [(RowRun(0, 1, problem.nq, 0),) if problem.nq else ()] * world_size, keys
-    return runs_of_ranks(sharding, problem.nq, world_size, problem.documents), keys
+    return runs_of_ranks(of_queries, problem.nq, world_size, problem.documents), keys
 
 
 def mismatch(problem, sharding, world_size, buckets):
@@ -100,13 +102,14 @@ def pairs_of(tile):
 
 def add_looked_up(problem, got, region, queries, keys, buckets):
     """The same where the mask is looked up: of a whole block for some heads, every tile by its positions."""
-    if (region.batch, region.queries[:2], region.keys[:2]) != ((0, problem.batch), (0, len(queries)), (0, len(keys))):
-        return f"{region}: not all of the block"
+    if (region.batch, region.queries, region.keys.step) != ((0, problem.batch), (0, len(queries), 1), 1):
+        return f"{region}: not all queries"
     heads = indices(region.heads)
     for tile in tiles(region, *buckets):
         i, j = slice(*tile.rows), slice(*tile.keys)
         if tile.kind != "positions" or i.stop - i.start > buckets[0] or j.stop - j.start > buckets[1]:
             return f"{tile}: by position, and no larger than {buckets}"
+        j = region.keys.slice(*tile.keys)
         bias = position_bias(problem, torch.as_tensor(queries[i]), torch.as_tensor(keys[j]), torch.float64)
         times = np.array(1) if bias is None else np.rint(bias.exp().numpy()).astype(np.int64)
         got[:, heads, i, j] += np.broadcast_to(times, got[:, :, i, j].shape)[:, heads]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ringref.sharding import key_positions, query_positions
+from ringref.sharding import key_positions, query_positions, replicates_queries
 from ringverify.ring.attention import attend
 from ringverify.ring.calls import Engine
 from ringverify.ring.group import Ring
@@ -63,7 +63,7 @@ def whole(problem, run, sharding, world_size):
     together = []
     for number, (at, axis) in enumerate(((queries, 1), (queries, 2), (queries, 1), (keys, 1), (keys, 1))):
         shards = [results[number] for results in run.results]
-        if sharding == "replicated_query" and at is queries:
+        if replicates_queries(sharding) and at is queries:
             assert all(torch.equal(shards[0], shard) for shard in shards)
             together.append(shards[0])
         else:

@@ -1,4 +1,4 @@
-"""Which of the four methods computes a call, and that what they have in common is there in each of them."""
+"""Which of the five methods computes a call, and that what they have in common is there in each of them."""
 
 import inspect
 
@@ -38,8 +38,22 @@ def test_a_method_is_what_was_asked_for_as_far_as_there_is_anything_to_exchange(
 @pytest.mark.parametrize(
     ("name", "problem", "sharding", "world_size", "words"),
     [
-        ("ring", WHOLE, "contiguous", 4, "KV blocks travel at most 3 of 3 hops"),
-        ("ring", WHOLE.replace(causal=True, window=(2, 0)), "contiguous", 4, "KV blocks travel at most 1 of 3 hops"),
+        (
+            "ring",
+            WHOLE,
+            "contiguous",
+            4,
+            "pass KV: KV blocks travel at most 3 of 3 hops, 512 bytes in a hop of all ranks; of queries and partial "
+            "results 544",
+        ),
+        (
+            "ring",
+            WHOLE.replace(causal=True, window=(2, 0)),
+            "contiguous",
+            4,
+            "pass KV: KV blocks travel at most 1 of 3 hops, 512 bytes in a hop of all ranks; of queries and partial "
+            "results 544",
+        ),
         ("allgather", WHOLE, "contiguous", 4, "every KV block is gathered on every rank"),
         ("ring", WHOLE, "replicated_query", 4, "queries are replicated, and partial results are combined"),
         ("allgather", PIECES, "contiguous", 2, "nothing is sent, no query needs a key of another rank"),

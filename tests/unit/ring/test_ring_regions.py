@@ -317,8 +317,10 @@ def test_runs_of_several_steps_are_looked_up_by_position():
     mixed = (RowRun(0, 2, 5, 0), RowRun(20, 1, 5, 5))
     many = tuple(RowRun(4 * x, 1, 1, x) for x in range(9))
     for keys in (mixed, many):
-        ((region,),) = regions(problem, keys, [(RowRun(0, 1, 40, 0),)])
-        assert region.by_position
+        ((everyone, some),) = regions(problem, keys, [(RowRun(0, 1, 40, 0),)])
+        assert [region.by_position for region in (everyone, some)] == [False, True]
+        assert everyone.keys == Span(0, 1), "the first key"
+        assert some.keys == Span(1, keys[-1].last), "up to the last query's, and none beyond"
         ((dense,),) = regions(Problem(query_length=40), keys, [(RowRun(0, 1, 40, 0),)])
         assert [tile.kind for tile in tiles(dense, 64, 64)] == ["full"], "nothing to look up"
     single = (RowRun(0, 1, 5, 0), RowRun(20, 1, 1, 5))

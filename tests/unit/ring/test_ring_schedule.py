@@ -183,11 +183,11 @@ def test_hops_that_only_relay_do_not_compute():
 def test_the_play_sees_a_gradient_that_stops_short(monkeypatch):
     """Left one rank before home, and one that leaves its last contributor out."""
     matrix = band(4, 4, 4)
-    dkv_returns = schedule_module._dkv_returns
-    monkeypatch.setattr(schedule_module, "_dkv_returns", lambda *them: dkv_returns(*them)[:-1])
+    dkv_returns = schedule_module.dkv_returns
+    monkeypatch.setattr(schedule_module, "dkv_returns", lambda *them: [of[:-1] for of in dkv_returns(*them)])
     with pytest.raises(AssertionError, match="the gradient of 0"):
         played_backward(matrix)
-    monkeypatch.setattr(schedule_module, "_dkv_returns", lambda hops, *others: dkv_returns(hops[1:], *others))
+    monkeypatch.setattr(schedule_module, "dkv_returns", lambda hops, size: dkv_returns([of[1:] for of in hops], size))
     with pytest.raises((AssertionError, KeyError)):
         played_backward(matrix)
 
