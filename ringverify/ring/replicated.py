@@ -78,6 +78,10 @@ def all_reduce(
     """
     rank, size = transport.rank, transport.world_size
     right, left = (rank + 1) % size, (rank - 1) % size
+    if size == 2:  # all at once is as many bytes, and half as many hops
+        mine, theirs = rows.contiguous(), torch.empty_like(rows, memory_format=torch.contiguous_format)
+        transport.start([(mine, right)], [(theirs, left)])()
+        return combine(mine, theirs) if rank == 0 else combine(theirs, mine)
     share, larger = divmod(rows.size(0), size)
     ends = accumulate([share + (piece < larger) for piece in range(size)], initial=0)
     pieces = [rows[start:end].contiguous() for start, end in pairwise(ends)]
