@@ -16,14 +16,17 @@ from typing import Any
 
 import ringverify
 from ringref.problem import Problem
-from ringref.sharding import SHARDINGS, key_positions, query_positions
+from ringref.sharding import SHARDINGS, PageTable
 from ringverify.cases.case import COTANGENTS, look_at_size
+from ringverify.cases.running import shards
 from ringverify.errors import UsageError
 from ringverify.files import laid_out, read_json, refusing
+from ringverify.implementation import Capabilities
 from ringverify.vectors.story import ID, Layout, Story, by_id, flags, layout_flags, written_out
 from ringverify.words import cut
 
 SCHEMA = 1
+ANY_SHARDING = Capabilities(sharding=SHARDINGS)
 NAME = "index.json"
 SCHEMA_NAME = "schema.json"
 LONGEST_VALUE = 120
@@ -74,7 +77,7 @@ def entry(story: Story, data: bytes) -> dict[str, Any]:
         "problem": written_out(p),
         "values": story.values,
         "cotangent": story.cotangent,
-        "layouts": [_layout(p, layout) for layout in story.layouts],
+        "layouts": [_layout(story, layout) for layout in story.layouts],
         "file": file_name(story.id),
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -178,25 +181,34 @@ def _named_layout(described: Any) -> Layout:
     if not isinstance(described, Mapping):
         raise TypeError(f"layout {described!r} is not an object")
     sharding, size = described["sharding"], described["world_size"]
-    if sharding not in SHARDINGS or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    cached = "chunks" in described
+    known = isinstance(sharding, str) and (cached or sharding in SHARDINGS)
+    if not known or isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"layout {sharding!r} on {size!r} ranks: expected one of {', '.join(SHARDINGS)} and a number")
     for name in ("queries", "keys"):
         if not isinstance(described[name], list) or len(described[name]) != size:
             shown = cut(str(described[name]), LONGEST_VALUE)
             raise ValueError(f"layout {sharding} on {size} ranks: {name}={shown}, expected {size} lists of positions")
-    return Layout(sharding, size)
+    if not cached:
+        return Layout(sharding, size)
+    table = described["page_table"]
+    pages = None if table is None else PageTable(table["page_size"], table["pages"])
+    return Layout(sharding, size, tuple(described["chunks"]), pages)
 
 
-def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
-    """Return the entry of a layout, with the positions that each rank holds."""
-    queries = query_positions(layout.sharding, problem.nq, layout.world_size)
-    keys = key_positions(layout.sharding, problem.nk, layout.world_size)
+def _layout(story: Story, layout: Layout) -> dict[str, Any]:
+    """Return the entry of a layout, with the positions that each rank holds; on a cache also its calls and pages."""
+    case = story.case(layout)
+    queries, keys = shards(case, ANY_SHARDING)
+    table = layout.page_table
+    pages = None if table is None else {"page_size": table.page_size, "pages": [list(held) for held in table.pages]}
     return {
         "sharding": layout.sharding,
         "world_size": layout.world_size,
-        "flags": list(layout_flags(problem, layout)),
+        "flags": list(layout_flags(case)),
         "queries": [rows.tolist() for rows in queries],
         "keys": [rows.tolist() for rows in keys],
+        **({"chunks": list(layout.chunks), "page_table": pages} if layout.chunks else {}),
     }
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from ringref.problem import Dilation, Problem
-from ringref.sharding import SHARDINGS, ShardingName
-from ringverify.cases.case import Case, Cotangent
+from ringref.sharding import SHARDINGS, PageTable
+from ringverify.cases.case import Case, Cotangent, uneven_or_empty
 
 Topic = Literal[
     "shapes",
@@ -18,6 +18,7 @@ Topic = Literal[
     "documents",
     "key_lengths",
     "cross_lengths",
+    "incremental",
     "scores",
     "sinks",
     "heads",
@@ -60,10 +61,19 @@ ID = re.compile(r"V(\d{3})")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A sharding on a number of ranks."""
+    """A sharding on a number of ranks; on a cache also the calls, and the pages where keys lie in these.
 
-    sharding: ShardingName
+    Attributes:
+        sharding: as of `Case`: "zigzag", or "replicated/pages" on a cache.
+        world_size: the number of ranks.
+        chunks: as of `Case`.
+        page_table: likewise.
+    """
+
+    sharding: str
     world_size: int
+    chunks: tuple[int, ...] = ()
+    page_table: PageTable | None = None
 
 
 def on(
@@ -132,6 +142,8 @@ class Story:
             world_size=layout.world_size,
             values="poisoned_skips" if skips_nan(self.problem, self.values) else "normal",
             cotangent=self.cotangent,
+            chunks=layout.chunks,
+            page_table=layout.page_table,
         )
 
 
@@ -178,12 +190,11 @@ def flags(problem: Problem, cotangent: Cotangent, values: Family = "bell") -> tu
     return tuple(name for name, needed in wanted.items() if needed)
 
 
-def layout_flags(problem: Problem, layout: Layout) -> tuple[str, ...]:
-    """Return the capabilities that a vector needs besides on this layout: "uneven", "empty_shards"."""
-    pieces = 2 * layout.world_size if layout.sharding == "zigzag" else layout.world_size
-    uneven = any(length % pieces for length in (problem.nq, problem.nk))
-    empty = min(problem.nq, problem.nk) < layout.world_size
-    return tuple(name for name, needed in {"uneven": uneven, "empty_shards": empty}.items() if needed)
+def layout_flags(case: Case) -> tuple[str, ...]:
+    """Return the capabilities that a vector needs besides on a layout: "uneven", "empty_shards", "incremental"."""
+    uneven, empty = uneven_or_empty(case)
+    wanted = {"uneven": uneven, "empty_shards": empty, "incremental": case.apart is not None}
+    return tuple(name for name, needed in wanted.items() if needed)
 
 
 def _plain(value: Any) -> Any:
