@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+from ringref.problem import Problem
+from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
@@ -14,6 +16,7 @@ from ringverify.check.hunting import hunt
 from ringverify.diagnosis.conditions import features
 from ringverify.diagnosis.needs import needs
 from ringverify.diagnosis.scores import of_scores
+from ringverify.diagnosis.varying import Varying
 from ringverify.events import Needed
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
@@ -314,6 +317,14 @@ def test_a_failure_without_values_is_varied_too():
     seen = hunt(FORWARD, runner, examples=40, seed=0, progress=lambda number: None, shrinking=False).counterexample
     said = when_it_fails(FORWARD, runner, seen.case, seen.violation)
     assert [one.text for one in said.requires] == ["at least 2 heads"]
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 3), (3, 0)])
+def test_a_failure_without_queries_or_keys_is_varied_too(lengths):
+    """In every factor: none is made that has no meaning."""
+    varying = Varying(EVERYTHING, 8)
+    case = Case(problem=Problem(query_length=lengths[0], key_length=lengths[1]), world_size=2)
+    assert {factor for factor in varying.factors if varying.of(case, factor)} >= {"window", "ranks", "dims"}
 
 
 def test_a_failure_that_does_not_repeat_is_varied_too():
