@@ -14,8 +14,10 @@ from ringverify.cases.inputs import Inputs, selectable
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
+from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.conditions import HALF
 from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
 from ringverify.errors import Inconclusive
 from ringverify.implementation import Capabilities
@@ -170,6 +172,7 @@ def explained(
     smallest: Case,
     first: Case,
     needs: Needs | None = None,
+    known: Sequence[Hypothesis] = HYPOTHESES,
 ) -> Diagnosis | None:
     """Diagnose a case that violates a property; `None` if no value is wrong, or none in an ordinary run.
 
@@ -183,6 +186,7 @@ def explained(
         smallest: the case to explain.
         first: the case from which it was shrunk; the same cause has to explain it.
         needs: what the case needs in order to fail, if that was found.
+        known: the faults that may be named.
     """
     c = runner.capabilities
     if violation.finding is None:
@@ -211,6 +215,7 @@ def explained(
                 probe=probe if these[0] == smallest else None,
                 differentiate=differentiate if c.gradients and not gradients else None,
                 needs=needs if these[0] == smallest else None,
+                hypotheses=known,
             )
             if found is not None:
                 return found if these[0] == smallest else replace(found, where=None)

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case
-from ringverify.diagnosis.conditions import HALF, MASKS, Condition, conditions, features
+from ringverify.diagnosis.conditions import HALF, MASKS, Condition, Features, conditions, features
 from ringverify.diagnosis.scores import FAR, conditions_on_scores, meets, of_scores, scored
 from ringverify.diagnosis.varying import FIELDS, Varying
 from ringverify.events import Needed
@@ -529,6 +529,17 @@ class _Exploration:
         return list(dict.fromkeys(found))
 
 
+class _Columns(dict[str, list[object]]):
+    """Features of cases by their names; `None` for a case that lacks one."""
+
+    def __init__(self, seen: Sequence[Features]) -> None:
+        self._seen = seen
+
+    def __missing__(self, name: str) -> list[object]:
+        self[name] = [one.get(name) for one in self._seen]
+        return self[name]
+
+
 class _Board:
     """Conditions held against cases; sets of cases are bits of an integer.
 
@@ -543,15 +554,16 @@ class _Board:
         seen = [features(case, capabilities) for case in self.cases]
         if scored:
             seen = [one | of_scores(case, capabilities) for one, case in zip(seen, self.cases, strict=True)]
+        bits = [1 << place for place in range(len(seen))]
+        columns = _Columns(seen)
         alike: dict[tuple[str, ...], dict[tuple[object, ...], int]] = {}
         self._met: list[tuple[Condition, int]] = []
         of_both = [*conditions(seen, capabilities), *(conditions_on_scores(seen) if scored else ())]
         for condition in of_both:
             if (groups := alike.get(condition.about)) is None:
                 groups = alike[condition.about] = {}
-                for place, one in enumerate(seen):
-                    values = tuple(one.get(name) for name in condition.about)
-                    groups[values] = groups.get(values, 0) | 1 << place
+                for values, bit in zip(zip(*map(columns.__getitem__, condition.about), strict=True), bits, strict=True):
+                    groups[values] = groups.get(values, 0) | bit
             met = 0
             for group in groups.values():
                 if condition.meets(seen[group.bit_length() - 1]):
