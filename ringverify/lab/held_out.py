@@ -20,20 +20,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from ringverify import targets
 from ringverify.cases.case import Case
 from ringverify.cases.comparing import GRADIENTS
 from ringverify.cases.running import Runner
 from ringverify.check.drawing import draws
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.hypothesis import Hypothesis, comparable
+from ringverify.diagnosis.hypothesis import comparable
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.errors import UsageError
 from ringverify.faults.catalogue import MUTANTS
 from ringverify.lab.expected import Expected, read
 from ringverify.properties.catalogue import PROPERTIES
-from ringverify.worlds.simulated import SimulatedWorld
+from ringverify.worlds.processes.contained import ContainedWorld
 
 Named = Literal["right", "wrong", "missing"]
 
@@ -75,8 +76,8 @@ def held_out(expected: Sequence[Expected]) -> Iterator[HeldOut]:
     """
     for one in expected:
         fault, implementation = MUTANTS[one.mutant].fault, MUTANTS[one.mutant].implementation
-        with contextlib.closing(SimulatedWorld()) as world:
-            runner = Runner(implementation, world)
+        with contextlib.closing(ContainedWorld()) as world:
+            runner = Runner(implementation, world, target=targets.MUTANT + one.mutant)
             found = hunt(
                 PROPERTIES[one.property],
                 runner,
