@@ -27,7 +27,7 @@ from ringverify.cases.running import Runner
 from ringverify.check.drawing import draws
 from ringverify.check.hunting import hunt
 from ringverify.diagnosis.catalogue import HYPOTHESES
-from ringverify.diagnosis.hypothesis import comparable
+from ringverify.diagnosis.hypothesis import Hypothesis, comparable
 from ringverify.diagnosis.scene import Scene
 from ringverify.diagnosis.where import wrong_tensors
 from ringverify.errors import UsageError
@@ -91,9 +91,16 @@ def held_out(expected: Sequence[Expected]) -> Iterator[HeldOut]:
             told, causes = found.diagnosis.text, found.diagnosis.causes
             gradients = found.violation.finding.tensor in GRADIENTS
             failing = list(_failing(one, runner, found.case, gradients=gradients)) if causes else []
-        foretold = sum(causes[0].explains(scene) is not None for scene in failing)
-        named: Named = "missing" if not causes else "right" if foretold == len(failing) else "wrong"
+        named, foretold = judged(causes[0] if causes else None, failing)
         yield HeldOut(one.mutant, named, foretold, len(failing), told, str(found.needs))
+
+
+def judged(cause: Hypothesis | None, failing: Sequence[Scene]) -> tuple[Named, int]:
+    """Return how a cause is named, and of how many cases that fail it foretells the numbers."""
+    if cause is None:
+        return "missing", 0
+    foretold = sum(cause.explains(scene) is not None for scene in failing)
+    return "right" if foretold == len(failing) else "wrong", foretold
 
 
 def _failing(one: Expected, runner: Runner, smallest: Case, *, gradients: bool) -> Iterator[Scene]:
