@@ -16,12 +16,12 @@ KILLS = read(Path(__file__).with_name("expected_kills.json"))
     ("mutant", "named", "text"),
     [
         ("O14", "missing", None),  # nothing is like a scale of D + 1
-        ("B9b", "right", "window"),  # of a window, pairs are read, and the rule that gives them
+        ("B9a", "right", "the window is laid with queries and keys at positions"),  # read off further runs
     ],
 )
 @pytest.mark.by_day(1)
 def test_a_name_is_judged_by_further_cases(mutant, named, text):
-    """It foretells the numbers of each that fails; it is found as a user finds it, without its own entry."""
+    """It foretells the numbers of each that fails, and is found as a user finds it, without its own entry."""
     (found,) = held_out.held_out([kill for kill in KILLS if kill.mutant == mutant])
     assert found.named == named
     assert (found.text is None) if text is None else (text in found.text)
