@@ -23,7 +23,7 @@ from ringverify.errors import Inconclusive
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, judge_values
 from ringverify.worlds.external.world import CaseRefused
-from ringverify.worlds.patience import Effort
+from ringverify.worlds.patience import WorkLimit
 from ringverify.worlds.world import WorldUnavailable
 
 NEEDS_SECONDS = 3.0
@@ -152,7 +152,7 @@ def when_it_fails(
         drawn=[
             one for one in drawn(property, there.capabilities, DRAWN, seed=-1) if _possible(one, there.capabilities)
         ],
-        left=Effort(NEEDS_SECONDS, lambda: there.world.processes, wall=wall).left,
+        left=WorkLimit(NEEDS_SECONDS, lambda: there.world.processes, wall=wall).left,
         most_ranks=ranks,
         wrong_ranks=wrong.get,
     )

@@ -35,7 +35,7 @@ from ringverify.diagnosis.where import Probe, locate, wrong_tensors
 from ringverify.events import TensorName, Where
 from ringverify.faults.fault import When
 from ringverify.implementation import Capabilities
-from ringverify.worlds.patience import Effort, Patience
+from ringverify.worlds.patience import Patience, WorkLimit
 
 SECONDS = 5.0
 """Seconds for further cases that tell hypotheses apart; a case in a simulated world takes a hundredth of that."""
@@ -117,10 +117,12 @@ def diagnose(
     if smallest is None or not (wrong := wrong_tensors(smallest)):
         return None
 
-    def patience(seconds: float) -> Effort | Patience:
+    def patience(seconds: float) -> WorkLimit | Patience:
         # The cause that is named must not depend on the load of the machine.
         return (
-            Patience(seconds, [os.getpid()]) if processes is None else Effort(seconds, processes, wall=WALL * seconds)
+            Patience(seconds, [os.getpid()])
+            if processes is None
+            else WorkLimit(seconds, processes, wall=WALL * seconds)
         )
 
     found = _named(observe, smallest, cases, capabilities, patience, seconds, differentiate, needs, hypotheses, probe)
@@ -137,7 +139,7 @@ def _named(
     smallest: Scene,
     cases: Sequence[Case],
     capabilities: Capabilities,
-    patience_of: Callable[[float], Effort | Patience],
+    patience_of: Callable[[float], WorkLimit | Patience],
     seconds: float,
     differentiate: Callable[[Case], Observation] | None,
     needs: Needs | None,
@@ -249,7 +251,7 @@ def _answered(
     observe: Callable[[Case], Observation],
     asked: Sequence[Case],
     capabilities: Capabilities,
-    patience: Effort | Patience,
+    patience: WorkLimit | Patience,
 ) -> Iterator[Scene]:
     """Yield what is seen of cases, the first of them at least; of a case without digits nothing can be told."""
     for number, case in enumerate(asked):

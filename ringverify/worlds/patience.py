@@ -88,7 +88,7 @@ class Patience:
         return max(0.0, min(self.left(), SLICE))
 
 
-class Effort:
+class WorkLimit:
     """The processor time that is left for work in this process and in others, so that a busy machine does as much.
 
     Args:
