@@ -129,7 +129,7 @@ def cases(
         ),
         groups=_among("groups", groups, GROUPS if c.subgroups else ("world",), "declare subgroups, or leave it out"),
         max_length=_length("max_length", max_length),
-        want_empty_rows=empty_rows,
+        want_empty_rows=_one("empty_rows", empty_rows, (False, True)),
     )
     _look_at_length(c, scope)
     return made(lambda choices: case_of(choices, c, scope))
@@ -167,7 +167,7 @@ def problems(
         world_sizes=(size,),
         dtypes=_among("dtypes", c.dtypes if dtypes is None else dtypes, _simplest(c.dtypes), "allow more"),
         max_length=_length("max_length", max_length),
-        want_empty_rows=empty_rows,
+        want_empty_rows=_one("empty_rows", empty_rows, (False, True)),
     )
     _look_at_length(c, scope, name)
     return made(lambda choices: problem_of(choices, c, scope, size, name))
@@ -217,6 +217,7 @@ def documents(
         ValueError: a bound that no offsets meet.
     """
     _least("length", length, 0)
+    _one("padding", padding, (None, False, True))
     most = _least("max_cuts", max_cuts, 1)
     return made(lambda choices: documents_of(choices, length, padding=padding, most=most))
 
@@ -230,6 +231,7 @@ def shardings(among: Collection[Sharding] = SHARDINGS) -> st.SearchStrategy[Shar
     Raises:
         ValueError: there is none, or an unknown one.
     """
+    _some("among", among, SHARDINGS)
     named = Capabilities(sharding=tuple(among)).shardings
     return made(lambda choices: choices.among(named))
 
@@ -265,12 +267,16 @@ def _among(name: str, asked: Any, possible: Sequence[T], way_out: str) -> tuple[
     Raises:
         ValueError: none is asked for, or one that is not possible.
     """
-    if isinstance(asked, str) or not isinstance(asked, Collection) or not asked:
-        raise ValueError(f"{name}={asked!r}: expected a tuple of some of {_listed(possible)}")
+    _some(name, asked, possible)
     for one in asked:
         if one not in possible:
             raise ValueError(f"{name}={asked!r}: {one!r} is none of {_listed(possible)}: {way_out}")
     return tuple(one for one in possible if one in asked)
+
+
+def _some(name: str, asked: Any, possible: Sequence[object]) -> None:
+    if isinstance(asked, str) or not isinstance(asked, Collection) or not asked:
+        raise ValueError(f"{name}={asked!r}: expected a tuple of some of {_listed(possible)}")
 
 
 def _one(name: str, asked: T, possible: Sequence[T]) -> T:

@@ -14,17 +14,21 @@ from ringverify.cases.inputs import Inputs, selectable
 from ringverify.cases.running import Observation, Runner, shards
 from ringverify.check.drawing import drawn
 from ringverify.check.outside import unseen_by_a_program
+from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.conditions import HALF
-from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
-from ringverify.diagnosis.needs import MOST_RANKS, WALL, Needs, needs
+from ringverify.diagnosis.diagnose import WALL, Diagnosis, diagnose, diagnose_rounding
+from ringverify.diagnosis.hypothesis import Hypothesis
+from ringverify.diagnosis.needs import MOST_RANKS, Needs, needs
 from ringverify.errors import Inconclusive
 from ringverify.implementation import Capabilities
 from ringverify.properties.property import Judgement, Property, Violation, judge_values
 from ringverify.worlds.external.world import CaseRefused
+from ringverify.worlds.patience import WorkLimit
 from ringverify.worlds.world import WorldUnavailable
 
 NEEDS_SECONDS = 3.0
-"""Seconds for finding out when a case fails."""
+"""Seconds for finding out when a case fails, of processor time where the world is simulated: a busy machine says the
+same."""
 
 DRAWN = 18
 """Cases of the property that are drawn for it, to be mixed with the failing one."""
@@ -136,9 +140,9 @@ def when_it_fails(
 
     if not _possible(case, there.capabilities):
         return Needs((), (), complete=False, tried=0)
-    seconds = min(NEEDS_SECONDS, until - time.monotonic())
-    if there.world.name != "simulated" or violation.kind in ("died", "deadline"):
-        seconds /= WALL  # neither other processes nor waiting take processor time here: the wall clock has to end it
+    # Neither programs nor waiting take processor time here: the wall clock has to end it.
+    waits = there.world.name != "simulated" or violation.kind in ("died", "deadline")
+    wall = min((1 if waits else WALL) * NEEDS_SECONDS, until - time.monotonic())
     ranks = there.most_ranks if there.most_ranks is not None else MOST_RANKS
     return needs(
         case,
@@ -148,7 +152,7 @@ def when_it_fails(
         drawn=[
             one for one in drawn(property, there.capabilities, DRAWN, seed=-1) if _possible(one, there.capabilities)
         ],
-        seconds=seconds,
+        left=WorkLimit(NEEDS_SECONDS, lambda: there.world.processes, wall=wall).left,
         most_ranks=ranks,
         wrong_ranks=wrong.get,
     )
@@ -170,6 +174,7 @@ def explained(
     smallest: Case,
     first: Case,
     needs: Needs | None = None,
+    known: Sequence[Hypothesis] = HYPOTHESES,
 ) -> Diagnosis | None:
     """Diagnose a case that violates a property; `None` if no value is wrong, or none in an ordinary run.
 
@@ -183,6 +188,7 @@ def explained(
         smallest: the case to explain.
         first: the case from which it was shrunk; the same cause has to explain it.
         needs: what the case needs in order to fail, if that was found.
+        known: the faults that may be named.
     """
     c = runner.capabilities
     if violation.finding is None:
@@ -211,6 +217,8 @@ def explained(
                 probe=probe if these[0] == smallest else None,
                 differentiate=differentiate if c.gradients and not gradients else None,
                 needs=needs if these[0] == smallest else None,
+                hypotheses=known,
+                processes=(lambda: runner.world.processes) if runner.world.name == "simulated" else None,
             )
             if found is not None:
                 return found if these[0] == smallest else replace(found, where=None)

@@ -20,8 +20,10 @@ from ringverify.check.mishap import Mishap, attempt
 from ringverify.check.repeating import same_failure
 from ringverify.check.searching import Counterexample, Ending, Found, Search, other_refused, search_cases
 from ringverify.check.suggesting import suggested
+from ringverify.diagnosis.catalogue import HYPOTHESES
 from ringverify.diagnosis.conduct import differing, of_deadlock, of_state
 from ringverify.diagnosis.diagnose import Diagnosis
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.needs import Needs
 from ringverify.errors import Inconclusive
 from ringverify.events import Hint, Needed
@@ -62,6 +64,7 @@ def finished(
     share: Share = ENDLESS,
     first: Sequence[CaseFile] = (),
     watched: Callable[[], Runner | None] = lambda: None,
+    known: Sequence[Hypothesis] = HYPOTHESES,
 ) -> Ending:
     """Shrink a violation, run it again in a fresh process, and explain it.
 
@@ -78,13 +81,14 @@ def finished(
         share: see there.
         first: see there.
         watched: see there.
+        known: see there.
     """
     mishaps: list[Mishap] = []
     began = time.monotonic()
 
     def shown(one: Found, *, own: bool) -> tuple[Counterexample, str | None]:
         refused = list(one.refused)
-        shown, unfinished = _smallest(property, runner, one, refused, share, watched, mishaps, own=own)
+        shown, unfinished = _smallest(property, runner, one, refused, share, watched, known, mishaps, own=own)
         return dataclasses.replace(shown, refused=other_refused(one.judgement, refused)), unfinished
 
     runner.log.notes += [note for note in found.notes if note not in runner.log.notes]
@@ -121,6 +125,7 @@ def _smallest(
     refused: list[tuple[Case, Judgement]],
     share: Share,
     watched: Callable[[], Runner | None],
+    known: Sequence[Hypothesis],
     mishaps: list[Mishap],
     *,
     own: bool,
@@ -179,7 +184,7 @@ def _smallest(
         unfinished = "before the case was explained" if unfinished is None else f"{unfinished} and explained"
     larger = [one for one, _ in way if one != case]
     late = share.late if in_time else None
-    shown = _accounted_for(property, runner, watched, found, counterexample, larger, late, mishaps, alone=alone)
+    shown = _accounted_for(property, runner, watched, found, counterexample, larger, late, known, mishaps, alone=alone)
     return shown, unfinished
 
 
@@ -251,6 +256,7 @@ def _accounted_for(
     shown: Counterexample,
     larger: Sequence[Case],
     late: float | None,
+    known: Sequence[Hypothesis],
     mishaps: list[Mishap],
     *,
     alone: bool,
@@ -265,6 +271,7 @@ def _accounted_for(
         shown: the counterexample.
         larger: failing cases that it was shrunk from.
         late: value of `time.monotonic()` by which to be done; `None` if it is too late, and only hints are added.
+        known: as in `hunt`.
         mishaps: failing steps are appended here.
         alone: the case fails in a fresh process, without others before it.
     """
@@ -288,7 +295,7 @@ def _accounted_for(
         explanation = attempt(
             mishaps,
             "explaining the case",
-            lambda: explained(runner, property, violation, case, shown.first, needs),
+            lambda: explained(runner, property, violation, case, shown.first, needs, known),
             None,
         )
         diagnosis = explanation or diagnosis

@@ -10,6 +10,8 @@ from ringverify.cases.running import Runner
 from ringverify.check.budget import ENDLESS, Share
 from ringverify.check.finishing import finished
 from ringverify.check.searching import Ending, Hunt, Search, found_only, in_short, search_cases
+from ringverify.diagnosis.catalogue import HYPOTHESES
+from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.properties.property import Property
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def hunt(
     shrinking: bool = True,
     first: Sequence[CaseFile] = (),
     watched: Callable[[], Runner | None] = lambda: None,
+    known: Sequence[Hypothesis] = HYPOTHESES,
 ) -> Hunt:
     """Try up to `examples` cases of a property, stop at the first violation, and shrink it.
 
@@ -45,6 +48,7 @@ def hunt(
         shrinking: whether to shrink and explain the case found first.
         first: counterexamples of earlier runs, tried before drawn cases.
         watched: returns a runner in a simulated world, if `runner` is in another one, or `None`.
+        known: the faults that may be named as causes.
 
     Raises:
         WorldUnavailable: the world could not be set up, or a limit of the machine was reached, before a violation.
@@ -66,6 +70,7 @@ def hunt(
                     share=share,
                     first=first,
                     watched=watched,
+                    known=known,
                 )
             )
         else:

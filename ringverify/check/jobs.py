@@ -176,6 +176,7 @@ class Jobs:
         self._workers = Workers(progress.loading)
         self._examples = 0
         self._trials: dict[str, PropertyTrial] = {}
+        self._violated: set[str] = set()
         self._title = ""
 
     def begin(
@@ -198,6 +199,7 @@ class Jobs:
         self._title = title
         of_each = None if share is None else functools.partial(share, self._workers.most)
         self._trials = {one.property: PropertyTrial(one, of_each, self._step, self._progress.found) for one in asked}
+        self._violated.clear()
         return True
 
     def hunt(self, property: str, log: RunLog) -> Hunt:
@@ -212,7 +214,8 @@ class Jobs:
         self._progress.start(self._title, f"{done} of {len(trials)} properties", total)
         self._step()
         try:
-            others = [one for one in trials if one is not trial]
+            # After a property that `are_violated` has seen violated, the run mostly ends.
+            others = [] if property in self._violated else [one for one in trials if one is not trial]
             self._workers.work_on([trial, *others], lambda: trial.done)
         finally:
             self._progress.stop()
@@ -227,12 +230,14 @@ class Jobs:
         Raises:
             Exception: a case could not be judged.
         """
-        for answer in self._workers.in_order(units):
+        for unit, answer in zip(units, self._workers.in_order(units), strict=True):
             if isinstance(answer, Exception):
                 raise answer
             if answer and (error := answer[-1].error) is not None:
                 raise error
-            yield bool(answer) and answer[-1].ends
+            if violated := bool(answer) and answer[-1].ends:
+                self._violated.add(unit.wanted.property)
+            yield violated
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""

@@ -35,10 +35,13 @@ from ringverify.diagnosis.where import Probe, locate, wrong_tensors
 from ringverify.events import TensorName, Where
 from ringverify.faults.fault import When
 from ringverify.implementation import Capabilities
-from ringverify.worlds.patience import Patience
+from ringverify.worlds.patience import Patience, WorkLimit
 
 SECONDS = 5.0
 """Seconds for further cases that tell hypotheses apart; a case in a simulated world takes a hundredth of that."""
+
+WALL = 6
+"""Times as many seconds of the wall clock as of processor time are allowed."""
 
 LOOK = 16
 """Hypotheses that are tried between two looks at the clock."""
@@ -88,6 +91,7 @@ def diagnose(
     needs: Needs | None = None,
     hypotheses: Sequence[Hypothesis] = HYPOTHESES,
     seconds: float = SECONDS,
+    processes: Callable[[], Iterable[int]] | None = None,
 ) -> Diagnosis | None:
     """Name the hypothesis that explains a failing case and others like it.
 
@@ -103,6 +107,8 @@ def diagnose(
         needs: what the smallest case needs in order to fail, if that was found: the condition that a fault may have.
         hypotheses: the faults that may be named, the first of those that explain the same cases first.
         seconds: time for running further cases; cases that are not reached by then are left out.
+        processes: returns the ids of the processes that run cases, whose processor time is then what counts; `None` if
+            running a case takes time otherwise.
 
     Returns:
         the diagnosis; `None` if the first case returns no values, or only right ones.
@@ -112,7 +118,16 @@ def diagnose(
     smallest = _seen(observe, cases[0], capabilities)
     if smallest is None or not (wrong := wrong_tensors(smallest)):
         return None
-    found = _named(observe, smallest, cases, capabilities, seconds, differentiate, needs, hypotheses, probe)
+
+    def patience(seconds: float) -> WorkLimit | Patience:
+        # The cause that is named must not depend on the load of the machine.
+        return (
+            Patience(seconds, [os.getpid()])
+            if processes is None
+            else WorkLimit(seconds, processes, wall=WALL * seconds)
+        )
+
+    found = _named(observe, smallest, cases, capabilities, patience, seconds, differentiate, needs, hypotheses, probe)
     shown = tensor if tensor in wrong else wrong[0]
     if probe is None:
         return dataclasses.replace(found, where=locate(smallest, shown, ()))
@@ -126,6 +141,7 @@ def _named(
     smallest: Scene,
     cases: Sequence[Case],
     capabilities: Capabilities,
+    patience_of: Callable[[float], WorkLimit | Patience],
     seconds: float,
     differentiate: Callable[[Case], Observation] | None,
     needs: Needs | None,
@@ -145,8 +161,7 @@ def _named(
     ways = ("always",) if "dq" not in smallest.tensors else get_args(When)
     tried = [one for one in known if one.when in ways]
     whole = [Standing(one, residual) for one in tried if (residual := one.explains(smallest)) is not None]
-    # The cause that is named must not depend on the load of the machine.
-    patience = Patience(seconds, [os.getpid()])
+    patience = patience_of(seconds)
     scenes = list(_answered(observe, asked, capabilities, patience))
     # Failing cases rule out most hypotheses: those are asked first.
     scenes.sort(key=lambda scene: not wrong_tensors(scene))
@@ -167,7 +182,11 @@ def _named(
         left = patience.left()
         there = [smallest, *scenes]
         if probe is not None and (
-            found := [*undefined.hypotheses(there), *adding.hypotheses(there), *reading.hypotheses(there, probe)]
+            found := [
+                *undefined.hypotheses(there),
+                *adding.hypotheses(there),
+                *reading.hypotheses(there, probe, patience_of(reading.SECONDS).left),
+            ]
         ):
             # A rule was made to fit the cases that were read: others have to follow it too.
             fresh = dict.fromkeys(_in_shape(case, capabilities) for case in _fresh(smallest.case, cases[-1]))
@@ -177,7 +196,7 @@ def _named(
             for one in found:
                 if (residual := one.explains(smallest)) is not None:
                     yield Standing(one, residual)
-        patience = Patience(left, [os.getpid()])  # reading has its own time
+        patience = patience_of(left)  # reading has its own time
 
     stages: tuple[Callable[[], Iterable[Standing]], ...] = (
         lambda: whole,
@@ -231,7 +250,10 @@ def diagnose_rounding(
 
 
 def _answered(
-    observe: Callable[[Case], Observation], asked: Sequence[Case], capabilities: Capabilities, patience: Patience
+    observe: Callable[[Case], Observation],
+    asked: Sequence[Case],
+    capabilities: Capabilities,
+    patience: WorkLimit | Patience,
 ) -> Iterator[Scene]:
     """Yield what is seen of cases, the first of them at least; of a case without digits nothing can be told."""
     for number, case in enumerate(asked):

@@ -267,6 +267,7 @@ def agree(
             return None
         with np.errstate(invalid="ignore"):  # infinities that are equal
             difference = np.where(seen == predicted, 0.0, np.abs(seen - predicted))
+            distance = np.abs(seen - true)
         # Where the limit is wide, the prediction must still be nearer to what was seen than the right answer is.
         margin = margins(seen, true, allowed, dtype)
         if bool((margin > 1).any()):
@@ -274,7 +275,7 @@ def agree(
             off = np.where(margin > 1, _margins(seen, true, limit, dtype), 0.0)
             sure = bool((off > 1).any())
             most = np.unravel_index(int((off if sure else margin).argmax()), margin.shape)
-            nearer = bool(np.isnan(seen[most]) or difference[most] < np.abs(seen - true)[most] / 2)
+            nearer = bool(np.isnan(seen[most]) or difference[most] < distance[most] / 2)
             if sure and not nearer:
                 return None
             told = told or nearer

@@ -21,12 +21,11 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ringverify.cases.case import Case, sharding_names
-from ringverify.diagnosis.conditions import HALF, MASKS, Condition, conditions, features
+from ringverify.diagnosis.conditions import HALF, MASKS, Condition, Features, conditions, features
 from ringverify.diagnosis.scores import FAR, conditions_on_scores, meets, of_scores, scored
 from ringverify.diagnosis.varying import FIELDS, Varying
 from ringverify.events import Needed
@@ -34,9 +33,6 @@ from ringverify.implementation import Capabilities
 
 MOST_RUNS = 260
 """Runs for one failure, at most, so that a quick machine and a slow one mostly say the same."""
-
-WALL = 2
-"""Times as many seconds of the wall clock as of processor time are allowed: the machine may be busy."""
 
 MOST_RANKS = 8
 """Largest world that is tried."""
@@ -148,7 +144,7 @@ def needs(
     *,
     shrunk_from: Sequence[Case] = (),
     drawn: Sequence[Case] = (),
-    seconds: float = 3.0,
+    left: Callable[[], float] = lambda: math.inf,
     most_ranks: int = MOST_RANKS,
     wrong_ranks: Callable[[Case], Collection[int] | None] = lambda case: None,
 ) -> Needs:
@@ -160,12 +156,11 @@ def needs(
         capabilities: what the implementation declares; only such variants are run.
         shrunk_from: larger cases on the way to it, which fail: what is said has to hold of them too.
         drawn: other cases, of which a run may or may not fail.
-        seconds: processor time for it, so that a busy machine says the same; `WALL` times as much of the wall clock
-            ends it too.
+        left: returns how many seconds are left for it.
         most_ranks: largest world to try.
         wrong_ranks: returns on which ranks a variant that failed was wrong, if that is known.
     """
-    exploration = _Exploration(case, fails, Varying(capabilities, most_ranks), seconds)
+    exploration = _Exploration(case, fails, Varying(capabilities, most_ranks), left)
     explanation, complete = exploration.explained(shrunk_from, drawn)
     explanation = exploration.explained_by_scores(explanation)
     turning = exploration.unexplained(explanation)
@@ -224,7 +219,7 @@ class _Exploration:
         case: the smallest failing case.
         fails: as in `needs`.
         varying: makes variants.
-        seconds: the time for it.
+        left: as in `needs`.
 
     Attributes:
         runs: whether each variant failed, with its own seed or the next; those of which nothing was learned are left
@@ -235,8 +230,10 @@ class _Exploration:
         tried: number of runs.
     """
 
-    def __init__(self, case: Case, fails: Callable[[Case], bool | None], varying: Varying, seconds: float) -> None:
-        self.case, self.fails, self.varying = case, fails, varying
+    def __init__(
+        self, case: Case, fails: Callable[[Case], bool | None], varying: Varying, left: Callable[[], float]
+    ) -> None:
+        self.case, self.fails, self.varying, self.left = case, fails, varying, left
         self.runs: dict[Case, bool] = {case: True}
         self.seen: dict[Case, bool] = {case: True}
         self.outcomes: dict[str, list[bool]] = {}
@@ -245,7 +242,6 @@ class _Exploration:
         self._unknown: set[Case] = set()
         self._changed: set[tuple[Case, str]] = set()
         self._varied: set[tuple[Case, str]] = set()
-        self._until = (time.process_time() + seconds, time.monotonic() + WALL * seconds)
 
     def failed(self, case: Case, *, expected: bool = True) -> bool | None:
         """Return whether a case fails; one that passes unforeseen is run with another seed too: values may hide faults.
@@ -258,7 +254,7 @@ class _Exploration:
         if case in self._unknown:
             return None
         for one in (case, case.replace(seed=case.seed + 1)):
-            if self.tried >= MOST_RUNS or time.process_time() > self._until[0] or time.monotonic() > self._until[1]:
+            if self.tried >= MOST_RUNS or self.left() <= 0:
                 raise _Spent
             found = self.fails(one)
             self.tried += found is not None
@@ -531,6 +527,17 @@ class _Exploration:
         return list(dict.fromkeys(found))
 
 
+class _Columns(dict[str, list[object]]):
+    """Features of cases by their names; `None` for a case that lacks one."""
+
+    def __init__(self, seen: Sequence[Features]) -> None:
+        self._seen = seen
+
+    def __missing__(self, name: str) -> list[object]:
+        self[name] = [one.get(name) for one in self._seen]
+        return self[name]
+
+
 class _Board:
     """Conditions held against cases; sets of cases are bits of an integer.
 
@@ -545,15 +552,16 @@ class _Board:
         seen = [features(case, capabilities) for case in self.cases]
         if scored:
             seen = [one | of_scores(case, capabilities) for one, case in zip(seen, self.cases, strict=True)]
+        bits = [1 << place for place in range(len(seen))]
+        columns = _Columns(seen)
         alike: dict[tuple[str, ...], dict[tuple[object, ...], int]] = {}
         self._met: list[tuple[Condition, int]] = []
         of_both = [*conditions(seen, capabilities), *(conditions_on_scores(seen) if scored else ())]
         for condition in of_both:
             if (groups := alike.get(condition.about)) is None:
                 groups = alike[condition.about] = {}
-                for place, one in enumerate(seen):
-                    values = tuple(one.get(name) for name in condition.about)
-                    groups[values] = groups.get(values, 0) | 1 << place
+                for values, bit in zip(zip(*map(columns.__getitem__, condition.about), strict=True), bits, strict=True):
+                    groups[values] = groups.get(values, 0) | bit
             met = 0
             for group in groups.values():
                 if condition.meets(seen[group.bit_length() - 1]):

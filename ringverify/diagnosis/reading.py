@@ -12,9 +12,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -226,12 +225,13 @@ def _fewest(table: Array, most: int) -> tuple[int, ...] | None:
 # -- predicting --------------------------------------------------------------------------------------------------------
 
 
-def hypotheses(scenes: Sequence[Scene], probe: Probe) -> list[Hypothesis]:
+def hypotheses(scenes: Sequence[Scene], probe: Probe, left: Callable[[], float]) -> list[Hypothesis]:
     """Return what explains the counts that are read of cases, as hypotheses about their numbers.
 
     Args:
         scenes: cases, those that fail first.
         probe: runs the implementation on a case with other inputs.
+        left: returns how many of `SECONDS` are left.
     """
     failing = [scene for scene in scenes if wrong_tensors(scene)]
     if not failing:
@@ -240,11 +240,11 @@ def hypotheses(scenes: Sequence[Scene], probe: Probe) -> list[Hypothesis]:
     if backward and "dv" not in failing[0].tensors:
         return []
     found: list[Read] = []
-    left, until = RUNS, time.monotonic() + SECONDS
+    runs_left = RUNS
     for scene in _various(failing):
         runs = runs_of(scene, backward=backward)
-        if len(found) < READ and runs <= left and time.monotonic() < until:
-            left -= runs
+        if len(found) < READ and runs <= runs_left and left() > 0:
+            runs_left -= runs
             if (one := read(scene, probe, backward=backward)) is not None:
                 found.append(one)
     if not found:

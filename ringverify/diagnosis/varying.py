@@ -261,7 +261,7 @@ class Varying:
 
     def _dilation(self, case: Case) -> Iterator[Case]:
         p, c = case.problem, self.c
-        here, n = max(1, p.nk // case.world_size), p.nq
+        here, n = max(1, p.nk // case.world_size), max(1, p.nq)
         yield from _with(case, dilation=None)
         if p.dilation is None:
             yield from _each(

@@ -9,6 +9,7 @@ Documentation/scheduler/sched-stats.rst of its sources). Where that cannot be re
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -33,6 +34,16 @@ def queued(process: int) -> float:
     except (OSError, ValueError, IndexError):
         return 0.0  # the process has ended, or this is another system
     return total / 1e9
+
+
+def worked(process: int) -> float:
+    """Return the processor time of a process in seconds, that of threads which have ended included; 0 if unknown."""
+    try:
+        with open(f"/proc/{process}/stat", "rb", 0) as counted:
+            user, system = counted.read().rpartition(b")")[2].split()[11:13]
+    except (OSError, ValueError):
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 class Patience:
@@ -75,3 +86,26 @@ class Patience:
     def slice(self) -> float:
         """Return the seconds to wait before the next look, 0 once the deadline has passed."""
         return max(0.0, min(self.left(), SLICE))
+
+
+class WorkLimit:
+    """The processor time that is left for work in this process and in others, so that a busy machine does as much.
+
+    Args:
+        seconds: the processor time.
+        processes: returns the ids of the others that work for this one.
+        wall: seconds of the wall clock that end it too: a process that waits takes no processor time.
+    """
+
+    def __init__(
+        self, seconds: float, processes: Callable[[], Iterable[int]] = lambda: (), *, wall: float = math.inf
+    ) -> None:
+        self._processes = processes
+        self._until, self._wall = self._worked() + seconds, time.monotonic() + wall
+
+    def _worked(self) -> float:
+        return time.process_time() + sum(map(worked, self._processes()))
+
+    def left(self) -> float:
+        """Return the seconds that are left, 0 or fewer once they are used up."""
+        return min(self._until - self._worked(), self._wall - time.monotonic())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ringverify.words import TEXT, cut
@@ -317,6 +317,11 @@ class World(abc.ABC):
         if not deadline > 0:
             raise ValueError(f"deadline={deadline}: expected a positive number of seconds")
         return self.run_request(WorldRequest(program, argument, world_size, seed, deadline, conditions, watch, load))
+
+    @property
+    def processes(self) -> Sequence[int]:
+        """The ids of the processes on this machine that run ranks, besides this one."""
+        return ()
 
     @abc.abstractmethod
     def run_request(self, asked: WorldRequest) -> Run:

@@ -10,7 +10,7 @@ from command_line import assert_one_line, miniature
 from report_lines import report_lines, without_times
 
 from ringverify.cases.running import Runner
-from ringverify.check import jobs
+from ringverify.check import jobs, workers
 from ringverify.check.jobs import Jobs, setup_of
 from ringverify.check.options import Options, Subject
 from ringverify.check.run import check
@@ -159,6 +159,21 @@ def test_a_violation_stands_though_its_workers_are_killed(ringverify, monkeypatc
     (counterexample,) = outcome.told("counterexample")
     assert (counterexample["smallest"], counterexample["tried"]) == (False, 0)
     assert "SIGKILL" in outcome.told("property")[0]["reason"]
+
+
+def test_after_the_first_look_only_the_property_seen_violated_is_tried(ringverify, monkeypatch):
+    """With -x the run ends after it: others would take processors from it."""
+    begin, tried = Worker.begin, set()
+
+    def begin_and_note(self, task, unit, setup):
+        tried.update([] if isinstance(task, workers._Several) else [unit.wanted.property])
+        begin(self, task, unit, setup)
+
+    monkeypatch.setattr(Worker, "begin", begin_and_note)
+    outcome = checked(ringverify, 2, miniature("faulty_rings:wrong_scale"), "-x", "--only", "forward,gradients,dtypes")
+    assert outcome.code == 1
+    assert tried == set(outcome.verdicts())
+    assert len(tried) == 1
 
 
 class Told(Hidden):

@@ -274,7 +274,11 @@ CONDITIONAL = {
     "scale applied twice, in head 0 only": (
         Implementation(ring_of(replace(STEPS, capped=in_head_0), STEPS), "one head", EVERYTHING), case_of(), False, []
     ),
-    "the last key of every block is never attended, on blocks with an odd number of keys only": (
+    "scale applied twice, on blocks with an odd number of keys only": (
+        where(lambda q, call: True, fault("O15"), hops=lambda here, hop, owner: len(here.shards[owner]) % 2 == 1),
+        case_of(), False, []
+    ),
+    "keys past the last whole tile of 2 of a block are never attended": (
         Implementation(ring_of(replace(STEPS, pattern=without_last_of_odd)), "odd", EVERYTHING), case_of(), False, []
     ),
 }  # fmt: skip

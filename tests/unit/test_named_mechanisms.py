@@ -398,7 +398,9 @@ def test_what_is_read_of_a_mask_is_told(words):
     steps, cases, right = READ[words]
     scenes, probe = seen(Implementation(ring_of(steps), "read", EVERYTHING), [*cases, *right], gradients=False)
     found = [
-        one.sentence() for one in reading.hypotheses(scenes, probe) if all(one.explains(s) is not None for s in scenes)
+        one.sentence()
+        for one in reading.hypotheses(scenes, probe, lambda: 1)
+        if all(one.explains(s) is not None for s in scenes)
     ]
     assert found[0] == words
 

@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+from ringref.problem import Problem
+from ringverify.cases.case import Case
 from ringverify.cases.choices import SeededChoices
 from ringverify.cases.running import Runner
 from ringverify.cases.shrinking import shrink
@@ -14,6 +16,7 @@ from ringverify.check.hunting import hunt
 from ringverify.diagnosis.conditions import features
 from ringverify.diagnosis.needs import needs
 from ringverify.diagnosis.scores import of_scores
+from ringverify.diagnosis.varying import Varying
 from ringverify.events import Needed
 from ringverify.faults.ring import EVERYTHING, STEPS, ring_of
 from ringverify.implementation import Capabilities, Implementation
@@ -80,7 +83,7 @@ def found(planted, capabilities, **how):
 @pytest.mark.parametrize(("text", "planted"), PLANTED, ids=[text for text, _ in PLANTED])
 def test_a_planted_condition_is_found_again(text, planted):
     """In its words, and so that it holds on drawn cases exactly where the fault is; few runs are enough."""
-    said, fails, drawn = found(planted, EVERYTHING, seconds=60)
+    said, fails, drawn = found(planted, EVERYTHING)
     assert ", ".join(one.text for one in said.requires) == ("" if text == "nothing" else text)
     assert all(all(one.holds(case) for one in said.requires) == fails(case) for case in drawn)
     assert said.complete
@@ -120,7 +123,7 @@ RELATED = [
 @pytest.mark.parametrize(("text", "planted"), RELATED, ids=[text for text, _ in RELATED])
 def test_a_condition_that_relates_factors_is_found_again(text, planted):
     """By other cases mixed with the failing one: in these, all but a few factors differ at once."""
-    said, fails, drawn = found(planted, EVERYTHING, seconds=60, mixed=MIXED)
+    said, fails, drawn = found(planted, EVERYTHING, mixed=MIXED)
     assert ", ".join(one.text for one in said.requires) == text
     assert all(all(one.holds(case) for one in said.requires) == fails(case) for case in drawn)
     assert said.tried <= 140
@@ -143,7 +146,7 @@ def test_a_condition_on_scores_is_found_again(text, planted):
     choices = SeededChoices(1)
     drawn = [case_of(choices, SCALED, Scope(values=("dominating_key", "large_scores", "normal"))) for _ in range(100)]
     smallest = shrink(next(case for case in drawn if fails(case)), fails, SCALED).case
-    said = needs(smallest, fails, SCALED, drawn=drawn[-MIXED:], seconds=60)
+    said = needs(smallest, fails, SCALED, drawn=drawn[-MIXED:])
     (told,) = [one.text for one in said.requires]
     assert told.startswith(text)
     assert not told[-1].isdigit() or 90 <= int(told.split()[-1].strip("−")) <= 100
@@ -153,7 +156,7 @@ def test_a_condition_on_scores_is_found_again(text, planted):
 def test_of_a_condition_that_has_no_words_its_factor_is_told(most, monkeypatch):
     """And nothing that is not true, whether or not the time ends first."""
     monkeypatch.setattr("ringverify.diagnosis.needs.MOST_RUNS", most)
-    said, fails, drawn = found(lambda one: one.get("left_side", 0) % 2 == 1, EVERYTHING, seconds=60, mixed=MIXED)
+    said, fails, drawn = found(lambda one: one.get("left_side", 0) % 2 == 1, EVERYTHING, mixed=MIXED)
     assert said.requires[-1].text == "certain window"
     assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
     assert not {"window", "masks"} & set(said.irrelevant)
@@ -163,21 +166,21 @@ def test_what_was_not_tried_is_not_said_to_be_no_matter(monkeypatch):
     """Not a mask, and not the masks, where the runs ended before they were all varied."""
     for most in (10, 40):
         monkeypatch.setattr("ringverify.diagnosis.needs.MOST_RUNS", most)
-        said, _, _ = found(lambda one: one["ranks"] > 1 and not one["documents"], EVERYTHING, seconds=60, mixed=MIXED)
+        said, _, _ = found(lambda one: one["ranks"] > 1 and not one["documents"], EVERYTHING, mixed=MIXED)
         assert not said.complete
         assert not {"documents", "masks", "ranks"} & set(said.irrelevant)
 
 
 def test_where_keys_are_as_many_as_queries_they_are_called_tokens():
     """And nothing is said of factors that are not declared."""
-    said, _, _ = found(lambda one: one["keys_here"] >= 5, TOKENS, seconds=60)
+    said, _, _ = found(lambda one: one["keys_here"] >= 5, TOKENS)
     assert [one.text for one in said.requires] == ["5 tokens or more on a rank"]
     assert set(said.irrelevant) == {"ranks", "masks", "sharding", "shapes", "values", "strides", "schedule"}
 
 
 def test_factors_that_do_not_matter_are_named_together():
     """As others, where one of them matters."""
-    said, _, _ = found(lambda one: one["causal"] and one["heads"] > 1, EVERYTHING, seconds=60)
+    said, _, _ = found(lambda one: one["causal"] and one["heads"] > 1, EVERYTHING)
     assert {"other masks", "other shapes", "dtype", "ranks"} <= set(said.irrelevant)
     assert not {"window", "documents", "masks", "dims", "causal", "heads"} & set(said.irrelevant)
 
@@ -186,7 +189,7 @@ def test_a_condition_that_only_other_values_refute_is_not_said():
     """Float64 fails too, at the largest scores alone: cases of all values are changed in the dtype."""
     said, fails, drawn = found(
         lambda one: one["large"] and (one["dtype"] != "float64" or one["values"] == "float16_limits"),
-        EVERYTHING, seconds=60, mixed=MIXED,
+        EVERYTHING, mixed=MIXED,
     )  # fmt: skip
     assert [one.text for one in said.requires] == ["large or dominating scores", "certain dtype"]
     assert all(one.holds(case) for case in drawn if fails(case) for one in said.requires)
@@ -194,16 +197,14 @@ def test_a_condition_that_only_other_values_refute_is_not_said():
 
 def test_values_are_a_matter_where_those_of_the_smallest_case_decide():
     """In a larger one some row shows the fault whatever the values."""
-    said, _, _ = found(
-        lambda one: one["ranks"] > 1 and (one["keys"] > 8 or one["values"] == "integers"), EVERYTHING, seconds=60
-    )
+    said, _, _ = found(lambda one: one["ranks"] > 1 and (one["keys"] > 8 or one["values"] == "integers"), EVERYTHING)
     assert not {"values", "length"} & set(said.irrelevant)
 
 
 def test_a_fault_that_some_seeds_hide_is_a_matter_of_values():
     """A case that passes is run with another seed, and that may fail."""
     seeds = random.Random(3)
-    said, _, _ = found(lambda one: True, EVERYTHING, seconds=60, fails=lambda case: seeds.random() < 0.9)
+    said, _, _ = found(lambda one: True, EVERYTHING, fails=lambda case: seeds.random() < 0.9)
     assert "values" not in said.irrelevant
 
 
@@ -215,7 +216,7 @@ def test_dtypes_and_ranks_are_no_matter_only_where_the_extremes_fail():
 
     choices = SeededChoices(1)
     case = next(one for one in (case_of(choices, EVERYTHING, SCOPE) for _ in range(300)) if fails(one))
-    said = needs(case, fails, EVERYTHING, seconds=60)
+    said = needs(case, fails, EVERYTHING)
     assert {"causal", "length"} & {*said.irrelevant, *(("causal",) if "masks" in said.irrelevant else ())}
     assert not {"dtype", "ranks"} & set(said.irrelevant)
 
@@ -229,20 +230,20 @@ def test_nothing_is_said_that_a_run_contradicts():
         failed.extend([case] if seen else [])
         return seen
 
-    said, _, _ = found(lambda one: True, EVERYTHING, seconds=60, fails=fails)
+    said, _, _ = found(lambda one: True, EVERYTHING, fails=fails)
     assert failed
     assert all(one.holds(case) for one in said.requires for case in failed)
 
 
 def test_runs_that_teach_nothing_are_no_evidence():
     """Neither for a condition nor against one."""
-    said, _, _ = found(lambda one: True, EVERYTHING, seconds=60, fails=lambda case: None)
+    said, _, _ = found(lambda one: True, EVERYTHING, fails=lambda case: None)
     assert (said.requires, said.irrelevant, said.complete) == ((), (), True)
 
 
 def test_an_end_of_the_time_is_told():
     """What was found until then stands."""
-    said, _, _ = found(lambda one: one["ranks"] >= 3, EVERYTHING, seconds=0)
+    said, _, _ = found(lambda one: one["ranks"] >= 3, EVERYTHING, left=lambda: 0)
     assert (said.requires, said.complete, said.tried) == ((), False, 0)
     assert str(said.told()) == "nothing in particular; the time ended before all was tried"
 
@@ -314,6 +315,14 @@ def test_a_failure_without_values_is_varied_too():
     seen = hunt(FORWARD, runner, examples=40, seed=0, progress=lambda number: None, shrinking=False).counterexample
     said = when_it_fails(FORWARD, runner, seen.case, seen.violation)
     assert [one.text for one in said.requires] == ["at least 2 heads"]
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 3), (3, 0)])
+def test_a_failure_without_queries_or_keys_is_varied_too(lengths):
+    """In every factor: none is made that has no meaning."""
+    varying = Varying(EVERYTHING, 8)
+    case = Case(problem=Problem(query_length=lengths[0], key_length=lengths[1]), world_size=2)
+    assert {factor for factor in varying.factors if varying.of(case, factor)} >= {"window", "ranks", "dims"}
 
 
 def test_a_failure_that_does_not_repeat_is_varied_too():

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ringverify.worlds.patience import LEAST_COUNTED, Patience, queued
+from ringverify.worlds.patience import LEAST_COUNTED, Patience, WorkLimit, queued, worked
 from ringverify.worlds.processes.gloo import GlooWorld
 from ringverify.worlds.simulated import SimulatedWorld
 
@@ -86,6 +86,23 @@ def test_of_a_process_that_is_gone_nothing_is_known():
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
     assert queued(process.pid) == 0.0
+
+
+def test_a_limit_of_work_is_of_all_who_work():
+    """This process, and another with threads that have ended; a wait is ended by the wall clock."""
+    spin = "import threading, time\ndef spin():\n    while time.process_time() < 0.5: pass\n"
+    spin += "one = threading.Thread(target=spin)\none.start()\none.join()\nprint(flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-S", "-c", spin], **pipes) as other:
+        limit = WorkLimit(10.0, lambda: [other.pid])
+        alone = WorkLimit(10.0)
+        other.stdout.readline()
+        if os.path.exists("/proc/self/stat"):
+            assert worked(other.pid) >= 0.4
+            assert limit.left() < 9.7 < alone.left()
+        other.communicate(b"\n")
+    assert worked(other.pid) == 0.0
+    assert WorkLimit(10.0, wall=0.0).left() <= 0
 
 
 def compute(processor):

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringverify.worlds import whose
@@ -73,6 +73,11 @@ class ContainedWorld(World):
             return simulated
         beside = tuple((None, text) for _, text in run.printed)  # printed by C code
         return dataclasses.replace(simulated, printed=(*simulated.printed, *beside)) if beside else simulated
+
+    @property
+    def processes(self) -> Sequence[int]:
+        """The id of the process, if it runs."""
+        return self._process.processes
 
     def close(self) -> None:
         """End the process. The next run starts a new one, which knows nothing of what ran here."""

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringverify.worlds.processes.pool import Pool
@@ -83,6 +83,11 @@ class GlooWorld(World):
             self._pools[world_size] = Pool(self._place, world_size, program_module, self._called, self._heard)
         self._pools.move_to_end(world_size)
         return self._pools[world_size]
+
+    @property
+    def processes(self) -> Sequence[int]:
+        """The ids of the processes on this machine that run ranks."""
+        return [process for pool in self._pools.values() for process in pool.processes]
 
     def close(self) -> None:
         """End all processes. The world may be used again and then starts new ones."""

@@ -180,7 +180,7 @@ class Pool:
             printed.clear()
         self._hung_up.clear()
         job = pickle.dumps(RunRequest(tuple(sys.path), _working_directory(), body), protocol=5)
-        patience = Patience(deadline, [one.process for one in self._ranks if one.process is not None])
+        patience = Patience(deadline, self.processes)
         until = math.inf
         returned: dict[int, Returned] = {}
         failed: dict[int, Raised | Died] = {}
@@ -260,6 +260,11 @@ class Pool:
             for rank in [rank for rank, stack in stacks.items() if stack is None]:
                 stacks[rank] = self._ranks[rank].where()
         return stacks
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the ranks' processes that are on this machine."""
+        return [one.process for one in self._ranks if one.process is not None]
 
     def is_alive(self) -> bool:
         """Whether every rank still runs: what the last run left behind may have ended one."""
