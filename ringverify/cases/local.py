@@ -148,7 +148,7 @@ def local_part(
 
 
 def _apart(problem: Problem) -> Problem:
-    """Return an equal problem that shares nothing that can be changed, where a deep copy would take ten times as long."""
+    """Return an equal problem that shares nothing that can be changed; a deep copy would take ten times as long."""
     mine = copy.copy(problem)
     object.__setattr__(mine, "dilation", copy.copy(problem.dilation))
     return mine
