@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import multiprocessing
 import os
 import signal
@@ -277,6 +278,7 @@ def work(connection: Connection, lifeline: Connection, server: dict[str, Any]) -
     multiprocessing.current_process().daemon = False  # a daemon could have no children
     use_server(server)
     torch.set_num_threads(1)
+    gc.freeze()  # or the collector walks through all that torch has made, again and again
     bench: Bench | None = None
     try:
         while True:

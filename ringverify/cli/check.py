@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command and return its exit code."""
     from ringverify.worlds.limits import cores
     from ringverify.worlds.processes import torchrun
-    from ringverify.worlds.processes.rank import start_fork_server
+    from ringverify.worlds.processes.rank import one_thread_for_numpy, start_fork_server
     from ringverify.worlds.world import WorldUnavailable
 
     options = configured(options, Path.cwd())
@@ -85,9 +85,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
         # It imports torch, and what workers need, while this process does.
         start_fork_server("ringverify.worlds.processes.contained" if alone else "ringverify.check.units")
 
-    from ringverify.check.run import check
-    from ringverify.merging.run import asked_of_merges, check_merges
-    from ringverify.scale.run import check_scale, wanted
+    with one_thread_for_numpy():  # the oracle's, where this process has no workers
+        from ringverify.check.run import check
+        from ringverify.merging.run import asked_of_merges, check_merges
+        from ringverify.scale.run import check_scale, wanted
 
     subjects, merges = _subjects(options.targets, options.load_deadline, console)
     request = CheckRequest(**{name: getattr(options, name) for name in ARGUMENTS})

@@ -63,8 +63,10 @@ class Running:
             out[:, rows].transpose(1, 2).copy_(out_b)
             lse[:, :, rows].copy_(lse_b)
         else:
-            out, lse = self.partial
-            merge_(out[batch, rows, heads].transpose(1, 2), lse[batch, heads, rows], out_b, lse_b)
+            out_BHSE, lse = self.partial.out.transpose(1, 2), self.partial.lse
+            if lse.shape != lse_b.shape:
+                out_BHSE, lse = out_BHSE[batch, heads, rows], lse[batch, heads, rows]
+            merge_(out_BHSE, lse, out_b, lse_b)
         self._written = first or self._written
 
     @property
@@ -126,7 +128,9 @@ class Sum:
         elif first is not None:
             self._made()[:, rows].transpose(1, 2).copy_(part)
         else:
-            total = self.total[batch, rows, heads].transpose(1, 2)
+            total = self.total.transpose(1, 2)
+            if total.shape != part.shape:
+                total = total[batch, heads, rows]
             for _, (sums, wide) in widened(self._dtype, total, part):
                 sums.add_(wide)
         self._written = first or self._written

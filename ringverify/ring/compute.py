@@ -53,19 +53,21 @@ class Rows:
     def __init__(
         self, q: torch.Tensor, dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None
     ) -> None:
-        self.q, self.dout, self.out, self.dlse = q, dout, out, dlse
+        self.q, self.dlse = q, dlse
+        self._dout_BHSE, self._out_BHSE = dout.transpose(1, 2), out.transpose(1, 2)
         self.lse = lse.masked_fill(lse == -torch.inf, torch.inf)
 
     @functools.cached_property
     def finite(self) -> bool:
         """Whether a mask may be left to a fused kernel, as far as these rows go."""
-        return all_finite(self.q, self.dout, self.out)
+        return all_finite(self.q, self._dout_BHSE, self._out_BHSE)
 
     def at(self, place: Place) -> MergedRows:
         """Those of a tile."""
         batch, queries, heads = place
-        dlse = None if self.dlse is None else self.dlse[batch, heads, queries]
-        return MergedRows(_by_head(self.dout, place), _by_head(self.out, place), self.lse[batch, heads, queries], dlse)
+        here = batch, heads, queries
+        dlse = None if self.dlse is None else self.dlse[here]
+        return MergedRows(self._dout_BHSE[here], self._out_BHSE[here], self.lse[here], dlse)
 
 
 class BlockTile(NamedTuple):
@@ -167,15 +169,18 @@ class Job:
         safe = self._safe(regions, block, owner)
         if rows is not None and regions.masked and not self.kernel.keeps_out:
             safe = safe and rows.finite
+        q_BHSD = q.transpose(1, 2)
         for region in regions:
+            batch, heads = slice(*region.batch), region.heads.slice()
             k_r, v_r = block.of(region)
             for tile in tiles(region, *self._buckets(region, safe, forward=rows is None), self.sides.band):
                 mask, some = self._mask(region, tile, (asking, owner), k_r.device)
                 if some:
-                    keys = slice(*tile.keys)
-                    place = slice(*region.batch), region.queries.slice(*tile.rows), region.heads.slice()
-                    given = KernelTile(_by_head(q, place), k_r[:, :, keys], v_r[:, :, keys], mask)
-                    yield BlockTile(region, place, keys, self._kernel(mask, safe), given)
+                    keys, queries = slice(*tile.keys), region.queries.slice(*tile.rows)
+                    cut = tile.keys != (0, region.keys.size)
+                    k, v = (k_r[:, :, keys], v_r[:, :, keys]) if cut else (k_r, v_r)
+                    given = KernelTile(q_BHSD[batch, heads, queries], k, v, mask)
+                    yield BlockTile(region, (batch, queries, heads), keys, self._kernel(mask, safe), given)
         self._band.clear()
 
     def single_tile(
@@ -206,8 +211,7 @@ class Job:
         if (region.low, region.high) != (None, None):
             if region.queries.size != region.keys.size or (region.low, region.high) != (None, 0):
                 return None
-            finite = (k, v) if rows is None else (q, k, v, rows.dout, rows.out)
-            if not (self.kernel.keeps_out or all_finite(*finite)):
+            if not (self.kernel.keeps_out or (all_finite(k, v) and (rows is None or rows.finite))):
                 return None
             mask = "causal"
         every = slice(None)
@@ -304,11 +308,6 @@ class TileGradients:
         for tile in self._left:
             gradients.add(self._job.differentiate(self._rows, tile, self._dq))
         gradients.complete()
-
-
-def _by_head(x: torch.Tensor, place: Place) -> torch.Tensor:
-    """Some rows of `(B, S, H, ...)`, as `(B, H, S, ...)`."""
-    return x[place].transpose(1, 2)
 
 
 def all_finite(*tensors: torch.Tensor) -> bool:

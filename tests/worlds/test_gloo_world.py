@@ -17,6 +17,7 @@ from typing import Any
 
 import by_address
 import gloo_programs as programs
+import numpy as np
 import pytest
 from processes import becomes_true, has_ended
 
@@ -233,6 +234,24 @@ def test_ranks_multiply_in_numpy_with_one_thread() -> None:
     with contextlib.closing(GlooWorld(ThisMachine())) as world:
         assert results(world, programs.variable, BLAS_THREADS, world_size=2) == (before or "1",) * 2
     assert os.environ.get(BLAS_THREADS) == before
+
+
+@pytest.mark.parametrize(("said", "threads"), [({}, 1), ({BLAS_THREADS: "2"}, 2)])
+@pytest.mark.by_day(1)
+def test_check_itself_multiplies_in_numpy_with_one_thread(said: dict[str, str], threads: int) -> None:
+    """Without workers the oracle runs in its process; OpenBLAS counts its threads when numpy is imported."""
+    libraries = list(Path(np.__file__).parents[1].glob("numpy.libs/libscipy_openblas64_*"))
+    if not libraries:
+        pytest.skip("this numpy does not bring OpenBLAS along")
+    others = {name: value for name, value in os.environ.items() if name != BLAS_THREADS}
+    program = (
+        "import ctypes; from ringverify.cli.main import main; main(['check', 'ring', '--only', 'nothing']); "
+        f"print(ctypes.CDLL({str(libraries[0])!r}).scipy_openblas_get_num_threads64_())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=others | said, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert int(ran.stdout) == threads
 
 
 def test_a_benchmark_is_not_slowed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from ringverify.ring.plan.geometry import (
     thinning,
 )
 from ringverify.ring.plan.heads import head_classes
-from ringverify.ring.plan.regions import regions
+from ringverify.ring.plan.regions import Regions, regions
 from ringverify.ring.plan.runs import RowRun, step_of
 
 Held = Sequence[tuple[RowRun, ...]]
@@ -43,7 +43,7 @@ def needs(problem: Problem, queries: Held, keys: Held) -> Bools:
     """Whether a query of a rank attends a key of an owner, `(ranks, owners)`."""
     step = step_of(*queries, *keys, documents=problem.documents)
     if step is None:
-        return np.array([[len(found) > 0 for found in regions(problem, of, keys)] for of in queries], dtype=np.bool_)
+        return needs_of([regions(problem, of, keys) for of in queries])
     found = np.zeros((len(queries), len(keys)), dtype=np.bool_)
     asking, held = gathered(queries, step), gathered(keys, step, _limit(problem))
     for cutting in cuttings(problem):
@@ -51,6 +51,11 @@ def needs(problem: Problem, queries: Held, keys: Held) -> Bools:
             for near in nearby(problem, cutting.at(cutting.branch == branch), asking, held):
                 _find(found, problem, *near)
     return found
+
+
+def needs_of(found: Sequence[Sequence[Regions]]) -> Bools:
+    """The plain form of `needs`, from the regions of all ranks, `(ranks, owners)`."""
+    return np.array([[any(len(part.table) for part in of.parts) for of in rank] for rank in found], dtype=np.bool_)
 
 
 def _limit(problem: Problem) -> int | None:
@@ -162,16 +167,21 @@ def largest(first: Ints, last: Ints, weight: Counts, length: int) -> Counts:
 
 
 def _rank_by_rank(problem: Problem, queries: Held, keys: Held, owner: int) -> Hops:
-    """The plain form of `hops`, for runs of any steps, however many."""
-    world_size = len(queries)
-    classes = head_classes(problem.dilation, problem.heads, problem.hk)
-    shape = len(classes), sum(run.size for run in keys[owner])
+    """`hops` of runs of any steps, however many."""
+    others = (queries[(owner + hop) % len(queries)] for hop in range(1, len(queries)))
+    visited = [regions(problem, of, [keys[owner]])[0] for of in others]
+    return hops_of(problem, visited, sum(run.size for run in keys[owner]))
+
+
+def hops_of(problem: Problem, visited: Sequence[Regions], rows: int) -> Hops:
+    """The plain form of `hops`: what every rank after the owner attends of its block, by hop; the block has `rows`."""
+    world_size = len(visited) + 1
     dtype = np.min_scalar_type(world_size)
+    shape = len(head_classes(problem.dilation, problem.heads, problem.hk)), rows
     found = Hops(np.zeros(shape, dtype), np.zeros(shape, dtype))
-    for hop in range(1, world_size):
-        (visited,) = regions(problem, queries[(owner + hop) % world_size], [keys[owner]])
-        for region in visited:
-            nearest, furthest = (of[region.head_class, region.keys.slice()] for of in found)
-            furthest[:] = hop
-            nearest[nearest == 0] = hop
+    attended_by = [(hop, list(of.key_rows())) for hop, of in enumerate(visited, start=1)]
+    for into, order in zip(found, (reversed(attended_by), attended_by), strict=True):  # what is written last counts
+        for hop, of in order:
+            for head_class, places in of:
+                into[head_class, places] = hop
     return found

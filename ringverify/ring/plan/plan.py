@@ -19,9 +19,9 @@ from ringref.sharding import PageTable, Sharding
 from ringverify.ring.plan.geometry import Bools, constrained, cuttings, settled
 from ringverify.ring.plan.heads import head_classes
 from ringverify.ring.plan.kv_slices import ClassRows, KVSlice, everything
-from ringverify.ring.plan.needs import Counts, Hops, hops, needs
+from ringverify.ring.plan.needs import Counts, Hops, hops, hops_of, needs, needs_of
 from ringverify.ring.plan.regions import Regions, regions, regions_of_ranks
-from ringverify.ring.plan.rows import evenly
+from ringverify.ring.plan.rows import Span, evenly
 from ringverify.ring.plan.runs import RowRun, apart, page_counts, runs_of_ranks
 from ringverify.ring.plan.schedule import Schedule, dkv_returns, schedule, wanted
 
@@ -29,10 +29,11 @@ SLIGHT = 128
 """One part in so many is not cut off: the last key of a striped shard, which half of the ranks do not attend."""
 KEPT_BYTES = 64_000_000
 """What the plans take that a process keeps, together."""
-
-
-FEW = 4096
-"""Meetings of two ranks' runs in a piece that are looked for at once, for all ranks of a process."""
+FEW = 1024
+"""Meetings of two ranks' runs in a piece of which a plan begins with those of all ranks: it finds them at once, and all
+else that ranks know alike is read off them."""
+SLICE_BYTES = 1000
+"""What a KV slice of evenly spaced rows takes."""
 KEPT = 128
 """How many plans a process keeps at most."""
 
@@ -100,28 +101,30 @@ class _CommonPlan:
             self.queries = _runs(problem, of_queries, problem.nq, world_size)
         self.classes = tuple(one.key_heads for one in head_classes(problem.dilation, problem.heads, problem.hk))
         self.wholes = [everything(problem, self.classes, sum(run.size for run in of)) for of in self.keys]
-        self._asked: int | None = None
-        self._regions: list[tuple[Regions, ...]] | None = None
+        pieces = sum(len(cutting.begin) for cutting in cuttings(problem))
+        meetings = sum(map(len, self.queries)) * sum(map(len, self.keys)) * pieces
+        self._regions = regions_of_ranks(problem, self.queries, self.keys) if meetings <= FEW else None
         self._travel: dict[int, Travel] = {}
+        self._slices: dict[tuple[int, int, bool], KVSlice] = {}
         held = sum(map(len, (*self.keys, *self.queries)))
         self.nbytes = 200 * held + 40 * len(problem.documents or ())
 
     @functools.cached_property
     def needs(self) -> Bools:
         """Whether a query of a rank attends a key of an owner, `(ranks, owners)`."""
+        if self._regions is not None:
+            return needs_of(self._regions)
         return needs(self.problem, self.queries, self.keys)
 
     def regions_of(self, rank: int) -> tuple[Regions, ...]:
-        """How a rank's queries meet every rank's keys. Asked of a second rank, few are found for all ranks at once."""
-        if self._regions is None and self._asked not in (None, rank) and self._few:
-            self._regions = regions_of_ranks(self.problem, self.queries, self.keys)
-        self._asked = rank
+        """How a rank's queries meet every rank's keys."""
         return regions(self.problem, self.queries[rank], self.keys) if self._regions is None else self._regions[rank]
 
-    @property
-    def _few(self) -> bool:
-        pieces = sum(len(cutting.begin) for cutting in cuttings(self.problem))
-        return sum(map(len, self.queries)) * sum(map(len, self.keys)) * pieces <= FEW
+    def _hops(self, owner: int) -> Hops:
+        if self._regions is None:
+            return hops(self.problem, self.queries, self.keys, owner)
+        visited = [self._regions[(owner + hop) % self.world_size][owner] for hop in range(1, self.world_size)]
+        return hops_of(self.problem, visited, sum(run.size for run in self.keys[owner]))
 
     def rows(self, owner: int) -> int:
         """Rows of a block over all key heads."""
@@ -130,7 +133,7 @@ class _CommonPlan:
     def travel_of(self, owner: int) -> Travel:
         """How far the rows of an owner's block travel."""
         if owner not in self._travel:
-            found = hops(self.problem, self.queries, self.keys, owner)
+            found = self._hops(owner)
             self.nbytes += found.nearest.nbytes + found.furthest.nbytes
             near, far = (self._cumulated(of) for of in found)
             beyond = [self.rows(owner) - reached for reached in far]
@@ -173,6 +176,19 @@ class _CommonPlan:
             for place in places[:-1]:
                 by_query[(owner + place) % world_size] += rows * partial
         return BytesSent(int(by_key.max()), int(by_query.max()), exact=True)
+
+    def slice_of(self, owner: int, boundary: int, *, ahead: bool) -> KVSlice:
+        """The rows of a block that ranks beyond a boundary need, or to which ranks before it add gradients."""
+        key = owner, boundary, ahead
+        if (found := self._slices.get(key)) is None:
+            nearest, furthest = self.travel_of(owner).hops
+            held = furthest > boundary if ahead else (nearest > 0) & (nearest <= boundary)
+            rows = {number: evenly(np.flatnonzero(of)) for number, of in enumerate(held) if of.any()}
+            found = KVSlice(self.problem, {number: ClassRows(self.classes[number], of) for number, of in rows.items()})
+            if all(isinstance(of, Span) for of in rows.values()):  # lists of rows would add up
+                self._slices[key] = found
+                self.nbytes += SLICE_BYTES
+        return found
 
     def _cumulated(self, hops: Counts) -> list[int]:
         """By number of hops, how many rows have that many or fewer, over all key heads."""
@@ -267,9 +283,8 @@ class Plan:
 
     def kv_slice(self, owner: int, boundary: int) -> KVSlice:
         """What of a block crosses a boundary: what ranks that it has not yet visited need."""
-        travel = self._common.travel_of(owner)
-        cut = travel.cut[boundary]
-        return self.whole(owner) if cut < 0 else self._slice(travel.hops.furthest > cut)
+        cut = self._common.travel_of(owner).cut[boundary]
+        return self.whole(owner) if cut < 0 else self._common.slice_of(owner, cut, ahead=True)
 
     def kv_numel(self, owner: int, boundary: int) -> int:
         """Elements of what crosses a boundary."""
@@ -299,13 +314,7 @@ class Plan:
         travel = self._common.travel_of(owner)
         if not _worth_cutting(travel.added[boundary], self._common.rows(owner)):
             return self.whole(owner)
-        return self._slice((travel.hops.nearest > 0) & (travel.hops.nearest <= boundary))
-
-    def _slice(self, held: Bools) -> KVSlice:
-        """The KV slice of some rows, `(classes, rows)`."""
-        rows = {number: evenly(np.flatnonzero(of)) for number, of in enumerate(held) if of.any()}
-        classes = self._common.classes
-        return KVSlice(self.problem, {number: ClassRows(classes[number], of) for number, of in rows.items()})
+        return self._common.slice_of(owner, boundary, ahead=False)
 
 
 def _worth_cutting(part: int, of: int) -> bool:

@@ -91,6 +91,12 @@ class Regions:
         """What the tables take; heads that run one branch share theirs."""
         return sum({id(part.table): part.table.nbytes for part in self.parts}.values())
 
+    def key_rows(self) -> Iterator[tuple[int, slice]]:
+        """The class of key heads and the rows of keys of each rectangle."""
+        for part in self.parts:
+            for first, size in part.table[:, 2:4].tolist():
+                yield part.common.head_class, Span(first, size, part.step).slice()
+
     def __iter__(self) -> Iterator[Rectangle]:
         each = (region for part in self.parts for region in part)
         return iter(joined(each)) if self.joins else each

@@ -53,7 +53,10 @@ def tiles(region: Rectangle, row_bucket: int, key_bucket: int, mask_side: int = 
         key_bucket: most keys of a tile, at least 1.
         mask_side: most queries of a tile of kind band, at least 1. It has fewer keys than twice as many.
     """
-    rows = region.queries.size
+    rows, keys = region.queries.size, region.keys.size
+    if region[6:] == (None, None, False) and rows <= row_bucket and keys <= key_bucket:
+        yield Tile((0, rows), (0, keys), "full")
+        return
     if region.low is not None:
         # Of a bucket of b rows, b² / 2 pairs at a window's left edge are computed in vain. Where that edge is all that
         # a block has of the window, it is as wide as the block.

@@ -320,7 +320,7 @@ def start_fork_server(program_module: str) -> None:
         program_module: a module that it should import as well.
     """
     multiprocessing.forkserver.set_forkserver_preload([*PRELOADED, program_module])
-    with _unknown_main(), _interrupts_held_back(), _sockets_named(), _one_thread_for_numpy():
+    with _unknown_main(), _interrupts_held_back(), _sockets_named(), one_thread_for_numpy():
         multiprocessing.forkserver.ensure_running()
 
 
@@ -361,7 +361,7 @@ def _sockets_named() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_thread_for_numpy() -> Iterator[None]:
+def one_thread_for_numpy() -> Iterator[None]:
     """Have the fork server, and so all ranks, multiply matrices in numpy with one thread, unless the user says else.
 
     Ranks share the cores, and OpenBLAS's threads wait for one another actively: two ranks on two cores verified a long

@@ -222,7 +222,7 @@ def test_plans_are_made_once():
 @pytest.mark.parametrize("sharding", [*SHARDINGS, stripes])
 @pytest.mark.parametrize("length", [3, 16, 21])
 def test_ranks_of_one_process_find_their_regions_together_and_the_same_ones(length, sharding, monkeypatch):
-    """The first rank finds its own; the second all ranks', if they are few, so that no later one has to."""
+    """The first plan finds those of all ranks, if they are few, so that no later one has to."""
     searched, together, of_ranks = [], None, plan_module.regions_of_ranks
 
     def counted(problem, queries, keys):
@@ -248,16 +248,18 @@ def test_ranks_of_one_process_find_their_regions_together_and_the_same_ones(leng
         assert together == found
 
 
+@pytest.mark.parametrize(("form", "few"), [("hops", 0), ("hops_of", 4096)])
 @pytest.mark.parametrize("other", [Problem(query_length=33, causal=True), "striped", 3])
-def test_ranks_of_one_process_find_once_what_they_all_know(other, monkeypatch):
+def test_ranks_of_one_process_find_once_what_they_all_know(other, form, few, monkeypatch):
     """How far a block travels is found once for all ranks, again where anything is different, and goes with them."""
-    found, hops = [], plan_module.hops
+    found, hops = [], getattr(plan_module, form)
 
     def counted(*arguments):
         found.append(arguments)
         return hops(*arguments)
 
-    monkeypatch.setattr(plan_module, "hops", counted)
+    monkeypatch.setattr(plan_module, form, counted)
+    monkeypatch.setattr(plan_module, "FEW", few)
     problem, sharding, size = Problem(query_length=32, causal=True), "zigzag", 4
 
     def sent(problem, sharding, size):
