@@ -154,7 +154,7 @@ def test_where_every_new_shape_is_compiled_the_quick_suite_has_few(c, most):
 
 
 def test_the_written_jax_worker_is_asked_for_few_functions():
-    """Each costs XLA seconds: shapes on a number of devices, with and without a causal mask, in the whole quick suite."""
+    """Each costs XLA seconds: problems on a number of devices, in the whole quick suite."""
     declared = {}
     for node in ast.parse((FOLDER / "jax_worker.py").read_text(encoding="utf-8")).body:
         match node:
