@@ -153,11 +153,13 @@ class Terminal:
             inside = 100 * (event.seconds_inside or 0.0) / worked
             beside = "" if event.simulated_runs is None else f" and {event.simulated_runs} of the simulated one"
             world = "" if event.world is None else f" of the {event.world} world{beside}"
-            share = "" if event.world is None else f"; {inside:.0f} % of the time inside the implementation"
+            known = event.world is not None and event.seconds_inside  # a program need not say how long it took
+            share = f"; {inside:.0f} % of the time inside the implementation" if known else ""
+            rate = event.examples / seconds
             self._line(
                 f"  {event.examples} {plural(self._counted, event.examples)} in {event.runs} "
                 f"{plural('run', event.runs or 0)}{world}, "
-                f"{seconds:.1f} s: {event.examples / seconds:.0f} {self._counted}s a second{share}",
+                f"{seconds:.1f} s: {rate:{'.0f' if rate >= 1 else '.1g'}} {self._counted}s a second{share}",
                 "dim",
             )
         if event.shapes is not None:

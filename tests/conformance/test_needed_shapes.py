@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import re
@@ -16,8 +17,10 @@ from ringverify.cases.running import Runner
 from ringverify.cases.shapes import few_lengths
 from ringverify.check.drawing import drawn
 from ringverify.check.hunting import hunt
+from ringverify.check.outside import UNSEEN
 from ringverify.check.run import undeclared
 from ringverify.check.tried import Tried
+from ringverify.cli.worker import FOLDER
 from ringverify.implementation import Capabilities, Implementation
 from ringverify.properties.catalogue import PROPERTIES
 from ringverify.properties.property import Property
@@ -148,6 +151,24 @@ def test_where_every_new_shape_is_compiled_the_quick_suite_has_few(c, most):
     assert len({case.problem.nq for case in cases}) > 1
     assert {case.problem.hk == case.problem.heads for case in cases} == {True, False}
     assert {case.problem.head_dim for case in cases} == set(c.head_dims or (16, 32))
+
+
+def test_the_written_jax_worker_is_asked_for_few_functions():
+    """Each costs XLA seconds: problems on a number of devices, in the whole quick suite."""
+    declared = {}
+    for node in ast.parse((FOLDER / "jax_worker.py").read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name("CAPABILITIES")]) | ast.AugAssign(target=ast.Name("CAPABILITIES")):
+                declared |= ast.literal_eval(node.value)
+    few = Capabilities(**{name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()})
+
+    def functions(c):
+        tried = [one for id, one in PROPERTIES.items() if id not in UNSEEN and one.unsupported(c) is None]
+        cases = [case for one in tried for case in drawn(one, c, one.examples)]
+        return {(case.problem, case.world_size) for case in cases}
+
+    assert len(functions(few)) <= 60
+    assert len(functions(dataclasses.replace(few, shapes="any"))) > 1000
 
 
 def test_a_rank_may_hold_two_required_blocks_where_shapes_are_compiled():

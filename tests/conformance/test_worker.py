@@ -241,6 +241,17 @@ def test_a_layout_of_heads_first_is_honoured(worker, ringverify):
     assert outcome.code == 0, outcome.out
 
 
+def test_several_values_of_a_capability_are_a_list(worker, ringverify):
+    """As JSON has no tuples; each sharding is tried. Without `seconds` in its results no share of them is told."""
+    several = '"sharding": ["striped", "zigzag"], "world_sizes": [2, 3]'
+    target = worker(('"sharding": "zigzag"', several), (', "seconds": seconds', ""))
+    outcome = ringverify.check(target, "--only", "forward", "--max-examples", 12)
+    assert outcome.code == 0, outcome.out
+    (tried,) = outcome.told("tried")
+    assert set(tried["features"]["sharding"]) == {"striped", "zigzag"}
+    assert "inside the implementation" not in outcome.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

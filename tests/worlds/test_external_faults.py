@@ -189,7 +189,7 @@ def test_a_program_that_begins_badly_is_told_so_in_one_line(way):
         ("   ", "no command follows"),
         ("python 'my_worker.py", "is no command: no closing quotation"),
         ("no-such-program worker.py", "'no-such-program' is no program here: give its path, or install it"),
-        ("./text", "'./text' is not executable"),
+        ("./text", "'./text' is not executable: name its interpreter first"),
         ("./script", "cannot be executed: Exec format error"),
     ],
 )

@@ -166,6 +166,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _frozen(value: Any) -> Any:
     """Return a JSON value with tuples in place of arrays."""
+    if isinstance(value, dict):
+        return {name: _frozen(one) for name, one in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 

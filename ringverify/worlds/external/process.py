@@ -70,8 +70,9 @@ def command_of(target: str) -> list[str]:
     if not words:
         raise ValueError("no command follows: write 'program: python my_worker.py'")
     if shutil.which(words[0]) is None:
-        why = "is not executable" if Path(words[0]).is_file() else "is no program here"
-        raise ValueError(f"{words[0]!r} {why}: give its path, or install it")
+        if Path(words[0]).is_file():
+            raise ValueError(f"{words[0]!r} is not executable: name its interpreter first, or chmod +x it")
+        raise ValueError(f"{words[0]!r} is no program here: give its path, or install it")
     return words
 
 
