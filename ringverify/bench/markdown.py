@@ -12,6 +12,7 @@ from ringverify.bench.table import (
     load,
     memory_table,
     phases_table,
+    sinks_lines,
     speed_table,
     versions,
 )
@@ -55,7 +56,7 @@ def _speed(report: Mapping[str, Any]) -> Iterable[str]:
         for one in entry["left_out"]:
             yield f"Left out: {one['side']}: {one['reason']}."
             yield ""
-        for line in dilation_lines(entry.get("dilation")):
+        for line in (*dilation_lines(entry.get("dilation")), *sinks_lines(entry.get("sinks", {}))):
             yield f"{line}."
             yield ""
         if entry["phases"] is not None:
