@@ -8,6 +8,7 @@ from __future__ import annotations
 from ringverify.faults import (
     communication,
     dilation,
+    documents,
     gradients,
     masking,
     merging,
@@ -35,6 +36,7 @@ GROUPS = (
     state,
     modes,
     sinks,
+    documents,
 )
 """The files of faults; of causes that explain the same numbers and are as common, that of the earlier comes first."""
 
