@@ -79,7 +79,8 @@ def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, c
     Args:
         pattern: dense: all pairs. causal: balanced by a zigzag sharding. window: the last eighth of the sequence.
             documents: five packed documents of unlike lengths. uneven: one position less than asked for, so that no
-            number of ranks divides it. sinks: causal, with learned sinks. dilation-split and dilation-shared: the branches, each head one or all of them.
+            number of ranks divides it. sinks: causal, with learned sinks. dilation-split and dilation-shared: the
+            branches, each head one or all of them.
         length: positions over all ranks.
         world_size: number of ranks.
         shape: batch, heads, head_dim, dtype, and branches of dilations.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -96,7 +97,8 @@ def _looked_up(step: str, constraint: Positional, row_of: Callable[[Here, int], 
         def masked(problem: Problem, i: Tensor, j: Tensor) -> Tensor:
             return constraint(problem, queries[i], keys[j])
 
-        return multiplicity(replace(steps, **{step: masked}), here, hop, owner)
+        changed: dict[str, Any] = {step: masked}
+        return multiplicity(replace(steps, **changed), here, hop, owner)
 
     return replace(STEPS, pattern=in_rows)
 

@@ -203,7 +203,12 @@ def cause_of(property: MergeProperty, found: MergeSearch, c: MergeCapabilities, 
 
 
 def _wrong_alike(
-    fault: MergeFault, tensors: tuple[str, ...], case: MergeCase, result: MergeResult, c: MergeCapabilities, gradients: bool
+    fault: MergeFault,
+    tensors: tuple[str, ...],
+    case: MergeCase,
+    result: MergeResult,
+    c: MergeCapabilities,
+    gradients: bool,
 ) -> bool | None:
     """Return whether the numbers that came back are wrong, if a fault gives the same ones; else `None`."""
     wrong = False

@@ -23,9 +23,11 @@ from ringverify.merge_contract import merge
 from ringverify.peers.package import imported
 
 NAME = "merge:natten"
-INSTALL = "pip install --no-build-isolation natten==0.21.7"
+PACKAGE = "natten"
+VERSION = "0.21.7"
+INSTALL = f"pip install --no-build-isolation {PACKAGE}=={VERSION}"
 
-_module: Any = imported("natten.functional", peer=NAME, package="natten", version="0.21.7", install=INSTALL)
+_module: Any = imported("natten.functional", peer=NAME, package=PACKAGE, version=VERSION, install=INSTALL)
 
 
 @merge(
