@@ -71,6 +71,7 @@ PACKAGES = (
     PublishedPackage("diffusers", "0.42.1", "Apache-2.0"),
     PublishedPackage("deepspeed", "0.19.8", "Apache-2.0"),
     PublishedPackage("dilated-attention-pytorch", "0.2.0", "MIT"),
+    PublishedPackage("natten", "0.21.7", "MIT"),
     PublishedPackage("ringattention", "0.1.2", "Apache-2.0", (("ringattention", ()),)),
     PublishedPackage(
         "tokamax", "0.0.12", "Apache-2.0", (("tokamax-ring", ("default",)), ("tokamax-ring-natural", ("natural",)))
@@ -99,7 +100,14 @@ PACKAGES = (
         (("torchtitan-sdpa", ("sdpa",)), ("torchtitan-flex", ("flex",))),
     ),
     PublishedPackage(
-        "ejkernel", "0.0.80.3", "Apache-2.0", (("ejkernel-ring", ("ring",)), ("ejkernel-ring-chunked", ("chunked",)))
+        "ejkernel",
+        "0.0.80.3",
+        "Apache-2.0",
+        (
+            ("ejkernel-ring", ("ring",)),
+            ("ejkernel-ring-chunked", ("chunked",)),
+            ("ejkernel-ring-sinks", ("sinks",)),
+        ),
     ),
 )
 ELSEWHERE = {f"{PEER}{name}": package for package in PACKAGES for name, _ in package.targets}

@@ -77,6 +77,7 @@ MERGES = {
     "merge:ring-flash-attn": "ringverify.peers.ring_flash_attn:merged",
     "merge:yunchang": "ringverify.peers.yunchang:merged",
     "merge:torch-cp": "ringverify.peers.torch_context_parallel:merged",
+    "merge:natten": "ringverify.peers.natten_merge:merged",
 }
 """Built-in merges, likewise."""
 

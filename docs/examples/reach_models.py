@@ -59,15 +59,16 @@ def ring(group):
     return Model(RingAttention(group=group, causal=True, sharding="zigzag"))
 
 
+def plain(q, k, v, causal=True):
+    """Attention as before, which knows nothing of other ranks."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
 @ringverify.model(causal=True)
 def shard_only(group):
-    """Wrong: attention as before, which knows nothing of the other ranks."""
-
-    def attend(q, k, v):
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-
-    return Model(attend)
+    """Wrong: nobody replaced the attention."""
+    return Model(plain)
 
 
 @ringverify.model(causal=True)
@@ -84,14 +85,16 @@ def documents_dropped(group):
     return Model(lambda q, k, v: attend(q, k, v, documents=documents))
 
 
+class Counting(Model):
+    """Counts from the rank's own first token."""
+
+    def forward(self, tokens):
+        return super().forward(tokens, torch.arange(tokens.shape[1]))
+
+
 @ringverify.model(causal=True)
 def local_positions(group):
     """Wrong: rotary positions count from the rank's own first token."""
-
-    class Counting(Model):
-        def forward(self, tokens):
-            return super().forward(tokens, torch.arange(tokens.shape[1]))
-
     return Counting(RingAttention(group=group, causal=True))
 
 

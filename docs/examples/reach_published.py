@@ -2,6 +2,7 @@
 
     ringverify reach docs/examples/reach_published.py:torch_zigzag
     ringverify reach docs/examples/reach_published.py:ring_transformer
+    ringverify reach docs/examples/reach_published.py:yunchang_mask_dropped
 
 torch's context parallelism calls the GPU's flash operator; `ringverify.peers` has one for the CPU.
 """
@@ -9,27 +10,47 @@ torch's context parallelism calls the GPU's flash operator; `ringverify.peers` h
 from unittest import mock
 
 import torch
-from reach_models import Model
+from reach_models import Counting, Model, WithLoss, plain
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
 
 import ringverify
+
+
+def faulty(attention):
+    """Declare what people report: a mask dropped, shards only, positions local to the rank, a mean of means.
+
+    `attention(group, causal)` is right on contiguous shards.
+    """
+    right = ringverify.model(causal=True)
+    mean = ringverify.model(causal=True, loss="mean")
+    return (
+        right(lambda group: Model(attention(group, causal=group.size() == 1))),
+        right(lambda group: Model(plain)),
+        right(lambda group: Counting(attention(group, causal=True))),
+        mean(lambda group: WithLoss(attention(group, causal=True))),
+    )
 
 
 class Flash(nn.Module):
     """The operator that `scaled_dot_product_attention` calls on a GPU; torch's style rotates its keys and values."""
 
+    def __init__(self, causal):
+        super().__init__()
+        self.causal = causal
+
     def forward(self, q, k, v):
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, self.causal)[0]
 
 
-def torch_attention(group, balanced):
-    """Causal attention by torch's context parallelism."""
+def torch_attention(group, causal=True, balanced=False):
+    """Attention by torch's context parallelism."""
     from torch.distributed.tensor.experimental import _attention
 
     import ringverify.peers.torch_context_parallel  # noqa: F401  # registers the operator
 
-    flash = Flash()
+    flash = Flash(causal)
     if group.size() > 1:
         style = _attention._ContextParallel(2, _attention._ContextParallel.AttentionType.SDPA)
         flash = style._apply(flash, DeviceMesh.from_group(group, "cpu"))
@@ -54,16 +75,49 @@ def torch_taken_for_zigzag(group):
     return Model(torch_attention(group, balanced=True))
 
 
+torch_mask_dropped, torch_shard_only, torch_local_positions, torch_mean_of_means = faulty(torch_attention)
+
+
+def yunchang_attention(group, causal=True):
+    """Attention between the all-to-alls of yunchang: sequence to heads, and back."""
+    from yunchang.comm.all_to_all import SeqAllToAll4D
+
+    def exchanged(x, scatter, gather):
+        return SeqAllToAll4D.apply(group, x, scatter, gather) if group.size() > 1 else x
+
+    return lambda q, k, v: exchanged(plain(*(exchanged(x, 2, 1) for x in (q, k, v)), causal), 1, 2)
+
+
+@ringverify.model(causal=True)
+def yunchang_ulysses(group):
+    """Right: each rank has all tokens for some of the heads."""
+    return Model(yunchang_attention(group))
+
+
+(
+    yunchang_mask_dropped,
+    yunchang_shard_only,
+    yunchang_local_positions,
+    yunchang_mean_of_means,
+) = faulty(yunchang_attention)
+
+
 @ringverify.model(causal=True, processes=True, whole=True)
-def ring_transformer(group):
+def ring_transformer(group, causal=True):
     """The transformer of ring-attention-pytorch: reach and values are right, gradients of dK and dV are not."""
     from ring_attention_pytorch import RingTransformer
 
     size = 64 // group.size()
     return RingTransformer(
-        num_tokens=50, dim=32, depth=2, causal=True, dim_head=8, heads=4, bucket_size=size // 2, ring_attn=True,
+        num_tokens=50, dim=32, depth=2, causal=causal, dim_head=8, heads=4, bucket_size=size // 2, ring_attn=True,
         ring_seq_size=size, use_cuda_kernel=False,
     )  # fmt: skip
+
+
+@ringverify.model(causal=True, processes=True, whole=True)
+def ring_transformer_mask_dropped(group):
+    """Wrong: its ring is not causal."""
+    return ring_transformer.function(group, causal=group.size() == 1)
 
 
 @ringverify.model(causal=True, processes=True, whole=True)
@@ -72,6 +126,25 @@ def ring_transformer_local_positions(group):
     model = ring_transformer(group)
     model.rotary_emb.ring = False
     return model
+
+
+class WithLossOfOwnPart(nn.Module):
+    """Its logits, and the mean loss over this rank's part of the labels."""
+
+    def __init__(self, model, group):
+        super().__init__()
+        self.model, self.group = model, group
+
+    def forward(self, tokens, labels):
+        logits = self.model(tokens)
+        own, wanted = (x.chunk(self.group.size(), 1)[self.group.rank()] for x in (logits, labels))
+        return logits, functional.cross_entropy(own.flatten(0, 1), wanted.flatten())
+
+
+@ringverify.model(causal=True, processes=True, whole=True, loss="mean")
+def ring_transformer_mean_of_means(group):
+    """Wrong: each rank averages over its own part of the labels, of which some have more."""
+    return WithLossOfOwnPart(ring_transformer(group), group)
 
 
 @ringverify.model(causal=True, processes=True, whole=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from ringref.problem import DTYPES
 from ringverify.option_types import Renamed, branches, count, names, positive, sizes
 
-PATTERNS = ("dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared")
+PATTERNS = ("dense", "causal", "window", "documents", "uneven", "sinks", "dilation-split", "dilation-shared")
 DEFAULT_CACHE: dict[Literal["decode", "prefill"], int] = {"decode": 131_072, "prefill": 16_384}
 """Positions in the cache of a decoded token, and of a chunk of a prompt."""
 
@@ -52,7 +52,8 @@ def add_parser(commands: Any) -> None:
         "--sides",
         type=names,
         metavar="NAME,…",
-        help="plain, ring, floor, allgather, world-of-1, local, dense-ring (beside a dilation), peers, any TARGET of "
+        help="plain, ring, floor, allgather, world-of-1, local, dense-ring (beside a dilation), sinkless-ring and "
+        "sinkless-allgather (beside sinks), peers, any TARGET of "
         "check (default: ours and peers)",
     )
     parser.add_argument(

@@ -14,6 +14,7 @@ from ringverify.bench.table import (
     memory_table,
     phases_table,
     serving_table,
+    sinks_lines,
     speed_table,
     versions,
 )
@@ -57,7 +58,7 @@ def _speed(report: Mapping[str, Any]) -> Iterable[str]:
         for one in entry["left_out"]:
             yield f"Left out: {one['side']}: {one['reason']}."
             yield ""
-        for line in dilation_lines(entry.get("dilation")):
+        for line in (*dilation_lines(entry.get("dilation")), *sinks_lines(entry.get("sinks", {}))):
             yield f"{line}."
             yield ""
         if entry["phases"] is not None:

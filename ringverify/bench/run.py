@@ -12,7 +12,7 @@ from typing import Any
 from ringverify.bench import cuda, machine, markdown, memory, plots, serving, speed
 from ringverify.bench.sides import Side, chosen_sides, side
 from ringverify.bench.table import Tables
-from ringverify.bench.workload import DILATED, PatternName, Shape, Workload, chosen_patterns, workload
+from ringverify.bench.workload import PatternName, Shape, Workload, chosen_patterns, workload
 from ringverify.errors import Inconclusive, UsageError
 from ringverify.events import as_json
 from ringverify.files import look_at_place, read_json, write_named
@@ -107,7 +107,7 @@ def _write(asked: BenchOptions, report: Report) -> None:
 
 
 def _begun(asked: BenchOptions) -> Report:
-    sides, remarks = chosen_sides(asked.sides, dilated=set(_patterns(asked)) <= set(DILATED))
+    sides, remarks = chosen_sides(asked.sides, _patterns(asked))
     _look_at(asked, list(_workloads(asked)), sides)
     return {
         "bench": SCHEMA,

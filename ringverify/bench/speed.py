@@ -8,8 +8,8 @@ from typing import Any
 
 from ringverify.bench.gathered import pairs
 from ringverify.bench.phases import PHASES
-from ringverify.bench.sides import Side, why_not
-from ringverify.bench.timing import Seconds, interleaved, ratios, rows, spread
+from ringverify.bench.sides import SINKLESS, Side, why_not
+from ringverify.bench.timing import PASSES, Seconds, interleaved, ratios, rows, spread
 from ringverify.bench.visiting import TimedCall, Visit, visit
 from ringverify.bench.workload import Workload
 from ringverify.errors import Inconclusive
@@ -105,6 +105,11 @@ def measured(
         "left_out": [{"side": name, "reason": reason} for name, reason in reasons.items() if reason is not None],
         "phases": phases_of(passes) if passes else None,
         "dilation": None if problem.dilation is None else _dilation(workload, found),
+        "sinks": {
+            one: {name: spread(ratios(found[one], found[without], name)) for name in PASSES}
+            for one, without in SINKLESS.items()
+            if {one, without} <= found.keys()
+        },
     }
 
 

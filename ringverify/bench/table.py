@@ -51,7 +51,7 @@ class Tables:
         for one in entry["left_out"]:
             table.add_row(one["side"], Text(one["reason"], style="dim"), "", "", "", "")
         self.console.print(table)
-        for line in dilation_lines(entry.get("dilation")):
+        for line in (*dilation_lines(entry.get("dilation")), *sinks_lines(entry.get("sinks", {}))):
             self._line(line)
         if entry["phases"] is not None:
             self.phases(entry["phases"])
@@ -141,6 +141,16 @@ def dilation_lines(found: Mapping[str, Any] | None) -> list[str]:
             f"{fewer:.2f} that fewer pairs allow"
         )
     return lines
+
+
+def sinks_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return a line for each side on what sinks cost it; none without sinks."""
+    return [
+        f"{side} with sinks takes "
+        + ", ".join(f"{by[name]['median']:.3f} [{by[name]['low']:.3f}–{by[name]['high']:.3f}] ({name})" for name in by)
+        + " times what it takes without"
+        for side, by in found.items()
+    ]
 
 
 def speed_table(entry: Mapping[str, Any], *against: str) -> Cells:

@@ -108,6 +108,8 @@ class Attending:
             tensors = [x.transpose(1, 2).contiguous() for x in tensors]
         self.leaves = tuple(x.requires_grad_() for x in tensors[:3])
         self.dout = tensors[3]
+        sinks = torch.linspace(-2, 2, problem.heads, device=device, requires_grad=True) if problem.sinks else None
+        self._trained = self.leaves if sinks is None else (*self.leaves, sinks)
         self._implementation = implementation
         self._call = AttentionCall(
             group=group,
@@ -117,6 +119,7 @@ class Attending:
             sharding=named,
             positions=positions,
             key_positions=key_pos,
+            sinks=sinks,
         )
 
     def forward(self) -> torch.Tensor:
@@ -127,8 +130,8 @@ class Attending:
         return out
 
     def backward(self, made: torch.Tensor) -> None:
-        """Compute the gradients of this rank's q, k and v."""
-        torch.autograd.grad(made, self.leaves, self.dout)
+        """Compute the gradients of this rank's q, k and v, and of sinks if there are any."""
+        torch.autograd.grad(made, self._trained, self.dout)
 
 
 _PREPARED: dict[Side, PreparedSide] = {}
@@ -173,8 +176,9 @@ def _prepared(side: Side, workload: Workload) -> PreparedSide:
 def _prepare(side: Side, workload: Workload) -> PreparedSide:
     if side.kind == "plain":
         return plain.Plain(workload) if workload.problem.dilation is None else gathered.Gathered(workload.problem)
-    if side.kind == "dense":
-        workload = dataclasses.replace(workload, problem=workload.problem.replace(dilation=None))
+    if side.kind in ("dense", "sinkless"):
+        without = {"dilation": None} if side.kind == "dense" else {"sinks": False}
+        workload = dataclasses.replace(workload, problem=workload.problem.replace(**without))
     implementation = load(side.target)
     attending = Attending(
         implementation,

@@ -11,7 +11,7 @@ from ringref.problem import Dilation, DtypeName, Problem
 from ringref.sharding import ShardingName
 from ringverify.errors import UsageError
 
-PatternName = Literal["dense", "causal", "window", "documents", "uneven", "dilation-split", "dilation-shared"]
+PatternName = Literal["dense", "causal", "window", "documents", "uneven", "sinks", "dilation-split", "dilation-shared"]
 PATTERNS: tuple[PatternName, ...] = get_args(PatternName)
 DILATED: tuple[PatternName, ...] = PATTERNS[-2:]
 
@@ -79,7 +79,8 @@ def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, c
     Args:
         pattern: dense: all pairs. causal: balanced by a zigzag sharding. window: the last eighth of the sequence.
             documents: five packed documents of unlike lengths. uneven: one position less than asked for, so that no
-            number of ranks divides it. dilation-split and dilation-shared: the branches, each head one or all of them.
+            number of ranks divides it. sinks: causal, with learned sinks. dilation-split and dilation-shared: the
+            branches, each head one or all of them.
         length: positions over all ranks.
         world_size: number of ranks.
         shape: batch, heads, head_dim, dtype, and branches of dilations.
@@ -109,8 +110,10 @@ def workload(pattern: PatternName, length: int, world_size: int, shape: Shape, c
         window=None if pattern != "window" else (length // WINDOW_SHARE, 0 if masked else length // WINDOW_SHARE),
         documents=_documents(length) if pattern == "documents" else None,
         dilation=dilation if pattern in DILATED else None,
+        sinks=pattern == "sinks",
     )
-    return Workload(pattern, problem, "zigzag" if pattern in ("causal", "uneven") else "contiguous", world_size)
+    balanced = pattern in ("causal", "uneven", "sinks")
+    return Workload(pattern, problem, "zigzag" if balanced else "contiguous", world_size)
 
 
 def chosen_patterns(named: Sequence[PatternName], causal: bool | None, *, dilated: bool) -> tuple[PatternName, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ringverify.faults import (
     communication,
     dilation,
+    documents,
     gradients,
     incremental,
     masking,
@@ -37,6 +38,7 @@ GROUPS = (
     modes,
     sinks,
     incremental,
+    documents,
 )
 """The files of faults; of causes that explain the same numbers and are as common, that of the earlier comes first."""
 

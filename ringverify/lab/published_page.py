@@ -203,7 +203,8 @@ def _matrices(verdicts: Verdicts, facts: Facts) -> Iterator[str]:
         yield package.about.strip() + "\n"
         yield f"Adapter: `ringverify/peers/{package.adapter}`.\n"
         told = {target: verdicts.targets[target] for target in package.attention}
-        yield _matrix({_short(target, package): one for target, one in told.items()})
+        if told:
+            yield _matrix({_short(target, package): one for target, one in told.items()})
         reasons = dict.fromkeys(
             f"`{_short(target, package)}`, {id}: {one.reason}"
             for target, all_told in told.items()

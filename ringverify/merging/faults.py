@@ -103,6 +103,25 @@ def _empty_counts(outs: Tensor, lses: Tensor, base: Base) -> Both:
     return summed(w, outs), lse
 
 
+def _equal_lost(outs: Tensor, lses: Tensor, base: Base) -> Both:
+    lost = (lses == lses[0]) & (torch.arange(len(lses)) > 0).reshape(-1, 1, 1, 1)
+    w, lse = weights(torch.where(lost, -math.inf, lses))
+    return summed(w, outs), lse
+
+
+def _of_the_first_two(outs: Tensor, lses: Tensor, base: Base) -> Both:
+    w, lse = weights(lses[:2])
+    return summed(w, outs[:2]), lse
+
+
+def _guarded_behind(outs: Tensor, lses: Tensor, base: Base) -> Both:
+    """Replace what came out as NaN, which leaves the NaN in the gradient: 0 times NaN."""
+    w, lse = weights(lses)
+    empty = (lses == -math.inf).any(0)
+    naive_out, naive_lse = _sigmoids(outs, lses, base)
+    return torch.where(by_query(empty), summed(w, outs), naive_out), torch.where(empty, lse, naive_lse)
+
+
 def _with(change: Callable[[Tensor, Tensor, Tensor, Tensor], Both]) -> Callable[[Tensor, Tensor, Base], Both]:
     """Change the weights or the lse: `change` is given the outs, the lses, the right weights and the right lse."""
     return lambda outs, lses, base: change(outs, lses, *weights(lses))
@@ -128,12 +147,19 @@ FAULTS: dict[str, MergeFault] = {
         ("lse_is_first", "the merged lse is that of the first", _with(lambda o, s, w, lse: (summed(w, o), s[0]))),
         ("lse_is_last", "the merged lse is that of the last", _with(lambda o, s, w, lse: (summed(w, o), s[-1]))),
         ("lse_is_sum", "the log-sum-exps are added", _with(lambda o, s, w, lse: (summed(w, o), s.sum(0)))),
+        ("equal_lost", "of partials of equal lse, only the first has a weight", _equal_lost),
         ("first_only", "the result is the first partial alone", lambda o, s, base: (o[0], s[0])),
+        ("two_only", "of more than two partials at once, only the first two are merged", _of_the_first_two),
         ("last_lost", "the last partial is left out", lambda o, s, base: _without_last(o, s)),
         (
             "nan_hidden",
             "NaN is replaced by 0, so what went wrong before is hidden",
             _with(lambda o, s, w, lse: (torch.nan_to_num(summed(w, o)), torch.nan_to_num(lse, neginf=-math.inf))),
+        ),
+        (
+            "guarded_behind",
+            "the gradient is NaN where a partial is empty: NaN is replaced in the result, and not before it comes up",
+            _guarded_behind,
         ),
         (
             "detached",

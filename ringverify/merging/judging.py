@@ -192,17 +192,23 @@ def cause_of(property: MergeProperty, found: MergeSearch, c: MergeCapabilities, 
         result = calls(case, in_order(case, c), gradients=property.gradients)
         if isinstance(result, MergeResult):
             seen.append((case, result))
-    # A fault that gives a wrong gradient gives the same out.
-    tensors = [found.violation.wrong.tensor, *(["out"] if property.gradients else [])]
-    for fault in FAULTS.values():
-        wrong = [_wrong_alike(fault, tensors, case, result, c, property.gradients) for case, result in seen]
-        if None not in wrong and any(wrong):
-            return fault
+    # A fault that gives a wrong gradient gives the same out. One that gives all that is looked at comes first.
+    out = ("out",) if property.gradients else ()
+    for tensors in ((*property.tensors, *out), (found.violation.wrong.tensor, *out)):
+        for fault in FAULTS.values():
+            wrong = [_wrong_alike(fault, tensors, case, result, c, property.gradients) for case, result in seen]
+            if None not in wrong and any(wrong):
+                return fault
     return None
 
 
 def _wrong_alike(
-    fault: MergeFault, tensors: list[str], case: MergeCase, result: MergeResult, c: MergeCapabilities, gradients: bool
+    fault: MergeFault,
+    tensors: tuple[str, ...],
+    case: MergeCase,
+    result: MergeResult,
+    c: MergeCapabilities,
+    gradients: bool,
 ) -> bool | None:
     """Return whether the numbers that came back are wrong, if a fault gives the same ones; else `None`."""
     wrong = False

@@ -334,7 +334,7 @@ def margins_with_nan(actual: Array, expected: Array, allowed: Array, dtype: Dtyp
     found: Array = np.where(
         both, 0.0, margins(np.where(both, 0.0, actual), np.where(both, 0.0, expected), limits, dtype)
     )
-    return np.where(one | (np.isposinf(limits) & ~np.isfinite(actual)), np.inf, found)
+    return np.where(one | (np.isposinf(limits) & ~np.isfinite(actual) & ~both), np.inf, found)
 
 
 def element_named(wrong: WrongElement, case: MergeCase) -> str:

@@ -293,6 +293,23 @@ def test_dilations_are_compared_with_what_they_are_made_of(bench):
     assert bench("--dilation", "8-1")[0] == 2
 
 
+@pytest.mark.nightly
+def test_sinks_are_compared_with_the_same_without_them(bench):
+    """Our ring and all-gather, each within every round; torch's call has no sinks, and no other pattern has."""
+    code, out, _, report = bench(*TINY, "--pattern", "sinks", "--length", "64", "--json", "bench.json")
+    assert code == 0
+    (entry,) = report["speed"]
+    rounds = {row["side"]: row["both"]["rounds"] for row in entry["rows"]}
+    assert list(rounds) == ["ring", "sinkless-ring", "floor", "allgather", "sinkless-allgather"]
+    by_hand = sorted(a / b for a, b in zip(rounds["ring"], rounds["sinkless-ring"], strict=True))
+    assert by_hand[0] <= entry["sinks"]["ring"]["both"]["median"] <= by_hand[1]
+    assert out.count(" times what it takes without") == 2
+    code, out, _, report = bench(*TINY, "--pattern", "dense,sinks", "--length", "64", "--sides", "plain,sinkless-ring")
+    assert code == 0
+    assert "scaled_dot_product_attention has no sinks" in out
+    assert "there are no sinks to leave out" in out
+
+
 def test_what_was_measured_before_a_world_died_is_kept(bench, monkeypatch):
     """The second workload's ranks die: exit code 3, and a report of the first one that says so."""
     measured = speed.measured

@@ -1,11 +1,23 @@
 """Wrong merges are caught, every one, and what is wrong is said."""
 
 import pytest
-from merges import BROKEN, OTHERWISE, broken, by_maximum, in_base_2, inside, violated
+from merges import (
+    BROKEN,
+    OTHERWISE,
+    broken,
+    by_maximum,
+    changes_b,
+    in_base_2,
+    inside,
+    needs_contiguous,
+    rounds_weights,
+    violated,
+)
 
 from ringverify import merge
 from ringverify.merging.faults import FAULTS
 from ringverify.merging.judging import cause_of
+from ringverify.merging.properties import PROPERTIES
 
 FOUND_BY = {
     "sigmoid": "all_empty",
@@ -16,6 +28,9 @@ FOUND_BY = {
     "nan_hidden": "nan_seen",
     "detached": "gradients",
     "out_detached": "gradients",
+    "equal_lost": "equal_lse",
+    "two_only": "n_way",
+    "guarded_behind": "empty_gradients",
     "lse_is_max": "merged_lse",
     "lse_is_first": "merged_lse",
     "lse_is_last": "merged_lse",
@@ -28,7 +43,7 @@ FOUND_BY = {
 def test_a_fault_is_caught_and_named(id):
     """By the property that is about it, with its own sentence as the cause."""
     # Of two partials, the first one alone and all but the last are the same.
-    wrong = broken(FAULTS[id], stacked=True) if id == "last_lost" else BROKEN[id]
+    wrong = broken(FAULTS[id], stacked=True) if id in ("last_lost", "two_only") else BROKEN[id]
     (one,) = violated(wrong, only=[FOUND_BY.get(id, "merged_out")])
     property, found = one
     assert found.violation.reason[0] == "value"
@@ -83,3 +98,34 @@ def test_a_counterexample_is_as_small_as_its_fault_allows():
     assert one[1].case.describe() == (
         "2 partials batch=1 tokens=1 heads=1 dim=1 float32 values=all_empty memory=contiguous seed=0"
     )
+
+
+SURELY = {
+    "merged_out": BROKEN["mean"],
+    "merged_lse": BROKEN["lse_is_max"],
+    "equal_lse": broken(FAULTS["equal_lost"], gradients=False),
+    "far_apart": BROKEN["log1p"],
+    "empty_partial": BROKEN["empty_counts"],
+    "all_empty": BROKEN["empty_lse_0"],
+    "order": BROKEN["lse_is_first"],
+    "grouping": BROKEN["mean"],
+    "n_way": broken(FAULTS["two_only"], stacked=True),
+    "low_precision": rounds_weights,
+    "nan_seen": BROKEN["nan_hidden"],
+    "gradients": BROKEN["detached"],
+    "empty_gradients": BROKEN["guarded_behind"],
+    "inputs_untouched": changes_b,
+    "strided_inputs": needs_contiguous,
+}
+ALONE = {"equal_lse", "all_empty", "low_precision", "nan_seen", "empty_gradients", "inputs_untouched"}
+"""Properties without which their fault above would pass."""
+
+
+@pytest.mark.parametrize("id", PROPERTIES)
+def test_every_property_surely_finds_a_fault_and_most_find_one_that_no_other_does(id):
+    """With every seed of three, within half of the examples that the quick suite has."""
+    wrong, half = SURELY[id], PROPERTIES[id].examples // 2
+    for seed in range(3):
+        assert list(violated(wrong, only=[id], examples=half, seed=seed)), seed
+    if id in ALONE:
+        assert [one.id for one, _ in violated(wrong)] == [id]

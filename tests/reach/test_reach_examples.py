@@ -35,6 +35,25 @@ def test_our_ring_in_a_model(name, kinds, causes, monkeypatch):
     assert found_in(f"reach_models.py:{name}") == (kinds, causes)
 
 
+FAULTS = {
+    "mask_dropped": (["leaked", "values", "gradients"], ["the causal mask is dropped"]),
+    "shard_only": (["lost", "values", "silent"], [OWN_SHARD]),
+    "local_positions": (["values", "gradients"], ["positions count from the rank's own first token"]),
+    "mean_of_means": (["loss", "gradients"], ["the loss is a mean of means over unequal shards"]),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("package", ["torch", "yunchang"])
+def test_published_context_parallelism_with_each_fault_that_people_report(name, package, monkeypatch):
+    """Found, and named."""
+    pytest.importorskip(package)
+    monkeypatch.setattr(run, "ContainedWorld", SimulatedWorld)
+    assert found_in(f"reach_published.py:{package}_{name}") == FAULTS[name]
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -47,6 +66,9 @@ def test_our_ring_in_a_model(name, kinds, causes, monkeypatch):
         ("ring_transformer_local_positions", "ring_attention_pytorch", ["values", "gradients"],
          ["positions count from the rank's own first token"]),
         ("ring_transformer_shard_only", "ring_attention_pytorch", ["lost", "values", "gradients"], [OWN_SHARD]),
+        ("ring_transformer_mask_dropped", "ring_attention_pytorch", *FAULTS["mask_dropped"]),
+        ("ring_transformer_mean_of_means", "ring_attention_pytorch", *FAULTS["mean_of_means"]),
+        ("yunchang_ulysses", "yunchang", [], []),
         ("flux_ulysses", "diffusers", [], []),
         ("flux_forgotten", "diffusers", ["silent"], ["context parallelism did not happen"]),
     ],

@@ -46,6 +46,7 @@ REPORT = {
             ],
             "left_out": [{"side": "peer:a-package", "reason": "window is not declared"}],
             "phases": {"forward": PHASES, "backward": PHASES},
+            "sinks": {"ring": {"forward": spread(1.01), "both": spread(1.005)}},
         }
     ],
     "memory": [

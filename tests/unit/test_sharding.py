@@ -219,6 +219,28 @@ def test_documents_of_any_lengths_are_balanced_in_work_and_in_tokens() -> None:
         assert max(work) <= 1.001 * sum(work) / 8 + 8
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [8192] + [1] * 63, [1] * 63 + [9973], [1] * 64, [15] * 64, [17] * 64, [127] * 64, [15] * 63 + [16383],
+        [2 ** (number % 14) for number in range(64)], [0] * 32 + [257] * 32, [0] * 63 + [5000], [2, 3, 5, 7] * 16,
+    ],
+    ids=[
+        "a giant", "a giant at last", "one token each", "2P-1 each", "2P+1 each", "equal", "a giant, 2P-1 left over",
+        "powers of two", "half of them empty", "one that is not empty", "a few tokens each",
+    ],
+)  # fmt: skip
+def test_documents_of_lengths_that_invite_trouble_are_balanced_to_a_thousandth(lengths: list[int]) -> None:
+    """64 documents on 8 ranks: each position on one rank, tokens that differ by one, and work of the mean."""
+    documents = (0, *np.cumsum(lengths).tolist())
+    held = key_positions("zigzag_documents", documents[-1], 8, documents)
+    assert np.array_equal(np.sort(np.concatenate(held)), np.arange(documents[-1]))
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+    pairs = np.concatenate([np.arange(1, length + 1) for length in lengths])
+    work = [int(pairs[one].sum()) for one in held]
+    assert max(work) * 8 <= 1.001 * sum(work)
+
+
 @balancer
 def by_turns(documents, world_size):
     """One document after another, each to the next rank."""

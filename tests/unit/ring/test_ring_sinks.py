@@ -10,7 +10,7 @@ import torch.distributed as dist
 from on_ranks import WORLD
 
 from ringref.rounding import witness_bound
-from ringverify.ring import RingAttention, ring_attention
+from ringverify.ring import RingAttention, accumulate, autograd, one_process, ring_attention
 from ringverify.ring.accumulate import PartialResult, join_sinks
 from ringverify.ring.method import METHODS
 
@@ -84,6 +84,29 @@ def test_sinks_of_minus_infinity_give_the_bits_of_no_sinks():
 
     assert all(on_ranks(program, 1))
     assert all(on_ranks(program))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_without_sinks_nothing_of_theirs_is_computed(monkeypatch, method, world_size):
+    """Neither in the forward nor in the backward."""
+
+    def never(*arguments):
+        raise AssertionError("computed for sinks")
+
+    for module, name in ((accumulate, "join_sinks"), (one_process, "join_sinks"), (autograd, "sink_gradient")):
+        monkeypatch.setattr(module, name, never)
+
+    def program(sinks):
+        q, k, v = (x.requires_grad_() for x in tensors(dist.get_rank()))
+        ring_attention(q, k, v, sinks=sinks, method=method).sum().backward()
+
+    def failure(sinks):
+        run = WORLD.run(program, sinks, world_size=world_size, seed=0, deadline=20)
+        return None if run.failure is None else run.failure.message
+
+    assert failure(None) is None
+    assert "computed for sinks" in failure(SINKS)
 
 
 def test_an_empty_row_takes_its_sink_and_a_nan_stays_seen():
