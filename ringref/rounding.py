@@ -676,9 +676,9 @@ class LongBounds:
     mean zero (Higham & Mary 2019, theorem 2.4). lambda is such that, over all elements and all their terms together,
     this fails with probability FALSE_ALARM.
 
-    *Gradients.* An error of ds_ij is relative to p_ij times |h_ij|, W_ij or the sum of p_il G_il over l, by what it comes
-    from. By the Cauchy-Schwarz inequality none of these exceeds H_ij = |dout_i| |v_j| + y_i of `ringref.classes`, with
-    Euclidean norms. So the error of dq is in proportion to sum_j p_ij H_ij |k_jd|, and that of dk to
+    *Gradients.* An error of ds_ij is relative to p_ij times |h_ij|, W_ij or the sum of p_il G_il over l, by what it
+    comes from. By the Cauchy-Schwarz inequality none of these exceeds H_ij = |dout_i| |v_j| + y_i of `ringref.classes`,
+    with Euclidean norms. So the error of dq is in proportion to sum_j p_ij H_ij |k_jd|, and that of dk to
     sum_i p_ij H_ij |q_id|: the oracles sum both, and nothing is replaced by its largest. The last term of step 5 counts
     beside this: a partial result that is merged as o - w (o - b) may be larger than what it becomes part of.
 

@@ -84,8 +84,8 @@ class SampledRows:
             share = np.where(total == 0.0, 1.0, total)[..., None]
             sized = np.concatenate([v, np.linalg.norm(v, axis=-1, keepdims=True)], axis=-1)
             here = sum_attended(weights / share, per_query_head(sized, self.problem.group_size), m)
-            kept = so_far[..., None] / share * np.concatenate(
-                [self.out.swapaxes(1, 2), self.values[..., None]], axis=-1
+            kept = (
+                so_far[..., None] / share * np.concatenate([self.out.swapaxes(1, 2), self.values[..., None]], axis=-1)
             )
             both = np.where(so_far[..., None] == 0.0, here, kept + here)
             self.out, self.values = both[..., :-1].swapaxes(1, 2), both[..., -1]

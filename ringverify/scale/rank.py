@@ -180,10 +180,16 @@ def _peak() -> int | None:
 
 
 def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[int, ...]:
-    """Return positions of queries: ends of every rank's runs of positions, ends of documents, and others at random."""
+    """Return positions of queries, some for every purpose.
+
+    They are the ends of every rank's runs of positions, both sides of powers of two, where tiles may end, ends of
+    documents, others at random, and for each two ranks a query of one that attends a key of the other, if there is one.
+    """
     n, rng = case.problem.nq, np.random.default_rng(case.seed)
-    chosen: list[Any] = []
-    for own in shards(case, capabilities)[0]:
+    powers = 2 ** np.arange(max(n, 1).bit_length())
+    chosen: list[Any] = [powers, powers - 1, rng.integers(0, max(n, 1), count // 2)]
+    queries, keys = shards(case, capabilities)
+    for own in queries:
         if len(own):
             ascending = np.sort(own)
             chosen += [ascending[[0, -1]], rng.choice(ascending, -(-count // (2 * case.world_size)))]
@@ -192,8 +198,26 @@ def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[
                 chosen += [ascending[breaks], ascending[breaks + 1]]
     for edge in (case.problem.documents or ())[: count // 4]:
         chosen.append(np.array([edge - 1, edge]))
-    found = np.unique(np.concatenate([*chosen, rng.integers(0, max(n, 1), count // 2)]).astype(np.int64))
-    return tuple(int(one) for one in found if 0 <= one < n)
+    found = np.unique(np.concatenate(chosen).astype(np.int64))
+    found = found[(found >= 0) & (found < n)]
+    for attends in _attending(case.problem, keys):
+        for own in queries:
+            if not attends[found[np.isin(found, own)]].any() and len(candidates := own[attends[own]]):
+                found = np.append(found, rng.choice(candidates))
+    return tuple(np.unique(found).tolist())
+
+
+def _attending(problem: Problem, keys: Sequence[Positions]) -> Iterator[NDArray[np.bool_]]:
+    """Yield, for each rank's keys, which queries attend one of them in some head of some element."""
+    cut = [part for b, h in np.ndindex(problem.batch, problem.heads) for part in parts(problem, b, h)]
+    for of_owner in keys:
+        owned = np.zeros(problem.nk, dtype=np.int64)
+        owned[of_owner] = 1
+        attends = np.zeros(problem.nq, dtype=bool)
+        for part in cut:
+            before = np.concatenate([[0], np.cumsum(owned[part.keys])])
+            attends[part.queries] |= before[np.maximum(part.first, part.last)] > before[part.first]
+        yield attends
 
 
 class _LongRun:
@@ -331,7 +355,7 @@ class _LongRun:
         most, queries = max(float(of[0].max(initial=0)) for of in counts), np.sum([of[1] for of in counts], axis=0)
         for piece in pieces_of(order, ROWS):
             at = self.keys[piece]
-            of_keys = [sum(of) for of in zip(*(head.gradients_of_keys(at) for head in heads), strict=True)]
+            of_keys = [np.sum(of, axis=0) for of in zip(*(head.gradients_of_keys(at) for head in heads), strict=True)]
             self._compare_keys(b, kh, piece, at, of_keys, most, queries[at], bounds)
             self.note()
 
@@ -432,7 +456,10 @@ class _LongRun:
         most = max(float(one[0].max(initial=0)) for of in counts for one in of)
         if "dk" in self.compared.returned:
             for rows, positions, k, v in self._own_keys(order):
-                of_keys, queries = found.differentiate(positions, k, v), np.full(len(rows), float(len(at) * p.group_size))
+                of_keys, queries = (
+                    found.differentiate(positions, k, v),
+                    np.full(len(rows), float(len(at) * p.group_size)),
+                )
                 for b, kh in np.ndindex(p.batch, p.hk):
                     one = [x[b, :, kh] for x in of_keys]
                     self._compare_keys(b, kh, rows, positions, one, most, queries, bounds)
