@@ -106,6 +106,15 @@ def test_a_rank_that_does_not_return(name, code, words, ringverify):
     assert words in " ".join(ran.out.split())
 
 
+def test_a_rank_that_dies_later_leaves_what_was_verified(ringverify):
+    """Its process ends while dk and dv are verified: rows of queries are told, and the run decides nothing."""
+    asked = (*SCALE, "--length", 4096, "--only", "every_row", "--problem", '{"head_dim": 8}', "--world", "gloo")
+    ran = ringverify.check(miniature("killed:later"), *asked)
+    assert ran.code == 3
+    (rows,) = re.findall(r"until then ([\d,]+) rows were verified, 0 of them wrong", " ".join(ran.out.split()))
+    assert int(rows.replace(",", "")) >= 1024
+
+
 def test_memory_that_is_claimed_to_stream_is_held_to_it(ringverify):
     """A rank that gathers all keys needs more with every rank; what is not claimed is no verdict."""
     asked = (*SCALE, "--length", 512, "--problem", '{"head_dim": 32}', "--only", "memory")
