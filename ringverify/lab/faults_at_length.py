@@ -20,7 +20,7 @@ from ringverify.worlds.world import World
 
 RANKS = {"far_block_lost": 16, "far_block_twice": 16, "small_tiles_dropped": 16}
 """Of the other faults 2."""
-SETTINGS = ((1024, 8), (2048, 16))
+SETTINGS = ((1000, 8), (2048, 16))
 """Positions, and the most ranks: the first is below where all but one begin."""
 
 

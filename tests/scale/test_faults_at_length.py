@@ -98,7 +98,7 @@ def test_identities_see_rows_that_no_sample_meets(length: int) -> None:
 
 @pytest.mark.nightly
 def test_none_is_found_before_it_begins_and_all_are_found_above() -> None:
-    """The table of docs/scale.md: in bold what is found, at 1,024 positions nothing but what begins at 257."""
+    """The table of docs/scale.md: in bold what is found, at 1,000 positions nothing but what begins at 257."""
     for name in AT_LENGTH:
         cells = row(name).split("|")[2:-1]
         found = [any("**" in cell for cell in cells[start : start + 3]) for start in (0, 3)]
