@@ -11,6 +11,11 @@ weighted by `exp(−lse)`. Values and cotangents are any numbers, and the formul
     dv_j  = Σ_a exp(S[a, c_j]) G_j[a]                               G_j[a] = Σ_i exp(−lse_i) dout_i, i of class a
     dk_j  = scale Σ_a exp(S[a, c_j]) (G_j[a] · v_j + T_j[a]) Q[a]   T_j[a] = Σ_i exp(−lse_i) t_i
 
+What `ringref.rounding.LongBounds` needs to know of the sizes of these terms is summed on the way: |ds_ij| is at most
+p_ij H_ij by the Cauchy-Schwarz inequality, with
+
+    H_ij = |dout_i| |v_j| + y_i                                     y_i = |dout_i| Σ_j p_ij |v_j| + |dlse_i|
+
 Queries are taken in runs whose intervals of keys (`ringref.intervals`) differ little. Blocks of keys that a whole run
 attends count by class, summed in a tree; what is left at both ends of the intervals is computed densely, key by key.
 So the time is O(n (b + m) d) for blocks of b, and nothing is subtracted that was added: no digit cancels.
@@ -119,9 +124,9 @@ def class_attention(
             block=block,
         )
         for piece in pieces_of(np.arange(p.nq), block):
-            out[b, piece, h], lse[b, h, piece], dq[b, piece, h] = head.rows(piece)
+            out[b, piece, h], lse[b, h, piece], dq[b, piece, h], _ = head.rows(piece)
         for piece in pieces_of(np.arange(p.nk), block) if dout is not None else ():
-            of_keys, of_values = head.gradients_of_keys(piece)
+            of_keys, of_values, _ = head.gradients_of_keys(piece)
             dk[b, piece, kh] += of_keys
             dv[b, piece, kh] += of_values
     return ClassAnswer(out, lse) if dout is None else ClassAnswer(out, lse, dq, dk, dv)
@@ -135,12 +140,13 @@ def pieces_of(positions: Array, block: int = BLOCK) -> Iterator[Array]:
 class ClassHead:
     """One query head of one element of a batch, piece by piece: rows of queries first, all of them, then keys.
 
-    Nothing is kept of the length of the sequence but classes, two numbers a query, and sums by class of blocks.
-    Several processes may share the rows, if each puts what the others found into `lse` and `towards`.
+    Nothing is kept of the length of the sequence but classes, three numbers a query, and sums by class of blocks.
+    Several processes may share the rows, if each puts what the others found into `lse`, `towards` and `sizes`.
 
     Attributes:
         lse: of the rows that were computed, by position.
         towards: `dlse − dout·out` of these rows.
+        sizes: y_i of these rows.
         scores: of each class of queries with each class of keys, after softcap.
 
     Args:
@@ -175,6 +181,7 @@ class ClassHead:
         self._dv = problem.dv
         self.lse = np.full(problem.nq, -np.inf)
         self.towards = np.zeros(problem.nq)  # dlse − dout·out
+        self.sizes = np.zeros(problem.nq)
         self.scores = self._q @ self._k.T * problem.scale_value  # of a query class with a key class, after softcap
         self._scale, self._slopes = problem.scale_value, None  # derivatives by q·k are their product
         if problem.softcap is not None:
@@ -187,10 +194,16 @@ class ClassHead:
 
     def rows(
         self, positions: Int64[np.ndarray, " n"]
-    ) -> tuple[Float64[np.ndarray, "n E"], Float64[np.ndarray, " n"], Float64[np.ndarray, "n D"]]:
-        """Return out, lse and dq of the queries at ascending positions; dq is 0 without cotangents."""
+    ) -> tuple[
+        Float64[np.ndarray, "n E"], Float64[np.ndarray, " n"], Float64[np.ndarray, "n D"], Float64[np.ndarray, "n D"]
+    ]:
+        """Return out, lse and dq of the queries at ascending positions, and `Σ_j p_ij H_ij |k_j|`.
+
+        The last two are 0 without cotangents.
+        """
         count = len(positions)
-        out, lse, dq = np.zeros((count, self._dv)), np.full(count, -np.inf), np.zeros((count, self._q.shape[1]))
+        out, lse = np.zeros((count, self._dv + 1)), np.full(count, -np.inf)
+        dq, dq_size = (np.zeros((count, self._q.shape[1])) for _ in range(2))
         attended = []
         for rows, classes, members in self._attended(positions):
             weights, top = _weights(self.scores, classes, members)
@@ -202,46 +215,61 @@ class ClassHead:
             out[rows], lse[rows] = mine * out[rows] + other * partial, merged
             attended.append((rows, classes, members, weights, top))
         self.lse[positions] = lse
+        out, values = out[:, :-1], out[:, -1]
         if self._cotangents is None:
-            return out, lse, dq
-        dout = self._read_cotangents(positions)
-        towards = np.where(lse == -np.inf, 0.0, self._dlse[positions]) - (dout * out).sum(axis=-1)
-        self.towards[positions] = towards
+            return out, lse, dq, dq_size
+        dout, dlse = self._read_cotangents(positions), np.where(lse == -np.inf, 0.0, self._dlse[positions])
+        norms = np.linalg.norm(dout, axis=-1)
+        towards, sizes = dlse - (dout * out).sum(axis=-1), norms * values + np.abs(dlse)
+        self.towards[positions], self.sizes[positions] = towards, sizes
         for rows, classes, members, weights, top in attended:
-            ds = dout[rows] @ members.payload[:, :-1].T
+            weights *= _exp(top, lse[rows])[:, None]
+            size = norms[rows, None] * members.payload[:, -2]
+            size += sizes[rows, None]
+            size *= weights
+            dq_size[rows] += size @ np.abs(self._k)[members.classes]
+            ds = dout[rows] @ members.payload[:, :-2].T
             ds += towards[rows, None]
             ds *= weights
-            ds *= _exp(top, lse[rows])[:, None]
             if self._slopes is not None:
                 ds *= self._slopes[:, members.classes][classes]
             dq[rows] += ds @ self._k[members.classes]
-        return out, lse, dq * self._scale
+        return out, lse, dq * self._scale, dq_size
 
     def gradients_of_keys(
         self, positions: Int64[np.ndarray, " n"]
-    ) -> tuple[Float64[np.ndarray, "n D"], Float64[np.ndarray, "n E"]]:
-        """Return what this head gives to dk and dv of keys at ascending positions, after `rows` of all queries."""
+    ) -> tuple[Float64[np.ndarray, "n D"], Float64[np.ndarray, "n E"], Float64[np.ndarray, "n D"]]:
+        """Return what this head gives to dk and dv of keys at ascending positions, and `Σ_i p_ij H_ij |q_i|`.
+
+        After `rows` of all queries.
+        """
         count = len(positions)
-        dk, dv = np.zeros((count, self._k.shape[1])), np.zeros((count, self._dv))
+        dk, dv, dk_size = (np.zeros((count, width)) for width in (self._k.shape[1], self._dv, self._k.shape[1]))
         for part in self._parts:
             if part.by_query is None:
                 part.by_query = self._sums_of_queries(part)
             numbers, places = _found(part.keys, positions)
             for run, members in _runs(part.first_query[numbers], part.last_query[numbers], part.by_query):
                 of_run, keys = numbers[run], places[run]
-                classes, dout, towards = part.key_classes[of_run], members.payload[:, :-1], members.payload[:, -1]
+                classes, dout = part.key_classes[of_run], members.payload[:, :-3]
+                towards, norms, sizes = members.payload[:, -3:].T
                 found, kinds = np.unique(classes, return_inverse=True)
                 logs = self.scores.T[found][:, members.classes] + members.log_weights
                 p = np.exp(np.minimum(logs, 1.0))[kinds]  # only what is not attended has a weight above 1
                 p[:, members.whole :] *= members.attended
                 dv[keys] += p @ dout
-                dp = self._read_values(part, of_run) @ dout.T
+                values = self._read_values(part, of_run)
+                size = np.linalg.norm(values, axis=-1)[:, None] * norms
+                size += sizes
+                size *= p
+                dk_size[keys] += size @ np.abs(self._q)[members.classes]
+                dp = values @ dout.T
                 dp += towards
                 p *= dp
                 if self._slopes is not None:
                     p *= self._slopes.T[:, members.classes][classes]
                 dk[keys] += p @ self._q[members.classes]
-        return dk * self._scale, dv
+        return dk * self._scale, dv, dk_size
 
     def _attended(self, positions: Array) -> Iterator[tuple[Array, Array, _Members]]:
         """Yield runs of queries, as rows among those at `positions` and their classes, and the keys that they attend.
@@ -261,24 +289,26 @@ class ClassHead:
                 yield places[run], part.query_classes[numbers[run]], members
 
     def _sums_of_keys(self, part: _PartOfHead) -> _ClassSums:
-        """Keys of a part by class: weight 1, payload the value and 1."""
+        """Keys of a part by class: weight 1, payload the value, its norm and 1."""
 
         def payload(keys: Array) -> Float:
-            return np.concatenate([self._read_values(part, keys), np.ones((len(keys), 1))], axis=-1)
+            values = self._read_values(part, keys)
+            return np.column_stack([values, np.linalg.norm(values, axis=-1), np.ones(len(keys))])
 
         weights = np.zeros(len(part.keys))
-        return _ClassSums(part.key_classes, weights, payload, self._dv + 1, len(self._k), self._block)
+        return _ClassSums(part.key_classes, weights, payload, self._dv + 2, len(self._k), self._block)
 
     def _sums_of_queries(self, part: _PartOfHead) -> _ClassSums:
-        """Queries of a part by class: weight exp(−lse), payload dout and `dlse − dout·out`."""
+        """Queries of a part by class: weight exp(−lse), payload dout, `dlse − dout·out`, and what H_ij is made of."""
 
         def payload(queries: Array) -> Float:
             at = part.queries[queries]
-            return np.concatenate([self._read_cotangents(at), self.towards[at, None]], axis=-1)
+            dout = self._read_cotangents(at)
+            return np.column_stack([dout, self.towards[at], np.linalg.norm(dout, axis=-1), self.sizes[at]])
 
         lse = self.lse[part.queries]
         weights = np.where(lse == -np.inf, -np.inf, -lse)
-        return _ClassSums(part.query_classes, weights, payload, self._dv + 1, len(self._q), self._block)
+        return _ClassSums(part.query_classes, weights, payload, self._dv + 3, len(self._q), self._block)
 
     def _read_values(self, part: _PartOfHead, keys: Array) -> Float:
         """Return the values of keys of a part, 0 for those that no query attends, which may hold anything."""

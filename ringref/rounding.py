@@ -671,10 +671,16 @@ class LongBounds:
     """The errors allowed where a row has so many keys that a worst case of their number says nothing any more.
 
     The derivation is that of this module, row by row instead of pair by pair: weights of a row add up to 1, so a
-    relative error of all weights is one of the row, and sizes are replaced by their largest. n roundings cost
+    relative error of all weights is one of the row, and most sizes are replaced by their largest. n roundings cost
     lambda sqrt(n) u instead of n u: with probability 1 - 2 exp(-lambda^2 / 2) for roundings that are independent and of
     mean zero (Higham & Mary 2019, theorem 2.4). lambda is such that, over all elements and all their terms together,
     this fails with probability FALSE_ALARM.
+
+    *Gradients.* An error of ds_ij is relative to p_ij times |h_ij|, W_ij or the sum of p_il G_il over l, by what it
+    comes from. By the Cauchy-Schwarz inequality none of these exceeds H_ij = |dout_i| |v_j| + y_i of `ringref.classes`,
+    with Euclidean norms. So the error of dq is in proportion to sum_j p_ij H_ij |k_jd|, and that of dk to
+    sum_i p_ij H_ij |q_id|: the oracles sum both, and nothing is replaced by its largest. The last term of step 5 counts
+    beside this: a partial result that is merged as o - w (o - b) may be larger than what it becomes part of.
 
     *Sums over all rows.* Rows come of different roundings. So a sum of rows whose errors are at most b_i is wrong by at
     most lambda sqrt(sum b_i^2) (Hoeffding's inequality, in the same model). What rows share is no draw: the constants
@@ -688,7 +694,6 @@ class LongBounds:
         query_size: largest size of a query's number.
         key_size: likewise of a key's.
         value_size: likewise of a value's.
-        cotangent_size: likewise of the cotangent of out.
     """
 
     problem: Problem
@@ -698,7 +703,6 @@ class LongBounds:
     query_size: float
     key_size: float
     value_size: float
-    cotangent_size: float
 
     @property
     def _u_weight(self) -> float:
@@ -721,22 +725,30 @@ class LongBounds:
         branches = 1 if p.dilation is None else len(p.dilation.branches)
         return PARTIALS_PER_BLOCK * self.pipeline.blocks * branches + keys / LEAST_TILE + 1
 
-    def _weights(self, keys: Array, times: int) -> Array:
-        """Bound the relative error of a row's weights, steps 1 to 4; `times` is how often scores are computed."""
+    def _weights(self, keys: Array) -> Array:
+        """Bound the relative error of a row's exponentials, steps 1 and 2: that of its weights is twice as large."""
         u, p = self.pipeline.unit, self.problem
         delta = np.expm1(u * (p.head_dim + SCORE_ROUNDINGS)) * self.magnitude + SCORE_ROUNDINGS * u * self.score
         largest = self.score + delta + np.log(np.maximum(keys, 1))
         kappa = delta + u * (self.score + largest + 2 * delta)
         row = u * (EXP_ROUNDINGS + self._grown(self._merges(keys)) * (MERGE_ROUNDINGS + 2 * largest))
-        bound: Array = times * kappa + row + u * self._grown(keys)
+        bound: Array = kappa + row + u * self._grown(keys)
+        return bound
+
+    def _combining(self, keys: Array) -> Array:
+        """Bound the error of merged partial results relative to the largest of them, the last term of step 5."""
+        bound: Array = np.expm1(self.pipeline.unit * MERGE_ROUNDINGS * self._grown(self._merges(keys)))
+        return bound
+
+    def _means(self, keys: Array) -> Array:
+        """Bound the error of weighted means of a row, relative to the mean of sizes, step 5 without its last term."""
+        summing = self.pipeline.unit * self._grown(keys) + self._combining(keys) + 3 * self._u_weight
+        bound: Array = np.expm1(2 * self._weights(keys) + summing)
         return bound
 
     def _rows(self, keys: Array) -> Array:
         """Bound the error of out relative to the largest value, step 5."""
-        u = self.pipeline.unit
-        merging = np.expm1(u * MERGE_ROUNDINGS * self._grown(self._merges(keys)))
-        summing = u * self._grown(keys) + merging + 3 * self._u_weight
-        bound: Array = np.expm1(2 * self._weights(keys, 1) + summing) + merging
+        bound: Array = self._means(keys) + self._combining(keys)
         return bound
 
     def _lost(self, terms: Array) -> Array:
@@ -744,17 +756,17 @@ class LongBounds:
         return terms * (3 * UNDERFLOW[self.pipeline.sums] + narrow)
 
     def _ds(self, keys: Array, share: Array | float = 1.0) -> Array:
-        """Bound the error of a row's gradients of scores, relative to p_ij W_i; W_i is `whole` of its row.
+        """Bound the error of a row's gradients of scores, relative to p_ij H_ij, but for the last term of step 5.
 
-        `share` is sum_d |dout_id| |out_id| / W_i, in proportion to which the rounding of the returned out counts.
+        `share` is sum_d |dout_id| |out_id| / y_i, in proportion to which the rounding of the returned out counts.
         """
         u, u_out, p = self.pipeline.unit, UNIT_ROUNDOFF[self.pipeline.dtype], self.problem
-        merging = u * MERGE_ROUNDINGS * self._grown(self._merges(keys))
-        h = (1 + u_out) * self._rows(keys) + u_out * share + np.expm1(2 * u * p.dv + merging + 3 * self._u_weight)
+        rounding = np.expm1(2 * u * p.dv + self._combining(keys) + 3 * self._u_weight)
+        h = (1 + u_out) * self._means(keys) + u_out * share + rounding
         slope = 0.0
         if p.softcap is not None:
             slope = SCORE_ROUNDINGS * u + min(TANH_SLOPE_CHANGE * self._delta_by(p.softcap), 1.0)
-        weights = np.expm1(2 * self._weights(keys, 2))
+        weights = np.expm1(2 * self._weights(keys))
         return weights + (1 + weights) * (h + slope * (1 + h)) + self._u_weight
 
     def _delta_by(self, softcap: float) -> float:
@@ -762,56 +774,70 @@ class LongBounds:
         return float(np.expm1(u * (self.problem.head_dim + 2 * SCORE_ROUNDINGS)) * self.magnitude / softcap)
 
     def whole(self, dout: Array, dlse: Array) -> Array:
-        """Return W_i of rows, from their cotangents `(n, E)` and `(n,)`."""
+        """Return the most that W_ij of rows may be, from their cotangents `(n, E)` and `(n,)`."""
         found: Array = 2 * np.abs(dout).sum(axis=-1) * self.value_size + np.abs(dlse)
         return found
 
-    def share(self, dout: Array, out: Array, whole: Array) -> Array:
-        """Return what part of `whole` is of products dout·out, with what may become 0 in out."""
+    def share(self, dout: Array, out: Array, of: Array) -> Array:
+        """Return what part of sizes `of (n,)` products dout·out are, with what may become 0 in out."""
         size = np.abs(out) + UNDERFLOW[self.pipeline.dtype] / UNIT_ROUNDOFF[self.pipeline.dtype]
-        found: Array = (np.abs(dout) * size).sum(axis=-1) / np.where(whole == 0, 1.0, whole)
+        found: Array = (np.abs(dout) * size).sum(axis=-1) / np.where(of == 0, 1.0, of)
         return found
 
     def lse(self, keys: Array, lse: Array) -> Array:
         """Return the error allowed in lse `(n,)` of rows with so many keys `(n,)`."""
         some, size = keys > 0, np.where(keys > 0, np.abs(lse), 0.0)
-        error = np.expm1(self._weights(keys, 1)) + self._u_weight + 2 * self.pipeline.unit * (size + self.score)
+        error = np.expm1(self._weights(keys)) + self._u_weight + 2 * self.pipeline.unit * (size + self.score)
         return np.where(some, error + UNIT_ROUNDOFF[self.pipeline.lse_dtype] * size, 0.0)
 
     def out(self, keys: Array, out: Array) -> Array:
         """Return the error allowed in out `(n, E)`."""
         error = (self._rows(keys) + self._lost(keys)) * self.value_size
-        return self._rounded(error, out, keys)
+        return self._rounded(error[:, None], out, keys)
 
-    def dq(self, keys: Array, whole: Array, share: Array, dq: Array) -> Array:
-        """Return the error allowed in dq `(n, D)` of rows whose W_i are `whole`; `share` as this says."""
-        scale = abs(self.problem.scale_value)
-        error = (self._ds(keys, share) + self._rows(keys)) * whole + self._lost(keys) * (1 + whole)
-        return self._rounded(scale * self.key_size * error, dq, keys)
+    def dq(self, keys: Array, whole: Array, share: Array, size: Array, dq: Array) -> Array:
+        """Return the error allowed in dq `(n, D)`.
 
-    def dk(self, keys: float, queries: Array, weighted: Array, dk: Array) -> Array:
+        Args:
+            keys: how many each row attends.
+            whole: as this says, of each row.
+            share: as this says, of y_i.
+            size: sum_j p_ij H_ij |k_jd|, `(n, D)`.
+            dq: the exact result.
+        """
+        error = (self._ds(keys, share) + self._columns(keys))[:, None] * size
+        beside = 2 * self._combining(keys) * whole + self._lost(keys) * (1 + whole)
+        error = error + self.key_size * beside[:, None]
+        return self._rounded(abs(self.problem.scale_value) * error, dq, keys)
+
+    def dk(self, keys: float, queries: Array, size: Array, reached: Array, dk: Array) -> Array:
         """Return the error allowed in dk `(n, D)`.
 
         Args:
             keys: most keys of a row.
             queries: how many queries attend each key.
-            weighted: sum_i p_ij W_i of each key.
+            size: sum_i p_ij H_ij |q_id|, `(n, D)`.
+            reached: sum_i p_ij |dout_i|, `(n, E)`.
             dk: the exact result.
         """
-        relative = self._ds(np.asarray(keys, dtype=np.float64)) + self._columns(queries)
-        error = relative * weighted + self._lost(queries) * (1 + weighted)
-        return self._reduced(abs(self.problem.scale_value) * self.query_size, error, weighted, dk, queries)
+        most = np.asarray(keys, dtype=np.float64)
+        error = (self._ds(most) + self._columns(queries))[:, None] * size
+        beside = 2 * self._combining(most) * self.value_size * reached.sum(axis=-1)
+        beside = beside + self._lost(queries) * (2 + self.whole(np.ones(self.problem.dv), np.ones(())))
+        error = error + self.query_size * beside[:, None]
+        scale = abs(self.problem.scale_value)
+        return self._reduced(scale * error, scale * size, dk, queries)
 
-    def dv(self, keys: float, queries: Array, mass: Array, dv: Array) -> Array:
-        """Return the error allowed in dv `(n, E)`; `mass` is sum_i p_ij of each key, and the rest as for dk."""
-        weights = np.expm1(2 * self._weights(np.asarray(keys, dtype=np.float64), 2))
-        error = (weights + self._columns(queries) + 2 * self._u_weight) * mass + self._lost(queries)
-        return self._reduced(self.cotangent_size, error, mass, dv, queries)
+    def dv(self, keys: float, queries: Array, reached: Array, dv: Array) -> Array:
+        """Return the error allowed in dv `(n, E)`; arguments as for dk."""
+        weights = np.expm1(2 * self._weights(np.asarray(keys, dtype=np.float64)))
+        error = (weights + self._columns(queries) + 2 * self._u_weight)[:, None] * reached
+        return self._reduced(error + self._lost(queries)[:, None], reached, dv, queries)
 
     def rows_in_sums(self, keys: Array, share: Array) -> tuple[Array, Array]:
         """Return errors of rows in sums over rows: of their weights and out, and of their ds relative to `whole`."""
-        again = np.expm1(2 * self._weights(keys, 2)) + 2 * self._u_weight
-        return self._rows(keys) + again, self._ds(keys, share) + self._rows(keys)
+        again = np.expm1(2 * self._weights(keys)) + 2 * self._u_weight
+        return self._rows(keys) + again, self._ds(keys, share) + self._columns(keys) + 2 * self._combining(keys)
 
     def keys_in_sums(self, queries: Array) -> Array:
         """Return the error of keys in sums over keys, relative to the sizes of what each of them adds up."""
@@ -840,18 +866,18 @@ class LongBounds:
         )
         return bound
 
-    def _reduced(self, size: float, error: Array, whole: Array, exact: Array, reached: Array) -> Array:
+    def _reduced(self, error: Array, size: Array, exact: Array, queries: Array) -> Array:
+        """Return the error `(n, F)`, plus that of sums over ranks in the input dtype of terms of this size `(n, F)`."""
         if self.pipeline.reduces == "input":
             u_out, blocks = UNIT_ROUNDOFF[self.pipeline.dtype], self.pipeline.blocks
             added = float(np.expm1(u_out * (blocks + (self.problem.group_size > 1))))
-            error = (1 + added) * error + added * whole + UNDERFLOW[self.pipeline.dtype] * blocks
-        return self._rounded(size * error, exact, reached)
+            error = (1 + added) * error + added * size + UNDERFLOW[self.pipeline.dtype] * blocks
+        return self._rounded(error, exact, queries)
 
     def _rounded(self, error: Array, exact: Array, reached: Array) -> Array:
-        """Return the error of rows `(n,)`, plus the rounding to the dtype of the returned result `(n, F)`."""
+        """Return the error `(n, F)`, plus the rounding to the dtype of the returned result; 0 where none is reached."""
         dtype = self.pipeline.dtype
-        of_row = error[:, None]
-        rounded = of_row + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + of_row) + UNDERFLOW[dtype]
+        rounded = error + UNIT_ROUNDOFF[dtype] * (np.abs(exact) + error) + UNDERFLOW[dtype]
         return np.where(reached[:, None] > 0, rounded, 0.0)
 
 

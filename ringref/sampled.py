@@ -7,6 +7,8 @@ over these s queries too: every element of them is exact. Two passes over the ke
     see each piece:           lse, out        merged as blocks of keys are, by their log-sum-exps
     differentiate each piece: dk, dv of it    and its part of dq
 
+With both come the sums of sizes that `ringref.classes` has, for `ringref.rounding.LongBounds`.
+
 Formulas and what happens to NaN are those of `ringref.attention`, on pieces.
 
 Shape letters: B batch, S sampled queries, T keys of a piece, H query heads, K key heads, D head_dim, E value_dim.
@@ -40,6 +42,8 @@ class SampledRows:
         out: of what was seen so far; 0 where nothing is attended.
         lse: natural logarithm, likewise; −inf there.
         dq: of what was differentiated so far.
+        values: mean size of the values seen so far, `Σ_j p_ij |v_j|`.
+        dq_size: `Σ_j p_ij H_ij |k_j|` of what was differentiated so far, H_ij as in `ringref.classes`.
     """
 
     problem: Problem
@@ -50,12 +54,21 @@ class SampledRows:
     out: Float64[np.ndarray, "B S H E"] = dataclasses.field(init=False)
     lse: Float64[np.ndarray, "B H S"] = dataclasses.field(init=False)
     dq: Float64[np.ndarray, "B S H D"] = dataclasses.field(init=False)
+    values: Float64[np.ndarray, "B H S"] = dataclasses.field(init=False)
+    dq_size: Float64[np.ndarray, "B S H D"] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.problem.without_sinks("the oracle of sampled rows")
         self.out = np.zeros_like(self.dout)
         self.lse = np.full_like(self.dlse, -np.inf)
-        self.dq = np.zeros_like(self.q)
+        self.values = np.zeros_like(self.dlse)
+        self.dq, self.dq_size = np.zeros_like(self.q), np.zeros_like(self.q)
+
+    @property
+    def sizes(self) -> Float64[np.ndarray, "B H S"]:
+        """y_i of `ringref.classes`, of what was seen so far."""
+        found: Float = np.linalg.norm(self.dout, axis=-1).swapaxes(1, 2) * self.values + np.abs(self.dlse)
+        return found
 
     def see(
         self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"], v: Float64[np.ndarray, "B T K E"]
@@ -69,15 +82,22 @@ class SampledRows:
             so_far = np.exp(self.lse - shift)
             total = so_far + weights.sum(axis=-1)
             share = np.where(total == 0.0, 1.0, total)[..., None]
-            here = sum_attended(weights / share, per_query_head(v, self.problem.group_size), m)
-            kept = so_far[..., None] / share * self.out.swapaxes(1, 2)
-            self.out = np.where(so_far[..., None] == 0.0, here, kept + here).swapaxes(1, 2)
+            sized = np.concatenate([v, np.linalg.norm(v, axis=-1, keepdims=True)], axis=-1)
+            here = sum_attended(weights / share, per_query_head(sized, self.problem.group_size), m)
+            kept = (
+                so_far[..., None] / share * np.concatenate([self.out.swapaxes(1, 2), self.values[..., None]], axis=-1)
+            )
+            both = np.where(so_far[..., None] == 0.0, here, kept + here)
+            self.out, self.values = both[..., :-1].swapaxes(1, 2), both[..., -1]
             self.lse = np.where(total == 0.0, -np.inf, shift + np.log(total))
 
     def differentiate(
         self, positions: Int64[np.ndarray, " T"], k: Float64[np.ndarray, "B T K D"], v: Float64[np.ndarray, "B T K E"]
-    ) -> tuple[Float64[np.ndarray, "B T K D"], Float64[np.ndarray, "B T K E"]]:
-        """Return dk and dv of keys that were seen, and add their part to dq; after all keys were seen."""
+    ) -> tuple[Float64[np.ndarray, "B T K D"], Float64[np.ndarray, "B T K E"], Float64[np.ndarray, "B T K D"]]:
+        """Return dk and dv of keys that were seen, and `Σ_i p_ij H_ij |q_i|`; add their part to dq and its size.
+
+        After all keys were seen.
+        """
         m, raw_scores, scores = self._scores(positions, k)
         group = self.problem.group_size
         with np.errstate(all="ignore"):
@@ -91,7 +111,11 @@ class SampledRows:
                 ds /= np.cosh(raw_scores / self.problem.softcap) ** 2
             self.dq += sum_attended(ds, per_query_head(k, group), m).swapaxes(1, 2)
             dk = sum_attended(ds.swapaxes(2, 3), self.q.swapaxes(1, 2), transposed)
-        return per_key_head(dk, group), per_key_head(dv, group)
+            norms = np.linalg.norm(dout, axis=-1)[..., None], np.linalg.norm(per_query_head(v, group), axis=-1)
+            sizes = np.where(m > 0, p * (norms[0] * norms[1][:, :, None] + self.sizes[..., None]), 0.0)
+            self.dq_size += sum_attended(sizes, np.abs(per_query_head(k, group)), m).swapaxes(1, 2)
+            dk_size = sum_attended(sizes.swapaxes(2, 3), np.abs(self.q.swapaxes(1, 2)), transposed)
+        return per_key_head(dk, group), per_key_head(dv, group), per_key_head(dk_size, group)
 
     def _scores(self, positions: NDArray[np.int64], k: Float) -> tuple[NDArray[np.int64], Float, Float]:
         """Return multiplicities and scores before and after softcap, `(B, H, S, T)`; 0 where nothing is attended."""

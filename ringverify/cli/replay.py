@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -15,6 +16,7 @@ from ringverify.cases.case import Case, why_unsupported
 from ringverify.cases.running import Runner
 from ringverify.check import casefile, trusting
 from ringverify.check.explaining import judged
+from ringverify.check.options import Options
 from ringverify.check.planning import WorldName, find_device, open_world
 from ringverify.check.run import DEADLINES, counterexample_event
 from ringverify.check.searching import as_found
@@ -25,6 +27,8 @@ from ringverify.events import Event, Hint
 from ringverify.files import refusing, write_whole
 from ringverify.properties.catalogue import select
 from ringverify.properties.property import Property, judge_everything
+from ringverify.scale.rank import Method
+from ringverify.scale.replaying import replay_at_length
 from ringverify.words import legible_lines
 from ringverify.worlds import reproducible
 from ringverify.worlds.printing import Labelled
@@ -125,7 +129,11 @@ def replay(
     recorded = casefile.read(path, edited=edited)
     find_device(recorded.device)
     world_name = _world_name(recorded.world, path, in_process=in_process)
-    (property,) = select((recorded.property,), ())
+    long: tuple[Method, ...] = tuple(one for one in get_args(Method) if one == recorded.property)
+    if long and (in_process or written is not None):
+        option = "--in-process" if in_process else "--snippet"
+        raise UsageError(f"{option}: case {path} is one of the suite scale, which needs its ranks; leave it out")
+    properties = [] if long else select((recorded.property,), ())
     if target is not None:
         recorded = dataclasses.replace(recorded, target=target)
     trusting.agree([(path, recorded)], trust=trust or target is not None, say=say)
@@ -135,6 +143,11 @@ def replay(
         raise UsageError(f"--snippet: {name} is a program, and a script can only call a function; leave it out")
     if (reason := why_unsupported(recorded.case, implementation.capabilities)) is not None:
         raise UsageError(f"{name} does not declare what case {path} needs: {reason}")
+    for method in long:
+        options = Options(device=recorded.device, deadline=deadline, load_deadline=load_deadline)
+        found = replay_at_length(recorded, method, world_name, implementation, options, say=say, show=show)
+        return _said(recorded, found, say)
+    (property,) = properties
     world: World
     if in_process:
         torch.set_num_threads(1)  # as in the process that check runs them in, for the same bits
@@ -168,12 +181,19 @@ def replay(
         world.close()
     say(f"{name}: {property.id} on {recorded.case.describe()}")
     if judgement.violation is None:
-        say(f"the property holds now: the recorded violation ({recorded.summary}) did not occur")
-        return 0
+        return _said(recorded, None, say)
     hints = tuple(Hint(note) for note in runner.log.notes)
     again = dataclasses.replace(as_found(recorded.case, judgement), hints=hints)
     show(counterexample_event(again, implementation=name, property=property.id))
-    if judgement.digest == recorded.digest:
+    return _said(recorded, judgement.digest, say)
+
+
+def _said(recorded: casefile.CaseFile, digest: str | None, say: Callable[[str], None]) -> int:
+    """Say what became of the recorded violation, and return the exit code; without a digest it did not occur."""
+    if digest is None:
+        say(f"the property holds now: the recorded violation ({recorded.summary}) did not occur")
+        return 0
+    if digest == recorded.digest:
         say("still violated, with exactly the recorded bits")
     else:
         say(

@@ -130,6 +130,9 @@ AT_LENGTH: dict[str, dict[str, Any]] = {
 LONG = 4096
 LONGER = 16_384
 """Positions of one run in eight, of the ring, which alone holds no scores of all pairs."""
+LONGEST = 131_072
+"""Likewise, where the pattern makes its time linear in the length."""
+LINEAR = ("window", "split", "shared")
 
 
 def runs_at_length(kept: Path, runs: int) -> Iterator[dict[str, Any]]:
@@ -145,7 +148,9 @@ def runs_at_length(kept: Path, runs: int) -> Iterator[dict[str, Any]]:
         while True:
             target = list(CORRECT.values())[rng.integers(len(CORRECT))] if number % 2 else "ring"
             c, name = load(target).capabilities, list(AT_LENGTH)[rng.integers(len(AT_LENGTH))]
-            length = LONGER if target == "ring" and not rng.integers(4) else LONG
+            length = LONG
+            if target == "ring" and not rng.integers(4):
+                length = LONGEST if name in LINEAR else LONGER
             dtype = c.dtypes[rng.integers(len(c.dtypes))]
             sharding = sharding_name(c.shardings[rng.integers(len(c.shardings))])
             problem = Problem(query_length=length, **{"head_dim": 16, "dtype": dtype, **AT_LENGTH[name]})

@@ -89,6 +89,7 @@ class RankResults:
         self.squares: dict[TensorName, Float] = {}
         self.unequal: Difference | None = None
         self._found: dict[TensorName, tuple[list[Positions], Difference]] = {}
+        self._worst: dict[TensorName, tuple[Float, Float, Float]] = {}  # that row: actual, expected, allowed
 
     @property
     def wrong(self) -> dict[TensorName, int]:
@@ -122,6 +123,7 @@ class RankResults:
             local = int(rows[row])
             index = (b, h, local) if name == "lse" else (b, local, h, d)
             value, right, most = (float(x[row, d]) for x in (actual, expected, allowed))
+            self._worst[name] = actual[row], expected[row], allowed[row]
             self._found[name] = known[0], Difference(name, 0, (), index, int(at[row]), value, right, most, worst)
 
     def actual(self, name: TensorName, b: int, h: int, rows: Positions) -> Float:
@@ -178,8 +180,8 @@ class RankResults:
                 counted = np.ones(len(lses))
                 counted[owner] = times
                 out, lse = merged(outs[:, None], lses[:, None], counted)
-                value = float(lse[0]) if one.tensor == "lse" else float(out[0, one.index[-1]])
-                if abs(value - one.actual) <= one.allowed:
+                actual, _, allowed = self._worst[one.tensor]
+                if (np.abs((lse if one.tensor == "lse" else out[0]) - actual) <= allowed).all():
                     yield self._pair(self._rank, owner, what)
 
     def _by_part(self, one: Difference) -> Iterator[WrongPair]:
@@ -187,21 +189,22 @@ class RankResults:
 
         A part of dq is that of a rank's keys, and one of dk or dv that of a rank's queries.
         """
-        at, d = np.array([one.position]), one.index[-1]
-        b, h = one.index[0], one.index[2]
+        at, (b, _, h, _) = np.array([one.position]), one.index
+        actual, expected, allowed = self._worst[one.tensor]
         for other in range(self._case.world_size if self.rows_known else 0):
             if one.tensor == "dq":
                 row = self._row(at)
                 for piece in pieces_of(self._keys[other], 1 << 14):
                     row.differentiate(piece, *self._keys_at(piece))
-                part, ranks = float(row.dq[b, 0, h, d]), (self._rank, other)
+                part, ranks = row.dq[b, 0, h], (self._rank, other)
             else:
                 which, key = ("dk", "dv").index(one.tensor), self._keys_at(at)
                 pieces = pieces_of(self._queries[other], 1 << 12)
-                found = (self._row(piece).differentiate(at, *key)[which][b, 0, h, d] for piece in pieces)
-                part, ranks = float(sum(found)), (other, self._rank)
+                parts = [self._row(piece).differentiate(at, *key)[which][b, 0, h] for piece in pieces]
+                part, ranks = np.sum([np.zeros_like(expected), *parts], axis=0), (other, self._rank)
             for times, what in CHANGES:
-                if abs(one.expected + (times - 1) * part - one.actual) <= one.allowed < abs(part):
+                explained = np.abs(expected + (times - 1) * part - actual) <= allowed
+                if explained.all() and (np.abs(part) > allowed).any():
                     yield self._pair(*ranks, what)
 
     def _row(self, at: Positions) -> SampledRows:

@@ -1,7 +1,7 @@
 """One rank's part at length: make its shard, run the implementation, and verify what it returned where it lies.
 
 Expected values are computed a piece at a time, by each rank for its own rows. Between ranks goes what a piece depends
-on beyond inputs, which anyone can make: two numbers a query, or the partial results of the sampled rows.
+on beyond inputs, which anyone can make: three numbers a query, or the partial results of the sampled rows.
 
 Shape letters: B batch, S sampled rows, T keys of a piece, H query heads, K key heads, D head_dim, E value_dim.
 """
@@ -180,10 +180,16 @@ def _peak() -> int | None:
 
 
 def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[int, ...]:
-    """Return positions of queries: ends of every rank's runs of positions, ends of documents, and others at random."""
+    """Return positions of queries, some for every purpose.
+
+    They are the ends of every rank's runs of positions, both sides of powers of two, where tiles may end, ends of
+    documents, others at random, and for each two ranks a query of one that attends a key of the other, if there is one.
+    """
     n, rng = case.problem.nq, np.random.default_rng(case.seed)
-    chosen: list[Any] = []
-    for own in shards(case, capabilities)[0]:
+    powers = 2 ** np.arange(max(n, 1).bit_length())
+    chosen: list[Any] = [powers, powers - 1, rng.integers(0, max(n, 1), count // 2)]
+    queries, keys = shards(case, capabilities)
+    for own in queries:
         if len(own):
             ascending = np.sort(own)
             chosen += [ascending[[0, -1]], rng.choice(ascending, -(-count // (2 * case.world_size)))]
@@ -192,8 +198,26 @@ def rows_to_sample(case: Case, capabilities: Capabilities, count: int) -> tuple[
                 chosen += [ascending[breaks], ascending[breaks + 1]]
     for edge in (case.problem.documents or ())[: count // 4]:
         chosen.append(np.array([edge - 1, edge]))
-    found = np.unique(np.concatenate([*chosen, rng.integers(0, max(n, 1), count // 2)]).astype(np.int64))
-    return tuple(int(one) for one in found if 0 <= one < n)
+    found = np.unique(np.concatenate(chosen).astype(np.int64))
+    found = found[(found >= 0) & (found < n)]
+    for attends in _attending(case.problem, keys):
+        for own in queries:
+            if not attends[found[np.isin(found, own)]].any() and len(candidates := own[attends[own]]):
+                found = np.append(found, rng.choice(candidates))
+    return tuple(np.unique(found).tolist())
+
+
+def _attending(problem: Problem, keys: Sequence[Positions]) -> Iterator[NDArray[np.bool_]]:
+    """Yield, for each rank's keys, which queries attend one of them in some head of some element."""
+    cut = [part for b, h in np.ndindex(problem.batch, problem.heads) for part in parts(problem, b, h)]
+    for of_owner in keys:
+        owned = np.zeros(problem.nk, dtype=np.int64)
+        owned[of_owner] = 1
+        attends = np.zeros(problem.nq, dtype=bool)
+        for part in cut:
+            before = np.concatenate([[0], np.cumsum(owned[part.keys])])
+            attends[part.queries] |= before[np.maximum(part.first, part.last)] > before[part.first]
+        yield attends
 
 
 class _LongRun:
@@ -288,9 +312,7 @@ class _LongRun:
                 key_classes = self.numbers.key_classes(b, kh, every_key)
                 for h in range(kh * group, (kh + 1) * group):
                     counts.append(_counts(p, b, h))
-                    heads.append(
-                        self._class_head(b, h, kh, (self.numbers.query_classes(b, h, every), key_classes), bounds)
-                    )
+                    heads.append(self._class_head(b, h, kh, (self.numbers.query_classes(b, h, every), key_classes)))
                     self._check_rows(heads[-1], b, h, queries, counts[-1][0], bounds)
                     self.compared.rows_known[b, h] = np.stack([heads[-1].lse, heads[-1].towards])
                 if "dk" in self.compared.returned:
@@ -298,48 +320,28 @@ class _LongRun:
                 if self.rank == 0 and b == kh == 0 and "lse" in self.compared.returned:
                     self.worth.append(self._seen(heads[0], key_classes, counts[0][0], bounds))
 
-    def _class_head(
-        self, b: int, h: int, kh: int, classes: tuple[Positions, Positions], bounds: LongBounds
-    ) -> ClassHead:
-        """Return the class oracle of a head, with two columns more in the cotangent, whose dv are what bounds need."""
+    def _class_head(self, b: int, h: int, kh: int, classes: tuple[Positions, Positions]) -> ClassHead:
         p, numbers = self.problem, self.numbers
-        dlse = self._dlse(b, h, np.arange(p.nq))
-
-        def values(at: Positions) -> Float:
-            return np.concatenate([numbers.v(b, kh, at), np.zeros((len(at), 2))], axis=-1)
-
-        def cotangents(at: Positions) -> Float:
-            dout = numbers.dout(b, h, at)
-            return np.concatenate([dout, bounds.whole(dout, dlse[at])[:, None], np.ones((len(at), 1))], axis=-1)
-
-        return ClassHead(
-            p.replace(value_dim=p.dv + 2),
-            b,
-            h,
-            (numbers.codebooks[0], classes[0]),
-            (numbers.codebooks[1], classes[1]),
-            values,
-            cotangents if "dq" in self.compared.returned else None,
-            dlse,
-        )
+        queries, keys = zip(numbers.codebooks, classes, strict=True)
+        dout = partial(numbers.dout, b, h) if "dq" in self.compared.returned else None
+        return ClassHead(p, b, h, queries, keys, partial(numbers.v, b, kh), dout, self._dlse(b, h, np.arange(p.nq)))
 
     def _check_rows(self, head: ClassHead, b: int, h: int, order: Positions, keys: Float, bounds: LongBounds) -> None:
         """Verify rows of this rank; afterwards `head` knows what gradients of keys need of all rows."""
-        p = self.problem
         for piece in pieces_of(order, ROWS):
             at = self.queries[piece]
-            out, lse, dq = head.rows(at)
-            out = out[:, : p.dv]
+            out, lse, dq, size = head.rows(at)
             self.compared.compare("out", b, h, piece, at, out, bounds.out(keys[at], out))
             self.compared.compare("lse", b, h, piece, at, lse[:, None], bounds.lse(keys[at], lse)[:, None])
             if "dq" in self.compared.returned:
-                self._compare_dq(b, h, piece, at, keys[at], out, dq, bounds)
+                self._compare_dq(b, h, piece, at, keys[at], out, (dq, size, head.sizes[at]), bounds)
             self.note()
-        if len(order) < p.nq:
-            others = np.ones(p.nq, dtype=bool)
+        if len(order) < self.problem.nq:
+            others = np.ones(self.problem.nq, dtype=bool)
             others[self.queries] = False
             head.lse[others] = 0.0
-            head.lse[:], head.towards[:] = self._summed(np.stack([head.lse, head.towards]))
+            found = np.stack([head.lse, head.towards, head.sizes])
+            head.lse[:], head.towards[:], head.sizes[:] = self._summed(found)
 
     def _check_keys(
         self,
@@ -350,23 +352,29 @@ class _LongRun:
         counts: Sequence[tuple[Float, Float]],
         bounds: LongBounds,
     ) -> None:
-        p = self.problem
         most, queries = max(float(of[0].max(initial=0)) for of in counts), np.sum([of[1] for of in counts], axis=0)
         for piece in pieces_of(order, ROWS):
             at = self.keys[piece]
-            dk, dv = np.zeros((len(at), p.head_dim)), np.zeros((len(at), p.dv + 2))
-            for head in heads:
-                of_keys, of_values = head.gradients_of_keys(at)
-                dk, dv = dk + of_keys, dv + of_values
-            self._compare_keys(b, kh, piece, at, dk, dv, most, queries[at], bounds)
+            of_keys = [np.sum(of, axis=0) for of in zip(*(head.gradients_of_keys(at) for head in heads), strict=True)]
+            self._compare_keys(b, kh, piece, at, of_keys, most, queries[at], bounds)
             self.note()
 
     def _compare_dq(
-        self, b: int, h: int, rows: Positions, at: Positions, keys: Float, out: Float, dq: Float, bounds: LongBounds
+        self,
+        b: int,
+        h: int,
+        rows: Positions,
+        at: Positions,
+        keys: Float,
+        out: Float,
+        found: tuple[Float, Float, Float],
+        bounds: LongBounds,
     ) -> None:
-        dout = self.numbers.dout(b, h, at)
+        """Verify dq: `found` is dq, the sums of sizes that it is made of, and y_i (`ringref.classes`)."""
+        dout, (dq, size, least) = self.numbers.dout(b, h, at), found
         whole = bounds.whole(dout, self._dlse(b, h, at))
-        self.compared.compare("dq", b, h, rows, at, dq, bounds.dq(keys, whole, bounds.share(dout, out, whole), dq))
+        allowed = bounds.dq(keys, whole, bounds.share(dout, out, least), size, dq)
+        self.compared.compare("dq", b, h, rows, at, dq, allowed)
 
     def _compare_keys(
         self,
@@ -374,15 +382,18 @@ class _LongRun:
         kh: int,
         rows: Positions,
         at: Positions,
-        dk: Float,
-        dv: Float,
+        found: Sequence[Float],
         most: float,
         queries: Float,
         bounds: LongBounds,
     ) -> None:
-        e = self.problem.dv
-        self.compared.compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, dv[:, e], dk))
-        self.compared.compare("dv", b, kh, rows, at, dv[:, :e], bounds.dv(most, queries, dv[:, e + 1], dv[:, :e]))
+        """Verify dk and dv: `found` is dk, dv, and the sums of sizes that dk is made of.
+
+        Those that dv is made of add up to dv itself, since cotangents are positive (`Numbers.dout`).
+        """
+        dk, dv, size = found
+        self.compared.compare("dk", b, kh, rows, at, dk, bounds.dk(most, queries, size, dv, dk))
+        self.compared.compare("dv", b, kh, rows, at, dv, bounds.dv(most, queries, dv, dv))
 
     def _bounds(self, products: float, scores: float, sizes: Any) -> LongBounds:
         c, scale = self.capabilities, abs(self.problem.scale_value)
@@ -403,7 +414,6 @@ class _LongRun:
             query_size=float(np.abs(sizes[0]).max()),
             key_size=float(np.abs(sizes[1]).max()),
             value_size=1.0,
-            cotangent_size=1.0,
         )
 
     def _seen(self, head: ClassHead, key_classes: Positions, keys: Float, bounds: LongBounds) -> str:
@@ -433,13 +443,11 @@ class _LongRun:
     def sampled_rows(self) -> None:
         """Hold sampled rows, and all gradients of keys, which are sums over these rows, to the dense oracle."""
         p, at, numbers = self.problem, self.sampled, self.numbers
-        extended = p.replace(value_dim=p.dv + 2)
         q = stacked(numbers.q, p.batch, p.heads, at)
         bounds = self._free_bounds(float(np.abs(q).sum(axis=-1).max(initial=0.0)))
         dout = stacked(numbers.dout, p.batch, p.heads, at)
         dlse = np.stack([np.stack([self._dlse(b, h, at) for h in range(p.heads)]) for b in range(p.batch)])
-        whole = np.swapaxes(bounds.whole(dout.swapaxes(1, 2), dlse), 1, 2)[..., None]
-        found = SampledRows(extended, at, q, np.concatenate([dout, whole, np.ones_like(whole)], axis=-1), dlse)
+        found = SampledRows(p, at, q, dout, dlse)
         order = np.argsort(self.keys, kind="stable")
         for _, positions, k, v in self._own_keys(order):
             found.see(positions, k, v)
@@ -448,13 +456,15 @@ class _LongRun:
         most = max(float(one[0].max(initial=0)) for of in counts for one in of)
         if "dk" in self.compared.returned:
             for rows, positions, k, v in self._own_keys(order):
-                dk, dv = found.differentiate(positions, k, v)
-                for b in range(p.batch):
-                    for kh in range(p.hk):
-                        queries = np.full(len(positions), float(len(at) * p.group_size))
-                        self._compare_keys(b, kh, rows, positions, dk[b, :, kh], dv[b, :, kh], most, queries, bounds)
+                of_keys, queries = (
+                    found.differentiate(positions, k, v),
+                    np.full(len(rows), float(len(at) * p.group_size)),
+                )
+                for b, kh in np.ndindex(p.batch, p.hk):
+                    one = [x[b, :, kh] for x in of_keys]
+                    self._compare_keys(b, kh, rows, positions, one, most, queries, bounds)
                 self.note()
-            found.dq = self._summed(found.dq)
+            found.dq, found.dq_size = self._summed(np.stack([found.dq, found.dq_size]))
             towards = dlse - (found.dout * found.out).sum(axis=-1).swapaxes(1, 2)
             for b, h in np.ndindex(p.batch, p.heads):
                 known = self.compared.rows_known[b, h] = np.stack([np.full(p.nq, np.inf), np.zeros(p.nq)])
@@ -464,11 +474,12 @@ class _LongRun:
         for b in range(p.batch):
             for h in range(p.heads):
                 keys = counts[b][h][0][at][place]
-                out, lse = found.out[b, place, h, : p.dv], found.lse[b, h, place]
+                out, lse = found.out[b, place, h], found.lse[b, h, place]
                 self.compared.compare("out", b, h, own, at[place], out, bounds.out(keys, out))
                 self.compared.compare("lse", b, h, own, at[place], lse[:, None], bounds.lse(keys, lse)[:, None])
                 if "dq" in self.compared.returned:
-                    self._compare_dq(b, h, own, at[place], keys, out, found.dq[b, place, h], bounds)
+                    of_query = found.dq[b, place, h], found.dq_size[b, place, h], found.sizes[b, h, place]
+                    self._compare_dq(b, h, own, at[place], keys, out, of_query, bounds)
                     self._compare_zero(b, h, np.setdiff1d(np.arange(len(self.queries)), own))
         if self.rank == 0:
             self.worth.append(sampled_worth(at, p.nq))
@@ -483,20 +494,16 @@ class _LongRun:
         p = self.problem
         for rows in pieces_of(order, PIECE):
             at = self.keys[rows]
-            v = stacked(self.numbers.v, p.batch, p.hk, at)
-            yield (
-                rows,
-                at,
-                stacked(self.numbers.k, p.batch, p.hk, at),
-                np.concatenate([v, np.zeros((*v.shape[:3], 2))], axis=-1),
-            )
+            k, v = (stacked(make, p.batch, p.hk, at) for make in (self.numbers.k, self.numbers.v))
+            yield rows, at, k, v
 
     def _merge(self, found: SampledRows) -> None:
         """Put together what each rank saw of its own keys."""
-        together = np.concatenate([found.out, found.lse.swapaxes(1, 2)[..., None]], axis=-1)
-        everyone = np.stack(self._gathered(together))
-        out, lse = everyone[..., :-1], everyone[..., -1].swapaxes(2, 3)
-        found.out, found.lse = merged(out, lse, np.ones(len(lse)))
+        of_rows = [x.swapaxes(1, 2)[..., None] for x in (found.values, found.lse)]
+        everyone = np.stack(self._gathered(np.concatenate([found.out, *of_rows], axis=-1)))
+        together, lse = everyone[..., :-1], everyone[..., -1].swapaxes(2, 3)
+        together, found.lse = merged(together, lse, np.ones(len(lse)))
+        found.out, found.values = together[..., :-1], together[..., -1].swapaxes(1, 2)
 
     # -- golden vectors ------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import shlex
@@ -23,6 +24,7 @@ from ringverify.bench.machine import PROCESS_BYTES, TENSORS_A_SIDE
 from ringverify.cases.case import Case, even_multiple, why_unsupported
 from ringverify.cases.comparing import Finding, worst
 from ringverify.cases.running import Runner, shards
+from ringverify.check import casefile
 from ringverify.check.budget import Budget
 from ringverify.check.hunting import hunt
 from ringverify.check.options import CheckRequest, Options, Subject, Unavailable
@@ -33,8 +35,9 @@ from ringverify.check.outcome import (
     implementation_event,
     unavailable,
 )
-from ringverify.check.planning import RunPlan, find_device, open_world, planned
+from ringverify.check.planning import RunPlan, WorldName, find_device, open_world, planned
 from ringverify.check.run import DEADLINES, header, violation_event
+from ringverify.check.searching import Counterexample
 from ringverify.errors import UsageError, instead
 from ringverify.events import CounterexampleEvent, Event, Hint, PropertyEvent, PropertyOutcome, TensorName, Where
 from ringverify.implementation import Capabilities, sharding_name
@@ -146,23 +149,26 @@ def check_scale(
         sizes = _sizes(plan, options, crew)
         tried.append((plan, [_case(plan.implementation.capabilities, asked, size, options.seed) for size in sizes]))
         for case in tried[-1][1]:
-            _fits(case, plan, case.world_size if crew is None else crew.here)
+            refuse_too_long(case, plan, case.world_size if crew is None else crew.here)
     tell(header(options))
     outcomes = []
     for one, cases in tried:
         if isinstance(one, Unavailable):
             outcomes.append(_told([unavailable(one.target, one.reason)], one.target, 1, tell))
             continue
-        fast = GlooWorld(ThisMachine(reproducible=False)) if one.world == "gloo" else None
-        world: World = fast or open_world(one.world) if crew is None else GlooWorld(crew)
-        with contextlib.closing(world):
-            checked = _Checked(one, world, options, asked, progress)
+        with contextlib.closing(open_fast(one.world) if crew is None else GlooWorld(crew)) as world:
+            checked = Checked(one, world, options, asked.length, progress)
             tries = {name: partial(checked.by, name) for name in get_args(Method)} | {MEMORY.id: checked.memory}
             found = (tries[method](cases) for method in asked.methods)
             outcomes.append(_told(found, one.implementation.name, len(asked.methods), tell))
     footer = footer_event(outcomes, baseline=False)
     tell(footer)
     return footer.exit_code
+
+
+def open_fast(name: WorldName) -> World:
+    """Return a world in which bits need not be the same on every run."""
+    return GlooWorld(ThisMachine(reproducible=False)) if name == "gloo" else open_world(name)
 
 
 def _told(
@@ -210,7 +216,7 @@ def _case(capabilities: Capabilities, asked: ScaleRequest, size: int, seed: int)
     )
 
 
-def _fits(case: Case, plan: RunPlan, here: int) -> None:
+def refuse_too_long(case: Case, plan: RunPlan, here: int) -> None:
     """Refuse a length for which this machine has too little memory for the ranks that it hosts, `here` at most.
 
     Raises:
@@ -230,12 +236,35 @@ def _fits(case: Case, plan: RunPlan, here: int) -> None:
         )
 
 
-class _Checked:
-    """The check of one implementation in one world."""
+class Checked:
+    """The check of one implementation in one world.
 
-    def __init__(self, plan: RunPlan, world: World, options: Options, asked: ScaleRequest, progress: Progress) -> None:
-        self.plan, self.world, self.options, self.asked, self.progress = plan, world, options, asked, progress
+    Args:
+        plan: of the implementation.
+        world: where its ranks run.
+        options: of the run.
+        length: positions that were asked for.
+        progress: is told how far it has come.
+        recording: whether a failure is looked for at smaller lengths, and written to a file.
+
+    Attributes:
+        digest: SHA-256 of what the last run found wrong.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        world: World,
+        options: Options,
+        length: int,
+        progress: Progress,
+        *,
+        recording: bool = True,
+    ) -> None:
+        self.plan, self.world, self.options, self.progress = plan, world, options, progress
         self.capabilities = plan.implementation.capabilities
+        self.digest = ""
+        self._length, self._recording = length, recording
 
     def by(self, method: Method, cases: Sequence[Case]) -> TriedProperty:
         """Run the cases, and verify them by a method; the first that is wrong decides."""
@@ -374,8 +403,8 @@ class _Checked:
             whose = "of the process of all ranks" if self.plan.world == "simulated" else "of a rank"
             figure += f"; peak memory {whose} {most} MiB in the implementation, {after} MiB in verification"
         yield figure
-        if p.nq != self.asked.length:
-            yield f"{p.nq:,} of {self.asked.length:,} positions: the rest would not divide as is declared"
+        if p.nq != self._length:
+            yield f"{p.nq:,} of {self._length:,} positions: the rest would not divide as is declared"
         yield from (line for one in reports for line in one.worth)
 
     def _ended(self, method: Method, case: Case, run: Run, noted: dict[int, Any], began: float) -> PropertyOutcome:
@@ -391,8 +420,32 @@ class _Checked:
         violation = Violation(
             (failure.kind,), failure.rank, f"{failure.message}; {until}", failure.detail, failure=failure
         )
+        self.digest = _digest(f"{failure.kind} on {failure.rank}")
         event = dataclasses.replace(self._violation(method, violation, case), scale=self._again(method, case))
-        return PropertyOutcome(self._event(method, "fail", rows, began), event)
+        return PropertyOutcome(self._event(method, "fail", rows, began), self._kept(method, case, violation, event))
+
+    def _kept(self, method: str, case: Case, violation: Violation, event: CounterexampleEvent) -> CounterexampleEvent:
+        """Write a failure to a file that `ringverify replay` reads, and name it in the event."""
+        shown = Counterexample(case, violation, self.digest, first=case, tried=0, smallest=False, repeats=True)
+        if not self._recording:
+            return event
+        file, note = self._saved(method, shown, self.plan.world)
+        return dataclasses.replace(event, file=file, note=note)
+
+    def _saved(self, property: str, shown: Counterexample, world: str) -> tuple[str | None, str | None]:
+        """Write a counterexample, and return the path of its file, or why there is none."""
+        try:
+            path = casefile.save(
+                self.options.cases,
+                target=self.plan.target,
+                property=property,
+                world=world,
+                device=self.options.device,
+                counterexample=shown,
+            )
+        except UsageError as error:
+            return None, str(error)
+        return str(path), None
 
     def _again(self, method: str, case: Case) -> tuple[str, ...]:
         """Return the arguments of `ringverify check` that show the case again."""
@@ -435,9 +488,11 @@ class _Checked:
         summary = f"{one.tensor} differs from the oracle, wrong: {', '.join(tensors)}"
         if one.identity is not None:
             summary = f"the sum of {one.identity}, where {one.allowed:.3g} is allowed"
+        self.digest = _digest(repr([(rank, other) for rank, other in wrong]))
         violation = Violation(("value", one.tensor), rank, summary, finding=None if one.identity else finding)
-        event = self._violation(method, violation, case)
-        hints, again = (Hint(self._smaller(case, tensors)),), self._again(method, case)
+        event = self._kept(method, case, violation, self._violation(method, violation, case))
+        hints = (Hint(self._smaller(method, case, tensors)),) if self._recording else ()
+        again = self._again(method, case)
         if one.identity is not None:
             names = ("tensor", "actual", "expected", "error", "allowed", "margin")
             numbers = {name: getattr(finding, name) for name in names}
@@ -459,30 +514,45 @@ class _Checked:
         )
         return dataclasses.replace(event, where=where, hop=where.hop, hints=hints, scale=again)
 
-    def _smaller(self, case: Case, tensors: Sequence[TensorName]) -> str:
-        """Say whether the fault shows at small lengths of the problem, and which case the ordinary suite then finds."""
-        c, p = self.capabilities, case.problem
-        if c.processes or p.documents is not None or p.key_lengths is not None:
+    def _smaller(self, method: Method, case: Case, tensors: Sequence[TensorName]) -> str:
+        """Say whether the fault shows at small lengths of the problem, and which case the ordinary suite then finds.
+
+        If it does not, the length is halved until the suite lets it pass too.
+        """
+        if case.problem.documents is not None or case.problem.key_lengths is not None:
             return "at small lengths it was not tried"
-        needs = 0
+        shows, needs = case.problem.nq, 0
         with contextlib.closing(open_world("simulated")) as world:
             runner = Runner(self.plan.implementation, world, target=self.plan.target, deadline=DEADLINES["simulated"])
-            for length in SMALL:
-                if length >= p.nq:
-                    break
-                problem = p.replace(query_length=length, key_length=None if p.nq == p.nk else length)
-                small = dataclasses.replace(case, problem=problem)
-                if why_unsupported(small, c) is not None:
+            for length in () if self.capabilities.processes else SMALL:
+                small = self._shorter(case, length)
+                if small is None:
                     continue
                 try:
-                    observation = runner.run(small, gradients=c.gradients)
-                    if observation.failure is None and worst(small, c, observation, RESULTS)[1] is None:
-                        needs = length
-                        continue
-                    return f"it shows at {length} positions too{self._shrunk(runner, tensors)}"
+                    observation = runner.run(small, gradients=self.capabilities.gradients)
                 except WorldUnavailable:
                     break
-        return f"it needs more than {needs:,} positions" if needs else "at small lengths it was not tried"
+                if observation.failure is None and worst(small, self.capabilities, observation, RESULTS)[1] is None:
+                    needs = length
+                    continue
+                return f"it shows at {length} positions too{self._shrunk(runner, tensors)}"
+        while (half := self._shorter(case, shows // 2)) is not None and half.problem.nq > needs:
+            with contextlib.suppress(WorldUnavailable):
+                run, _ = self._run(method, half)
+                if run.failure is None and any(report.differences for report in run.results):
+                    shows = half.problem.nq
+                    continue
+                needs = half.problem.nq if run.failure is None else needs
+            break
+        least = f"it needs more than {needs:,} positions" if needs else "at small lengths it was not tried"
+        return least if shows == case.problem.nq else f"it shows at {shows:,} positions too; {least}"
+
+    def _shorter(self, case: Case, length: int) -> Case | None:
+        """Return the case at a length; `None` if it is no shorter, or its implementation cannot do it."""
+        p = case.problem
+        problem = p.replace(query_length=length, key_length=None if p.nq == p.nk else length)
+        small = dataclasses.replace(case, problem=problem)
+        return small if 0 < length < p.nq and why_unsupported(small, self.capabilities) is None else None
 
     def _shrunk(self, runner: Runner, tensors: Sequence[TensorName]) -> str:
         """Say which case the search of the ordinary suite finds and shrinks, for the first result that is wrong."""
@@ -498,9 +568,15 @@ class _Checked:
                     progress=lambda _: None,
                 )
                 if (found := hunted.counterexample) is not None:
-                    again = shlex.join(["ringverify", "check", self.plan.target, "--only", name])
-                    return f": {found.case.describe()} is a smaller case of it, which `{again}` finds as well"
+                    again = ["ringverify", "check", self.plan.target, "--only", name]
+                    if (path := self._saved(name, found, "simulated")[0]) is not None:
+                        again = ["ringverify", "replay", path]
+                    return f": {found.case.describe()} is a smaller case of it, which `{shlex.join(again)}` shows"
         return ", and the ordinary suite finds no smaller case"
+
+
+def _digest(found: str) -> str:
+    return hashlib.sha256(found.encode()).hexdigest()
 
 
 def _mean_errors(reports: Sequence[RankReport]) -> dict[TensorName, tuple[float, float]]:

@@ -49,7 +49,7 @@ def test_without_gradients_and_lse_the_rest_is_verified(ringverify):
 
 
 def test_a_failure_says_what_is_wrong_and_how_to_see_it_again(ringverify):
-    """Result, ranks, rows, and that no small case shows it; the command that it names fails in the same way."""
+    """Result, ranks, rows, and the length that it needs; the file that it names is replayed, and so is the case."""
     ran = ringverify.check(FAULT, *SCALE, "--length", 1200, "--only", "every_row", "--problem", '{"head_dim": 16}')
     assert ran.code == 1
     (event,) = ran.told("counterexample")
@@ -57,12 +57,28 @@ def test_a_failure_says_what_is_wrong_and_how_to_see_it_again(ringverify):
     assert event["position"] >= 1024
     assert event["where"]["text"][0].startswith("out is wrong on rank 0, 1")
     assert " rows, positions 1024-" in event["where"]["text"][0]
-    assert event["hints"][0]["text"] == "it needs more than 512 positions"
+    assert event["hints"][0]["text"] == "it needs more than 600 positions"
     line = next(line for line in ran.out.splitlines() if line.split()[:1] == ["replay"])
     again = shlex.split(line.split(maxsplit=1)[1])
-    assert again[:2] == ["ringverify", "check"]
-    assert [*event["scale"]] == again[2:]
-    assert ringverify.check(*again[2:]).told("counterexample")[0]["margin"] == event["margin"]
+    assert again == ["ringverify", "replay", event["file"]]
+    assert ringverify.check(*event["scale"]).told("counterexample")[0]["margin"] == event["margin"]
+    replayed = ringverify("replay", event["file"])
+    assert replayed.code == 1
+    assert "still violated, with exactly the recorded bits" in replayed.out
+    assert " rows, positions 1024-" in replayed.out
+    right = ringverify("replay", event["file"], "--target", "ring")
+    assert right.code == 0
+    assert "the property holds now" in right.out
+    refused = ringverify("replay", event["file"], "--snippet", "script.py")
+    assert refused.code == 2
+    assert_one_line(refused.err, ["--snippet", "suite scale", "leave it out"])
+
+
+def test_the_length_that_a_fault_needs_is_found_by_halving(ringverify):
+    """Of a fault that begins at 1,024, 2,048 positions show it, and 1,024 do not."""
+    asked = (*SCALE, "--length", 4096, "--only", "every_row", "--problem", '{"head_dim": 8}', "--world-sizes", 1)
+    (event,) = ringverify.check(FAULT, *asked).told("counterexample")
+    assert event["hints"][0]["text"] == "it shows at 2,048 positions too; it needs more than 1,024 positions"
 
 
 def test_a_fault_that_shows_at_small_lengths_too_is_said_to(ringverify):
@@ -70,7 +86,10 @@ def test_a_fault_that_shows_at_small_lengths_too_is_said_to(ringverify):
     asked = (*SCALE, "--length", 600, "--only", "sampled_rows", "--problem", '{"head_dim": 16}')
     ran = ringverify.check("ringverify.faults.catalogue:B3", *asked)
     assert ran.code == 1
-    assert ran.told("counterexample")[0]["hints"][0]["text"].startswith("it shows at 64 positions too")
+    text = ran.told("counterexample")[0]["hints"][0]["text"]
+    assert text.startswith("it shows at 64 positions too")
+    (again,) = re.findall("`(.*)`", text)
+    assert ringverify(*shlex.split(again)[1:]).code == 1
 
 
 @pytest.mark.parametrize(
@@ -85,6 +104,15 @@ def test_a_rank_that_does_not_return(name, code, words, ringverify):
     ran = ringverify.check(miniature(name), *SCALE, "--length", 64, "--only", "every_row")
     assert ran.code == code
     assert words in " ".join(ran.out.split())
+
+
+def test_a_rank_that_dies_later_leaves_what_was_verified(ringverify):
+    """Its process ends while dk and dv are verified: rows of queries are told, and the run decides nothing."""
+    asked = (*SCALE, "--length", 4096, "--only", "every_row", "--problem", '{"head_dim": 8}', "--world", "gloo")
+    ran = ringverify.check(miniature("killed:later"), *asked)
+    assert ran.code == 3
+    (rows,) = re.findall(r"until then ([\d,]+) rows were verified, 0 of them wrong", " ".join(ran.out.split()))
+    assert int(rows.replace(",", "")) >= 1024
 
 
 def test_memory_that_is_claimed_to_stream_is_held_to_it(ringverify):

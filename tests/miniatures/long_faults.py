@@ -27,6 +27,11 @@ dq_twice = Implementation(
     "the part of dq of the second hop counted twice",
     EVERYTHING,
 )
+dk_scaled = Implementation(
+    ring_of(replace(STEPS, times_in_part=lambda here, hop, owner: (1.01 if hop == 2 else 1, 1))),
+    "the part of dk of the third hop is a hundredth too large",
+    EVERYTHING,
+)
 part_lost = Implementation(
     ring_of(replace(STEPS, times_in_part=lambda here, hop, owner: (0, 0) if hop == 2 else (1, 1))),
     "the part of dk and dv of the third hop lost",

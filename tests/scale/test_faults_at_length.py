@@ -9,27 +9,18 @@ import pytest
 import torch
 from at_length import reports
 
-from ringref.problem import Problem
 from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.events import WrongPair
 from ringverify.faults.length import AT_LENGTH
 from ringverify.faults.ring import PLAIN
+from ringverify.lab.faults_at_length import case_of, row
 from ringverify.scale.rank import Method, rows_to_sample
 from ringverify.targets import load
 from ringverify.worlds.simulated.world import SimulatedWorld
 
 MINIATURE = Path(__file__).parents[1] / "miniatures/long_faults.py"
-MANY_RANKS = ("far_block_lost", "far_block_twice", "small_tiles_dropped")
 BY_DAY = ("mask_off_by_one", "lse_in_bfloat16")
-
-
-def case_of(name: str, length: int) -> Case:
-    """A causal problem of one head, with a window where the fault is one of windows."""
-    window = (300, 0) if name == "window_forgets" else None
-    size = 16 if name in MANY_RANKS else 2
-    problem = Problem(query_length=length, head_dim=32, causal=True, window=window)
-    return Case(problem=problem, world_size=size, sharding="zigzag", cotangent="both")
 
 
 def wrong(target: str, case: Case) -> set[str]:
@@ -44,8 +35,7 @@ def test_it_is_found_where_it_begins_and_equals_the_plain_ring_before(name: str)
     """Of 2,048 positions every row is verified; at 200 positions the results have the bits of the right ring."""
     target = f"ringverify.faults.length:{name}"
     assert wrong(target, case_of(name, 2048))
-    short, runs = case_of(name, 200), []
-    case = dataclasses.replace(short, world_size=min(short.world_size, 8))
+    case, runs = case_of(name, 200, 8), []
     for implementation in (AT_LENGTH[name].implementation, PLAIN):
         runs.append(Runner(implementation, SimulatedWorld(), deadline=60.0).run(case, gradients=True).ranks)
     for one, right in zip(*runs, strict=True):
@@ -86,6 +76,14 @@ def test_the_keys_whose_part_of_dq_counts_twice_are_named(method: Method) -> Non
         assert found == {"dq": WrongPair(rank, (rank - 1) % 4, 1, (), "repeated")}
 
 
+@pytest.mark.parametrize("method", ["every_row", "sampled_rows"])
+def test_a_part_of_dk_that_is_a_hundredth_too_large_is_found(method: Method) -> None:
+    """In dk alone: what is allowed there is in proportion to what each row and key give to it."""
+    case = dataclasses.replace(case_of("", 500), world_size=4)
+    found = [one for report in reports(f"{MINIATURE}:dk_scaled", case, method) for one in report.differences]
+    assert {one.tensor for one in found} == {"dk"}
+
+
 @pytest.mark.parametrize("length", [1024, pytest.param(4096, marks=pytest.mark.nightly)])
 def test_identities_see_rows_that_no_sample_meets(length: int) -> None:
     """Sixteen rows give no gradients: sparse cotangents are zero there anyway, sums over all rows lack them."""
@@ -96,3 +94,12 @@ def test_identities_see_rows_that_no_sample_meets(length: int) -> None:
     (found,) = (one for report in reports(target, case, "identities") for one in report.differences)
     assert found.tensor == "dv"
     assert found.identity is not None
+
+
+@pytest.mark.nightly
+def test_none_is_found_before_it_begins_and_all_are_found_above() -> None:
+    """The table of docs/scale.md: in bold what is found, at 1,000 positions nothing but what begins at 257."""
+    for name in AT_LENGTH:
+        cells = row(name).split("|")[2:-1]
+        found = [any("**" in cell for cell in cells[start : start + 3]) for start in (0, 3)]
+        assert found == [name == "positions_in_bfloat16", True], (name, cells)

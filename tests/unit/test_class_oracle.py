@@ -9,11 +9,13 @@ from drawing import Inputs, normal_inputs, problems, seeds, sizes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringref.attention import attention
 from ringref.classes import ClassAnswer, ClassHead, Coded, class_attention
 from ringref.intervals import parts
 from ringref.pattern import multiplicity
 from ringref.problem import Dilation, Problem
 from ringref.rounding import witness_bound
+from ringref.sampled import SampledRows
 
 
 def coded(problem: Problem, *, seed: int, size: float = 1.0, classes: tuple[int, int] = (3, 5)) -> tuple[Coded, Coded]:
@@ -55,6 +57,49 @@ def test_agrees_with_the_dense_oracle(problem: Problem, seed: int, size: float, 
     inputs = Inputs(queries.vectors(), keys.vectors(), drawn.v, drawn.dout, drawn.dlse)
     found = class_attention(problem, queries, keys, inputs.v, inputs.dout, inputs.dlse, block=block)
     assert_agree(problem, inputs, by_name(found), oracle(problem, inputs))
+
+
+@given(problem=problems(max_length=12), seed=seeds, block=st.integers(1, 4))
+def test_sizes_are_those_of_every_pair(problem: Problem, seed: int, block: int) -> None:
+    """The sums of `p_ij H_ij` with sizes of keys and queries, by classes and by pieces, are those over all pairs.
+
+    And H_ij is at least `|dout_i·v_j − dout_i·out_i + dlse_i|`.
+    """
+    queries, keys = coded(problem, seed=seed)
+    drawn = normal_inputs(problem, seed=seed)
+    q, k = queries.vectors(), keys.vectors()
+    inner = attention(problem, q, k, drawn.v, drawn.dout, drawn.dlse).intermediates
+    group, everything = problem.group_size, np.arange(problem.nq)
+    rows = SampledRows(problem, everything, q, drawn.dout, drawn.dlse)
+    rows.see(np.arange(problem.nk), k, drawn.v)
+    dk_size = rows.differentiate(np.arange(problem.nk), k, drawn.v)[2]
+    for b, h in np.ndindex(problem.batch, problem.heads):
+        p, v, dout = inner.probabilities[b, h], drawn.v[b, :, h // group], drawn.dout[b, :, h]
+        change = np.where(p.sum(axis=1) > 0, drawn.dlse[b, h], 0.0)
+        norms, sizes = np.linalg.norm(dout, axis=1)[:, None], np.linalg.norm(v, axis=1)[None, :]
+        most = norms * sizes + norms * (p @ sizes.T) + np.abs(change)[:, None]
+        least = np.abs(dout @ v.T - (dout * (p @ v)).sum(axis=1, keepdims=True) + change[:, None])
+        size = witness_bound("float64", 1000) * most.max(initial=0.0)
+        assert (np.where(p > 0, least - most, 0.0) <= size).all()
+        head = ClassHead(
+            problem,
+            b,
+            h,
+            (queries.codebook[h], queries.classes[b, :, h]),
+            (keys.codebook[h // group], keys.classes[b, :, h // group]),
+            v.__getitem__,
+            dout.__getitem__,
+            drawn.dlse[b, h],
+            block=block,
+        )
+        of_keys = (p * most) @ np.abs(k[b, :, h // group])
+        of_queries = (p * most).T @ np.abs(q[b, :, h])
+        reach = max(np.abs(x).max(initial=0.0) for x in (q, k)) * max(problem.nq, problem.nk, 1) * size
+        for found in (head.rows(everything)[3], rows.dq_size[b, :, h]):
+            np.testing.assert_allclose(found, of_keys, atol=reach)
+        np.testing.assert_allclose(head.gradients_of_keys(np.arange(problem.nk))[2], of_queries, atol=reach)
+        if group == 1:
+            np.testing.assert_allclose(dk_size[b, :, h], of_queries, atol=reach)
 
 
 def test_agrees_far_apart() -> None:
@@ -130,11 +175,13 @@ def test_rows_can_be_shared_out() -> None:
     heads = [ClassHead(problem, 0, 0, *given, *numbers, block=4) for _ in range(2)]
     shares = [np.arange(50)[start::2] for start in range(2)]
     for head, rows in zip(heads, shares, strict=True):
-        for found, right in zip(head.rows(rows), (expected.out, expected.lse.swapaxes(1, 2), expected.dq), strict=True):
+        answers = (expected.out, expected.lse.swapaxes(1, 2), expected.dq)
+        for found, right in zip(head.rows(rows)[:3], answers, strict=True):
             np.testing.assert_allclose(found, right[0, rows, 0], atol=size)
     for head, other, rows in zip(heads, heads[::-1], shares[::-1], strict=True):
-        head.lse[rows], head.towards[rows] = other.lse[rows], other.towards[rows]
+        for mine, others in zip(*([one.lse, one.towards, one.sizes] for one in (head, other)), strict=True):
+            mine[rows] = others[rows]
     for head, rows in zip(heads, shares, strict=True):
-        dk, dv = head.gradients_of_keys(rows)
+        dk, dv, _ = head.gradients_of_keys(rows)
         np.testing.assert_allclose(dk, expected.dk[0, rows, 0], atol=size)
         np.testing.assert_allclose(dv, expected.dv[0, rows, 0], atol=size)

@@ -22,7 +22,7 @@ def sampled(problem: Problem, inputs: Inputs, rows: np.ndarray, pieces: list[np.
         found.see(piece, inputs.k[:, piece], inputs.v[:, piece])
     dk, dv = np.zeros_like(inputs.k), np.zeros_like(inputs.v)
     for piece in reversed(pieces):
-        dk[:, piece], dv[:, piece] = found.differentiate(piece, inputs.k[:, piece], inputs.v[:, piece])
+        dk[:, piece], dv[:, piece], _ = found.differentiate(piece, inputs.k[:, piece], inputs.v[:, piece])
     return results(found.out, found.lse, found.dq, dk, dv)
 
 
