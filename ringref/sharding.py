@@ -105,8 +105,9 @@ class PageTable:
             if page not in held:
                 first, last = page * self.page_size, min((page + 1) * self.page_size, length) - 1
                 raise ValueError(f"page {page} (positions {first} to {last}) is held by no rank: expected by one")
-        within = np.arange(self.page_size, dtype=np.int64)
-        rows = [(np.asarray(pages, dtype=np.int64)[:, None] * self.page_size + within).ravel() for pages in self.pages]
+        within = np.arange(min(self.page_size, length), dtype=np.int64)
+        begins = [[page * self.page_size for page in pages if page * self.page_size < length] for pages in self.pages]
+        rows = [(np.asarray(begin, dtype=np.int64)[:, None] + within).ravel() for begin in begins]
         return [positions[positions < length] for positions in rows]
 
 

@@ -309,6 +309,8 @@ def test_a_page_table_holds_rows_in_the_order_of_its_pages() -> None:
     assert [rows.tolist() for rows in key_positions(table, 7, 3)] == [[6, 0, 1], [], [4, 5, 2, 3]]
     assert [rows.tolist() for rows in key_positions(table, 2, 3)] == [[0, 1], [], []]
     assert all(rows.dtype == np.int64 for rows in key_positions(table, 0, 3))
+    huge = PageTable(2**60, ((0,), (2**60,)))
+    assert [rows.tolist() for rows in key_positions(huge, 2, 2)] == [[0, 1], []]  # as a file may say it
 
 
 @pytest.mark.parametrize(
