@@ -192,7 +192,7 @@ class Case:
         outer = {name: value for name, value in changes.items() if name in own}
         if inner:
             outer["problem"] = outer.get("problem", self.problem).replace(**inner)
-        if self.apart is not None or "/" in outer.get("sharding", ""):
+        if self.apart is not None or "/" in str(outer.get("sharding", "")):
             outer |= self._cache_of(outer)
         return dataclasses.replace(self, **outer)
 
@@ -201,10 +201,10 @@ class Case:
         names = ("problem", "world_size", "sharding", "chunks", "page_table")
         p, size, sharding, chunks, table = (changes.get(name, getattr(self, name)) for name in names)
         ends = [end for end in itertools.accumulate(chunks) if end < p.nq]
-        whole = "/" in sharding and p.nq == p.nk and p.causal and p.documents is None and p.dilation is None
+        whole = "/" in str(sharding) and p.nq == p.nk and p.causal and p.documents is None and p.dilation is None
         fit = bool(chunks) and whole and p.nq > 0
         chunks = tuple(b - a for a, b in itertools.pairwise((0, *ends, p.nq))) if fit else ()
-        if not sharding.endswith("/pages"):
+        if not str(sharding).endswith("/pages"):
             return {"chunks": chunks, "page_table": None}
         table = table or PageTable(2, ((),) * size)
         held = {page: rank % size for rank, pages in enumerate(table.pages) for page in pages}
