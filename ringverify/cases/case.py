@@ -142,7 +142,7 @@ class Case:
             raise ValueError(
                 f'chunks={chunks!r} with sharding={self.sharding!r}: expected one such as "replicated/pages"'
             )
-        if chunks and not (sum(chunks) == p.nq == p.nk and p.causal and p.documents is None and p.dilation is None):
+        if chunks and not (sum(chunks) == p.nq == p.nk and _on_a_cache(p)):
             raise ValueError(
                 f"chunks={chunks!r}: expected a causal problem of {sum(chunks)} queries and keys, without documents "
                 "and dilation"
@@ -201,7 +201,7 @@ class Case:
         names = ("problem", "world_size", "sharding", "chunks", "page_table")
         p, size, sharding, chunks, table = (changes.get(name, getattr(self, name)) for name in names)
         ends = [end for end in itertools.accumulate(chunks) if end < p.nq]
-        whole = "/" in str(sharding) and p.nq == p.nk and p.causal and p.documents is None and p.dilation is None
+        whole = "/" in str(sharding) and p.nq == p.nk and _on_a_cache(p)
         fit = bool(chunks) and whole and p.nq > 0
         chunks = tuple(b - a for a, b in itertools.pairwise((0, *ends, p.nq))) if fit else ()
         if not str(sharding).endswith("/pages"):
