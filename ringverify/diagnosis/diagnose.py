@@ -46,6 +46,9 @@ WALL = 6
 LOOK = 16
 """Hypotheses that are tried between two looks at the clock."""
 
+VARIED = 6
+"""Failing variants of the smallest case that a cause has to explain too, as unlike each other as there are."""
+
 ALTERNATIVES = 2
 """Hypotheses that are named, at most, if no case tells them apart."""
 
@@ -154,6 +157,8 @@ def _named(
     others = [*(case.replace(values=cases[0].values) for case in cases[1:]), *like(cases[0], cases[-1])]
     fits_it = dict.fromkeys(_in_shape(case, capabilities) for case in others)
     asked = [case for case in fits_it if case != cases[0] and _possible(case, capabilities)]
+    if needs is not None:
+        asked += [case for case in unlike(needs.failing, cases[0].values) if case not in asked]
     asked.sort(key=_cost)  # many small cases tell more hypotheses apart than one large case
     if not comparable(smallest):
         return Diagnosis(_without_digits(smallest))
@@ -217,7 +222,9 @@ def _named(
         fewest = min((len(one.only) for one in named), default=0)
         named = [one for one in named if len(one.only) == fewest]
         if standing is as_read:
-            named = named[:1]  # the others take more to say, and have held in every case so far
+            # The others take more to say. What was fitted to pairs has a reason if it is so in all cases.
+            named = [one for one in named[:1] if not one.only]
+            left = [one for one in left if one.hypothesis.judge is None]
         if len(_apart(named)) > 1 and differentiate is not None:
             named = _told_apart(named, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
         if named and not fewest:
@@ -327,6 +334,36 @@ def _apart(named: list[Standing]) -> list[Standing]:
 def _seen(observe: Callable[[Case], Observation], case: Case, capabilities: Capabilities) -> Scene | None:
     observation = observe(case)
     return None if observation.failure is not None else Scene(case, capabilities, observation)
+
+
+def unlike(failing: Sequence[Case], values: str) -> list[Case]:
+    """Return `VARIED` cases that failed, with values that hide nothing; each has the most that none before has."""
+    left = [case for case in failing[1:] if case.values in (values, "normal") and not case.chunks]
+    found, seen = list[Case](), set[tuple[str, object]]()
+    while left and len(found) < VARIED:
+        best = max(left, key=lambda case: len(_choices(case) - seen))
+        if _choices(best) <= seen:
+            break
+        left.remove(best)
+        found.append(best)
+        seen |= _choices(best)
+    return found
+
+
+def _choices(case: Case) -> set[tuple[str, object]]:
+    """Return what a fault may depend on in a case, without the numbers that are another in every case."""
+    p = case.problem
+    return {
+        ("ranks", case.world_size),
+        ("sharding", case.sharding),
+        ("group", case.group),
+        ("causal", p.causal),
+        ("heads", (p.heads > 1, p.hk != p.heads)),
+        ("lengths", (p.nq > p.nk) - (p.nq < p.nk)),
+        ("even", p.nq % case.world_size == p.nk % case.world_size == 0),
+        ("long", p.nk > 4 * case.world_size),
+        *((name, getattr(p, name) is not None) for name in ("window", "documents", "key_lengths", "dilation")),
+    }
 
 
 def like(smallest: Case, first: Case) -> Iterator[Case]:

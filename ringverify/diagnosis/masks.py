@@ -206,13 +206,13 @@ def _of_world(pairs: Pairs, x: OneSide) -> Ints:
 
 
 POSITIONS: dict[str, At] = {
+    "of the rank in the world instead of the rank in the group": _of_world,
     **{f"{abs(by)} too {'large' if by > 0 else 'small'}": _shifted(by) for by in (-1, 1, -2, 2)},
     "aligned with the first key instead of the last": lambda pairs, x: x.p - pairs.problem.diagonal,
     "counted from the beginning of the shard": lambda pairs, x: x.place,
     "counted from the rank times the rank's own number of rows": lambda pairs, x: x.rank * x.count + x.place,
     "counted from the rank times length // ranks": lambda pairs, x: x.rank * (x.total // pairs.size) + x.place,
     "counted from the rank times the longest shard": lambda pairs, x: x.rank * -(-x.total // pairs.size) + x.place,
-    "of the rank in the world instead of the rank in the group": _of_world,
     **{f"of {name} shards": _sharded(name) for name in SHARDINGS if name != "replicated_query"},
     "of zigzag pieces that are cut at half of the rows": _halves,
     "of the next rank": _of_rank(lambda pairs, rank: rank + 1),
@@ -444,10 +444,12 @@ class PartOfPairs:
     Attributes:
         text: which, to follow nothing.
         holds: whether a pair is in it.
+        limits: what it chooses among, such as "queries": a rule has one part of each; `None` for cases, of several.
     """
 
     text: str
     holds: Callable[[Pairs], Mask]
+    limits: str | None = None
 
 
 def late(x: OneSide, pairs: Pairs) -> Mask:
@@ -546,7 +548,7 @@ def _parts() -> Iterator[PartOfPairs]:
         "past hop left // shard, of the window's left end": lambda pairs: pairs.hop > _left(pairs) // _shard(pairs),
     }
     for text, holds in blocks.items():
-        yield PartOfPairs(text, holds)
+        yield PartOfPairs(text, holds, "blocks")
     alone: dict[str, Callable[[Pairs], bool]] = {
         "on an odd number of ranks": lambda pairs: pairs.size % 2 == 1,
         "on an even number of ranks": lambda pairs: pairs.size % 2 == 0,
@@ -562,14 +564,16 @@ def _parts() -> Iterator[PartOfPairs]:
     for text, is_so in alone.items():
         yield PartOfPairs(text, functools.partial(_all_if, is_so))
     for where, place in (*_places(), *_tiles()):
-        yield PartOfPairs(f"for queries {where}", functools.partial(_queries_at, place))
-        yield PartOfPairs(f"for keys {where}", functools.partial(_keys_at, place))
-    yield PartOfPairs("for queries of the first document", lambda pairs: _document(pairs, 0))
-    yield PartOfPairs("for queries of the last document", lambda pairs: _document(pairs, -1))
+        yield PartOfPairs(f"for queries {where}", functools.partial(_queries_at, place), "queries")
+        yield PartOfPairs(f"for keys {where}", functools.partial(_keys_at, place), "keys")
+    yield PartOfPairs("for queries of the first document", lambda pairs: _document(pairs, 0), "queries")
+    yield PartOfPairs("for queries of the last document", lambda pairs: _document(pairs, -1), "queries")
     for axis, name in ((1, "head"), (0, "batch entry")):
-        yield PartOfPairs(f"in the first {name}", functools.partial(_numbered, axis, lambda number: number == 0))
-        yield PartOfPairs(f"not in the first {name}", functools.partial(_numbered, axis, lambda number: number > 0))
-        yield PartOfPairs(f"in odd {name}s", functools.partial(_numbered, axis, lambda number: number % 2 == 1))
+        yield PartOfPairs(f"in the first {name}", functools.partial(_numbered, axis, lambda number: number == 0), name)
+        yield PartOfPairs(
+            f"not in the first {name}", functools.partial(_numbered, axis, lambda number: number > 0), name
+        )
+        yield PartOfPairs(f"in odd {name}s", functools.partial(_numbered, axis, lambda number: number % 2 == 1), name)
 
 
 def _all_if(is_so: Callable[[Pairs], bool], pairs: Pairs) -> Mask:

@@ -124,12 +124,14 @@ class Needs:
         irrelevant: factors whose variants all failed, such as "dtype"; several may share a name, as in `TOGETHER`.
         complete: whether nothing was left to try; if not, the time ended first.
         tried: number of runs.
+        failing: the cases that failed, the smallest first: a cause has to explain them too.
     """
 
     requires: tuple[Requirement, ...]
     irrelevant: tuple[str, ...]
     complete: bool
     tried: int
+    failing: tuple[Case, ...] = ()
 
     def told(self) -> Needed:
         """Return it in the form that events have."""
@@ -185,7 +187,7 @@ def needs(
         about.add("group")
     outcomes = exploration.outcomes
     irrelevant = _irrelevant({name: outcomes[name] for name in exploration.varying.factors if name in outcomes}, about)
-    return Needs(tuple(requires), irrelevant, complete, exploration.tried)
+    return Needs(tuple(requires), irrelevant, complete, exploration.tried, tuple(failing))
 
 
 def _irrelevant(outcomes: dict[str, list[bool]], about: Collection[str]) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
         for differs in dict.fromkeys((False, bool((off & free).any()))):
             for excused in (False, True):
                 columns = off & (~free | differs) & (fails | (not excused))
-                chosen = _fewest(table[:, columns], (wrong.sum() // WRONG) - 1)
+                chosen = _fewest(table[:, columns], [part.limits for part in parts], (wrong.sum() // WRONG) - 1)
                 if chosen is not None:
                     cost = made.cost + len(chosen) + EXCUSED * excused
                     found.append((cost, order, sum(chosen), Rule(made, tuple(parts[n] for n in chosen))))
@@ -212,12 +212,19 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
         yield rule
 
 
-def _fewest(table: Array, most: int) -> tuple[int, ...] | None:
-    """Return the fewest rows of a table of which no column is true in all; `None` if that takes more than 3."""
+def _fewest(table: Array, limits: Sequence[str | None], most: int) -> tuple[int, ...] | None:
+    """Return the fewest rows of a table of which no column is true in all; `None` if that takes more than 3.
+
+    Args:
+        table: parts by pairs.
+        limits: what each part chooses among: of these, two are not alike, so that chance fits nothing.
+        most: the most rows.
+    """
     columns = np.unique(table, axis=1)
     for size in range(min(3, most) + 1):
         for chosen in itertools.combinations(range(len(table)), size):
-            if not columns[list(chosen)].all(axis=0).any():
+            about = [limit for part in chosen if (limit := limits[part]) is not None]
+            if len(set(about)) == len(about) and not columns[list(chosen)].all(axis=0).any():
                 return chosen
     return None
 

@@ -550,12 +550,20 @@ def _whole(count: int, tile: int) -> slice:
     return slice(0, count // tile * tile or count)
 
 
-def padded(length: Callable[[Here, int], int]) -> Steps:
-    """Attend keys of 0 with which each block is filled up to some length, by the keys it has."""
+def padded(length: Callable[[Here, int], int], *, first: bool = False) -> Steps:
+    """Attend keys of 0 with which each block is filled up to some length, by the keys it has.
+
+    Args:
+        length: returns to how many keys, from the rank and how many there are.
+        first: whether the mask takes them for the first position; else they are attended whatever the mask.
+    """
 
     def attend(steps: Steps, here: Here, hop: int, owner: int, q: Tensor, block: Block) -> Partial:
         found = Partial(*STEPS.attend(steps, here, hop, owner, q, block))
         filling = torch.tensor(length(here, block.k.size(1)) - block.k.size(1), dtype=q.dtype).log()
+        if first:
+            beginning = replace(steps, keys=lambda here, hop, owner: here.call.positions.new_zeros(1))
+            filling = filling + multiplicity(beginning, here, hop, owner)[..., 0].to(q.dtype).log()
         return arithmetic.merge(found, Partial(torch.zeros_like(found.out), filling.expand_as(found.lse)))
 
     return replace(STEPS, attend=attend)
@@ -611,6 +619,8 @@ for tile in TILES:
 says = "short blocks are filled up with zero keys, which are attended"
 FAULTS.cause(says, _unmasked(padded(lambda here, count: max(map(len, here.shards)))), more=" where no mask covers them")
 FAULTS.cause(says, padded(lambda here, count: max(map(len, here.shards))))
+says = "short blocks are filled up with zero keys at position 0, which are attended where the mask allows it"
+FAULTS.cause(says, padded(lambda here, count: max(map(len, here.shards)), first=True))
 for tile in TILES:
     says = f"tiles of {tile} keys: every tile that is masked in part forgets the tiles before it"
     FAULTS.cause(f"own block in {says}", forgetting(tile, own_and_masked), tile=tile)
