@@ -158,7 +158,8 @@ def _named(
     fits_it = dict.fromkeys(_in_shape(case, capabilities) for case in others)
     asked = [case for case in fits_it if case != cases[0] and _possible(case, capabilities)]
     if needs is not None:
-        asked += [case for case in unlike(needs.failing, cases[0].values) if case not in asked]
+        varied = (case for case in needs.failing if case.values in (cases[0].values, "normal") and not case.chunks)
+        asked += [case for case in unlike(varied) if case not in (cases[0], *asked)]
     asked.sort(key=_cost)  # many small cases tell more hypotheses apart than one large case
     if not comparable(smallest):
         return Diagnosis(_without_digits(smallest))
@@ -222,9 +223,8 @@ def _named(
         fewest = min((len(one.only) for one in named), default=0)
         named = [one for one in named if len(one.only) == fewest]
         if standing is as_read:
-            # The others take more to say. What was fitted to pairs has a reason if it is so in all cases.
-            named = [one for one in named[:1] if not one.only]
-            left = [one for one in left if one.hypothesis.judge is None]
+            # It was fitted to some cases, so it is said if it is so in all others; what comes later takes more to say.
+            named, left = [one for one in named[:1] if not one.only], []
         if len(_apart(named)) > 1 and differentiate is not None:
             named = _told_apart(named, [_seen(differentiate, case, capabilities) for case in (cases[0], *asked[:1])])
         if named and not fewest:
@@ -336,10 +336,9 @@ def _seen(observe: Callable[[Case], Observation], case: Case, capabilities: Capa
     return None if observation.failure is not None else Scene(case, capabilities, observation)
 
 
-def unlike(failing: Sequence[Case], values: str) -> list[Case]:
-    """Return `VARIED` cases that failed, with values that hide nothing; each has the most that none before has."""
-    left = [case for case in failing[1:] if case.values in (values, "normal") and not case.chunks]
-    found, seen = list[Case](), set[tuple[str, object]]()
+def unlike(cases: Iterable[Case]) -> list[Case]:
+    """Return up to `VARIED` of the cases, each with the most choices that none before has."""
+    left, found, seen = list(cases), list[Case](), set[tuple[str, object]]()
     while left and len(found) < VARIED:
         best = max(left, key=lambda case: len(_choices(case) - seen))
         if _choices(best) <= seen:

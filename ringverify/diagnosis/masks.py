@@ -569,11 +569,13 @@ def _parts() -> Iterator[PartOfPairs]:
     yield PartOfPairs("for queries of the first document", lambda pairs: _document(pairs, 0), "queries")
     yield PartOfPairs("for queries of the last document", lambda pairs: _document(pairs, -1), "queries")
     for axis, name in ((1, "head"), (0, "batch entry")):
-        yield PartOfPairs(f"in the first {name}", functools.partial(_numbered, axis, lambda number: number == 0), name)
-        yield PartOfPairs(
-            f"not in the first {name}", functools.partial(_numbered, axis, lambda number: number > 0), name
-        )
-        yield PartOfPairs(f"in odd {name}s", functools.partial(_numbered, axis, lambda number: number % 2 == 1), name)
+        numbers: dict[str, Callable[[Ints], Mask]] = {
+            f"in the first {name}": lambda number: number == 0,
+            f"not in the first {name}": lambda number: number > 0,
+            f"in odd {name}s": lambda number: number % 2 == 1,
+        }
+        for text, chosen in numbers.items():
+            yield PartOfPairs(text, functools.partial(_numbered, axis, chosen), name)
 
 
 def _all_if(is_so: Callable[[Pairs], bool], pairs: Pairs) -> Mask:

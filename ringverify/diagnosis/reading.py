@@ -186,6 +186,7 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
             parts.append(part)
             masks.append(mask)
     table = np.array(masks, dtype=bool).reshape(len(parts), len(true))
+    limits = [part.limits for part in parts]
     found: list[tuple[float, int, int, Rule]] = []
     for order, made in enumerate(MADE):
         counts = [made.counts(pairs) for pairs in every]
@@ -202,7 +203,7 @@ def rules(failing: Sequence[Read], right: Sequence[Pairs]) -> Iterator[Rule]:
         for differs in dict.fromkeys((False, bool((off & free).any()))):
             for excused in (False, True):
                 columns = off & (~free | differs) & (fails | (not excused))
-                chosen = _fewest(table[:, columns], [part.limits for part in parts], (wrong.sum() // WRONG) - 1)
+                chosen = _fewest(table[:, columns], limits, (wrong.sum() // WRONG) - 1)
                 if chosen is not None:
                     cost = made.cost + len(chosen) + EXCUSED * excused
                     found.append((cost, order, sum(chosen), Rule(made, tuple(parts[n] for n in chosen))))
@@ -217,7 +218,7 @@ def _fewest(table: Array, limits: Sequence[str | None], most: int) -> tuple[int,
 
     Args:
         table: parts by pairs.
-        limits: what each part chooses among: of these, two are not alike, so that chance fits nothing.
+        limits: what each part chooses among; no two that are chosen may be alike in it, where it is not `None`.
         most: the most rows.
     """
     columns = np.unique(table, axis=1)

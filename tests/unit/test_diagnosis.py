@@ -13,7 +13,7 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.check.declaring import contradicted
 from ringverify.check.explaining import explained
-from ringverify.diagnosis.diagnose import Diagnosis, diagnose, diagnose_rounding
+from ringverify.diagnosis.diagnose import VARIED, Diagnosis, diagnose, diagnose_rounding, unlike
 from ringverify.diagnosis.hypothesis import Hypothesis
 from ringverify.diagnosis.limiting import limited
 from ringverify.diagnosis.narrowing import _coarser
@@ -118,6 +118,9 @@ OWN_ENTRY = {
     "dq is made of the wrong block's keys: that of the hop before, in the backward only": (case_of(), True),
     "short blocks are filled up with zero keys, which are attended where no mask covers them": (
         case_of(query_length=8), False
+    ),
+    "short blocks are filled up with zero keys at position 0, which are attended where the mask allows it": (
+        case_of(query_length=8, documents=(0, 4, 8)), False
     ),
     "rows without keys make dv NaN: their softmax is NaN": (case_of(documents=(2, 9)), True),
     "the running sum of exponentials is not rescaled where the maximum grows": (case_of(), False),
@@ -293,6 +296,28 @@ def test_a_fault_that_is_there_under_a_condition_is_named(words):
     needs = Needs(tuple(requires), (), complete=True, tried=0) if requires else None
     found = diagnosed(implementation, case, gradients=gradients, needs=needs)
     assert found.text.split("; or ")[0].split(" (residual")[0] == words
+
+
+def test_a_cause_explains_the_variants_that_failed_too():
+    """On seven ranks, which nothing else tries, another fault is there: the first explains one case of the two."""
+    right_until = ring_of(fault("A8b")), ring_of(fault("A9"))
+    both = Implementation(lambda q, k, v, call: right_until[call.world_size == 7](q, k, v, call), "two", EVERYTHING)
+    case, few, many = (case_of(size=size) for size in (3, 2, 7))
+    for failing, words in (((case, few), "lse is in base 2"), ((case, few, many), None)):
+        needs = Needs((), (), complete=True, tried=2, failing=failing)
+        text = diagnosed(both, case, gradients=False, needs=needs).text
+        assert (text and text.split(" (residual")[0]) == words
+
+
+def test_variants_are_chosen_that_are_unlike_each_other():
+    """Of cases that differ in numbers alone one is enough; no choice is left out as long as there is room."""
+    alike = [case_of(query_length=n) for n in (9, 12, 6)]
+    masks = [
+        case_of(**{name: value}) for name, value in (("causal", True), ("window", (1, 1)), ("documents", (0, 4, 9)))
+    ]
+    assert set(unlike([*alike, *masks])) == {alike[0], *masks}
+    assert unlike([]) == []
+    assert len(unlike([case_of(size=size) for size in range(1, 9)])) == VARIED
 
 
 def test_a_condition_is_what_right_cases_lack():

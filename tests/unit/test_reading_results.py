@@ -12,8 +12,9 @@ from ringverify.cases.case import Case
 from ringverify.cases.running import Runner
 from ringverify.diagnosis import reading
 from ringverify.diagnosis.diagnose import diagnose
-from ringverify.diagnosis.masks import Pairs
+from ringverify.diagnosis.masks import PARTS, Pairs
 from ringverify.diagnosis.scene import Scene
+from ringverify.faults.place import Block
 from ringverify.faults.ring import EVERYTHING, STEPS, multiplicity, ring_of
 from ringverify.implementation import Implementation
 from ringverify.worlds.simulated import SimulatedWorld
@@ -95,8 +96,14 @@ BACKWARD = {
     ),
     "on the block of the opposite rank, half way round an even number of ranks: what is added to dv counts "
     "twice": replace(STEPS, times_in_part=lambda here, hop, owner: (1, 2 if 2 * hop == here.size else 1)),
-    "what is added to dv is added to the rows in reverse": replace(
+    "the rows of dv that are returned are those at positions of the shard's rows in reverse": replace(
         STEPS, returned_gradients=lambda here, dq, dk, dv: (dq, dk, dv.flip(1))
+    ),
+    "on blocks of other ranks: what is added to dv is added to the rows in reverse": replace(
+        STEPS,
+        travel=lambda steps, here, hop, owner, carried, part: STEPS.travel(
+            steps, here, hop, owner, carried, part if owner == here.rank else Block(part.k, part.v.flip(1))
+        ),
     ),
 }
 
@@ -126,6 +133,15 @@ def test_nothing_is_said_of_a_mask_that_follows_no_rule():
     assert named(strange, case_of(), gradients=False) is None
 
 
+@pytest.mark.timeout(60)
+def test_what_was_read_is_said_if_it_is_so_in_every_case():
+    """With one head or three the mask is right, so hop 1 is not all that it takes."""
+    always = masked(lambda m, here, hop, owner: m * (hop != 1))
+    with_two = masked(lambda m, here, hop, owner: m * (hop != 1 or here.problem.heads != 2))
+    assert named(always, case_of(), gradients=False) == "at hop 1: keys that the mask allows are not attended"
+    assert named(with_two, case_of(), gradients=False) is None
+
+
 def read_of(case, counts):
     """A case of which these counts were read."""
     pairs = Pairs(Scene(case, EVERYTHING, None))
@@ -148,6 +164,20 @@ def test_a_right_case_that_a_rule_spoils_makes_it_dearer():
     assert {part.text for part in next(reading.rules([wrong], [right])).parts} == {
         "on blocks of other ranks", "under a causal mask"
     }  # fmt: skip
+
+
+def test_a_rule_has_one_part_of_queries_and_one_of_keys():
+    """Odd rows of the late piece are two parts of queries; together with blocks of earlier ranks each is one."""
+    late, odd = (
+        next(part.holds for part in PARTS if part.text == f"for queries {where}")
+        for where in ("in the late piece", "in odd rows of a shard")
+    )
+    earlier = next(part.holds for part in PARTS if part.text == "on blocks of earlier ranks")
+    one = read_of(case_of(query_length=24), lambda pairs: pairs.true * ~(odd(pairs) & earlier(pairs)))
+    two = read_of(case_of(query_length=24), lambda pairs: pairs.true * ~(odd(pairs) & late(pairs)))
+    assert {part.limits for part in next(reading.rules([one], [])).parts} == {"blocks", "queries"}
+    for rule in reading.rules([two], []):
+        assert len({part.limits for part in rule.parts}) == len(rule.parts)
 
 
 def test_a_part_needs_more_wrong_counts_than_one():
