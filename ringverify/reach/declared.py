@@ -110,7 +110,7 @@ class DeclaredModel:
         return self.function(group)
 
 
-def model(**declared: Any) -> Callable[[Callable[[Any], Any]], DeclaredModel]:
+def model(*bare: Any, **declared: Any) -> Callable[[Callable[[Any], Any]], DeclaredModel]:
     """Declare what `ringverify reach` needs to know of the model that a function builds; see `ModelDeclaration`.
 
     The function is called as `build(group)` once a rank, `torch.distributed` initialised and the seed set, and returns
@@ -120,6 +120,11 @@ def model(**declared: Any) -> Callable[[Callable[[Any], Any]], DeclaredModel]:
         TypeError: there is no such declaration; or the function does not take the group alone.
         ValueError: a declaration is out of range, or two contradict each other.
     """
+    known = [field.name for field in dataclasses.fields(ModelDeclaration)]
+    if bare:
+        raise TypeError("@model without parentheses: write @model(), or declare what the model needs")
+    if unknown := sorted(set(declared) - set(known)):
+        raise TypeError(f"unknown declaration {unknown[0]!r} of a model; known: {', '.join(known)}")
     declaration = ModelDeclaration(**declared)
     return lambda function: DeclaredModel(_taking_a_group(function), declaration)
 

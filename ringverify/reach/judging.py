@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -100,6 +101,7 @@ def judge(evidence: Evidence) -> ReachVerdict:
     judging.silence()
     judging.loss()
     judging.gradients()
+    judging.modules()
     expectation = "what one process reads" if evidence.problem is None else "the declared pattern"
     return ReachVerdict(
         tuple(judging.findings), tuple(dict.fromkeys(judging.causes)), pairs, judging.allowed, differ, expectation
@@ -314,6 +316,24 @@ class _Judging:
             self.causes.append("context parallelism did not happen")
         elif any(one.kind in ("lost", "values") for one in self.findings):
             self._found("silent", "nothing was sent in the forward")
+
+    def modules(self) -> None:
+        """Where no cause is known, say which modules send nothing while others of their class do."""
+        if self.causes or not self.findings:
+            return
+        total: dict[str, Counter[str]] = {}
+        for one in self.given.ranks:
+            for kind, by in one.sent_by.items():
+                total.setdefault(kind, Counter()).update(by)
+        for kind, by in total.items():
+            mute = [name for name, count in by.items() if not count]
+            if mute and len(mute) < len(by):
+                other = next(name for name, count in by.items() if count)
+                self.causes.append(
+                    f"context parallelism does not reach every layer: of {len(by)} modules {kind}, {', '.join(mute)} "
+                    f"{'sends' if len(mute) == 1 else 'send'} nothing in the forward, and {other} does"
+                )
+                return
 
 
 def _largest(off: Array) -> float:

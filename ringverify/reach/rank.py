@@ -78,6 +78,7 @@ class Computed:
         gradients: by name of the parameter; `None` for a model without parameters.
         weights: a checksum of its parameters.
         sent: bytes that it sent in the forward and in the backward.
+        sent_by: bytes that each of its modules sent in the forward, by class and then by name; without torch's own.
     """
 
     positions: NDArray[np.int64]
@@ -88,6 +89,7 @@ class Computed:
     gradients: dict[str, Array] | None
     weights: str
     sent: tuple[int, int]
+    sent_by: dict[str, dict[str, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,7 +323,8 @@ class _RankModel:
         """Outputs, loss, gradients and what was sent."""
         with _sent() as sent:
             state = torch.get_rng_state()
-            outputs, loss = self.forward(self.tokens, self.labels)
+            with self._by_module(sent) as sent_by:
+                outputs, loss = self.forward(self.tokens, self.labels)
             draws = not torch.equal(state, torch.get_rng_state())
             forward = sent()
             gradients = self._gradients(outputs, loss)
@@ -337,7 +340,30 @@ class _RankModel:
             gradients,
             self.weights,
             (forward, backward),
+            sent_by,
         )
+
+    @contextmanager
+    def _by_module(self, sent: Callable[[], int]) -> Iterator[dict[str, dict[str, int]]]:
+        """Context in which the bytes that each module sends are added up, those of its own modules included."""
+        found: dict[str, dict[str, int]] = {}
+        began: list[int] = []
+        hooks: list[Any] = []
+
+        def after(of: dict[str, int], name: str) -> None:
+            of[name] = of.get(name, 0) + sent() - began.pop()
+
+        for name, module in () if self.module is None else self.module.named_modules():
+            if type(module).__module__.startswith("torch."):  # what a model is made of, which says nothing of its use
+                continue
+            of = found.setdefault(type(module).__name__, {})
+            hooks.append(module.register_forward_pre_hook(lambda *_: began.append(sent())))
+            hooks.append(module.register_forward_hook(lambda *_, of=of, name=name: after(of, name)))
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _gradients(self, outputs: torch.Tensor, loss: Any) -> dict[str, Array] | None:
         """Gradients of the loss, or of the outputs times fixed random numbers for a model that has none."""

@@ -155,6 +155,45 @@ def shard_only(group):
     return Tiny(group, causal, gathers=False)
 
 
+class Layer(nn.Module):
+    """A layer of `Tiny` as a module of its own, which gathers or does not."""
+
+    def __init__(self, model, gathers):
+        super().__init__()
+        self.project, self.allowed = nn.Linear(WIDTH, 3 * WIDTH), model.allowed
+        self.gathered = model.gathered if gathers else lambda x: x
+
+    def forward(self, x, positions):
+        q, k, v = self.project(functional.layer_norm(x, (WIDTH,))).chunk(3, -1)
+        k, v = self.gathered(torch.cat([k, v], -1)).chunk(2, -1)
+        keys_at = self.gathered(positions[None].float())[0].long()
+        return x + attention(q, k, v, self.allowed(positions, keys_at))
+
+
+class OfLayers(Tiny):
+    """The same model, some of whose layers gather."""
+
+    def __init__(self, group, gathers):
+        super().__init__(group, causal)
+        self.layers = nn.ModuleList([Layer(self, one) for one in gathers])
+
+    def computed(self, tokens, positions, counted=None):
+        x = self.embed(tokens) + self.places(positions)
+        for layer in self.layers:
+            x = layer(x, positions)
+        return self.out(x)
+
+
+@declared()
+def right_of_layers(group):
+    return OfLayers(group, (True, True, True))
+
+
+@declared()
+def one_layer_local(group):
+    return OfLayers(group, (True, group.size() == 1, True))
+
+
 @declared()
 def mask_dropped(group):
     return Tiny(group, causal if group.size() == 1 else everything)

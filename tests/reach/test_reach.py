@@ -43,6 +43,7 @@ def kinds(result):
         "right_in_a_sharding_of_its_own",
         "right_window",
         "right_loss",
+        "right_of_layers",
         "plain",
     ],
 )
@@ -58,6 +59,9 @@ def test_ranks_that_do_what_one_process_does_are_conformant(name, here):
     ("name", "found", "causes"),
     [
         ("shard_only", ["lost", "values", "silent"], (OWN_SHARD,)),
+        ("one_layer_local", ["values", "gradients"],
+         ("context parallelism does not reach every layer: of 3 modules Layer, layers.1 sends nothing in the forward, "
+          "and layers.0 does",)),
         ("mask_dropped", ["leaked", "values", "gradients"], ("the causal mask is dropped",)),
         ("documents_dropped", ["leaked", "values", "gradients"], ("the documents are dropped",)),
         ("window_dropped", ["leaked", "values", "gradients"], ("the window is dropped",)),
